@@ -1,0 +1,1 @@
+"""TileLang kernels and the operators built from them."""

@@ -1,0 +1,1 @@
+"""A declarative test matrix for TileLang GPU kernels."""

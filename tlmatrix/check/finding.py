@@ -1,0 +1,44 @@
+"""A finding: a failed check, with what a person needs to act on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["Finding"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A failed check.
+
+    `title` is one line; `tensor` the output or gradient it is about; `index` the worst element
+    in the tensor's own terms ({"sequence": 1, "position": 17, "head": 0, "dim": 3});
+    `ratio` the error as a multiple of the allowance; `wrong` of `total` elements are outside it;
+    `pattern` names their shape (`"a row"`, `"a tile"`, `"a head"`, `"a sequence"`,
+    `"everything"`); `where` lists the rows in words (`"rows 3-17 of sequence 1"`); `hint` is what
+    such a pattern usually means. Two findings are the same to a person when `cause` is equal.
+    """
+
+    check: str
+    title: str
+    tensor: str | None = None
+    index: Mapping[str, int] = field(default_factory=dict)
+    expected: float | None = None
+    got: float | None = None
+    ratio: float | None = None
+    wrong: int | None = None
+    total: int | None = None
+    pattern: str | None = None
+    where: str | None = None
+    hint: str | None = None
+    detail: str | None = None
+
+    @property
+    def cause(self) -> tuple[str, str | None, str | None]:
+        return (self.check, self.tensor, self.pattern)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the results file, absent fields left out."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, {}, "")}

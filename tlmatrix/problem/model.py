@@ -1,0 +1,147 @@
+"""A problem: a case made concrete, with all that is needed to run and to judge an entry.
+
+The same few classes serve the built-in families (attention, gemm, declared in YAML) and a
+family of a user's own: a `Family` turns the values of a case into a `Problem`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["Cost", "Dim", "Family", "Problem", "Relation", "RelationKind", "TensorInfo", "Tensors"]
+
+Tensors = Mapping[str, "torch.Tensor"]
+RelationKind = Literal["isolation", "poison", "property", "repeat"]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of an output tensor, in words a person uses.
+
+    `region[i]` numbers the region that index `i` belongs to along this dimension (the sequence
+    of a packed row, the head); None when the dimension lies inside a region. `starts` are the
+    first indices of the regions where a position counts from its region's start (`cu_seqlens`),
+    and `region_name` what such a region is called ("sequence").
+    """
+
+    name: str
+    size: int
+    region: Sequence[int] | None = None
+    starts: Sequence[int] | None = None
+    region_name: str | None = None
+    tile: int | None = None
+
+    def describe(self, index: int) -> dict[str, int]:
+        """`{"sequence": 2, "position": 17, "position_tile": 0}` for a packed row."""
+        place: dict[str, int] = {}
+        position = index
+        if self.region_name is not None and self.region is not None:
+            region = int(self.region[index])
+            place[self.region_name] = region
+            if self.starts is not None:
+                position = index - int(self.starts[region])
+        place[self.name] = position
+        if self.tile:
+            place[f"{self.name}_tile"] = position // self.tile
+        return place
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An output or a gradient: its dims, dtype, and how exact the best kernel could be.
+
+    `roundoff` is the unit roundoff of what the kernel stores (2**-11 for float16). `magnitude`,
+    of the tensor's shape and in float64, bounds the size of the terms summed into each element
+    (`|P| @ |V|` for attention); the numeric check derives its floor from
+    `roundoff * magnitude`. Without it the floor uses the reference's own size.
+    """
+
+    name: str
+    dims: tuple[Dim, ...]
+    dtype: torch.dtype
+    roundoff: float
+    magnitude: Callable[[], torch.Tensor] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dim.size for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work that the mathematics asks for: floating-point operations, and bytes in and out."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Two ways to the same values: run `problems`, and `right(results)` must equal `left(mine)`.
+
+    `left` picks, from the tensors of the problem itself, the part that is compared; `right`
+    makes the same part, under the same names, from the results of `problems`, in order.
+    `exact` asks for equal bits; otherwise the difference must lie within the allowance of the
+    numeric check. `judge` lists the indices of `problems` whose own results are also checked
+    against their own reference.
+    """
+
+    name: str
+    kind: RelationKind
+    problems: tuple[Problem, ...]
+    left: Callable[[Tensors], Tensors]
+    right: Callable[[Sequence[Tensors]], Tensors]
+    exact: bool = False
+    judge: tuple[int, ...] = ()
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to call an entry with, what must come out, and by which rules that is judged.
+
+    `names` holds every name an entry's parameter, or an expression of `compile` and `call`, may
+    use: the axes, what follows from them, and the tensors. `inputs` is the subset of `names`
+    that are tensors the entry must not change. Gradients are taken with `torch.autograd.grad`
+    of the outputs named in `cotangents`, with respect to the inputs in `gradient_of`'s values.
+    """
+
+    values: Mapping[str, Value]
+    names: Mapping[str, Any]
+    inputs: Tensors
+    outputs: Mapping[str, TensorInfo]
+    returns: tuple[str, ...]
+    """Outputs in the order in which an entry returns them: ("out", "lse")."""
+    cotangents: Tensors = field(default_factory=dict)
+    gradient_of: Mapping[str, str] = field(default_factory=dict)
+    """Gradient name to input name: {"dq": "q"}."""
+    reference: Callable[[], Tensors] = dict
+    """float64 values of every output and gradient; computed once."""
+    lowp: Callable[[], Tensors] = dict
+    """The same mathematics in PyTorch at the kernel's precision; computed once."""
+    relations: Callable[[RelationKind], Iterable[Relation]] = lambda _kind: ()
+    cost: Cost | None = None
+
+
+class Family(Protocol):
+    """What makes problems of one kind; a user's own is named `package.module:Class` in a spec."""
+
+    def lint(self, spec: Spec) -> Iterable[Issue]:
+        """What is wrong with the spec's axes for this family; imports neither torch nor entries."""
+
+    def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
+        """Cases with equal keys share compiled kernels; such cases run on one worker."""
+
+    def problem(
+        self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
+    ) -> Problem:
+        """The problem of a case. The same seed gives the same bits."""

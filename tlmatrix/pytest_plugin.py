@@ -1,0 +1,1 @@
+"""Collect YAML specs as tests."""

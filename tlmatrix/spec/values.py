@@ -1,0 +1,34 @@
+"""The plain data an axis may hold, how two values are told apart, and how one is written in an id."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+__all__ = ["Value", "canonical", "label"]
+
+type_of_scalar = str | int | float | bool | None
+Value = type_of_scalar | Sequence["Value"] | Mapping[str, "Value"]
+
+
+def canonical(value: Value) -> str:
+    """Text that is equal exactly when two values are (JSON; `1`, `1.0` and `true` differ)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def label(value: Value) -> str:
+    """How a value reads in a case id: `64`, `true`, `none`, `q17.64.1_ksame`."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return re.sub(r"[^A-Za-z0-9_.+]", "_", value)
+        case Mapping():
+            return "_".join(f"{label(key)}{label(item)}" for key, item in value.items())
+        case _:
+            return ".".join(label(item) for item in value)
