@@ -1,1 +1,5 @@
-"""TileLang kernels and the operators built from them."""
+"""Matrix multiplication."""
+
+from tlmatrix_kernels.gemm.operator import gemm
+
+__all__ = ["gemm"]

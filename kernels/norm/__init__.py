@@ -1,1 +1,5 @@
-"""TileLang kernels and the operators built from them."""
+"""Normalisation."""
+
+from tlmatrix_kernels.norm.operator import rms_norm
+
+__all__ = ["rms_norm"]

@@ -1,0 +1,41 @@
+# make run    the quick tier of every spec, on a GPU if there is one, else interpreted
+# make test   the whole test suite, as CI runs it
+# make lint   ruff, mypy and the import rules
+
+PYTHON ?= python3
+VENV ?= .venv
+# What was tested together. To keep a PyTorch that is already installed:
+#   make run SYSTEM_TORCH=1
+CONSTRAINTS ?= constraints.txt
+ifdef SYSTEM_TORCH
+VENV_FLAGS := --system-site-packages
+CONSTRAINTS := .venv-constraints.txt
+endif
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: run test lint setup clean
+
+run: setup
+	$(BIN)/tlmatrix run specs
+
+test: setup lint
+	$(BIN)/python -m pytest -n auto
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	grep -v '^torch==' constraints.txt > .venv-constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint $(CONSTRAINTS) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-constraints.txt build *.egg-info results

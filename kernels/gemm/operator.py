@@ -1,0 +1,117 @@
+"""The GEMM operator: checks its arguments, makes room for the result, and calls the kernel."""
+
+import torch
+
+from tlmatrix_kernels.gemm.kernel import gemm_kernel
+
+__all__ = ["gemm"]
+
+DTYPES = (torch.float16, torch.bfloat16)
+OUT_DTYPES = (*DTYPES, torch.float32)
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    accumulate: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`op(a) @ op(b)`, plus `c` when `accumulate` is set; summed in float32, rounded once.
+
+    Args:
+        a: [m, k], or [k, m] with `transpose_a`; float16 or bfloat16.
+        b: [k, n], or [n, k] with `transpose_b`; the dtype of `a`.
+        c: [m, n], what is added with `accumulate`; not changed.
+        transpose_a: whether `a` is stored transposed.
+        transpose_b: whether `b` is stored transposed.
+        accumulate: whether `c` is added.
+        out_dtype: dtype of the result: that of `c` when it is added, else that of `a`, unless
+            given (float16, bfloat16 or float32).
+
+    Returns:
+        [m, n] in `out_dtype`, a new tensor.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit; the message names the argument.
+    """
+    m, n = _check(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    if accumulate:
+        c = _check_addend(c, (m, n), a.device)
+        out_dtype = out_dtype or c.dtype
+        if out_dtype != c.dtype:
+            raise ValueError(f"out_dtype must be the dtype of c, {c.dtype}, got {out_dtype}")
+        out = c.clone(memory_format=torch.contiguous_format)
+    else:
+        if c is not None:
+            raise ValueError("c is only used with accumulate=True; leave it out or set accumulate")
+        out_dtype = out_dtype or a.dtype
+        if out_dtype not in OUT_DTYPES:
+            raise ValueError(f"out_dtype must be one of {_names(OUT_DTYPES)}, got {out_dtype}")
+        out = torch.empty(m, n, dtype=out_dtype, device=a.device)
+    if out.numel() == 0:
+        return out
+    a, b = a.contiguous(), b.contiguous()
+    if a.numel() == 0:  # k is 0: an empty sum, and no tile to load
+        return out if accumulate else out.zero_()
+    kernel = gemm_kernel(
+        _name(a.dtype), _name(out_dtype), transpose_a, transpose_b, accumulate, _rows_aligned(a, b)
+    )
+    kernel(a, b, out)
+    return out
+
+
+def _check(
+    a: torch.Tensor, b: torch.Tensor, *, transpose_a: bool, transpose_b: bool
+) -> tuple[int, int]:
+    """(m, n) of the product, once `a` and `b` are known to fit."""
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.ndim != 2:
+            raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(tensor.shape)}")
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{name} must be one of {_names(DTYPES)}, got {tensor.dtype}")
+    if b.dtype != a.dtype:
+        raise ValueError(f"b must have the dtype of a, {a.dtype}, got {b.dtype}")
+    if b.device != a.device:
+        raise ValueError(f"b must be on the device of a, {a.device}, got {b.device}")
+    m, k = reversed(a.shape) if transpose_a else a.shape
+    n, k_of_b = b.shape if transpose_b else reversed(b.shape)
+    if k != k_of_b:
+        raise ValueError(
+            f"a and b must agree in k: a of shape {tuple(a.shape)} has k = {k}, "
+            f"b of shape {tuple(b.shape)} has k = {k_of_b}"
+        )
+    return m, n
+
+
+def _check_addend(
+    c: torch.Tensor | None, shape: tuple[int, int], device: torch.device
+) -> torch.Tensor:
+    if c is None:
+        raise ValueError("c must be given with accumulate=True: it is what the product is added to")
+    if tuple(c.shape) != shape:
+        raise ValueError(f"c must have shape {shape}, got {tuple(c.shape)}")
+    if c.dtype not in OUT_DTYPES:
+        raise ValueError(f"c must be one of {_names(OUT_DTYPES)}, got {c.dtype}")
+    if c.device != device:
+        raise ValueError(f"c must be on the device of a, {device}, got {c.device}")
+    return c
+
+
+def _rows_aligned(*tensors: torch.Tensor) -> bool:
+    """Whether every row of every tensor starts at a multiple of 16 bytes, as TMA asks for."""
+    return all(
+        tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.element_size() % 16 == 0
+        for tensor in tensors
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(_name(dtype) for dtype in dtypes)

@@ -1,0 +1,34 @@
+"""Imports go one way, as ARCHITECTURE.md says, and light commands import light things."""
+
+import subprocess
+import sys
+
+import pytest
+from importlinter import cli as import_linter
+
+
+def test_import_rules_hold():
+    assert import_linter.lint_imports(config_filename="pyproject.toml", no_cache=True) == 0
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tlmatrix",
+        "tlmatrix.cli",
+        "tlmatrix.pytest_plugin",
+        "tlmatrix.spec",
+        "tlmatrix.matrix",
+        "tlmatrix.problem",
+    ],
+)
+def test_module_imports_without_torch_or_tilelang(module):
+    script = (
+        f"import sys, {module}; "
+        "heavy = {'torch', 'tilelang', 'tvm', 'hypothesis'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
