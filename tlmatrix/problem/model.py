@@ -63,6 +63,11 @@ class TensorInfo:
     of the tensor's shape and in float64, bounds the size of the terms summed into each element
     (`|P| @ |V|` for attention); the numeric check derives its floor from
     `roundoff * magnitude`. Without it the floor uses the reference's own size.
+
+    `spread`, of the same shape, is the root of the sum of the squares of those terms
+    (`sqrt(P**2 @ V**2)`): where many terms are rounded independently their errors add up to
+    `roundoff * spread`, far below `roundoff * magnitude`, and a small uniform error shows.
+    Without it the floor estimates it from the reference and `magnitude`.
     """
 
     name: str
@@ -70,6 +75,7 @@ class TensorInfo:
     dtype: torch.dtype
     roundoff: float
     magnitude: Callable[[], torch.Tensor] | None = None
+    spread: Callable[[], torch.Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
