@@ -1,0 +1,137 @@
+"""Where kernels run: one small interface, and the two places there are.
+
+`cuda` compiles and runs on a GPU; it is the truth. `interpreter` runs the traced tile IR on the
+CPU and needs nothing. `auto` is `cuda` where there is a GPU, else `interpreter`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Protocol
+
+from tlmatrix.backend.errors import BackendUnavailableError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import torch
+
+__all__ = ["BACKENDS", "Backend", "CudaBackend", "InterpreterBackend", "backend_named"]
+
+BACKENDS = ("auto", "cuda", "interpreter")
+"""Names that a user may give."""
+
+
+class Backend(Protocol):
+    """A place where kernels run."""
+
+    @property
+    def name(self) -> str:
+        """`cuda` or `interpreter`; a name in the expressions of a spec."""
+
+    @property
+    def arch(self) -> str:
+        """`sm_90` and the like, or `interpreter`; a name in the expressions of a spec."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of a problem live."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """Inside, calls of TileLang kernels run on this backend."""
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for has run, so that an error is raised where it belongs."""
+
+    def broken(self) -> bool:
+        """Whether nothing can run in this process any more (a CUDA context after a fault)."""
+
+
+@dataclass(frozen=True)
+class InterpreterBackend:
+    """TileLang's IR on the CPU."""
+
+    name: str = "interpreter"
+    arch: str = "interpreter"
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    def active(self) -> AbstractContextManager[object]:
+        """Calls of kernels inside are interpreted."""
+        from tlmatrix.interpreter import interpret
+
+        context: AbstractContextManager[object] = interpret()
+        return context
+
+    def synchronize(self) -> None:
+        """Nothing runs behind our back."""
+
+    def broken(self) -> bool:
+        """An interpreted kernel cannot break its process."""
+        return False
+
+
+@dataclass(frozen=True)
+class CudaBackend:
+    """Compiled kernels on one GPU."""
+
+    device: torch.device
+    arch: str
+    name: str = "cuda"
+
+    def active(self) -> AbstractContextManager[object]:
+        """The GPU is the current one; kernels compile and run as they always do."""
+        import torch
+
+        return torch.cuda.device(self.device)
+
+    def synchronize(self) -> None:
+        """Wait for the GPU; a fault of a kernel is raised here."""
+        import torch
+
+        torch.cuda.synchronize(self.device)
+
+    def broken(self) -> bool:
+        """An illegal access leaves a context in which every later call fails."""
+        import torch
+
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
+
+
+def backend_named(name: str = "auto") -> Backend:
+    """The backend of that name.
+
+    The workers of pytest-xdist are spread over the GPUs of the machine by their number.
+
+    Raises:
+        ValueError: there is no such name.
+        BackendUnavailableError: `cuda` was asked for and there is no GPU.
+    """
+    if name not in BACKENDS:
+        near = get_close_matches(name, BACKENDS, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"no backend {name!r}{meant} There are: {', '.join(BACKENDS)}")
+    import torch
+
+    if name == "interpreter" or (name == "auto" and not torch.cuda.is_available()):
+        return InterpreterBackend()
+    if not torch.cuda.is_available():
+        raise BackendUnavailableError(
+            "backend 'cuda': PyTorch sees no GPU here (torch.cuda.is_available() is False). "
+            "Use --backend interpreter, or install a CUDA build of PyTorch"
+        )
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    index = int(worker) % torch.cuda.device_count() if worker.isdecimal() else 0
+    major, minor = torch.cuda.get_device_capability(index)
+    return CudaBackend(device=torch.device("cuda", index), arch=f"sm_{major}{minor}")

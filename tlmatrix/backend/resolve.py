@@ -1,0 +1,105 @@
+"""From `package.module:attribute` in a spec to the object, with an error a user can act on.
+
+A spec may stand beside the file of its kernel, with no packaging: the spec's own folder comes
+first on the import path, then the working directory and the root of the project.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlmatrix.backend.errors import BindingError, user_traceback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["make_importable", "resolve"]
+
+
+def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
+    """Put the spec's folder, the working directory and `roots` on the import path.
+
+    They stay there: code under test may import its neighbours at any time.
+    """
+    for folder in (*roots, Path.cwd(), spec_path.resolve().parent):
+        text = str(folder)
+        if text not in sys.path:
+            sys.path.insert(0, text)
+
+
+def resolve(spec: Spec, field: str, target: str) -> object:
+    """The object that `target`, the value of the spec's `field`, names.
+
+    Raises:
+        BindingError: no such module or attribute, the module raises while it is imported, or
+            another module of that name is already loaded from another folder.
+    """
+
+    def wrong(message: str) -> BindingError:
+        issue: Issue = spec.issue((field,), f"{field}: {target!r}: {message}")
+        return BindingError([issue])
+
+    module_name, _, attributes = target.partition(":")
+    if not module_name or not attributes:
+        raise wrong('write "package.module:attribute"')
+    _refuse_namesake(spec, module_name, wrong)
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise wrong(_missing_module(spec, error.name)) from error
+        raise wrong(
+            f"importing it needs the module {error.name!r}, which is not installed\n"
+            + user_traceback(error)
+        ) from error
+    except Exception as error:
+        raise wrong(
+            f"importing it raised {type(error).__name__}: {error}\n{user_traceback(error)}"
+        ) from error
+    place = module_name
+    for name in attributes.split("."):
+        if not hasattr(found, name):
+            offered = [item for item in dir(found) if not item.startswith("_")]
+            near = get_close_matches(name, offered, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise wrong(f"{place} has no {name!r}{meant}")
+        found = getattr(found, name)
+        place = f"{place}.{name}"
+    return found
+
+
+def _missing_module(spec: Spec, name: str) -> str:
+    folder = spec.path.resolve().parent
+    neighbours = [path.stem for path in folder.glob("*.py")]
+    neighbours += [path.name for path in folder.iterdir() if (path / "__init__.py").exists()]
+    near = get_close_matches(name, neighbours, n=1)
+    if near:
+        return f"no module {name!r}; did you mean {near[0]!r}?"
+    return (
+        f"no module {name!r}; looked in the spec's folder, the working directory and what is "
+        "installed. Put the file beside the spec, or install its package"
+    )
+
+
+def _refuse_namesake(spec: Spec, module_name: str, wrong: Callable[[str], BindingError]) -> None:
+    """Two folders with a `kernel.py` each: Python would quietly give the first to both specs."""
+    top = module_name.partition(".")[0]
+    loaded = sys.modules.get(top)
+    origin = getattr(loaded, "__file__", None)
+    if origin is None:
+        return
+    folder = spec.path.resolve().parent
+    beside = [folder / f"{top}.py", folder / top / "__init__.py"]
+    here = next((path for path in beside if path.exists()), None)
+    if here is not None and Path(origin).resolve() != here.resolve():
+        raise wrong(
+            f"the module {top!r} is already loaded from {origin}, and {here} has the same name; "
+            "rename one of them, or run the two specs apart"
+        )

@@ -1,0 +1,123 @@
+"""Defaults of a project: `[tool.tlmatrix]` of the nearest `pyproject.toml`.
+
+    [tool.tlmatrix]
+    backend = "interpreter"
+    tier = "quick"
+    specs = ["specs"]
+    results = ".tlmatrix"
+    timeout = 300
+
+An option of the command line wins over `TLMATRIX_BACKEND`, and that over this.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from tlmatrix.backend import BACKENDS
+
+__all__ = ["Config", "ConfigError", "load_config"]
+
+
+class ConfigError(ValueError):
+    """`[tool.tlmatrix]` holds something that it cannot."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a project sets for all of its runs.
+
+    `specs` and `results` are relative to `root`, the folder of the `pyproject.toml` (the working
+    directory without one). `timeout` is in seconds a case; 0 means none.
+    """
+
+    root: Path
+    backend: str = "auto"
+    tier: str = "quick"
+    seed: int = 0
+    specs: tuple[str, ...] = ("specs",)
+    results: str = ".tlmatrix"
+    timeout: float = 300.0
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "backend": (str,),
+    "tier": (str,),
+    "seed": (int,),
+    "specs": (list, str),
+    "results": (str,),
+    "timeout": (int, float),
+}
+_WORDS = {
+    "backend": "one of " + ", ".join(BACKENDS),
+    "tier": "the name of a tier",
+    "seed": "a whole number",
+    "specs": "a list of paths",
+    "results": "a folder",
+    "timeout": "seconds a case",
+}
+
+
+def load_config(folder: Path) -> Config:
+    """The configuration for work in `folder`.
+
+    Raises:
+        ConfigError: unknown keys, values of the wrong kind, or TOML that cannot be read; all of
+            them in one message, one a line.
+    """
+    config = Config(folder)
+    for parent in (folder, *folder.parents):
+        file = parent / "pyproject.toml"
+        if file.is_file():
+            config = _read(file, Config(parent))
+            break
+    backend = os.environ.get("TLMATRIX_BACKEND", config.backend)
+    if backend not in BACKENDS:
+        raise ConfigError(f"TLMATRIX_BACKEND={backend!r}: unknown{_meant(backend, BACKENDS)}")
+    return replace(config, backend=backend)
+
+
+def _read(file: Path, defaults: Config) -> Config:
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("tlmatrix", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    place = f"{file}: [tool.tlmatrix]"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{place}: must be a table")
+    known = [item.name for item in fields(Config) if item.name != "root"]
+    wrong: list[str] = []
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            wrong.append(f"{place} {key}: no such key{_meant(key, known)}")
+        elif (
+            not isinstance(value, _KINDS[key])
+            or isinstance(value, bool)
+            or (key == "backend" and value not in BACKENDS)
+            or (key == "specs" and not _is_paths(value))
+        ):
+            wrong.append(f"{place} {key} = {value!r}: must be {_WORDS[key]}")
+        elif key == "specs":
+            values[key] = (value,) if isinstance(value, str) else tuple(value)
+        else:
+            values[key] = value
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return replace(defaults, **values)
+
+
+def _is_paths(value: object) -> bool:
+    items = [value] if isinstance(value, str) else value
+    return isinstance(items, list) and all(isinstance(item, str) and item for item in items)
+
+
+def _meant(name: str, known: tuple[str, ...] | list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    return f"{meant} There are: {', '.join(known)}"
