@@ -1,4 +1,4 @@
-"""The plain data an axis may hold, how two values are told apart, and how one is written in an id."""
+"""The plain data an axis may hold, how two values are told apart, and how an id writes one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,193 @@
+"""What pydantic found wrong with a spec, in words for the person who wrote it.
+
+A message names the key as a path (`tiers.quick.size`), says what must stand there and what
+does, and guesses what was meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, get_args
+
+import yaml
+from pydantic import BaseModel
+
+from tlmatrix.spec import models
+from tlmatrix.spec.expressions import ExpressionError, shorten
+from tlmatrix.spec.issues import Issue
+from tlmatrix.spec.nodes import ScalarNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic_core import ErrorDetails
+
+    from tlmatrix.spec.nodes import Document
+
+__all__ = ["dotted", "guess", "issue_of", "models_within", "show", "suggestion"]
+
+Path = tuple[str | int, ...]
+
+_EXPECTED = {
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "model_attributes_type": "must be a mapping of keys to values",
+    "string_too_short": "must not be empty",
+    "too_short": "must have at least one entry",
+}
+
+_PATTERNS = {
+    models.NAME: "must be made of letters, digits, '_', '-' and '.'",
+    models.IDENTIFIER: "must be a name: letters, digits and '_', not a digit first",
+    models.TARGET: "must be written package.module:name",
+    models.EXCEPTION: "must be an exception: a builtin one, or package.module:Class",
+    models.ARCH: "must be an architecture such as sm_90, or interpreter",
+    models.STRATEGY: "must be product, zip, pairwise, t-wise (such as 3-wise), sample or first",
+}
+
+
+def guess(word: object, known: Iterable[str]) -> str | None:
+    """The name most like `word`, if one is like it."""
+    names = list(known)
+    text = str(word)
+    if found := difflib.get_close_matches(text, names, n=1, cutoff=0.6):
+        return found[0]
+    folded = {name.lower().replace("_", ""): name for name in names}
+    return folded.get(text.lower().replace("_", "").replace("-", ""))
+
+
+def suggestion(word: object, known: Iterable[str], what: str) -> str:
+    """`; did you mean 'where'? keys here: ...`, to end a message about an unknown word."""
+    names = list(known)
+    near = guess(word, names)
+    meant = f"; did you mean {near!r}?" if near else "."
+    return f"{meant} {what}: {', '.join(names) if names else 'none'}"
+
+
+def show(value: object) -> str:
+    """A value as YAML would have it on one line, text in quotes."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return shorten(repr(value))
+    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 20, sort_keys=False)
+    return shorten(text.removesuffix("\n").removesuffix("\n..."))
+
+
+def dotted(path: Path) -> str:
+    """`where[1].expr`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def models_within(annotation: Any) -> list[type[BaseModel]]:  # noqa: ANN401 - a type
+    """The models that a type is made of: `dict[str, Tier]` has Tier in it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in models_within(inner)]
+
+
+def issue_of(error: ErrorDetails, document: Document) -> Issue:
+    """The error of pydantic at its place in the file."""
+    is_key = error["loc"][-1:] == ("[key]",)
+    full = error["loc"][:-1] if is_key else error["loc"]
+    path: Path = tuple(part for part in full if not str(part).startswith("<"))
+    node, entry = document.find(*path)
+    message = _message(error, path, node, is_key=is_key)
+    line, column = node.line, node.column
+    cause = error.get("ctx", {}).get("error")
+    if error["type"] == "missing":
+        line, column = _start(document, path[:-1])
+    elif entry is not None and (is_key or error["type"] == "extra_forbidden"):
+        line, column = entry.line, entry.column
+    elif isinstance(cause, ExpressionError):
+        line, column = document.inside(node, cause.offset)
+    elif entry is not None and isinstance(node, ScalarNode) and node.is_empty:
+        line, column = entry.line, entry.column
+    return Issue(document.path, line, column, message)
+
+
+def _start(document: Document, path: Path) -> tuple[int, int]:
+    """Where a mapping begins: at its key, where it has one."""
+    node, entry = document.find(*path)
+    place = entry or node
+    return place.line, place.column
+
+
+def _message(error: ErrorDetails, path: Path, node: object, *, is_key: bool) -> str:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    label = f"'{dotted(path)}'" if path else "the spec"
+    if kind == "missing":
+        inside = f" in '{dotted(path[:-1])}'" if path[:-1] else ""
+        return f"the key {path[-1]!r} is missing{inside}"
+    if kind == "extra_forbidden":
+        return f"unknown key {path[-1]!r}{suggestion(path[-1], _keys_at(path), 'Keys here')}"
+    if isinstance(node, ScalarNode) and node.is_empty and not is_key:
+        hint = "; an unquoted # starts a comment" if path[-1:] == ("issue",) else ""
+        return f"{label} has no value{hint}"
+    cause = context.get("error")
+    if isinstance(cause, ExpressionError):
+        return f"{label}: {cause.reason}: {shorten(cause.text)!r}"
+    if is_key:
+        label = f"the name {path[-1]!r}" + (f" in '{dotted(path[:-1])}'" if path[:-1] else "")
+        return f"{label} {_expected(kind, context)}"
+    if kind == "literal_error":
+        known = _choices(context)
+        near = guess(value, known)
+        meant = f"; did you mean {near!r}?" if near else ""
+        return f"{label} must be one of {', '.join(known)}; got {show(value)}{meant}"
+    if kind == "string_pattern_mismatch" and context.get("pattern") == models.STRATEGY:
+        near = guess(value, ["product", "zip", "pairwise", "3-wise", "sample", "first"])
+        meant = f"; did you mean {near!r}?" if near else ""
+        return f"{label} {_expected(kind, context)}; got {show(value)}{meant}"
+    if isinstance(cause, ValueError) and not str(cause).startswith("must"):
+        return f"{label}: {show(value)} {cause}"
+    hint = ""
+    if kind == "tuple_type" and not isinstance(value, dict | None):
+        hint = f"; write [{value}]" if isinstance(value, str) else f"; write [{show(value)}]"
+    return f"{label} {_expected(kind, context)}; got {show(value)}{hint}"
+
+
+def _expected(kind: str, context: dict[str, Any]) -> str:
+    if "error" in context:
+        return str(context["error"])
+    if kind == "string_pattern_mismatch":
+        return _PATTERNS[context["pattern"]]
+    if kind == "greater_than":
+        return f"must be more than {context['gt']:g}"
+    if kind == "greater_than_equal":
+        return f"must be {context['ge']:g} or more"
+    return _EXPECTED[kind]
+
+
+def _choices(context: dict[str, Any]) -> list[str]:
+    """The words of a Literal, from pydantic's "'a', 'b' or 'c'"."""
+    return [word for word in str(context["expected"]).split("'") if word.isidentifier()][:]
+
+
+def _keys_at(path: Path) -> list[str]:
+    """The keys of the model at a path; a part that is no key of a model (an index) is passed."""
+    model: type[BaseModel] = models.Spec
+    for part in path[:-1]:
+        field = _fields(model).get(str(part))
+        within = models_within(field) if field is not None else []
+        if model is models.Tolerance and field is None:
+            within = [models.AllowanceChange]
+        if within:
+            model = within[-1]
+    return list(_fields(model))
+
+
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    """The keys of a model as they are written, each with its type."""
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

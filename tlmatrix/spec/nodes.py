@@ -1,0 +1,405 @@
+"""YAML text as a tree of nodes that know their line and column; only plain data, only safe YAML.
+
+PyYAML's parser gives events; the tree is built here rather than by its `safe_load`, because a
+spec's reader needs more than values: where each key and value stands, an error for a duplicate
+key, limits that a hostile file cannot exceed (size, depth, what aliases expand to), and scalars
+that mean what a person expects. YAML 1.1 reads `no` as false, `010` as 8 and `1:30` as 90;
+YAML 1.2, and so most editors, do not. Such a scalar is an error that says what to write.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tlmatrix.spec.expressions import shorten
+from tlmatrix.spec.issues import Issue, SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = [
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_NODES",
+    "Document",
+    "Entry",
+    "MapNode",
+    "Node",
+    "ScalarNode",
+    "SequenceNode",
+    "read_document",
+]
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 50
+"""Levels of lists and mappings within each other."""
+MAX_NODES = 100_000
+"""Values in a file, with every alias counted as all that it stands for."""
+
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's parser where PyYAML has it: the events are the same, ten times sooner."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A value of the file; `line` and `column` count from 1, to its first character."""
+
+    line: int
+    column: int
+    weight: int = field(default=1, kw_only=True)
+    """Nodes in it, with aliases expanded."""
+
+
+@dataclass(slots=True)
+class ScalarNode(Node):
+    """A value that is not a list or a mapping: its text, and what that means."""
+
+    text: str
+    value: str | int | float | bool | date | None
+    quoted: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all is written where the value would stand."""
+        return not self.quoted and not self.text
+
+
+@dataclass(slots=True)
+class SequenceNode(Node):
+    """A list."""
+
+    items: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One `key: value` of a mapping, with the place of the key."""
+
+    line: int
+    column: int
+    node: Node
+
+
+@dataclass(slots=True)
+class MapNode(Node):
+    """A mapping, merge keys (`<<`) already merged."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Document:
+    """The tree of a file, its lines, and what is wrong with single scalars and keys in it."""
+
+    path: Path
+    root: Node
+    lines: list[str]
+    issues: list[Issue]
+
+    def find(self, *path: str | int) -> tuple[Node, Entry | None]:
+        """The node at a path of keys and indices, with its entry if a key leads to it.
+
+        Parts that the file does not have (names of a shorthand's long form) are passed over.
+        """
+        node, entry = self.root, None
+        for part in path:
+            if isinstance(node, MapNode) and part in node.entries:
+                entry = node.entries[str(part)]
+                node = entry.node
+            elif isinstance(node, SequenceNode) and part in range(len(node.items)):
+                node, entry = node.items[int(part)], None
+        return node, entry
+
+    def inside(self, node: Node, offset: int) -> tuple[int, int]:
+        """The place of a character of a scalar's text, or of the scalar if it was folded."""
+        if isinstance(node, ScalarNode):
+            start = node.column - 1 + node.quoted
+            line = self.lines[node.line - 1] if node.line <= len(self.lines) else ""
+            if line[start : start + len(node.text)] == node.text:
+                return node.line, start + offset + 1
+        return node.line, node.column
+
+
+def plain(node: Node) -> Any:  # noqa: ANN401 - a document may be any plain data
+    """The node as dicts, lists and scalars; each call makes fresh ones, aliases included."""
+    match node:
+        case ScalarNode():
+            return node.value
+        case SequenceNode():
+            return [plain(item) for item in node.items]
+        case MapNode():
+            return {key: plain(entry.node) for key, entry in node.entries.items()}
+    raise AssertionError(node)
+
+
+def read_document(content: bytes, path: Path) -> Document:
+    """The tree of a file's bytes.
+
+    Raises `SpecError` where the file is no single YAML document of plain data; what is wrong
+    with single scalars or keys is kept in `Document.issues` instead, for other errors to join.
+    """
+    text = _decoded(content, path)
+    builder = _Builder(path, text.split("\n"))
+    root = builder.build(text)
+    return Document(path, root, builder.lines, builder.issues)
+
+
+def _decoded(content: bytes, path: Path) -> str:
+    if len(content) > MAX_BYTES:
+        size, limit = len(content) / MAX_BYTES, MAX_BYTES >> 20
+        message = f"the file is too large for a spec: {size:.1f} MiB; the limit is {limit} MiB"
+        raise SpecError([Issue(path, 1, 1, message)])
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise SpecError([Issue(path, 1, 1, "the file is UTF-16 text; save it as UTF-8")])
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as problem:
+        before = content[: problem.start].decode("utf-8-sig")
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        byte = content[problem.start]
+        message = f"the byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8"
+        raise SpecError([Issue(path, line, column, message)]) from None
+
+
+class _Builder:
+    """Builds the tree from parser events, keeping count of depth and of size."""
+
+    def __init__(self, path: Path, lines: list[str]) -> None:
+        self.path = path
+        self.lines = lines
+        self.issues: list[Issue] = []
+        self.anchors: dict[str, Node | None] = {}  # None while the anchored node is open
+        self.count = 0
+
+    def build(self, text: str) -> Node:
+        try:
+            events = iter(yaml.parse(text, Loader=_PARSER))
+            return self.stream(events)
+        except yaml.YAMLError as problem:
+            raise self.syntax_error(problem, text) from None
+
+    def fatal(self, mark: Any, message: str) -> SpecError:  # noqa: ANN401 - a C or Python mark
+        issue = Issue(self.path, mark.line + 1, mark.column + 1, message)
+        return SpecError([*self.issues, issue])
+
+    def report(self, node: Node | Entry, message: str) -> None:
+        self.issues.append(Issue(self.path, node.line, node.column, message))
+
+    def syntax_error(self, problem: yaml.YAMLError, text: str) -> SpecError:
+        if not isinstance(problem, yaml.MarkedYAMLError):  # a character YAML does not allow
+            place = getattr(problem, "position", 0)
+            before = text[:place]
+            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+            sign = next((sign for sign in text if _is_control(sign)), None)
+            if sign is not None:
+                before = text[: text.index(sign)]
+                line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+            message = f"the character {sign!r} is not allowed in YAML"
+            return SpecError([*self.issues, Issue(self.path, line, column, message)])
+        mark = problem.problem_mark or problem.context_mark
+        if mark is None:
+            return SpecError([*self.issues, Issue(self.path, 1, 1, f"not YAML: {problem.problem}")])
+        line_text = self.lines[mark.line] if mark.line < len(self.lines) else ""
+        if line_text[mark.column : mark.column + 1] == "\t":
+            return self.fatal(mark, "a tab; YAML is indented with spaces")
+        for word, explanation in _SYNTAX_HINTS.items():
+            if word in str(problem.problem):
+                return self.fatal(mark, f"not YAML: {problem.problem}; {explanation}")
+        return self.fatal(mark, f"not YAML: {problem.problem}")
+
+    def stream(self, events: Iterator[Any]) -> Node:
+        next(events)  # the start of the stream
+        if isinstance(next(events), yaml.StreamEndEvent):
+            raise SpecError([Issue(self.path, 1, 1, "the file is empty")])
+        root = self.node(next(events), events, depth=0)
+        next(events)  # the end of the document
+        following = next(events)
+        if isinstance(following, yaml.DocumentStartEvent):
+            raise self.fatal(
+                following.start_mark, "a second document; one file holds one spec, so remove '---'"
+            )
+        return root
+
+    def node(self, event: Any, events: Iterator[Any], depth: int) -> Node:  # noqa: ANN401
+        mark = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
+            node = self.aliased(event)
+        else:
+            if event.tag is not None:
+                tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+                raise self.fatal(mark, f"the tag {tag!r}: a spec is plain data, so remove it")
+            if depth > MAX_DEPTH:
+                raise self.fatal(mark, f"nested more than {MAX_DEPTH} levels deep")
+            if event.anchor is not None:
+                self.anchors[event.anchor] = None
+            if isinstance(event, yaml.ScalarEvent):
+                node = self.scalar(event)
+            elif isinstance(event, yaml.SequenceStartEvent):
+                node = self.sequence(event, events, depth)
+            else:
+                node = self.mapping(event, events, depth)
+            if event.anchor is not None:
+                self.anchors[event.anchor] = node
+        self.count += node.weight if isinstance(event, yaml.AliasEvent) else 1
+        if self.count > MAX_NODES or node.weight > MAX_NODES:
+            raise self.fatal(mark, f"more than {MAX_NODES} values, with aliases expanded")
+        return node
+
+    def aliased(self, event: Any) -> Node:  # noqa: ANN401
+        if event.anchor not in self.anchors:
+            message = f"the alias *{event.anchor} has no anchor &{event.anchor} before it"
+            raise self.fatal(event.start_mark, message)
+        node = self.anchors[event.anchor]
+        if node is None:
+            message = f"the alias *{event.anchor} stands inside what it refers to"
+            raise self.fatal(event.start_mark, message)
+        return node
+
+    def scalar(self, event: Any) -> ScalarNode:  # noqa: ANN401
+        line, column = event.start_mark.line + 1, event.start_mark.column + 1
+        quoted = event.style is not None and event.style != ""
+        node = ScalarNode(line, column, event.value, event.value, quoted)
+        if not quoted:
+            node.value, message = _resolved(event.value)
+            if message is not None:
+                self.report(node, message)
+        return node
+
+    def sequence(self, event: Any, events: Iterator[Any], depth: int) -> SequenceNode:  # noqa: ANN401
+        node = SequenceNode(event.start_mark.line + 1, event.start_mark.column + 1)
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            item = self.node(event, events, depth + 1)
+            node.items.append(item)
+            node.weight += item.weight
+        return node
+
+    def mapping(self, event: Any, events: Iterator[Any], depth: int) -> MapNode:  # noqa: ANN401
+        node = MapNode(event.start_mark.line + 1, event.start_mark.column + 1)
+        merged: list[tuple[Any, Node]] = []
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            mark = event.start_mark
+            key = self.key(event)
+            value = self.node(next(events), events, depth + 1)
+            if key == "<<" and not event.style:
+                merged.append((mark, value))
+                continue
+            entry = Entry(mark.line + 1, mark.column + 1, value)
+            if (first := node.entries.get(key)) is not None:
+                self.report(entry, f"the key {key!r} is here twice; first in line {first.line}")
+            else:
+                node.entries[key] = entry
+        for mark, value in merged:
+            self.merge(mark, value, node)
+        node.weight += sum(entry.node.weight for entry in node.entries.values())
+        return node
+
+    def key(self, event: Any) -> str:  # noqa: ANN401
+        """A key as it is written: `no`, `1` and `none` are names there, and nothing else."""
+        if isinstance(event, yaml.AliasEvent):
+            node = self.aliased(event)
+            if isinstance(node, ScalarNode):
+                return node.text
+        elif isinstance(event, yaml.ScalarEvent) and event.tag is None:
+            if event.anchor is not None:
+                self.anchors[event.anchor] = self.scalar(event)
+            return str(event.value)
+        raise self.fatal(event.start_mark, "a key must be a plain name")
+
+    def merge(self, mark: Any, value: Node, into: MapNode) -> None:  # noqa: ANN401
+        """`<<: *base`: keys of the base that the mapping does not give itself."""
+        for base in value.items if isinstance(value, SequenceNode) else [value]:
+            if not isinstance(base, MapNode):
+                raise self.fatal(mark, "'<<' merges a mapping, or a list of mappings")
+            for key, entry in base.entries.items():
+                into.entries.setdefault(key, entry)
+
+
+_SYNTAX_HINTS = {
+    "mapping values are not allowed": "quote text that holds ': '",
+    "cannot start any token": "quote text that begins with this character",
+    "unexpected end of stream": "a quote or bracket was never closed",
+    "did not find expected ',' or '}'": "a '}' or a comma is missing",
+    "did not find expected ',' or ']'": "a ']' or a comma is missing",
+    "could not find expected ':'": "a key needs ': ' after it",
+    "did not find expected key": "check indentation and quotes",
+    "did not find expected '-' indicator": "check indentation",
+}
+"""What usually mends the errors of libyaml."""
+
+
+def _is_control(sign: str) -> bool:
+    code = ord(sign)
+    return (code < 0x20 and sign not in "\t\n\r") or (0x7F <= code < 0xA0 and code != 0x85)
+
+
+# What an unquoted scalar means --------------------------------------------------------------
+
+_WORDS: dict[str, str | bool | None] = {"": None, "~": None}
+for _word in ("none", "null"):
+    _WORDS |= dict.fromkeys((_word, _word.capitalize(), _word.upper()))
+for _word, _meaning in (("true", True), ("false", False)):
+    _WORDS |= dict.fromkeys((_word, _word.capitalize(), _word.upper()), _meaning)
+
+_OLD_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
+_OTHER_BASE = re.compile(r"[-+]?0(x[0-9a-fA-F_]+|o[0-7_]+|b[01_]+)$")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+$")
+_SEXAGESIMAL = re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?$")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+_SPECIAL_FLOAT = re.compile(r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}$")
+_LONGEST_NUMBER = 400
+
+
+def _resolved(text: str) -> tuple[str | int | float | bool | date | None, str | None]:
+    """What an unquoted scalar means, and a message if people would disagree on that."""
+    if text in _WORDS:
+        return _WORDS[text], None
+    first = text[0]
+    if first.isalpha():  # by far the most scalars: words
+        if (meant := _OLD_BOOLEANS.get(text.lower())) and text in (
+            text.lower(),
+            text.upper(),
+            text.capitalize(),
+        ):
+            message = f"YAML readers disagree on {text!r}: write {meant}, or quote it: '{text}'"
+            return text, message
+        return text, None
+    if not (first.isdigit() or first in "+-."):
+        return text, None
+    return _resolved_number(text)
+
+
+def _resolved_number(text: str) -> tuple[str | int | float | date | None, str | None]:
+    if len(text) > _LONGEST_NUMBER:
+        if text.strip("+-0123456789_.") == "":
+            return text, f"the number {shorten(text, 20)} is too long"
+        return text, None
+    if _INTEGER.match(text):
+        return int(text.replace("_", "")), None
+    if _OTHER_BASE.match(text):
+        return int(text.replace("_", ""), 0), None
+    if _LEADING_ZERO.match(text):
+        sign = "-" if text.startswith("-") else ""
+        decimal = sign + (text.lstrip("+-0_").replace("_", "") or "0")
+        message = f"YAML readers disagree on {text!r}: write {decimal}, or quote it: '{text}'"
+        return text, message
+    if _FLOAT.match(text):
+        return float(text), None
+    if _SPECIAL_FLOAT.match(text):
+        return float(text.replace(".", "", 1)), None
+    if _SEXAGESIMAL.match(text):
+        return text, f"YAML readers disagree on {text!r} (a number, base 60): quote it: '{text}'"
+    if _DATE.match(text):
+        year, month, day = map(int, text.split("-"))
+        try:
+            return date(year, month, day), None
+        except ValueError as problem:
+            return text, f"{text!r} is no date: {problem}"
+    return text, None

@@ -1,0 +1,308 @@
+"""What is wrong with a spec whose every part is well formed.
+
+Names that do not exist, values given twice, keys that exclude each other.
+
+Each check looks at one part and yields faults; a fault has a path of keys, and the loader turns
+that into line and column. Names in `compile` and `call` come from the problem's family, which
+checks them itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tlmatrix.spec.expressions import FUNCTIONS, WORDS, Expression, ExpressionError
+from tlmatrix.spec.messages import show, suggestion
+from tlmatrix.spec.models import DTYPES, FAMILIES, DeclaredProblem
+from tlmatrix.spec.values import canonical, label
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from tlmatrix.spec.models import InputDecl, OutputDecl, Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["Fault", "faults"]
+
+RUN_NAMES = ("arch", "backend")
+"""What expressions about a run may use besides the axes."""
+
+_COMBINATIONS = 1000
+"""Combinations of values on which a rule is tried out."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong at a path of keys: at the key if `at_key`, `offset` into the text if set."""
+
+    path: tuple[str | int, ...]
+    message: str
+    offset: int | None = None
+    at_key: bool = False
+
+
+def faults(spec: Spec, axes: Collection[str], keys: Collection[str]) -> Iterator[Fault]:
+    """Everything wrong.
+
+    `axes` and `keys` are what the file has, also where `spec` lacks them because they are
+    malformed: a name must not be called unknown because of an error elsewhere.
+    """
+    yield from _callable_faults(spec, keys)
+    yield from _axis_faults(spec.axes, ("axes",))
+    yield from _rule_faults(spec, axes)
+    yield from _tier_faults(spec, axes)
+    yield from _case_faults(spec, axes)
+    yield from _tolerance_faults(spec)
+    for index, check in enumerate(spec.checks):
+        if check in spec.checks[:index]:
+            yield Fault(("checks", index), f"the check {check!r} is here twice")
+    if spec.fuzz is not None:
+        for tier in spec.fuzz.examples:
+            if tier not in spec.tiers:
+                message = f"unknown tier {tier!r}{suggestion(tier, spec.tiers, 'Tiers')}"
+                yield Fault(("fuzz", "examples", tier), message, at_key=True)
+    yield from _problem_faults(spec, axes)
+
+
+def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
+    if "entry" in keys and "factory" in keys:
+        message = "a spec has an entry or a factory, not both"
+        yield Fault(("factory",), message, at_key=True)
+    elif "factory" in keys:
+        if "call" not in keys:
+            message = "a factory needs 'call', the names its kernel is called with: call: [q, k, v]"
+            yield Fault(("factory",), message, at_key=True)
+    elif "entry" in keys:
+        for key in ("compile", "call"):
+            if key in keys:
+                message = f"'{key}' belongs to a factory; an entry takes arguments by their names"
+                yield Fault((key,), message, at_key=True)
+    else:
+        message = "the key 'entry' or 'factory' is missing: what is to be tested?"
+        yield Fault((), message)
+    for key in ("call", "returns"):
+        names: tuple[str, ...] = getattr(spec, key)
+        for index, name in enumerate(names):
+            if key == "returns" and name in names[:index]:
+                yield Fault((key, index), f"{name!r} is returned twice")
+
+
+def _axis_faults(
+    axes: Mapping[str, Sequence[Value]], path: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    for axis, values in axes.items():
+        if not values:
+            yield Fault((*path, axis), f"the axis {axis!r} has no values", at_key=True)
+        if axis in RUN_NAMES:
+            message = f"an axis cannot be called {axis!r}: in expressions that is where a case runs"
+            yield Fault((*path, axis), message, at_key=True)
+        if axis in _RESERVED:
+            message = f"an axis cannot be called {axis!r}: that is a word of expressions"
+            yield Fault((*path, axis), message, at_key=True)
+        by_text: dict[str, int] = {}
+        by_label: dict[str, int] = {}
+        for index, value in enumerate(values):
+            place = (*path, axis, index)
+            first = by_text.setdefault(canonical(value), index)
+            alike = by_label.setdefault(label(value), index)
+            if first != index:
+                yield Fault(place, f"the axis {axis!r} has {show(value)} twice")
+            elif alike != index:
+                message = (
+                    f"{show(value)} and {show(values[alike])} of the axis {axis!r} both read "
+                    f"{label(value)!r} in a case id; make them differ"
+                )
+                yield Fault(place, message)
+
+
+_RESERVED = frozenset([*WORDS, *FUNCTIONS, "and", "or", "not", "in", "is", "if", "else", "for"])
+
+
+# Expressions over the axes ------------------------------------------------------------------
+
+
+def _rule_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
+    for index, rule in enumerate(spec.where):
+        path = ("where", index, "expr")
+        unknown = list(_unknown_names(rule.expr, axes, (), spec, path))
+        yield from unknown
+        if not unknown:
+            yield from _trial_faults(rule.expr, spec, path)
+        for earlier in spec.where[:index]:
+            if earlier.expr == rule.expr:
+                yield Fault(path, f"the rule {rule.expr.text!r} is here twice")
+                break
+    for index, each in enumerate(spec.determinism):
+        path = ("determinism", index, "when")
+        yield from _unknown_names(each.when, axes, RUN_NAMES, spec, path)
+    for index, bug in enumerate(spec.known_bugs):
+        path = ("known_bugs", index, "when")
+        yield from _unknown_names(bug.when, axes, RUN_NAMES, spec, path)
+
+
+def _unknown_names(
+    expression: Expression,
+    axes: Collection[str],
+    others: Collection[str],
+    spec: Spec,
+    path: tuple[str | int, ...],
+) -> Iterator[Fault]:
+    known = [*axes, *others]
+    for name in sorted(expression.names.difference(known), key=expression.offset_of):
+        holders = [axis for axis, values in spec.axes.items() if name in values]
+        if holders:
+            hint = f"; it is a value of the axis {holders[0]!r}, so quote it: '{name}'"
+        elif name in RUN_NAMES:
+            hint = f": cases are the same everywhere, so a rule cannot ask for {name!r}"
+        else:
+            hint = suggestion(name, known, "Names here")
+        message = f"unknown name {name!r} in {expression.text!r}{hint}"
+        yield Fault(path, message, offset=expression.offset_of(name))
+
+
+def _trial_faults(
+    expression: Expression, spec: Spec, path: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    """Values of the axes for which a rule has no value, such as none in `window < 3`."""
+    names = sorted(expression.names)
+    if not all(name in spec.axes for name in names):
+        return
+    combinations = itertools.product(*(spec.axes[name] for name in names))
+    for values in itertools.islice(combinations, _COMBINATIONS):
+        try:
+            expression.evaluate(dict(zip(names, values, strict=True)))
+        except ExpressionError as problem:
+            example = ", ".join(
+                f"{name}={label(value)}" for name, value in zip(names, values, strict=True)
+            )
+            message = f"{expression.text!r} has no value for {example}: {problem.reason}"
+            yield Fault(path, message, offset=problem.offset)
+            return
+
+
+# The matrix ---------------------------------------------------------------------------------
+
+
+def _tier_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
+    for name, tier in spec.tiers.items():
+        path = ("tiers", name)
+        if tier.strategy == "sample" and tier.size is None:
+            message = f"the tier {name!r} samples, so it needs 'size', the number of cases"
+            yield Fault(path, message, at_key=True)
+        if tier.size is not None and tier.strategy not in ("sample", "first"):
+            message = f"'size' belongs to sample and first; {name!r} is {tier.strategy}"
+            yield Fault((*path, "size"), message, at_key=True)
+        if "seed" in tier.model_fields_set and tier.strategy in ("product", "zip", "first"):
+            message = f"'seed' changes nothing in the tier {name!r}: {tier.strategy} draws nothing"
+            yield Fault((*path, "seed"), message, at_key=True)
+        if tier.axes is not None:
+            yield from _unknown_axes(tier.axes, axes, (*path, "axes"))
+            known = {axis: values for axis, values in tier.axes.items() if axis in axes}
+            yield from _axis_faults(known, (*path, "axes"))
+
+
+def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
+    for key, cases in (("cases", spec.extra), ("regressions", spec.regressions)):
+        for index, values in enumerate(cases):
+            yield from _unknown_axes(values, axes, (key, index))
+            if values in cases[:index]:
+                yield Fault((key, index), f"the case {show(values)} is here twice")
+    for index, reject in enumerate(spec.rejects):
+        yield from _unknown_axes(reject.set, axes, ("rejects", index, "set"))
+    if spec.bench is not None:
+        for index, values in enumerate(spec.bench.cases):
+            yield from _unknown_axes(values, axes, ("bench", "cases", index))
+
+
+def _unknown_axes(
+    names: Collection[str], axes: Collection[str], path: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    for name in names:
+        if name not in axes:
+            message = f"unknown axis {name!r}{suggestion(name, axes, 'Axes')}"
+            yield Fault((*path, name), message, at_key=True)
+
+
+# The problem --------------------------------------------------------------------------------
+
+
+def _problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
+    problem = spec.problem
+    if isinstance(problem, str):
+        module, colon, name = problem.partition(":")
+        dotted = [*module.split("."), *name.split(".")]
+        if problem not in FAMILIES and not (colon and all(part.isidentifier() for part in dotted)):
+            hint = suggestion(problem, FAMILIES, "Problems")
+            message = f"unknown problem {problem!r}{hint}, package.module:Class, or a mapping"
+            yield Fault(("problem",), message)
+        return
+    for name, tensor in problem.inputs.items():
+        path: tuple[str | int, ...] = ("problem", "inputs", name)
+        if name in axes:
+            yield Fault(path, f"the input {name!r} has the name of an axis", at_key=True)
+        yield from _tensor_faults(tensor, axes, spec, path)
+    for name in problem.output_names:
+        if name in problem.inputs or name in axes:
+            what = "an input" if name in problem.inputs else "an axis"
+            index = problem.output_names.index(name)
+            path = ("problem", "outputs", name if isinstance(problem.outputs, dict) else index)
+            yield Fault(path, f"the output {name!r} has the name of {what}", at_key=True)
+    if isinstance(problem.outputs, dict):
+        for name, output in problem.outputs.items():
+            yield from _tensor_faults(output, axes, spec, ("problem", "outputs", name))
+    for index, name in enumerate(spec.returns):
+        if name not in problem.output_names:
+            hint = suggestion(name, problem.output_names, "Outputs")
+            yield Fault(("returns", index), f"unknown output {name!r}{hint}")
+
+
+def _tensor_faults(
+    tensor: InputDecl | OutputDecl,
+    axes: Collection[str],
+    spec: Spec,
+    path: tuple[str | int, ...],
+) -> Iterator[Fault]:
+    for index, size in enumerate(tensor.shape or ()):
+        if isinstance(size, Expression):
+            yield from _unknown_names(size, axes, (), spec, (*path, "shape", index))
+    dims = getattr(tensor, "dims", None)
+    if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
+        message = f"{len(dims)} names for {len(tensor.shape)} dimensions"
+        yield Fault((*path, "dims"), message)
+    if tensor.dtype is None:
+        return
+    place = (*path, "dtype")
+    if not tensor.dtype.startswith("$"):
+        if tensor.dtype not in DTYPES:
+            known = [*DTYPES, *(f"${axis}" for axis in axes)]
+            hint = suggestion(tensor.dtype, known, "Dtypes")
+            yield Fault(place, f"unknown dtype {tensor.dtype!r}{hint}")
+        return
+    axis = tensor.dtype[1:]
+    if axis not in axes:
+        known = [f"${axis}" for axis in axes]
+        message = f"{tensor.dtype!r} is no axis{suggestion(tensor.dtype, known, 'Axes')}"
+        yield Fault(place, message)
+    for index, value in enumerate(spec.axes.get(axis, ())):
+        if value not in DTYPES:
+            hint = suggestion(value, DTYPES, "Dtypes")
+            yield Fault(("axes", axis, index), f"unknown dtype {show(value)}{hint}")
+
+
+def _tolerance_faults(spec: Spec) -> Iterator[Fault]:
+    """For a declared problem the tensors are known here; a family checks its own."""
+    if not isinstance(spec.problem, DeclaredProblem):
+        return
+    known = spec.problem.tensors
+    for name in spec.tolerance.tensors:
+        if name not in known:
+            hint = suggestion(name, sorted(known), "Tensors")
+            yield Fault(("tolerance", name), f"unknown tensor {name!r}{hint}", at_key=True)
+    for arch, changes in spec.tolerance.by_arch.items():
+        for name in changes:
+            if name not in known and name != "default":
+                hint = suggestion(name, ["default", *sorted(known)], "Tensors")
+                path = ("tolerance", "by_arch", arch, name)
+                yield Fault(path, f"unknown tensor {name!r}{hint}", at_key=True)
