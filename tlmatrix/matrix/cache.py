@@ -1,0 +1,110 @@
+"""Covering rows kept on disk, so that a spec pays for its t-wise tiers once.
+
+The file is named by a hash of everything the rows depend on, so nothing in it ever goes stale.
+It is still not trusted: a file that is damaged, or whose rows are not a covering, is ignored
+and written again. A cache that cannot be read or written costs time, never a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlmatrix.matrix.covering import covering_rows
+from tlmatrix.matrix.proof import Proof, prove
+from tlmatrix.spec.values import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.matrix.space import Row, Space
+    from tlmatrix.spec.values import Value
+
+__all__ = ["cache_folder", "cached_covering_rows"]
+
+_FORMAT = 1  # raise it when covering.py changes the rows it makes
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """`$TLMATRIX_CACHE`, else `$XDG_CACHE_HOME/tlmatrix`, else `~/.cache/tlmatrix`."""
+    if folder := environment.get("TLMATRIX_CACHE"):
+        return Path(folder).expanduser()
+    if base := environment.get("XDG_CACHE_HOME"):
+        return Path(base) / "tlmatrix"
+    return Path("~/.cache/tlmatrix").expanduser()
+
+
+def cached_covering_rows(
+    space: Space, strength: int, seed: int = 0, folder: Path | None = None
+) -> tuple[tuple[Row, ...], Proof]:
+    """`covering_rows(space, strength, seed)`, from `folder` if it is there; proven in either case.
+
+    The text of the space's constraints must say all that they do: it is part of the key.
+    """
+    if strength >= len(space.sizes):
+        return covering_rows(space, strength, seed)  # a product: nothing worth keeping
+    path = (folder or cache_folder()) / "covering" / f"{_key(space, strength, seed)}.json"
+    rows = _read(path, space)
+    if rows is not None:
+        proof = prove(space, rows, strength)
+        if proof.holds:
+            return rows, proof
+    rows, proof = covering_rows(space, strength, seed)
+    _write(path, rows)
+    return rows, proof
+
+
+@cache
+def _library_version() -> str:
+    return metadata.version("covertable")
+
+
+def _key(space: Space, strength: int, seed: int) -> str:
+    content: Value = {
+        "axes": [[name, [canonical(value) for value in space.axes[name]]] for name in space.names],
+        "rules": sorted([list(each.names), each.text] for each in space.constraints),
+        "strength": strength,
+        "seed": seed,
+        "covertable": _library_version(),
+        "format": _FORMAT,
+    }
+    return hashlib.sha256(canonical(content).encode()).hexdigest()
+
+
+def _read(path: Path, space: Space) -> tuple[Row, ...] | None:
+    """The rows in the file, or None unless they are rows of the space."""
+    try:
+        held = json.loads(path.read_text(encoding="ascii"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(held, list):
+        return None
+    for row in held:
+        if not isinstance(row, list) or len(row) != len(space.sizes):
+            return None
+        for index, size in zip(row, space.sizes, strict=True):
+            if type(index) is not int or not 0 <= index < size:
+                return None
+    rows = tuple(tuple(row) for row in held)
+    return rows if all(space.allows(row) for row in rows) else None
+
+
+def _write(path: Path, rows: tuple[Row, ...]) -> None:
+    """Write by renaming, so that another process sees the whole file or none."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                json.dump(rows, file, separators=(",", ":"))
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise

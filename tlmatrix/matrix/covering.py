@@ -1,0 +1,171 @@
+"""Rows that hold every feasible tuple of `strength` values: pairwise, 3-wise, t-wise.
+
+The rows come from the library covertable. It is told which partial rows can be completed by an
+oracle that searches the whole space, so it neither starts a row that cannot be finished nor drops
+a tuple that looks impossible. What it gives is still proven, and where it is too slow (its
+time grows with the square of the number of tuples) or leaves something out, `complete` goes
+on. The rows depend on axes, values and rules alone: no clock, no randomness.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from tlmatrix.matrix.proof import Proof, prove, tuples
+from tlmatrix.matrix.space import UNBOUND
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tlmatrix.matrix.proof import Tuple
+    from tlmatrix.matrix.space import Row, Space
+
+__all__ = ["complete", "covering_rows", "library_rows", "reduce_rows"]
+
+_LIBRARY_LIMIT = 20_000  # tuples; covertable took 3 s for 12,000 of them and 23 s for 97,000
+
+
+def covering_rows(space: Space, strength: int, seed: int = 0) -> tuple[tuple[Row, ...], Proof]:
+    """Rows of `space` that hold every feasible tuple of `strength` values, and the proof of it.
+
+    Another `seed` gives other rows, as good a cover. With as many axes as `strength`, or fewer,
+    that is every row. An empty space has no rows.
+    """
+    if strength < 1:
+        raise ValueError(f"strength is {strength}, must be at least 1")
+    if strength >= len(space.sizes):
+        rows = tuple(space)
+        return rows, prove(space, rows, len(space.sizes))
+    small = tuples(space, strength) <= _LIBRARY_LIMIT
+    found = library_rows(space, strength, seed) if small else ()
+    proof = prove(space, found, strength)
+    rows = reduce_rows(complete(space, found, proof.missing, strength, seed), strength)
+    return rows, prove(space, rows, strength)
+
+
+def library_rows(space: Space, strength: int, seed: int = 0) -> tuple[Row, ...]:
+    """The rows that covertable makes; those that break a rule, were there any, are left out."""
+    from covertable import make, sorters
+
+    if not space.extensible([UNBOUND] * len(space.sizes)):
+        return ()
+
+    def possible(bound: Mapping[int, int]) -> bool | None:
+        row = [UNBOUND] * len(space.sizes)
+        for at, index in bound.items():
+            row[at] = index
+        if not space.extensible(row):
+            return False
+        return True if UNBOUND not in row else None  # None: nothing against it so far
+
+    rows = make(
+        [list(range(size)) for size in space.sizes],
+        strength=strength,
+        sorter=sorters.hash,
+        salt=str(seed) if seed else "",
+        # `requires` is empty so that it is asked about partial rows too.
+        constraints=[{"operator": "fn", "requires": [], "evaluate": possible}],
+    )
+    return tuple(row for row in map(tuple, rows) if space.allows(row))
+
+
+def complete(
+    space: Space, rows: Sequence[Row], missing: Sequence[Tuple], strength: int, seed: int = 0
+) -> tuple[Row, ...]:
+    """`rows` and as many more as it takes to hold the `missing` tuples, each of them feasible.
+
+    Greedy, a row at a time: a row starts from a missing tuple, then every other axis takes the
+    value that brings in the most missing tuples among those that leave the row completable.
+    """
+    wanted = _Wanted(missing)
+    added = list(rows)
+    for axes, values in missing:
+        if not wanted.has(axes, values):
+            continue
+        row = [UNBOUND] * len(space.sizes)
+        for at, index in zip(axes, values, strict=True):
+            row[at] = index
+        for at in _fullest_first(space, axes):
+            gains = wanted.gains(row, at, strength, space.sizes[at])
+            # Ties go to a value that depends on the row number, so that fillers vary.
+            turn = len(added) + seed
+            for index in sorted(
+                range(space.sizes[at]),
+                key=lambda each: (-gains[each], (each + turn) % space.sizes[at]),
+            ):
+                row[at] = index
+                if space.extensible_at(row, at):
+                    break
+        added.append(tuple(row))
+        wanted.discard_all(row, strength)
+    return tuple(added)
+
+
+def _fullest_first(space: Space, bound: Row) -> list[int]:
+    """The axes not in `bound`, those with the most values first."""
+    left = [at for at in range(len(space.sizes)) if at not in bound]
+    return sorted(left, key=lambda at: (-space.sizes[at], at))
+
+
+class _Wanted:
+    """The tuples still to be covered, as bit masks over the values of each axis in turn."""
+
+    def __init__(self, missing: Sequence[Tuple]) -> None:
+        self._masks: dict[tuple[int, Row, Row], int] = {}
+        for axes, values in missing:
+            for place, at in enumerate(axes):
+                rest = (
+                    at,
+                    axes[:place] + axes[place + 1 :],
+                    values[:place] + values[place + 1 :],
+                )
+                self._masks[rest] = self._masks.get(rest, 0) | 1 << values[place]
+
+    def has(self, axes: Row, values: Row) -> bool:
+        return bool(self._masks.get((axes[0], axes[1:], values[1:]), 0) >> values[0] & 1)
+
+    def gains(self, row: Sequence[int], at: int, strength: int, size: int) -> list[int]:
+        """For each value of the axis `at`, how many wanted tuples it would add to `row`."""
+        gains = [0] * size
+        bound = [each for each, index in enumerate(row) if index != UNBOUND]
+        for axes in combinations(bound, strength - 1):
+            mask = self._masks.get((at, axes, tuple([row[each] for each in axes])), 0)
+            while mask:
+                low = mask & -mask
+                gains[low.bit_length() - 1] += 1
+                mask ^= low
+        return gains
+
+    def discard_all(self, row: Sequence[int], strength: int) -> None:
+        for axes in combinations(range(len(row)), strength - 1):
+            values = tuple([row[each] for each in axes])
+            for at, index in enumerate(row):
+                rest = (at, axes, values)
+                if rest in self._masks:
+                    self._masks[rest] &= ~(1 << index)
+
+
+def reduce_rows(rows: Sequence[Row], strength: int) -> tuple[Row, ...]:
+    """`rows` without those whose every tuple another row holds too; the order is kept.
+
+    Later rows go first: a greedy builder's last rows are its poorest.
+    """
+    if not rows:
+        return ()
+    combos = list(combinations(range(len(rows[0])), strength))
+    held: dict[tuple[int, Row], int] = {}
+    keys = [
+        [(number, tuple([row[at] for at in axes])) for number, axes in enumerate(combos)]
+        for row in rows
+    ]
+    for mine in keys:
+        for key in mine:
+            held[key] = held.get(key, 0) + 1
+    kept = [True] * len(rows)
+    for at in reversed(range(len(rows))):
+        if all(held[key] > 1 for key in keys[at]):
+            kept[at] = False
+            for key in keys[at]:
+                held[key] -= 1
+    return tuple(row for row, keep in zip(rows, kept, strict=True) if keep)

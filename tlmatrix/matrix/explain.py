@@ -1,0 +1,198 @@
+"""Why a case runs or does not, and the way back from an id to its case."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tlmatrix.matrix.case import Case
+from tlmatrix.matrix.expansion import expand
+from tlmatrix.matrix.fixed import fixed_cases
+from tlmatrix.matrix.ledger import concerns
+from tlmatrix.matrix.nearest import did_you_mean
+from tlmatrix.matrix.rejects import reject_cases
+from tlmatrix.matrix.space import Space
+from tlmatrix.matrix.tiers import constraints_of, plan_of
+from tlmatrix.spec.values import canonical, label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tlmatrix.spec.models import KnownBug, Rule, Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["CaseNotFoundError", "Explanation", "Membership", "explain", "find_case"]
+
+
+class CaseNotFoundError(LookupError):
+    """An id that stands for no case of a spec."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Whether a tier runs a case, and why, in words that follow "because"."""
+
+    included: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What there is to know about a case before it runs.
+
+    `removed_by` are the `where` rules that it breaks, each with its reason. `known_bugs` are the
+    entries of the ledger that it falls under in the environment given, and `undecided` those that
+    depend on names (`arch`, `backend`) which were not given.
+    """
+
+    case: Case
+    tiers: Mapping[str, Membership]
+    removed_by: tuple[Rule, ...]
+    known_bugs: tuple[KnownBug, ...]
+    undecided: tuple[KnownBug, ...]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the case's inputs."""
+        return self.case.seed
+
+
+def explain(
+    spec: Spec,
+    case: Case | str | Mapping[str, Value],
+    environment: Mapping[str, object] | None = None,
+) -> Explanation:
+    """Which tiers hold a case and why, and what the rules and the ledger say of it.
+
+    `case` is a case, an id, or values by axis (those left out take the first value of the axis).
+    Raises CaseNotFoundError for what cannot be a case of the spec.
+    """
+    case = _as_case(spec, case)
+    outside = {name: (value,) for name, value in case.values.items()}
+    removed_by = tuple(
+        spec.where[at]
+        for at in Space(outside, constraints_of(spec, outside)).failing((0,) * len(outside))
+    )
+    given = dict(environment or {})
+    known = given.keys() | case.values.keys()
+    undecided = [bug for bug in spec.known_bugs if not bug.when.names <= known]
+    return Explanation(
+        case=case,
+        tiers={tier: _membership(spec, tier, case, removed_by) for tier in spec.tiers},
+        removed_by=removed_by,
+        known_bugs=tuple(
+            bug
+            for number, bug in enumerate(spec.known_bugs)
+            if bug not in undecided and concerns(spec, number, case, given)
+        ),
+        undecided=tuple(undecided),
+    )
+
+
+def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
+    """The case that an id names, whether or not a tier holds it.
+
+    Written cases (regressions, extra cases, rejects) come first; else each `name=label` is looked
+    up among the values of its axis in `tier`, or in the spec and all its tiers. Raises
+    CaseNotFoundError, with the nearest word, where an axis or a value does not exist, and
+    ValueError for a tier the spec does not have.
+    """
+    written = [*fixed_cases(spec), *(each.case for each in reject_cases(spec))]
+    for case in written:
+        if case.id == case_id:
+            return case
+    labels = _parsed(case_id)
+    offered = _values_by_axis(spec, tier, written)
+    for name in labels:
+        if name not in offered:
+            raise CaseNotFoundError(
+                f"{spec.name} has no axis {name!r}{did_you_mean(name, offered)}; "
+                f"its axes are {', '.join(offered)}"
+            )
+    if absent := offered.keys() - labels.keys():
+        raise CaseNotFoundError(
+            f"{case_id!r} is not a whole id: it says nothing of {', '.join(sorted(absent))}"
+        )
+    return Case(
+        spec.name, {name: _value(name, text, offered[name]) for name, text in labels.items()}
+    )
+
+
+def _as_case(spec: Spec, case: Case | str | Mapping[str, Value]) -> Case:
+    match case:
+        case Case():
+            return case
+        case str():
+            return find_case(spec, case)
+    for name in case:
+        if name not in spec.axes:
+            raise CaseNotFoundError(
+                f"{spec.name} has no axis {name!r}{did_you_mean(name, spec.axes)}"
+            )
+    return Case(spec.name, {name: case.get(name, values[0]) for name, values in spec.axes.items()})
+
+
+def _membership(spec: Spec, tier: str, case: Case, removed_by: tuple[Rule, ...]) -> Membership:
+    for written in fixed_cases(spec):
+        if written == case:
+            return Membership(included=True, reason=f"it is written in the spec ({written.origin})")
+    if removed_by:
+        told = "; ".join(f"{rule.expr.text} ({rule.because})" for rule in removed_by)
+        return Membership(included=False, reason=f"where removes it: {told}")
+    plan = plan_of(spec, tier)
+    for name, values in plan.axes.items():
+        value = canonical(case.values[name])
+        if value not in map(canonical, values):
+            told = ", ".join(map(label, values))
+            reason = f"the tier has no {name}={label(case.values[name])}, only {told}"
+            return Membership(included=False, reason=reason)
+    if expand(spec, tier).holds(case):
+        return Membership(included=True, reason=f"{plan.text} picks it")
+    return Membership(included=False, reason=f"{plan.text} does not pick it")
+
+
+def _parsed(case_id: str) -> dict[str, str]:
+    """Labels by axis. Labels hold no `=`, and names no `-`, so there is one way to read an id."""
+    names = list(re.finditer(r"(?:^|-)([^\W\d]\w*)=", case_id))
+    if not names or names[0].start() != 0:
+        raise CaseNotFoundError(f"{case_id!r} is no case id: those read axis=value-axis=value")
+    ends = [*(match.start() for match in names[1:]), len(case_id)]
+    labels: dict[str, str] = {}
+    for match, end in zip(names, ends, strict=True):
+        if match[1] in labels:
+            raise CaseNotFoundError(f"{case_id!r} gives {match[1]} twice")
+        labels[match[1]] = case_id[match.end() : end]
+    return labels
+
+
+def _values_by_axis(
+    spec: Spec, tier: str | None, written: Iterable[Case]
+) -> dict[str, list[Value]]:
+    if tier is not None:
+        return {name: list(values) for name, values in plan_of(spec, tier).axes.items()}
+    offered = {name: list(values) for name, values in spec.axes.items()}
+    for each in spec.tiers.values():
+        for name, values in (each.axes or {}).items():
+            if name in offered:
+                offered[name] += values
+    for case in written:
+        for name, value in case.values.items():
+            if name in offered:
+                offered[name].append(value)
+    return offered
+
+
+def _value(name: str, text: str, offered: Sequence[Value]) -> Value:
+    found = {canonical(value): value for value in offered if label(value) == text}
+    if len(found) > 1:
+        raise CaseNotFoundError(
+            f"{name}={text} could be {' or '.join(found)}; say in which tier the case is"
+        )
+    if not found:
+        known = list(dict.fromkeys(map(label, offered)))
+        raise CaseNotFoundError(
+            f"the axis {name} has no value {text!r}{did_you_mean(text, known)}; "
+            f"its values are {', '.join(known)}"
+        )
+    return next(iter(found.values()))
