@@ -79,6 +79,7 @@ class TensorInfo:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Sizes of the dims."""
         return tuple(dim.size for dim in self.dims)
 
 

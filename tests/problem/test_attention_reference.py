@@ -1,0 +1,168 @@
+"""The closed-form float64 reference against SDPA, autograd, gradcheck and the definition."""
+
+import pytest
+import torch
+
+from problem_cases import by_sdpa, dense, heads_first, make_problem, packed
+from tlmatrix.problem.attention import reference
+from tlmatrix.problem.attention.axes import Setting
+from tlmatrix.problem.attention.reference import Operands, Precision, attend
+
+MASKS = [
+    {},
+    {"causal": True},
+    {"causal": True, "window": 1},
+    {"causal": True, "window": 3},
+    {"causal": True, "window": 100},
+]
+SHAPES = [
+    packed([5, 1, 9]),
+    packed([4, 4], kv_heads=2, groups=3),
+    packed([0, 5, 0, 0, 2], [7, 0, 0, 3, 6], groups=2),
+    packed([9, 2, 5], [3, 11, 5], head_dim_v=5, kv_heads=2),
+    packed([3], [12], scale=0.7),
+    dense(6, 9, batch=2, kv_heads=2, groups=2, layout="bshd"),
+    dense(9, 6, batch=3, groups=2, layout="bhsd", head_dim_v=3),
+    dense(4, 0, layout="bshd"),
+    dense(5, batch=2, layout="thd"),
+]
+
+
+def assert_matches_sdpa(problem):
+    found = problem.reference()
+    sinks = 0
+    for number in range(problem.names["batch"]):
+        expected = by_sdpa(problem, number)
+        for name in ("out", "dq", "dk", "dv"):
+            got = heads_first(problem, name, number)
+            torch.testing.assert_close(got, expected[name], rtol=1e-11, atol=1e-11)
+        lse = found["lse"]
+        if problem.names["layout"] == "thd":
+            starts = problem.names["cu_seqlens_q"].tolist()
+            lse = lse[:, starts[number] : starts[number + 1]]
+        else:
+            lse = lse[number]
+        torch.testing.assert_close(lse, expected["lse"], rtol=1e-12, atol=1e-12)
+        sinks = sinks + expected.get("dsink", 0)
+    if problem.names["sink"] is not None:
+        torch.testing.assert_close(found["dsink"], sinks, rtol=1e-11, atol=1e-11)
+    assert all(not tensor.isnan().any() for tensor in found.values())
+
+
+@pytest.mark.parametrize("sink", [None, True])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_reference_is_sdpa_with_an_explicit_mask(shape, mask, sink):
+    assert_matches_sdpa(make_problem({**shape, **mask, "sink": sink, "values": "normal"}))
+
+
+@pytest.mark.parametrize("budget", [1, 30, 200])
+@pytest.mark.parametrize("shape", SHAPES[:7], ids=str)
+def test_every_way_to_cut_the_work_gives_the_same(shape, budget, monkeypatch):
+    monkeypatch.setitem(reference._CHUNK, "cpu", budget)
+    values = {**shape, "causal": True, "window": 4, "sink": True, "values": "normal"}
+    problem = make_problem(values)
+    assert_matches_sdpa(problem)
+    monkeypatch.undo()
+    whole = make_problem(values)
+    for name, info in problem.outputs.items():
+        for mine, other in (
+            (info.magnitude, whole.outputs[name].magnitude),
+            (info.spread, whole.outputs[name].spread),
+        ):
+            if mine is not None:
+                torch.testing.assert_close(mine(), other(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_pass_gradcheck():
+    setting = Setting.of(packed([3, 2], [4, 1], groups=2, head_dim=3, causal=True, sink=True))
+
+    class Closed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, sink):
+            ctx.save_for_backward(q, k, v, sink)
+            return attend(setting, Operands(q, k, v, None, sink), Precision()).values["out"]
+
+        @staticmethod
+        def backward(ctx, do):
+            q, k, v, sink = ctx.saved_tensors
+            found = attend(setting, Operands(q, k, v, do, sink), Precision()).values
+            return tuple(found[name] for name in ("dq", "dk", "dv", "dsink"))
+
+    source = torch.Generator().manual_seed(0)
+    q, k, v, sink = (
+        torch.randn(shape, generator=source, dtype=torch.float64).requires_grad_()
+        for shape in ((5, 2, 3), (5, 1, 3), (5, 1, 3), (2,))
+    )
+    assert torch.autograd.gradcheck(Closed.apply, (q, k, v, sink))
+
+
+def test_a_row_without_keys_is_zero_with_lse_minus_infinity():
+    found = make_problem(packed([4], [2], causal=True)).reference()
+    blind = slice(0, 2)
+    assert (found["out"][blind] == 0).all()
+    assert (found["dq"][blind] == 0).all()
+    assert (found["lse"][:, blind] == -torch.inf).all()
+    assert found["lse"][:, 2:].isfinite().all()
+
+
+def test_a_row_without_keys_has_the_sink_as_its_lse():
+    problem = make_problem(packed([4, 3], [2, 0], causal=True, groups=2, sink=True))
+    found, sink = problem.reference(), problem.names["sink"].double()
+    for rows in (slice(0, 2), slice(4, 7)):
+        torch.testing.assert_close(
+            found["lse"][:, rows], sink[:, None].expand(2, rows.stop - rows.start)
+        )
+        assert (found["out"][rows] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("distribution", ["normal", "one_hot", "opposed"])
+def test_lowp_errs_by_what_its_dtype_can_err(dtype, distribution):
+    values = packed(
+        [40, 1, 0, 64], [64, 5, 2, 30], dtype=dtype, values=distribution, groups=2, head_dim=32,
+        causal=True, sink=True,
+    )  # fmt: skip
+    problem = make_problem(values)
+    exact, low = problem.reference(), problem.lowp()
+    for name, info in problem.outputs.items():
+        assert low[name].dtype == info.dtype
+        assert low[name].shape == exact[name].shape == info.shape
+        finite = exact[name].isfinite()
+        assert (low[name].isfinite() == finite).all()
+        error = (low[name].double() - exact[name]).abs()[finite]
+        bound = info.magnitude()[finite]
+        assert (error <= 8 * info.roundoff * bound + 1e-30).all(), name
+    assert dtype == "float32" or (low["out"].double() != exact["out"]).any()
+
+
+def test_lowp_rounds_what_a_kernel_rounds():
+    """One row of equal scores: P is 1/3, which float16 cannot hold, and dv shows it."""
+    setting = Setting.of(packed([1], [3], head_dim=1))
+    ones = torch.ones(3, 1, 1, dtype=torch.float16)
+    operands = Operands(ones[:1], ones, ones, ones[:1])
+    low = attend(setting, operands, Precision(torch.float32, torch.float16)).values
+    assert (low["dv"] == torch.tensor(1 / 3, dtype=torch.float16)).all()
+    assert low["lse"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("values", [SHAPES[3], SHAPES[6]], ids=str)
+def test_magnitudes_and_spreads_bound_the_terms_of_each_sum(values):
+    problem = make_problem({**values, "causal": True, "values": "normal"})
+    for name in ("out", "dq", "dk", "dv"):
+        info, exact = problem.outputs[name], problem.reference()[name]
+        magnitude, spread = info.magnitude(), info.spread()
+        assert magnitude.dtype == torch.float64
+        assert (exact.abs() <= magnitude * (1 + 1e-5)).all()
+        assert (spread <= magnitude * (1 + 1e-5)).all()
+        assert ((magnitude == 0) == (spread == 0)).all()
+        assert (magnitude > 0).any()
+
+
+def test_magnitude_of_out_is_p_times_absolute_v():
+    problem = make_problem(packed([1], [2], values="normal"))
+    scores = (problem.inputs["q"][0].double() @ problem.inputs["k"][:, 0].double().T)[0] * 8**-0.5
+    p, v = scores.softmax(0), problem.inputs["v"][:, 0].double()
+    info = problem.outputs["out"]
+    torch.testing.assert_close(info.magnitude()[0, 0], p @ v.abs(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(info.spread()[0, 0], (p**2 @ v**2).sqrt(), rtol=1e-6, atol=0)

@@ -1,0 +1,343 @@
+"""What the axes of an attention case mean, in plain numbers and without torch.
+
+Everything that can be known before a tensor exists stands here once: lengths, heads, dims,
+the mask's parameters, the number of visible pairs. Lint, compile keys, cost and the tensors
+are all derived from the one `Setting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.dtypes import explain_dtype
+from tlmatrix.problem.words import nearest
+
+if TYPE_CHECKING:
+    from tlmatrix.spec.values import Value
+
+__all__ = ["AXES", "DATA_AXES", "LAYOUTS", "AxisError", "Setting", "explain_value", "lengths"]
+
+LAYOUTS = ("bshd", "bhsd", "thd")
+
+AXES = frozenset(
+    {
+        "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens", "head_dim",
+        "head_dim_v", "causal", "window", "sink", "scale", "layout", "dtype", "max_seqlen_q",
+        "max_seqlen_k", "values",
+    }
+)  # fmt: skip
+"""Axes the family reads; an entry may take any others."""
+
+DATA_AXES = frozenset(
+    {
+        "batch", "seqlen_q", "seqlen_k", "seqlens", "scale", "max_seqlen_q", "max_seqlen_k",
+        "values",
+    }
+)  # fmt: skip
+"""Axes that are data for a kernel with symbolic lengths, so that they share a compiled one."""
+
+_POSITIVE = ("batch", "heads", "kv_heads", "groups", "head_dim")
+
+
+class AxisError(ValueError):
+    """A value, or a combination of values, that makes no attention problem; `axis` names it."""
+
+    def __init__(self, axis: str, message: str) -> None:
+        self.axis = axis
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One attention problem in plain numbers.
+
+    `lengths_q[i]` and `lengths_k[i]` are the lengths of sequence (or batch entry) i; query head
+    h uses kv head h // groups; `window` counts the visible keys of a row, itself included.
+    """
+
+    layout: str
+    lengths_q: tuple[int, ...]
+    lengths_k: tuple[int, ...]
+    kv_heads: int
+    groups: int
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    causal: bool = False
+    window: int | None = None
+    sink: bool = False
+    scale: float | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Setting:
+        """The setting of a case; AxisError where the values make none."""
+        for axis, value in values.items():
+            if reason := explain_value(axis, value):
+                raise AxisError(axis, f"{axis}: {reason}")
+        for axis in ("dtype", "head_dim"):
+            if values.get(axis) is None:
+                raise AxisError(axis, f"attention needs the axis {axis}")
+        layout, lengths_q, lengths_k = _layout(values)
+        kv_heads, groups = _heads(values)
+        head_dim = _int(values["head_dim"])
+        head_dim_v = values.get("head_dim_v")
+        causal = bool(values.get("causal", False))
+        window = values.get("window")
+        if window is not None and not causal:
+            raise AxisError(
+                "window",
+                f"window {window} without causal; a window is causal by definition: add "
+                "where: {expr: window is none or causal}",
+            )
+        for axis, longest in (
+            ("max_seqlen_q", max(lengths_q, default=0)),
+            ("max_seqlen_k", max(lengths_k, default=0)),
+        ):
+            given = values.get(axis)
+            if given is not None and _int(given) < longest:
+                raise AxisError(
+                    axis, f"{axis} is {given}, less than the longest sequence ({longest})"
+                )
+        scale = values.get("scale")
+        return cls(
+            layout=layout,
+            lengths_q=lengths_q,
+            lengths_k=lengths_k,
+            kv_heads=kv_heads,
+            groups=groups,
+            head_dim=head_dim,
+            head_dim_v=head_dim if head_dim_v in (None, "same") else _int(head_dim_v),
+            dtype=str(values["dtype"]),
+            causal=causal,
+            window=None if window is None else _int(window),
+            sink=bool(values.get("sink")),
+            scale=None if scale is None else float(scale),  # type: ignore[arg-type]
+            max_seqlen_q=_optional(values.get("max_seqlen_q")),
+            max_seqlen_k=_optional(values.get("max_seqlen_k")),
+        )
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie one after another (thd), with `cu_seqlens`."""
+        return self.layout == "thd"
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        return len(self.lengths_q)
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads."""
+        return self.kv_heads * self.groups
+
+    @property
+    def softmax_scale(self) -> float:
+        """What q k^T is multiplied by; head_dim**-0.5 unless the case says."""
+        return float(self.head_dim**-0.5) if self.scale is None else self.scale
+
+    @cached_property
+    def starts_q(self) -> tuple[int, ...]:
+        """First packed row of every sequence, and the total: `cu_seqlens_q`."""
+        return tuple(accumulate(self.lengths_q, initial=0))
+
+    @cached_property
+    def starts_k(self) -> tuple[int, ...]:
+        """First packed key row of every sequence, and the total: `cu_seqlens_k`."""
+        return tuple(accumulate(self.lengths_k, initial=0))
+
+    def names(self) -> dict[str, Any]:
+        """The names that are no tensors, as an entry or an expression sees them."""
+        names: dict[str, Any] = {
+            "layout": self.layout,
+            "dtype": self.dtype,
+            "batch": self.batch,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "groups": self.groups,
+            "seqlens_q": list(self.lengths_q),
+            "seqlens_k": list(self.lengths_k),
+            "total_q": self.starts_q[-1],
+            "total_k": self.starts_k[-1],
+            "max_seqlen_q": self._longest(self.max_seqlen_q, self.lengths_q),
+            "max_seqlen_k": self._longest(self.max_seqlen_k, self.lengths_k),
+            "head_dim": self.head_dim,
+            "head_dim_v": self.head_dim_v,
+            "causal": self.causal,
+            "window": self.window,
+            "scale": self.softmax_scale,
+        }
+        if not self.packed:
+            names["seqlen_q"] = self.lengths_q[0]
+            names["seqlen_k"] = self.lengths_k[0]
+        return names
+
+    @staticmethod
+    def _longest(given: int | None, lengths: Sequence[int]) -> int:
+        return max(lengths, default=0) if given is None else given
+
+    @cached_property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs of one head that the mask lets through."""
+        return sum(
+            self._visible(lq, lk) for lq, lk in zip(self.lengths_q, self.lengths_k, strict=True)
+        )
+
+    def _visible(self, lq: int, lk: int) -> int:
+        if not self.causal:
+            return lq * lk
+        # Query i sees the keys [0, i + lk - lq], less those the window has left behind.
+        seen = _clamped_sum(lk - lq + 1, lq, lk)
+        return seen - (_clamped_sum(lk - lq + 1 - self.window, lq, lk) if self.window else 0)
+
+
+def _clamped_sum(first: int, count: int, top: int) -> int:
+    """Sum of min(max(x, 0), top) over the `count` integers x from `first`."""
+
+    def below(x: int) -> int:  # the sum over all integers below x
+        inner = min(max(x, 0), top + 1)
+        return inner * (inner - 1) // 2 + max(x - top - 1, 0) * top
+
+    return below(first + count) - below(first)
+
+
+def lengths(value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Query and key lengths of a value of the axis seqlens; ValueError saying what is wrong.
+
+    `{q: [17, 64], k: same}`, `{q: [17, 64], k: [3, 9]}`, or a plain list for both.
+    """
+    form = "write {q: [17, 64], k: same} or {q: [17, 64], k: [20, 64]}"
+    if not isinstance(value, Mapping):
+        value = {"q": value, "k": "same"}
+    unknown = sorted(set(value) - {"q", "k"})
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r} in seqlens; {form}")
+    if "q" not in value:
+        raise ValueError(f"seqlens without q; {form}")
+    q = _length_list("q", value["q"], form)
+    key_lengths = value.get("k", "same")
+    k = q if key_lengths in ("same", None) else _length_list("k", key_lengths, form)
+    if len(q) != len(k):
+        raise ValueError(
+            f"seqlens has {len(q)} query sequences and {len(k)} key sequences; "
+            "every sequence needs a length in both (0 is allowed)"
+        )
+    return q, k
+
+
+def _length_list(side: str, value: Value, form: str) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"seqlens.{side} is {value!r}, not a list of lengths; {form}")  # noqa: TRY004 - a wrong value in a user's file
+    if not value:
+        raise ValueError(f"seqlens.{side} is empty; at least one sequence is needed")
+    for length in value:
+        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+            raise ValueError(f"seqlens.{side} has the length {length!r}; lengths are integers >= 0")
+    return tuple(_int(length) for length in value)
+
+
+def explain_value(axis: str, value: Value) -> str | None:
+    """What is wrong with one value of one axis, by itself; None where nothing is."""
+    match axis:
+        case "dtype":
+            return explain_dtype(value, floating=True)
+        case "values":
+            return explain_distribution(value)
+        case "layout":
+            known = isinstance(value, str) and value in LAYOUTS
+            return None if known else f"unknown layout {value!r}{nearest(value, LAYOUTS)}"
+        case "seqlens":
+            try:
+                lengths(value)
+            except ValueError as error:
+                return str(error)
+            return None
+        case "causal":
+            return None if isinstance(value, bool) else f"{value!r} is not true or false"
+        case "sink":
+            allowed = value is None or isinstance(value, bool)
+            return None if allowed else f"{value!r} is not none or true"
+        case "scale":
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            fine = value is None or (number and 0 < float(value) < float("inf"))  # type: ignore[arg-type]
+            return None if fine else f"{value!r} is not none or a number > 0"
+        case "window":
+            return _at_least(value, 1, "none or a number of keys >= 1", optional=True)
+        case "head_dim_v":
+            return None if value == "same" else _at_least(value, 1, "same or an integer >= 1")
+        case "seqlen_q":
+            return _at_least(value, 0, "an integer >= 0")
+        case "seqlen_k":
+            if value == "same":
+                return None
+            return _at_least(value, 0, "same or an integer >= 0", optional=True)
+        case "max_seqlen_q" | "max_seqlen_k":
+            return _at_least(value, 0, "none or an integer >= 0", optional=True)
+    if axis in _POSITIVE:
+        return _at_least(value, 1, "an integer >= 1")
+    return None
+
+
+def _at_least(value: Value, least: int, want: str, *, optional: bool = False) -> str | None:
+    if value is None and optional:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return None
+    return f"{'none' if value is None else repr(value)} is not {want}"
+
+
+def _layout(values: Mapping[str, Value]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    layout = values.get("layout")
+    if "seqlens" in values:
+        for axis in ("seqlen_q", "seqlen_k", "batch"):
+            if values.get(axis) is not None:
+                raise AxisError(axis, f"{axis} beside seqlens; lengths are given by one of them")
+        if layout not in (None, "thd"):
+            raise AxisError(
+                "layout", f"layout {layout} beside seqlens; packed sequences have layout thd"
+            )
+        return ("thd", *lengths(values["seqlens"]))
+    if "seqlen_q" not in values:
+        raise AxisError("seqlen_q", "attention needs the axis seqlens (packed) or seqlen_q (dense)")
+    batch = _int(values.get("batch", 1))
+    seqlen_q = _int(values["seqlen_q"])
+    seqlen_k = values.get("seqlen_k")
+    seqlen_k = seqlen_q if seqlen_k in (None, "same") else _int(seqlen_k)
+    return str(layout or "bshd"), (seqlen_q,) * batch, (seqlen_k,) * batch
+
+
+def _heads(values: Mapping[str, Value]) -> tuple[int, int]:
+    heads, kv_heads, groups = (
+        _optional(values.get(axis)) for axis in ("heads", "kv_heads", "groups")
+    )
+    if heads is None:
+        if kv_heads is None:
+            raise AxisError("heads", "attention needs the axis heads or kv_heads")
+        return kv_heads, 1 if groups is None else groups
+    if kv_heads is None:
+        by, name = (1, "groups") if groups is None else (groups, "groups")
+    else:
+        by, name = kv_heads, "kv_heads"
+    if heads % by:
+        raise AxisError("heads", f"heads {heads} is not a multiple of {name} {by}")
+    if kv_heads is None:
+        return heads // by, by
+    if groups is not None and groups != heads // kv_heads:
+        raise AxisError("heads", f"heads {heads} is not kv_heads {kv_heads} * groups {groups}")
+    return kv_heads, heads // kv_heads
+
+
+def _int(value: Value) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _optional(value: Value) -> int | None:
+    return None if value is None else _int(value)

@@ -1,0 +1,50 @@
+"""The attention family, as specs name it; torch is imported when a problem is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.attention.axes import DATA_AXES, AxisError, Setting
+from tlmatrix.problem.attention.lint import lint
+from tlmatrix.problem.frame import Frame, compile_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import torch
+
+    from tlmatrix.problem.model import Problem
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["AttentionFamily"]
+
+
+class AttentionFamily:
+    """Attention, dense or packed, forward and backward."""
+
+    def lint(self, spec: Spec) -> Iterable[Issue]:
+        """See `Family.lint`."""
+        return list(lint(spec))
+
+    def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
+        """See `Family.compile_key`."""
+        try:
+            names = Setting.of(values).names()
+        except AxisError:
+            names = {}
+        return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype", "layout"))
+
+    def problem(
+        self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
+    ) -> Problem:
+        """The problem of a case.
+
+        Raises:
+            AxisError: (a ValueError) the values make no attention problem; `axis` names which.
+        """
+        from tlmatrix.problem.attention.build import attention_case
+
+        frame = Frame(spec, values, seed, device)
+        return attention_case(frame, Setting.of(values)).problem()

@@ -1,0 +1,46 @@
+"""The tensors of an attention case: drawn from its seed, then moved to the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.problem.attention.reference import Operands
+from tlmatrix.problem.distributions import draw, generator
+from tlmatrix.problem.dtypes import torch_dtype
+
+if TYPE_CHECKING:
+    from tlmatrix.problem.attention.axes import Setting
+
+__all__ = ["draw_operands", "shape_of"]
+
+
+def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
+    """The shape of q, k, v or do (as out) in the setting's layout."""
+    heads = setting.heads if name in ("q", "do") else setting.kv_heads
+    dim = setting.head_dim if name in ("q", "k") else setting.head_dim_v
+    starts = setting.starts_q if name in ("q", "do") else setting.starts_k
+    if setting.packed:
+        return (starts[-1], heads, dim)
+    length = starts[1]
+    if setting.layout == "bshd":
+        return (setting.batch, length, heads, dim)
+    return (setting.batch, heads, length, dim)
+
+
+def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.device) -> Operands:
+    """q, k, v, do and, if the setting has one, the sink ([heads], float32)."""
+    source = generator(seed)
+    dtype = torch_dtype(setting.dtype)
+    q, k, v, do = (
+        draw(
+            distribution, source, shape_of(setting, name), dtype, index=index,
+            cotangent=name == "do",
+        ).to(device)
+        for index, name in enumerate(("q", "k", "v", "do"))
+    )  # fmt: skip
+    sink = None
+    if setting.sink:
+        sink = torch.randn(setting.heads, generator=source, dtype=torch.float32).to(device)
+    return Operands(q, k, v, do, sink)

@@ -1,0 +1,68 @@
+"""What can be seen to be wrong with the axes of an attention spec before anything is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.attention.axes import AXES, explain_value
+from tlmatrix.problem.frame import places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["lint"]
+
+
+def lint(spec: Spec) -> Iterator[Issue]:
+    """Issues at their places; axes the family does not know are left to the entry."""
+    for path, axis, value in places(spec):
+        if axis in AXES and (reason := explain_value(axis, value)):
+            yield spec.issue(path, f"{axis}: {reason}")
+    axes = spec.axes
+    for axis, values in (("dtype", "[float16]"), ("head_dim", "[64]")):
+        if axis not in axes:
+            yield spec.issue(("axes",), f"attention needs the axis {axis}; add {axis}: {values}")
+    if "heads" not in axes and "kv_heads" not in axes:
+        yield spec.issue(
+            ("axes",),
+            "attention needs the axis heads, or kv_heads (with groups); add kv_heads: [1]",
+        )
+    if {"heads", "kv_heads", "groups"} <= set(axes):
+        yield spec.issue(
+            ("axes", "heads"),
+            "heads, kv_heads and groups together say the same thing twice; leave one out",
+        )
+    yield from _lint_lengths(spec)
+    windows = [value for value in axes.get("window", ()) if value is not None]
+    if windows and True not in axes.get("causal", ()):
+        yield spec.issue(
+            ("axes", "window"),
+            f"window {windows[0]} needs causal, which is never true here; add causal: [true]",
+        )
+
+
+def _lint_lengths(spec: Spec) -> Iterator[Issue]:
+    axes = spec.axes
+    if "seqlens" not in axes:
+        if "seqlen_q" not in axes:
+            yield spec.issue(
+                ("axes",),
+                "attention needs the axis seqlens (packed) or seqlen_q (dense); add "
+                "seqlens: [{q: [17, 64], k: same}] or seqlen_q: [64]",
+            )
+        return
+    for axis in ("seqlen_q", "seqlen_k", "batch"):
+        if axis in axes:
+            yield spec.issue(
+                ("axes", axis), f"{axis} beside seqlens; lengths are given by one of them"
+            )
+    for number, layout in enumerate(axes.get("layout", ())):
+        if layout in ("bshd", "bhsd"):
+            yield spec.issue(
+                ("axes", "layout", number),
+                f"layout {layout} beside seqlens; packed sequences have layout thd: give "
+                "seqlen_q and batch instead of seqlens to use it",
+            )
