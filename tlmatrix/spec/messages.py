@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any, get_args
 
-import yaml
 from pydantic import BaseModel
 
 from tlmatrix.spec import models
 from tlmatrix.spec.expressions import ExpressionError, shorten
+from tlmatrix.spec.flow import flow
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.nodes import ScalarNode
 
@@ -72,14 +72,9 @@ def suggestion(word: object, known: Iterable[str], what: str) -> str:
     return f"{meant} {what}: {', '.join(names) if names else 'none'}"
 
 
-def show(value: object) -> str:
-    """A value as YAML would have it on one line, text in quotes."""
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        return shorten(repr(value))
-    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 20, sort_keys=False)
-    return shorten(text.removesuffix("\n").removesuffix("\n..."))
+def show(value: Any) -> str:  # noqa: ANN401 - whatever the file holds
+    """A value on one line as YAML has it, text in quotes."""
+    return shorten(repr(value) if isinstance(value, str) else flow(value))
 
 
 def dotted(path: Path) -> str:
@@ -103,7 +98,9 @@ def issue_of(error: ErrorDetails, document: Document) -> Issue:
     full = error["loc"][:-1] if is_key else error["loc"]
     path: Path = tuple(part for part in full if not str(part).startswith("<"))
     node, entry = document.find(*path)
-    message = _message(error, path, node, is_key=is_key)
+    if error["type"] not in ("missing", "extra_forbidden"):
+        path = document.written(*path)
+    message = _message(error, path, is_key=is_key)
     line, column = node.line, node.column
     cause = error.get("ctx", {}).get("error")
     if error["type"] == "missing":
@@ -124,7 +121,7 @@ def _start(document: Document, path: Path) -> tuple[int, int]:
     return place.line, place.column
 
 
-def _message(error: ErrorDetails, path: Path, node: object, *, is_key: bool) -> str:
+def _message(error: ErrorDetails, path: Path, *, is_key: bool) -> str:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     label = f"'{dotted(path)}'" if path else "the spec"
     if kind == "missing":
@@ -132,9 +129,6 @@ def _message(error: ErrorDetails, path: Path, node: object, *, is_key: bool) -> 
         return f"the key {path[-1]!r} is missing{inside}"
     if kind == "extra_forbidden":
         return f"unknown key {path[-1]!r}{suggestion(path[-1], _keys_at(path), 'Keys here')}"
-    if isinstance(node, ScalarNode) and node.is_empty and not is_key:
-        hint = "; an unquoted # starts a comment" if path[-1:] == ("issue",) else ""
-        return f"{label} has no value{hint}"
     cause = context.get("error")
     if isinstance(cause, ExpressionError):
         return f"{label}: {cause.reason}: {shorten(cause.text)!r}"
@@ -172,7 +166,7 @@ def _expected(kind: str, context: dict[str, Any]) -> str:
 
 def _choices(context: dict[str, Any]) -> list[str]:
     """The words of a Literal, from pydantic's "'a', 'b' or 'c'"."""
-    return [word for word in str(context["expected"]).split("'") if word.isidentifier()][:]
+    return str(context["expected"]).split("'")[1::2]
 
 
 def _keys_at(path: Path) -> list[str]:

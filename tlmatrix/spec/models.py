@@ -70,6 +70,9 @@ DTYPES = (
 )  # fmt: skip
 """Names of dtypes, as PyTorch spells them."""
 
+STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
+"""The strategies, with 3-wise to stand for t-wise of any t."""
+
 CheckName = Literal[
     "numeric", "gradients", "poison", "guards", "isolation", "determinism", "repeat", "properties"
 ]
@@ -129,6 +132,10 @@ def _to_scalar(value: object) -> Any:  # noqa: ANN401
     raise ValueError("must be a number, true, false, none or an expression")
 
 
+_PROBLEM_SCHEMA = {
+    "title": "a name",
+    "anyOf": [{"enum": list(FAMILIES)}, {"type": "string", "pattern": ":"}],
+}
 _VALUE_SCHEMA = {"type": ["string", "number", "boolean", "null", "array", "object"]}
 _EXPRESSION_SCHEMA = {"type": ["string", "boolean"]}
 _SHAPE_SCHEMA = {"type": ["integer", "string"]}
@@ -158,7 +165,6 @@ Argument = Annotated[
     PlainValidator(_to_scalar),
     WithJsonSchema({"type": ["string", "number", "boolean", "null"]}),
 ]
-WholeNumber = Annotated[int, Field(strict=True)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -170,10 +176,17 @@ ARCH = r"^(sm_[0-9]+|interpreter)$"
 STRATEGY = r"^(product|zip|pairwise|[1-9][0-9]{0,2}-wise|sample|first)$"
 RANGE = r"^ *([0-9]{1,12}) *\.\. *([0-9]{1,12}) *$"
 
-Name = Annotated[str, Field(pattern=NAME)]
-Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
-Target = Annotated[str, Field(pattern=TARGET)]
+Name = Annotated[str, Field(pattern=NAME, title="a name")]
+Identifier = Annotated[str, Field(pattern=IDENTIFIER, title="a name")]
+Target = Annotated[str, Field(pattern=TARGET, title="`package.module:name`")]
 Arch = Annotated[str, Field(pattern=ARCH)]
+Strategy = Annotated[
+    str,
+    Field(pattern=STRATEGY),
+    WithJsonSchema(
+        {"anyOf": [{"enum": list(STRATEGIES)}, {"type": "string", "pattern": STRATEGY}]}
+    ),
+]
 CaseValues = Annotated[dict[str, AxisValue], Field(min_length=1)]
 
 
@@ -189,16 +202,17 @@ def _to_date(value: object) -> date:
 
 
 Day = Annotated[
-    date, PlainValidator(_to_date), WithJsonSchema({"type": "string", "format": "date"})
+    date,
+    PlainValidator(_to_date),
+    WithJsonSchema({"title": "a date", "type": "string", "format": "date"}),
 ]
 
 
-def _also(
-    handler: GetJsonSchemaHandler, schema: CoreSchema, short: dict[str, Any]
-) -> dict[str, Any]:
-    """The JSON Schema of a model that may also be written in a short form."""
+def _also(handler: GetJsonSchemaHandler, schema: CoreSchema, key: str) -> dict[str, Any]:
+    """The JSON Schema of a model that may also be written as the value of one of its keys."""
     full = handler.resolve_ref_schema(handler(schema))
-    long = {key: value for key, value in full.items() if key != "description"}
+    long = {name: value for name, value in full.items() if name != "description"}
+    short = {"anyOf": long["properties"][key]["anyOf"]}
     description = full.get("description", "")
     full.clear()
     full |= {"description": description, "anyOf": [short, long]}
@@ -321,7 +335,7 @@ class Rule(_Model):
 class Tier(_Model):
     """A named way to pick cases. `quick: pairwise` is short for `quick: {strategy: pairwise}`."""
 
-    strategy: Annotated[str, Field(pattern=STRATEGY)] = Field(
+    strategy: Strategy = Field(
         description="`product`: all combinations. `zip`: the first values of all axes, then the "
         "second, and so on. `pairwise`, `3-wise`, `t-wise` for any t: every combination of "
         "values of any t axes occurs. `sample`: `size` random combinations. `first`: the first "
@@ -354,7 +368,7 @@ class Tier(_Model):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return _also(handler, core_schema, {"type": "string", "pattern": STRATEGY})
+        return _also(handler, core_schema, "strategy")
 
     @property
     def strength(self) -> int | None:
@@ -381,8 +395,10 @@ class Reject(_Model):
     """An input that the entry must refuse."""
 
     set: CaseValues = Field(
-        description="Axes and the bad values they get; other axes take their first value.",
-        examples=[{"groups": 0}],
+        description="What is bad: axes and other arguments of the entry with their bad values. "
+        "A tensor can get another dtype or device (`k.dtype: float64`), or another shape "
+        "(`k: {shape: [3, 5]}`). Other axes take their first value.",
+        examples=[{"groups": 0}, {"k.dtype": "float64"}, {"k": {"shape": [3, 5]}}],
     )
     raises: Annotated[str, Field(pattern=EXCEPTION)] = Field(
         description="The exception: a builtin one, or `package.module:Class`.",
@@ -408,7 +424,7 @@ class KnownBug(_Model):
     expires: Day = Field(
         description="The last day of the entry. After it the entry is an error, so that no bug "
         "is forgotten.",
-        examples=["2027-03-01"],
+        examples=[date(2027, 3, 1)],
     )
     mode: Literal["tolerate", "quarantine"] = Field(
         default="tolerate",
@@ -462,7 +478,19 @@ def _arch_allowances(value: object) -> object:
     return value
 
 
-ArchAllowances = Annotated[dict[str, AllowanceChange], BeforeValidator(_arch_allowances)]
+class _OrOneAllowance:
+    """Tells the JSON Schema about the short form."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        by_tensor = handler(core_schema)
+        return {"anyOf": [by_tensor["additionalProperties"], by_tensor]}
+
+
+ArchAllowances = Annotated[
+    dict[str, AllowanceChange], BeforeValidator(_arch_allowances), _OrOneAllowance()
+]
 
 
 class Tolerance(_Model):
@@ -644,7 +672,8 @@ class Spec(_Model):
         examples=["Grouped-query flash attention over packed sequences."],
     )
     problem: Annotated[
-        Annotated[str, Tag("<name>")] | Annotated[DeclaredProblem, Tag("<mapping>")],
+        Annotated[str, WithJsonSchema(_PROBLEM_SCHEMA), Tag("<name>")]
+        | Annotated[DeclaredProblem, Tag("<mapping>")],
         Discriminator(lambda value: "<name>" if isinstance(value, str) else "<mapping>"),
     ] = Field(
         description="What is computed: `attention`, `gemm`, a class of your own "
@@ -744,7 +773,7 @@ class Spec(_Model):
     known_bugs: tuple[KnownBug, ...] = Field(
         default=(),
         description="The ledger: which cases fail today, where that is tracked, and until when.",
-        examples=[[{"when": "head_dim == 256", "issue": "#12", "expires": "2027-03-01"}]],
+        examples=[[{"when": "head_dim == 256", "issue": "#12", "expires": date(2027, 3, 1)}]],
     )
     regressions: tuple[CaseValues, ...] = Field(
         default=(),

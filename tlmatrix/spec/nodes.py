@@ -34,6 +34,7 @@ __all__ = [
     "ScalarNode",
     "SequenceNode",
     "read_document",
+    "scalar_meaning",
 ]
 
 MAX_BYTES = 1 << 20
@@ -115,6 +116,14 @@ class Document:
             elif isinstance(node, SequenceNode) and part in range(len(node.items)):
                 node, entry = node.items[int(part)], None
         return node, entry
+
+    def written(self, *path: str | int) -> tuple[str | int, ...]:
+        """The parts of a path that the file has: `("tiers", "quick")` where `quick: pairwise`."""
+        parts: list[str | int] = []
+        for part in path:
+            if self.find(*parts, part)[0] is not self.find(*parts)[0]:
+                parts.append(part)
+        return tuple(parts)
 
     def inside(self, node: Node, offset: int) -> tuple[int, int]:
         """The place of a character of a scalar's text, or of the scalar if it was folded."""
@@ -266,7 +275,7 @@ class _Builder:
         quoted = event.style is not None and event.style != ""
         node = ScalarNode(line, column, event.value, event.value, quoted)
         if not quoted:
-            node.value, message = _resolved(event.value)
+            node.value, message = scalar_meaning(event.value)
             if message is not None:
                 self.report(node, message)
         return node
@@ -275,6 +284,8 @@ class _Builder:
         node = SequenceNode(event.start_mark.line + 1, event.start_mark.column + 1)
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
             item = self.node(event, events, depth + 1)
+            if isinstance(item, ScalarNode) and item.is_empty:
+                self.report(item, "an entry of a list is empty; write none if absent is meant")
             node.items.append(item)
             node.weight += item.weight
         return node
@@ -294,10 +305,17 @@ class _Builder:
                 self.report(entry, f"the key {key!r} is here twice; first in line {first.line}")
             else:
                 node.entries[key] = entry
+            if isinstance(value, ScalarNode) and value.is_empty:
+                self.report(entry, f"{key!r} has no value{self.comment_hint(value)}")
         for mark, value in merged:
             self.merge(mark, value, node)
         node.weight += sum(entry.node.weight for entry in node.entries.values())
         return node
+
+    def comment_hint(self, node: Node) -> str:
+        """What to say where `issue: #12` has no value, for the rest is a comment."""
+        rest = self.lines[node.line - 1][node.column - 1 :] if node.line <= len(self.lines) else ""
+        return "; an unquoted # starts a comment" if rest.lstrip().startswith("#") else ""
 
     def key(self, event: Any) -> str:  # noqa: ANN401
         """A key as it is written: `no`, `1` and `none` are names there, and nothing else."""
@@ -357,7 +375,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}$")
 _LONGEST_NUMBER = 400
 
 
-def _resolved(text: str) -> tuple[str | int | float | bool | date | None, str | None]:
+def scalar_meaning(text: str) -> tuple[str | int | float | bool | date | None, str | None]:
     """What an unquoted scalar means, and a message if people would disagree on that."""
     if text in _WORDS:
         return _WORDS[text], None
@@ -373,10 +391,10 @@ def _resolved(text: str) -> tuple[str | int | float | bool | date | None, str | 
         return text, None
     if not (first.isdigit() or first in "+-."):
         return text, None
-    return _resolved_number(text)
+    return _number_meaning(text)
 
 
-def _resolved_number(text: str) -> tuple[str | int | float | date | None, str | None]:
+def _number_meaning(text: str) -> tuple[str | int | float | date | None, str | None]:
     if len(text) > _LONGEST_NUMBER:
         if text.strip("+-0123456789_.") == "":
             return text, f"the number {shorten(text, 20)} is too long"

@@ -209,8 +209,6 @@ def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
             yield from _unknown_axes(values, axes, (key, index))
             if values in cases[:index]:
                 yield Fault((key, index), f"the case {show(values)} is here twice")
-    for index, reject in enumerate(spec.rejects):
-        yield from _unknown_axes(reject.set, axes, ("rejects", index, "set"))
     if spec.bench is not None:
         for index, values in enumerate(spec.bench.cases):
             yield from _unknown_axes(values, axes, ("bench", "cases", index))

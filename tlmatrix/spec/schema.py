@@ -1,0 +1,84 @@
+"""The JSON Schema of a spec, so that editors complete keys and check values while one types.
+
+It is generated from the models and shipped as `tlmatrix/spec/schema.json`;
+`python -m tlmatrix.spec.schema` writes that file anew. A spec names it in its first line:
+
+    # yaml-language-server: $schema=../tlmatrix/spec/schema.json
+
+What a schema cannot say (that a name in an expression is an axis, that no value is given twice)
+only the loader checks.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from tlmatrix.spec.models import Spec
+
+__all__ = ["SCHEMA_PATH", "json_schema", "json_schema_text"]
+
+SCHEMA_PATH = Path(__file__).with_name("schema.json")
+"""The shipped file."""
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 7, which editors read best) of a spec file."""
+    schema = _tidy(Spec.model_json_schema(schema_generator=_WithoutTitles))
+    rules = {
+        "oneOf": [{"required": ["entry"]}, {"required": ["factory"]}],
+        "dependencies": {"factory": ["call"], "call": ["factory"], "compile": ["factory"]},
+    }
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, **rules}
+
+
+def json_schema_text() -> str:
+    """What `schema.json` must hold."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+_NAMED = ("properties", "patternProperties", "$defs")
+"""Keys of a schema whose values are schemas by name."""
+_DATA = ("examples", "enum", "const", "required")
+"""Keys whose values are no schemas."""
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """Titles would only repeat the keys."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ANN401, ARG002 - pydantic's
+        return False
+
+
+def _tidy(schema: Any) -> Any:  # noqa: ANN401 - any part of a schema
+    """The schema as editors need it, part by part.
+
+    A key that matches no pattern is an error; `$ref` stands alone, for draft 7 ignores what is
+    beside it; defaults that only say "absent" are left out.
+    """
+    if isinstance(schema, list):
+        return [_tidy(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    tidied: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED:
+            tidied[key] = {name: _tidy(part) for name, part in value.items()}
+        elif key in _DATA:
+            tidied[key] = value
+        elif key != "default":
+            tidied[key] = _tidy(value)
+        elif isinstance(value, str | bool | int | float):
+            tidied[key] = value
+    if "patternProperties" in tidied:
+        tidied.setdefault("additionalProperties", False)
+    if "$ref" in tidied and len(tidied) > 1:
+        tidied["allOf"] = [{"$ref": tidied.pop("$ref")}]
+    return tidied
+
+
+if __name__ == "__main__":
+    SCHEMA_PATH.write_text(json_schema_text(), encoding="utf-8")
