@@ -1,0 +1,194 @@
+"""The kernels of dense attention: every sequence of the batch has the same lengths.
+
+Layouts bshd and bhsd (see `rows`). Batch, heads and lengths are symbolic: one compiled kernel
+serves them all, and the scale and the window are arguments. A kernel's grid is (tiles of its own
+rows, query heads, sequences); what a block does is written in `forward` and `backward`.
+"""
+
+import tilelang
+import tilelang.language as T
+
+from tlmatrix_kernels.attention import backward as bwd
+from tlmatrix_kernels.attention import forward as fwd
+from tlmatrix_kernels.attention.masks import Mask
+from tlmatrix_kernels.attention.options import PASS_CONFIGS
+from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
+
+__all__ = ["atomic_gradients", "delta_pass", "forward", "query_gradients", "split_key_gradients"]
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+    """Build the forward kernel: q, k, v to out and lse."""
+    batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
+    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+
+    @T.prim_func
+    def dense_forward(
+        q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        k: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), dtype),
+        v: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), dtype),
+        out: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(seqlen_q, tiles.queries), heads, batch, threads=tiles.threads) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = Rows(layout, sequence, 0, seqlen_q)
+            keys = Rows(layout, sequence, 0, seqlen_k)
+            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
+            query = tile * tiles.queries
+            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+                fwd.forward_block(
+                    q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
+                    scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+            else:
+                fwd.blank_block(out, lse, queries, query, head, head_dim_v, tiles)
+
+    return dense_forward
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def delta_pass(layout, dtype, head_dim_v, rows, threads):
+    """Build the backward pre-pass: out and do to delta."""
+    batch, heads, seqlen_q = T.dynamic("batch, heads, seqlen_q")
+
+    @T.prim_func
+    def dense_delta(
+        out: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(seqlen_q, rows), heads, batch, threads=threads) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = Rows(layout, sequence, 0, seqlen_q)
+            bwd.delta_block(out, do, delta, queries, tile * rows, head, rows, head_dim_v)
+
+    return dense_delta
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+    """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
+    batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
+    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+
+    @T.prim_func
+    def dense_atomic_gradients(
+        q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        k: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), dtype),
+        v: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), dtype),
+        do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        dq_sum: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), "float32"),
+        dk_sum: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), "float32"),
+        dv_sum: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), "float32"),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(seqlen_k, tiles.keys), heads, batch, threads=tiles.threads) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = Rows(layout, sequence, 0, seqlen_q)
+            keys = Rows(layout, sequence, 0, seqlen_k)
+            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
+            key = tile * tiles.keys
+            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+                bwd.atomic_key_block(
+                    q, k, v, do, lse, delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key,
+                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+
+    return dense_atomic_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def split_key_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+    """Build strategy `split`, dk and dv: one float32 part for each query head of a group."""
+    batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
+    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+    k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)
+    v_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v)
+
+    @T.prim_func
+    def dense_split_key_gradients(
+        q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        k: T.Tensor(k_shape, dtype),
+        v: T.Tensor(v_shape, dtype),
+        do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        dk_parts: T.Tensor((groups, *k_shape), "float32"),
+        dv_parts: T.Tensor((groups, *v_shape), "float32"),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(seqlen_k, tiles.keys), heads, batch, threads=tiles.threads) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = Rows(layout, sequence, 0, seqlen_q)
+            keys = Rows(layout, sequence, 0, seqlen_k)
+            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
+            key = tile * tiles.keys
+            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+                bwd.split_key_block(
+                    q, k, v, do, lse, delta, dk_parts, dv_parts, queries, keys, mask, key,
+                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+            else:
+                bwd.blank_key_block(
+                    dk_parts, dv_parts, keys, key, head, groups, (head_dim, head_dim_v), tiles
+                )
+
+    return dense_split_key_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+    """Build strategy `split`, dq: each tile of queries walks over its keys by itself."""
+    batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
+    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+
+    @T.prim_func
+    def dense_query_gradients(
+        q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        k: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), dtype),
+        v: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), dtype),
+        do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        dq: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(seqlen_q, tiles.queries), heads, batch, threads=tiles.threads) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = Rows(layout, sequence, 0, seqlen_q)
+            keys = Rows(layout, sequence, 0, seqlen_k)
+            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
+            query = tile * tiles.queries
+            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+                bwd.query_block(
+                    q, k, v, do, lse, delta, dq, queries, keys, mask, query, head,
+                    head // groups, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+            else:
+                bwd.blank_query_block(dq, queries, query, head, head_dim, tiles)
+
+    return dense_query_gradients

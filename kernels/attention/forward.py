@@ -1,0 +1,123 @@
+"""The forward pass of one block: attention of a tile of queries, softmax online.
+
+The algorithm of FlashAttention-2 (Dao, 2023, https://arxiv.org/abs/2307.08691), algorithm 1. A
+block owns one tile of ``queries`` query rows of one head of one sequence, keeps it in shared
+memory, and walks over the tiles of keys that the mask lets it see. In registers (fragments,
+float32):
+
+========  ======================  ===========================================================
+s         [queries, keys]         scores q k^T, then the weights p = exp(scale * s - shift)
+m         [queries]               running maximum of the unscaled scores a row has seen
+l         [queries]               running sum of the row's weights
+acc       [queries, head_dim_v]   running sum of weights times values
+========  ======================  ===========================================================
+
+At the end out = acc / l and lse = scale * m + ln(l), the logarithm of the row's softmax
+denominator (natural, float32), which the backward pass needs and nothing else.
+
+Exponentials are taken in base 2, with log2(e) folded into the scale: that is what the hardware
+has. A row that has seen no key holds m = -inf, and -inf minus -inf is NaN, so the exponent is
+shifted by 0 instead: all its weights are exp2(-inf) = 0, its l stays 0, and it stores out 0 and
+lse -inf.
+"""
+
+import tilelang.language as T
+
+from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.tiles import padded
+
+__all__ = ["LOG2_E", "blank_block", "forward_block"]
+
+LOG2_E = 1.4426950408889634
+
+
+@T.macro
+def forward_block(q, k, v, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles):
+    """Attention of the queries from `query` on: writes their rows of out and lse.
+
+    `queries` and `keys` are the `Rows` of the sequence, `dims` is (head_dim, head_dim_v). There
+    must be at least one tile of keys to see.
+    """
+    dtype = q.dtype
+    queries, keys = bound(queries), bound(keys)
+    mask = mask.over(queries.length, keys.length)
+    head_dim, head_dim_v = dims
+    width, width_v = padded(head_dim), padded(head_dim_v)
+    rows, columns = tiles.queries, tiles.keys
+
+    q_shared = T.alloc_shared([rows, width], dtype)
+    k_shared = T.alloc_shared([columns, width], dtype)
+    v_shared = T.alloc_shared([columns, width_v], dtype)
+    out_shared = T.alloc_shared([rows, width_v], dtype)
+    s = T.alloc_fragment([rows, columns], "float32")
+    p = T.alloc_fragment([rows, columns], dtype)
+    acc = T.alloc_fragment([rows, width_v], "float32")
+    m = T.alloc_fragment([rows], "float32")
+    m_before = T.alloc_fragment([rows], "float32")
+    shift = T.alloc_fragment([rows], "float32")
+    decay = T.alloc_fragment([rows], "float32")
+    added = T.alloc_fragment([rows], "float32")
+    l = T.alloc_fragment([rows], "float32")
+
+    scale_log2 = scale * LOG2_E
+    T.copy(queries.tile(q, head, query, rows, width), q_shared)
+    T.fill(acc, 0)
+    T.fill(l, 0)
+    T.fill(m, -T.infinity("float32"))
+
+    first, count = mask.key_tiles(query, rows, columns)
+    for step in T.Pipelined(count, num_stages=tiles.stages):
+        key = (first + step) * columns
+        T.copy(keys.tile(k, kv_head, key, columns, width), k_shared)
+        T.clear(s)
+        T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+        if mask.cuts(query, rows, key, columns):
+            for i, j in T.Parallel(rows, columns):
+                s[i, j] = T.if_then_else(
+                    mask.sees(query + i, key + j), s[i, j], -T.infinity("float32")
+                )
+
+        T.copy(m, m_before)
+        T.reduce_max(s, m, dim=1, clear=False)
+        for i in T.Parallel(rows):
+            shift[i] = T.if_then_else(m[i] == -T.infinity("float32"), 0.0, m[i] * scale_log2)
+        for i in T.Parallel(rows):
+            decay[i] = T.exp2(m_before[i] * scale_log2 - shift[i])
+        for i, j in T.Parallel(rows, columns):
+            s[i, j] = T.exp2(s[i, j] * scale_log2 - shift[i])
+        T.reduce_sum(s, added, dim=1)
+        for i in T.Parallel(rows):
+            l[i] = l[i] * decay[i] + added[i]
+        for i, d in T.Parallel(rows, width_v):
+            acc[i, d] *= decay[i]
+
+        T.copy(s, p)
+        T.copy(keys.tile(v, kv_head, key, columns, width_v), v_shared)
+        T.gemm(p, v_shared, acc, policy=T.GemmWarpPolicy.FullRow)
+
+    for i, d in T.Parallel(rows, width_v):
+        acc[i, d] = T.if_then_else(l[i] == 0.0, 0.0, acc[i, d] / l[i])
+    T.copy(acc, out_shared)
+    for i, d in T.Parallel(rows, head_dim_v):
+        if queries.holds(query + i):
+            out[queries.index(head, query + i, d)] = out_shared[i, d]
+    for i in T.Parallel(rows):
+        if queries.holds(query + i):
+            lse[queries.statistic(head, query + i)] = T.if_then_else(
+                l[i] == 0.0, -T.infinity("float32"), m[i] * scale + T.log(l[i])
+            )
+
+
+@T.macro
+def blank_block(out, lse, queries, query, head, head_dim_v, tiles):
+    """The result of queries that see no key at all: out 0, lse -inf.
+
+    Such a block must not enter `forward_block`: with nothing to wait for q in a loop that never
+    runs, it would store over, or return before, the copy that is still on its way.
+    """
+    for i, d in T.Parallel(tiles.queries, head_dim_v):
+        if queries.holds(query + i):
+            out[queries.index(head, query + i, d)] = 0
+    for i in T.Parallel(tiles.queries):
+        if queries.holds(query + i):
+            lse[queries.statistic(head, query + i)] = -T.infinity("float32")

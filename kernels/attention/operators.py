@@ -1,0 +1,256 @@
+"""Attention as PyTorch operators: checked arguments in, buffers allocated, kernels called.
+
+Each operator is an autograd function of (q, k, v) with the outputs out and lse; lse is for use
+beside the graph (merging, diagnostics) and carries no gradient. Nothing is computed here: the
+mathematics is in `forward` and `backward`, the kernels in `dense` and `packed`.
+"""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from tlmatrix_kernels.attention import dense, packed
+from tlmatrix_kernels.attention.combine import UNIT, combine_parts
+from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, DELTA_ROWS, DELTA_THREADS, tiles_for
+from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
+
+__all__ = ["dense_attention", "varlen_attention"]
+
+# The copy engine reads from addresses that are multiples of this many bytes.
+ALIGNMENT = 16
+
+
+def dense_attention(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window=None,
+    scale=None,
+    layout="bshd",
+    backward="atomic",
+):
+    """Softmax attention of sequences that all have the same lengths.
+
+    Args:
+        q: [batch, seqlen_q, heads, head_dim] in layout bshd, [batch, heads, seqlen_q, head_dim]
+            in layout bhsd; float16 or bfloat16.
+        k: like q, with seqlen_k and kv_heads; heads must be a multiple of kv_heads, and query
+            head h reads kv head ``h // (heads // kv_heads)``.
+        v: like k, with head_dim_v. Both head dimensions are multiples of 8 up to 256.
+        causal: query i sees the keys ``j <= i + seqlen_k - seqlen_q`` (aligned bottom-right).
+        window: with causal, how many keys a query sees at most, its own included.
+        scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
+        layout: "bshd" or "bhsd".
+        backward: "atomic" is faster, "split" gives the same bits every time (see `backward`).
+
+    Returns:
+        out, like q with head_dim_v in the dtype of q; and lse [batch, heads, seqlen_q] float32,
+        the natural logarithm of each row's softmax denominator. A query that sees no key has out
+        0, lse -inf and gradients 0.
+
+    Raises:
+        ValueError: naming the argument, the rule it breaks and the value it has.
+    """
+    call = check_dense(q, k, v, causal, window, scale, layout, backward)
+    return _DenseAttention.apply(q, k, v, call)
+
+
+def varlen_attention(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    *,
+    causal=False,
+    window=None,
+    scale=None,
+    backward="atomic",
+):
+    """Softmax attention of sequences of any lengths, packed one after the other.
+
+    Args:
+        q: [total_q, heads, head_dim], float16 or bfloat16.
+        k: [total_k, kv_heads, head_dim]; heads must be a multiple of kv_heads.
+        v: [total_k, kv_heads, head_dim_v].
+        cu_seqlens_q: [batch + 1] int32, from 0 to total_q: sequence b owns the rows from
+            cu_seqlens_q[b] up to cu_seqlens_q[b + 1]. Sequences may be empty.
+        cu_seqlens_k: the same of k and v.
+        max_seqlen_q: no length may exceed it; the longest length is taken if None.
+        max_seqlen_k: the same of k and v.
+        causal: within its sequence, query i sees the keys ``j <= i + seqlen_k - seqlen_q``.
+        window: with causal, how many keys a query sees at most, its own included.
+        scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
+        backward: "atomic" is faster, "split" gives the same bits every time (see `backward`).
+
+    Checking cu_seqlens copies them to the host, which waits for the GPU once a call.
+
+    Returns:
+        out [total_q, heads, head_dim_v] in the dtype of q; and lse [heads, total_q] float32, the
+        natural logarithm of each row's softmax denominator. A query that sees no key has out 0,
+        lse -inf and gradients 0.
+
+    Raises:
+        ValueError: naming the argument, the rule it breaks and the value it has.
+    """
+    call, lengths = check_packed(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        causal, window, scale, backward,
+    )  # fmt: skip
+    return _PackedAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, lengths, call)
+
+
+def _ready(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as kernels take it: contiguous, and aligned for the copy engine."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+
+
+def _parts(like: torch.Tensor, groups: int) -> torch.Tensor:
+    return torch.empty((groups, *like.shape), dtype=torch.float32, device=like.device)
+
+
+def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.Tensor:
+    """Sum float32 parts [groups, *like.shape], or cast one, to a gradient of `like`."""
+    gradient = torch.empty_like(like)
+    count = parts.numel() // like.numel()
+    kernel = combine_parts(count, call.dtype, COMBINE_THREADS)
+    kernel(parts.view(count, -1, UNIT), gradient.view(-1, UNIT))
+    return gradient
+
+
+def _static(call: Attention) -> tuple:
+    """What the big kernels are compiled for, tiles apart."""
+    return (
+        call.dtype,
+        call.groups,
+        call.head_dim,
+        call.head_dim_v,
+        call.causal,
+        call.window is not None,
+    )
+
+
+def _gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
+    """dq, dk and dv (None where not wanted) by the strategy of the call.
+
+    `kernels` is the module `dense` or `packed`, `prefix` the leading arguments of its factories;
+    `bounds` are the cu_seqlens and `lengths` (max_seqlen_q, max_seqlen_k), empty where dense.
+    """
+    q, k, v, out, lse, do = tensors
+    tiles = tiles_for(call.head_dim, call.head_dim_v)
+    static = (*prefix, *_static(call))
+    longest_q, longest_k = lengths[:1], lengths[1:]
+    scalars = (call.scale, call.window or 0)
+
+    delta = torch.empty_like(lse)
+    prepare = kernels.delta_pass(*prefix, call.dtype, call.head_dim_v, DELTA_ROWS, DELTA_THREADS)
+    prepare(out, do, delta)
+    read = (q, k, v, do, lse, delta, *bounds)
+
+    if call.backward == "atomic":
+        dq, dk, dv = _zeros(q), _zeros(k), _zeros(v)
+        kernel = kernels.atomic_gradients(*static, tiles.key_block)
+        kernel(*read, dq, dk, dv, *longest_k, *scalars)
+        sums = zip((dq, dk, dv), (q, k, v), wanted, strict=True)
+        return tuple(_combine(part, like, call) if want else None for part, like, want in sums)
+
+    dq = dk = dv = None
+    if wanted[0]:
+        dq = torch.empty_like(q)
+        kernel = kernels.query_gradients(*static, tiles.query_block)
+        kernel(*read, dq, *longest_q, *scalars)
+    if wanted[1] or wanted[2]:
+        dk_parts, dv_parts = _parts(k, call.groups), _parts(v, call.groups)
+        kernel = kernels.split_key_gradients(*static, tiles.key_block)
+        kernel(*read, dk_parts, dv_parts, *longest_k, *scalars)
+        dk = _combine(dk_parts, k, call) if wanted[1] else None
+        dv = _combine(dv_parts, v, call) if wanted[2] else None
+    return dq, dk, dv
+
+
+def _no_gradients(tensors, wanted):
+    """Gradients where there is no query or no key."""
+    return tuple(
+        torch.zeros_like(tensor) if want else None
+        for tensor, want in zip(tensors, wanted, strict=True)
+    )
+
+
+class _DenseAttention(torch.autograd.Function):
+    """`dense_attention`, its arguments checked."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call: Attention):
+        q, k, v = _ready(q), _ready(k), _ready(v)
+        rows, heads = (1, 2) if call.layout == "bshd" else (2, 1)
+        out = torch.empty((*q.shape[:3], call.head_dim_v), dtype=q.dtype, device=q.device)
+        lse = torch.empty(
+            (q.shape[0], q.shape[heads], q.shape[rows]), dtype=torch.float32, device=q.device
+        )
+        if k.shape[rows] == 0:
+            out.zero_()
+            lse.fill_(float("-inf"))
+        elif lse.numel():
+            tiles = tiles_for(call.head_dim, call.head_dim_v)
+            kernel = dense.forward(call.layout, *_static(call), tiles.forward)
+            kernel(q, k, v, out, lse, call.scale, call.window or 0)
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, _dlse):
+        q, k, v, out, lse = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if out.numel() == 0 or k.numel() == 0:
+            return *_no_gradients((q, k, v), wanted), None
+        tensors = (q, k, v, out, lse, _ready(do))
+        call = ctx.call
+        return *_gradients(dense, (call.layout,), call, tensors, (), (), wanted), None
+
+
+class _PackedAttention(torch.autograd.Function):
+    """`varlen_attention`, its arguments checked."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, lengths: Lengths, call: Attention):
+        q, k, v = _ready(q), _ready(k), _ready(v)
+        cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+        out = torch.empty((*q.shape[:2], call.head_dim_v), dtype=q.dtype, device=q.device)
+        lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+        if k.shape[0] == 0:
+            out.zero_()
+            lse.fill_(float("-inf"))
+        elif q.shape[0]:
+            tiles = tiles_for(call.head_dim, call.head_dim_v)
+            kernel = packed.forward(*_static(call), tiles.forward)
+            kernel(
+                q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse,
+                lengths.max_seqlen_q, call.scale, call.window or 0,
+            )  # fmt: skip
+        ctx.call, ctx.lengths = call, lengths
+        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, _dlse):
+        q, k, v, out, lse, *bounds = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        rest = (None,) * 4
+        if out.numel() == 0 or k.numel() == 0:
+            return *_no_gradients((q, k, v), wanted), *rest
+        lengths = (ctx.lengths.max_seqlen_q, ctx.lengths.max_seqlen_k)
+        tensors = (q, k, v, out, lse, _ready(do))
+        return *_gradients(packed, (), ctx.call, tensors, bounds, lengths, wanted), *rest

@@ -1,0 +1,201 @@
+"""The kernels of packed (varlen) attention: sequences of any lengths, one after the other.
+
+q, out and do are [total_q, heads, dim], k and v [total_k, kv_heads, dim], lse and delta
+[heads, total_q] (layout thd, see `rows`). Sequence b owns the query rows from cu_seqlens_q[b] up
+to cu_seqlens_q[b + 1], and the same of the keys. Totals, heads and the number of sequences are
+symbolic: one compiled kernel serves every batch. A kernel's grid is (tiles of the longest
+sequence, query heads, sequences); the longest is an argument, queries or keys by what the kernel
+walks its blocks over. What a block does is written in `forward` and `backward`.
+"""
+
+import tilelang
+import tilelang.language as T
+
+from tlmatrix_kernels.attention import backward as bwd
+from tlmatrix_kernels.attention import forward as fwd
+from tlmatrix_kernels.attention.masks import Mask
+from tlmatrix_kernels.attention.options import PASS_CONFIGS
+from tlmatrix_kernels.attention.rows import Rows
+
+__all__ = ["atomic_gradients", "delta_pass", "forward", "query_gradients", "split_key_gradients"]
+
+
+def _rows(cu_seqlens, sequence):
+    start = cu_seqlens[sequence]
+    return Rows("thd", sequence, start, cu_seqlens[sequence + 1] - start)
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+    """Build the forward kernel: q, k, v to out and lse."""
+    total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+
+    @T.prim_func
+    def packed_forward(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        cu_seqlens_q: T.Tensor((bounds,), "int32"),
+        cu_seqlens_k: T.Tensor((bounds,), "int32"),
+        out: T.Tensor((total_q, heads, head_dim_v), dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        max_seqlen_q: T.int32,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(
+            T.ceildiv(max_seqlen_q, tiles.queries), heads, bounds - 1, threads=tiles.threads
+        ) as (tile, head, sequence):
+            query = tile * tiles.queries
+            queries = _rows(cu_seqlens_q, sequence)
+            keys = _rows(cu_seqlens_k, sequence)
+            mask = Mask(causal, windowed, queries.length, keys.length, window)
+            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+                fwd.forward_block(
+                    q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
+                    scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+            else:
+                fwd.blank_block(out, lse, queries, query, head, head_dim_v, tiles)
+
+    return packed_forward
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def delta_pass(dtype, head_dim_v, rows, threads):
+    """Build the backward pre-pass: out and do to delta."""
+    total_q, heads = T.dynamic("total_q, heads")
+
+    @T.prim_func
+    def packed_delta(
+        out: T.Tensor((total_q, heads, head_dim_v), dtype),
+        do: T.Tensor((total_q, heads, head_dim_v), dtype),
+        delta: T.Tensor((heads, total_q), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(total_q, rows), heads, threads=threads) as (tile, head):
+            # A row's delta asks nothing of its neighbours: all rows are one sequence here.
+            queries = Rows("thd", 0, 0, total_q)
+            bwd.delta_block(out, do, delta, queries, tile * rows, head, rows, head_dim_v)
+
+    return packed_delta
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+    """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
+    total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+
+    @T.prim_func
+    def packed_atomic_gradients(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        do: T.Tensor((total_q, heads, head_dim_v), dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        delta: T.Tensor((heads, total_q), "float32"),
+        cu_seqlens_q: T.Tensor((bounds,), "int32"),
+        cu_seqlens_k: T.Tensor((bounds,), "int32"),
+        dq_sum: T.Tensor((total_q, heads, head_dim), "float32"),
+        dk_sum: T.Tensor((total_k, kv_heads, head_dim), "float32"),
+        dv_sum: T.Tensor((total_k, kv_heads, head_dim_v), "float32"),
+        max_seqlen_k: T.int32,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(
+            T.ceildiv(max_seqlen_k, tiles.keys), heads, bounds - 1, threads=tiles.threads
+        ) as (tile, head, sequence):
+            key = tile * tiles.keys
+            queries = _rows(cu_seqlens_q, sequence)
+            keys = _rows(cu_seqlens_k, sequence)
+            mask = Mask(causal, windowed, queries.length, keys.length, window)
+            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+                bwd.atomic_key_block(
+                    q, k, v, do, lse, delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key,
+                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+
+    return packed_atomic_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def split_key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+    """Build strategy `split`, dk and dv: one float32 part for each query head of a group."""
+    total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+
+    @T.prim_func
+    def packed_split_key_gradients(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        do: T.Tensor((total_q, heads, head_dim_v), dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        delta: T.Tensor((heads, total_q), "float32"),
+        cu_seqlens_q: T.Tensor((bounds,), "int32"),
+        cu_seqlens_k: T.Tensor((bounds,), "int32"),
+        dk_parts: T.Tensor((groups, total_k, kv_heads, head_dim), "float32"),
+        dv_parts: T.Tensor((groups, total_k, kv_heads, head_dim_v), "float32"),
+        max_seqlen_k: T.int32,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(
+            T.ceildiv(max_seqlen_k, tiles.keys), heads, bounds - 1, threads=tiles.threads
+        ) as (tile, head, sequence):
+            key = tile * tiles.keys
+            queries = _rows(cu_seqlens_q, sequence)
+            keys = _rows(cu_seqlens_k, sequence)
+            mask = Mask(causal, windowed, queries.length, keys.length, window)
+            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+                bwd.split_key_block(
+                    q, k, v, do, lse, delta, dk_parts, dv_parts, queries, keys, mask, key,
+                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+            else:
+                bwd.blank_key_block(
+                    dk_parts, dv_parts, keys, key, head, groups, (head_dim, head_dim_v), tiles
+                )
+
+    return packed_split_key_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+    """Build strategy `split`, dq: each tile of queries walks over its keys by itself."""
+    total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+
+    @T.prim_func
+    def packed_query_gradients(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        do: T.Tensor((total_q, heads, head_dim_v), dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        delta: T.Tensor((heads, total_q), "float32"),
+        cu_seqlens_q: T.Tensor((bounds,), "int32"),
+        cu_seqlens_k: T.Tensor((bounds,), "int32"),
+        dq: T.Tensor((total_q, heads, head_dim), dtype),
+        max_seqlen_q: T.int32,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(
+            T.ceildiv(max_seqlen_q, tiles.queries), heads, bounds - 1, threads=tiles.threads
+        ) as (tile, head, sequence):
+            query = tile * tiles.queries
+            queries = _rows(cu_seqlens_q, sequence)
+            keys = _rows(cu_seqlens_k, sequence)
+            mask = Mask(causal, windowed, queries.length, keys.length, window)
+            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+                bwd.query_block(
+                    q, k, v, do, lse, delta, dq, queries, keys, mask, query, head,
+                    head // groups, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+            else:
+                bwd.blank_query_block(dq, queries, query, head, head_dim, tiles)
+
+    return packed_query_gradients

@@ -1,0 +1,92 @@
+"""Where the rows of one sequence lie: the only difference between dense and packed attention.
+
+=======  ==================================  ===============================  ==================
+layout   q, k, v, out and their gradients    lse, delta (float32)             a sequence's rows
+=======  ==================================  ===============================  ==================
+bshd     [batch, seqlen, heads, dim]         [batch, heads, seqlen_q]         a batch index
+bhsd     [batch, heads, seqlen, dim]         [batch, heads, seqlen_q]         a batch index
+thd      [total, heads, dim]                 [heads, total_q]                 from cu_seqlens[b]
+=======  ==================================  ===============================  ==================
+
+A tile that runs past the end of a tensor reads zeros there and stores nothing: TileLang guards
+each dimension. Past the end of its own sequence, though, a packed tile is still inside the
+tensor, among the rows of the next sequence: what it reads there must be masked by select, not by
+arithmetic (it may be huge), and every store asks `holds` first.
+"""
+
+from dataclasses import dataclass
+
+import tilelang.language as T
+
+__all__ = ["LAYOUTS", "Rows", "bound", "matrix_shape", "statistic_shape"]
+
+LAYOUTS = ("bshd", "bhsd", "thd")
+
+
+def matrix_shape(layout, batch, rows, heads, dim):
+    """The shape of a q-like tensor; `rows` is the sequence length, or the packed total."""
+    return {
+        "bshd": (batch, rows, heads, dim),
+        "bhsd": (batch, heads, rows, dim),
+        "thd": (rows, heads, dim),
+    }[layout]
+
+
+def statistic_shape(layout, batch, rows, heads):
+    """The shape of lse and delta: one float32 for each query row of each head."""
+    return (heads, rows) if layout == "thd" else (batch, heads, rows)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one sequence in the global tensors of one layout.
+
+    ``sequence`` is the batch index, ``start`` the packed row at which the sequence begins (0 in
+    a dense layout) and ``length`` its number of rows.
+    """
+
+    layout: str
+    sequence: object
+    start: object
+    length: object
+
+    def holds(self, row):
+        """Whether `row`, counted from the start of the sequence, belongs to it."""
+        return row < self.length
+
+    def tile(self, tensor, head, row, rows, width):
+        """The region of `rows` rows from `row`, `width` wide, of one head."""
+        here = slice(self.start + row, self.start + row + rows)
+        wide = slice(0, width)
+        if self.layout == "bshd":
+            return tensor[self.sequence, here, head, wide]
+        if self.layout == "bhsd":
+            return tensor[self.sequence, head, here, wide]
+        return tensor[here, head, wide]
+
+    def index(self, head, row, column):
+        """The index of one element of a q-like tensor."""
+        if self.layout == "bshd":
+            return (self.sequence, self.start + row, head, column)
+        if self.layout == "bhsd":
+            return (self.sequence, head, self.start + row, column)
+        return (self.start + row, head, column)
+
+    def statistic(self, head, row):
+        """The index of one row's lse or delta."""
+        if self.layout == "thd":
+            return (head, self.start + row)
+        return (self.sequence, head, self.start + row)
+
+
+@T.macro
+def bound(rows):
+    """The same rows, with start and length held in variables of the running kernel.
+
+    To be called inside the condition under which a block works, not before it: the compiler
+    gives the warps that load and those that compute a copy each of such variables, and would
+    leave the condition around both without.
+    """
+    start = rows.start
+    length = rows.length
+    return Rows(rows.layout, rows.sequence, start, length)

@@ -1,0 +1,233 @@
+"""Argument checks of the attention operators: once, before any kernel, in words a user needs.
+
+Every refusal is a ValueError that names the argument, the rule and the value it has. The kernels
+behind trust what passes here: they guard tensor ends, not nonsense.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Attention", "Lengths", "check_dense", "check_packed"]
+
+STRATEGIES = ("atomic", "split")
+DENSE_LAYOUTS = ("bshd", "bhsd")
+DTYPES = (torch.float16, torch.bfloat16)
+# Rows of 16 bytes are what the copy engine and 128-bit loads take; 256 columns are what the
+# accumulators of a block can hold.
+HEAD_DIM_STEP = 8
+HEAD_DIM_MAX = 256
+# The most blocks CUDA launches in the y and z dimension of a grid: heads and sequences.
+GRID_MAX = 65535
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What a call asks for, checked: everything the kernels take beside tensors."""
+
+    layout: str
+    dtype: str
+    groups: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    window: int | None
+    scale: float
+    backward: str
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The longest query and the longest key sequence of a packed batch."""
+
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _shape(tensor: torch.Tensor) -> list[int]:
+    return list(tensor.shape)
+
+
+def _check_tensors(named: dict[str, torch.Tensor], dims: str) -> None:
+    rank = len(dims.split(","))
+    q = named["q"]
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            _refuse(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dim() != rank:
+            _refuse(f"{name} must have {rank} dimensions [{dims}], got shape {_shape(tensor)}")
+        if tensor.dtype not in DTYPES:
+            _refuse(f"{name} must be float16 or bfloat16, got {tensor.dtype}")
+        if tensor.dtype != q.dtype:
+            _refuse(f"{name} must have the dtype of q, {q.dtype}, got {tensor.dtype}")
+        if tensor.device != q.device:
+            _refuse(f"{name} must be on the device of q, {q.device}, got {tensor.device}")
+
+
+def _check_dims(heads: int, kv_heads: int, v_heads: int, dims: dict[str, int], k_dim: int) -> None:
+    if v_heads != kv_heads:
+        _refuse(f"v must have as many heads as k, {kv_heads}, got {v_heads}")
+    if kv_heads < 1:
+        _refuse("k must have at least 1 head, got 0")
+    if heads < 1:
+        _refuse("q must have at least 1 head, got 0")
+    if heads % kv_heads:
+        _refuse(
+            f"the heads of q must be a multiple of the heads of k and v, "
+            f"got {heads} query heads and {kv_heads} kv heads"
+        )
+    if heads > GRID_MAX:
+        _refuse(f"q must have at most {GRID_MAX} heads, got {heads}")
+    if k_dim != dims["head_dim"]:
+        _refuse(f"k must have the head_dim of q, {dims['head_dim']}, got {k_dim}")
+    for name, dim in dims.items():
+        if not (HEAD_DIM_STEP <= dim <= HEAD_DIM_MAX) or dim % HEAD_DIM_STEP:
+            _refuse(
+                f"{name} must be a multiple of {HEAD_DIM_STEP} "
+                f"from {HEAD_DIM_STEP} to {HEAD_DIM_MAX}, got {dim}"
+            )
+
+
+def _check_options(causal, window, scale, head_dim: int, backward) -> float:
+    if not isinstance(causal, bool):
+        _refuse(f"causal must be True or False, got {causal!r}")
+    if window is not None:
+        if isinstance(window, bool) or not isinstance(window, int):
+            _refuse(f"window must be an int or None, got {window!r}")
+        if not causal:
+            _refuse(f"window needs causal=True, got window={window} with causal=False")
+        if not 1 <= window < 2**31:
+            _refuse(f"window must be at least 1 and below 2**31, got {window}")
+    if backward not in STRATEGIES:
+        _refuse(f"backward must be one of {', '.join(STRATEGIES)}, got {backward!r}")
+    if scale is None:
+        return head_dim**-0.5
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        _refuse(f"scale must be a number or None, got {scale!r}")
+    if not (math.isfinite(scale) and scale > 0):
+        _refuse(f"scale must be positive and finite, got {scale}")
+    return float(scale)
+
+
+def _attention(layout, q, heads, kv_heads, dims, causal, window, scale, backward) -> Attention:
+    scale = _check_options(causal, window, scale, dims["head_dim"], backward)
+    return Attention(
+        layout=layout,
+        dtype=str(q.dtype).removeprefix("torch."),
+        groups=heads // kv_heads,
+        causal=causal,
+        # A window that reaches past any sequence is no window, and must not overflow when
+        # positions are added to it.
+        window=window if window is None else min(window, 2**30),
+        scale=scale,
+        backward=backward,
+        **dims,
+    )
+
+
+def check_dense(q, k, v, causal, window, scale, layout, backward) -> Attention:
+    """Check the arguments of `dense_attention`; see there.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    if layout not in DENSE_LAYOUTS:
+        _refuse(f"layout must be one of {', '.join(DENSE_LAYOUTS)}, got {layout!r}")
+    dims = "batch, seqlen, heads, dim" if layout == "bshd" else "batch, heads, seqlen, dim"
+    _check_tensors({"q": q, "k": k, "v": v}, dims)
+    rows, heads = (1, 2) if layout == "bshd" else (2, 1)
+    for name, tensor in {"k": k, "v": v}.items():
+        if tensor.shape[0] != q.shape[0]:
+            _refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
+    if q.shape[0] > GRID_MAX:
+        _refuse(f"q must have a batch of at most {GRID_MAX}, got {q.shape[0]}")
+    if v.shape[rows] != k.shape[rows]:
+        _refuse(f"v must have the length of k, {k.shape[rows]}, got {v.shape[rows]}")
+    dim_sizes = {"head_dim": q.shape[3], "head_dim_v": v.shape[3]}
+    _check_dims(q.shape[heads], k.shape[heads], v.shape[heads], dim_sizes, k.shape[3])
+    return _attention(
+        layout, q, q.shape[heads], k.shape[heads], dim_sizes, causal, window, scale, backward
+    )
+
+
+def _check_bounds(name: str, cu_seqlens: torch.Tensor, total_name: str, q: torch.Tensor) -> None:
+    if not isinstance(cu_seqlens, torch.Tensor):
+        _refuse(f"{name} must be a torch.Tensor, got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype != torch.int32:
+        _refuse(f"{name} must be int32, got {cu_seqlens.dtype}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        _refuse(f"{name} must have the shape [batch + 1], got {_shape(cu_seqlens)}")
+    if cu_seqlens.device != q.device:
+        _refuse(
+            f"{name} must be on the device of q, {q.device}, got {cu_seqlens.device}; "
+            f"it bounds the sequences of {total_name}"
+        )
+
+
+def _longest(name: str, bounds: list[int], total: int, tensor_name: str) -> int:
+    if bounds[0] != 0:
+        _refuse(f"{name} must begin with 0, got {bounds[0]}")
+    lengths = [after - before for before, after in itertools.pairwise(bounds)]
+    for place, length in enumerate(lengths):
+        if length < 0:
+            _refuse(
+                f"{name} must not decrease, got {bounds[place]} then {bounds[place + 1]} "
+                f"at index {place + 1}"
+            )
+    if bounds[-1] != total:
+        _refuse(f"{name} must end with the rows of {tensor_name}, {total}, got {bounds[-1]}")
+    return max(lengths, default=0)
+
+
+def _max_seqlen(name: str, given, longest: int) -> int:
+    if given is None:
+        return longest
+    if isinstance(given, bool) or not isinstance(given, int):
+        _refuse(f"{name} must be an int or None, got {given!r}")
+    if given < longest:
+        _refuse(f"{name} must be at least the longest sequence, {longest}, got {given}")
+    # Blocks beyond the longest sequence would find nothing to do.
+    return longest
+
+
+def check_packed(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, scale, backward
+) -> tuple[Attention, Lengths]:
+    """Check the arguments of `varlen_attention`; see there.
+
+    Copies both cu_seqlens to the host, once and together.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    _check_tensors({"q": q, "k": k, "v": v}, "total, heads, dim")
+    if v.shape[0] != k.shape[0]:
+        _refuse(f"v must have the rows of k, {k.shape[0]}, got {v.shape[0]}")
+    dims = {"head_dim": q.shape[2], "head_dim_v": v.shape[2]}
+    _check_dims(q.shape[1], k.shape[1], v.shape[1], dims, k.shape[2])
+
+    _check_bounds("cu_seqlens_q", cu_seqlens_q, "q", q)
+    _check_bounds("cu_seqlens_k", cu_seqlens_k, "k and v", q)
+    size = cu_seqlens_q.shape[0]
+    if cu_seqlens_k.shape[0] != size:
+        _refuse(
+            f"cu_seqlens_k must have the length of cu_seqlens_q, {size} (batch + 1), "
+            f"got {cu_seqlens_k.shape[0]}"
+        )
+    if size - 1 > GRID_MAX:
+        _refuse(f"cu_seqlens_q must bound at most {GRID_MAX} sequences, got {size - 1}")
+    bounds = torch.cat([cu_seqlens_q, cu_seqlens_k]).tolist()
+    longest_q = _longest("cu_seqlens_q", bounds[:size], q.shape[0], "q")
+    longest_k = _longest("cu_seqlens_k", bounds[size:], k.shape[0], "k and v")
+    lengths = Lengths(
+        _max_seqlen("max_seqlen_q", max_seqlen_q, longest_q),
+        _max_seqlen("max_seqlen_k", max_seqlen_k, longest_k),
+    )
+    attention = _attention("thd", q, q.shape[1], k.shape[1], dims, causal, window, scale, backward)
+    return attention, lengths
