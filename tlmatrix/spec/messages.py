@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
-from tlmatrix.spec import models
+from tlmatrix.spec import fields, models
 from tlmatrix.spec.expressions import ExpressionError, shorten
 from tlmatrix.spec.flow import flow
 from tlmatrix.spec.issues import Issue
@@ -45,12 +45,12 @@ _EXPECTED = {
 }
 
 _PATTERNS = {
-    models.NAME: "must be made of letters, digits, '_', '-' and '.'",
-    models.IDENTIFIER: "must be a name: letters, digits and '_', not a digit first",
-    models.TARGET: "must be written package.module:name",
-    models.EXCEPTION: "must be an exception: a builtin one, or package.module:Class",
-    models.ARCH: "must be an architecture such as sm_90, or interpreter",
-    models.STRATEGY: "must be product, zip, pairwise, t-wise (such as 3-wise), sample or first",
+    fields.NAME: "must be made of letters, digits, '_', '-' and '.'",
+    fields.IDENTIFIER: "must be a name: letters, digits and '_', not a digit first",
+    fields.TARGET: "must be written package.module:name",
+    fields.EXCEPTION: "must be an exception: a builtin one, or package.module:Class",
+    fields.ARCH: "must be an architecture such as sm_90, or interpreter",
+    fields.STRATEGY: "must be product, zip, pairwise, t-wise (such as 3-wise), sample or first",
 }
 
 
@@ -140,8 +140,8 @@ def _message(error: ErrorDetails, path: Path, *, is_key: bool) -> str:
         near = guess(value, known)
         meant = f"; did you mean {near!r}?" if near else ""
         return f"{label} must be one of {', '.join(known)}; got {show(value)}{meant}"
-    if kind == "string_pattern_mismatch" and context.get("pattern") == models.STRATEGY:
-        near = guess(value, ["product", "zip", "pairwise", "3-wise", "sample", "first"])
+    if kind == "string_pattern_mismatch" and context.get("pattern") == fields.STRATEGY:
+        near = guess(value, fields.STRATEGIES)
         meant = f"; did you mean {near!r}?" if near else ""
         return f"{label} {_expected(kind, context)}; got {show(value)}{meant}"
     if isinstance(cause, ValueError) and not str(cause).startswith("must"):
