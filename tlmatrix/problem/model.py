@@ -68,6 +68,10 @@ class TensorInfo:
     (`sqrt(P**2 @ V**2)`): where many terms are rounded independently their errors add up to
     `roundoff * spread`, far below `roundoff * magnitude`, and a small uniform error shows.
     Without it the floor estimates it from the reference and `magnitude`.
+
+    `exponent`, of a shape that broadcasts to the tensor's, is the size of what is exponentiated
+    on the way (scores, lse): float32 rounds an x there by |x| * 2**-24, which is a relative
+    error of exp(x). Without it scores of at most some fifty are assumed.
     """
 
     name: str
@@ -76,6 +80,7 @@ class TensorInfo:
     roundoff: float
     magnitude: Callable[[], torch.Tensor] | None = None
     spread: Callable[[], torch.Tensor] | None = None
+    exponent: Callable[[], torch.Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

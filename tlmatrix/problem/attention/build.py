@@ -163,7 +163,12 @@ class Attention:
             roundoff,
             magnitude=lambda: self.exact.magnitudes[name],
             spread=None if single else lambda: self.exact.spreads[name],
+            exponent=None if name == "lse" else lambda: _largest(self.exact.magnitudes["lse"]),
         )
+
+
+def _largest(sizes: torch.Tensor) -> torch.Tensor:
+    return sizes.amax() if sizes.numel() else sizes.new_zeros(())
 
 
 def _rows(setting: Setting, *, keys: bool, tile: int | None) -> Dim:

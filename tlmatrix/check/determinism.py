@@ -1,0 +1,65 @@
+"""The same call three times: equal bits, or where the spec says bounded, equal within limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.check.explain import explain
+from tlmatrix.check.numeric import Deviation, difference
+
+if TYPE_CHECKING:
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.check.tolerance import Yardstick
+    from tlmatrix.problem.model import Tensors
+
+__all__ = ["alike", "compare_runs"]
+
+_INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def compare_runs(
+    first: Tensors, again: Tensors, yardstick: Yardstick, *, exact: bool
+) -> list[Finding]:
+    """Findings where a second run of the same problem gave something else.
+
+    exact: equal bits; else each element within the sum of both runs' allowances.
+    """
+    found = []
+    for name, tensor in first.items():
+        if name not in yardstick.problem.outputs or name not in again:
+            continue
+        other = again[name]
+        if alike(tensor, other):
+            continue
+        deviation = (
+            _bits(other, tensor)
+            if exact
+            else difference(other, tensor, 2 * yardstick.limits(name).element)
+        )
+        if deviation is not None:
+            found.append(
+                explain(
+                    "determinism",
+                    name,
+                    deviation,
+                    yardstick.problem,
+                    yardstick.reference,
+                    words="the first of three equal calls",
+                )
+            )
+    return found
+
+
+def alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bits."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    kind = _INT_OF_SIZE[left.element_size()]
+    return torch.equal(left.detach().view(kind), right.detach().view(kind))
+
+
+def _bits(got: torch.Tensor, expected: torch.Tensor) -> Deviation | None:
+    """Every element that differs counts; where only the signs of zeros or NaNs do, none."""
+    return difference(got, expected, torch.zeros_like(expected, dtype=torch.float64))

@@ -1,0 +1,115 @@
+"""Turn a deviation into a finding: where, how much, which pattern, and what that suggests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.check.finding import Finding
+from tlmatrix.check.hints import Evidence, hint
+from tlmatrix.check.memory import poisoned
+from tlmatrix.check.patterns import recognise
+from tlmatrix.problem.model import Dim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tlmatrix.check.numeric import Deviation
+    from tlmatrix.problem.model import Problem, Tensors
+
+__all__ = ["explain", "merged"]
+
+_ROW_PATTERNS = frozenset({"a row", "rows", "first rows", "last rows"})
+
+
+def explain(
+    check: str,
+    name: str,
+    deviation: Deviation,
+    problem: Problem,
+    reference: Tensors,
+    *,
+    words: str = "the reference",
+) -> Finding:
+    """The finding of a tensor that is outside its limits.
+
+    `words` say what it was compared with. Elements that still hold poison are told from others.
+    """
+    wrong = deviation.wrong
+    dims = _dims(name, problem, wrong.shape)
+    untouched = poisoned(deviation.got)
+    if untouched is not None and bool((untouched & wrong).any()):
+        wrong = untouched & wrong
+    pattern = recognise(wrong, dims)
+    evidence = Evidence(name, dims, deviation, pattern, problem, reference)
+    count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
+    label = "NaN rows" if nan and pattern.name in _ROW_PATTERNS else pattern.name
+    place = [int(at) for at in torch.unravel_index(torch.tensor(deviation.worst), wrong.shape)]
+    got = float(deviation.got.flatten()[deviation.worst])
+    return Finding(
+        check=check,
+        title=f"{name}: {_amount(deviation, count, nan=nan)} ({label}) against {words}",
+        tensor=name,
+        index={
+            key: at
+            for dim, i in zip(dims, place, strict=True)
+            for key, at in dim.describe(i).items()
+        },
+        expected=float(deviation.expected.flatten()[deviation.worst]),
+        got=got,
+        ratio=deviation.ratio if deviation.ratio < float("inf") else None,
+        wrong=count,
+        total=wrong.numel(),
+        pattern=label,
+        where=pattern.where,
+        hint=hint(evidence),
+        detail="no single element need be far off: the root mean square over a region is"
+        if deviation.distance == "rms"
+        else None,
+    )
+
+
+def _amount(deviation: Deviation, count: int, *, nan: bool) -> str:
+    total = deviation.wrong.numel()
+    if nan:
+        return f"{count} of {total} elements are NaN"
+    if deviation.ratio == float("inf"):
+        return f"{count} of {total} elements are outside what is allowed"
+    distance = "root mean square error" if deviation.distance == "rms" else "largest error"
+    return f"{distance} {deviation.ratio:.3g} times what is allowed, {count} of {total} elements"
+
+
+def _dims(name: str, problem: Problem, shape: Sequence[int]) -> tuple[Dim, ...]:
+    """The tensor's own dims; plain numbered ones for a part of it that a relation compares."""
+    info = problem.outputs.get(name)
+    if info is not None and info.shape == tuple(shape):
+        return info.dims
+    return tuple(Dim(f"axis{number}", size) for number, size in enumerate(shape))
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for each cause: the same check, pattern and place in several tensors is one.
+
+    The worst stands for the others, which its detail names.
+    """
+    groups: dict[tuple[str, str | None, str | None], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.check, finding.pattern, finding.where)
+        groups.setdefault(key, []).append(finding)
+    kept = []
+    for group in groups.values():
+        worst = max(group, key=_weight)
+        others = [finding for finding in group if finding is not worst]
+        if others:
+            words = "the same: " + "; ".join(finding.title for finding in others)
+            detail = f"{worst.detail}\n{words}" if worst.detail else words
+            worst = replace(worst, detail=detail)
+        kept.append(worst)
+    return kept
+
+
+def _weight(finding: Finding) -> tuple[bool, float]:
+    """How telling a finding is: one with a hint first, then the larger error."""
+    return finding.hint is not None, finding.ratio if finding.ratio is not None else float("inf")

@@ -1,0 +1,295 @@
+"""What a pattern of wrong elements usually means, in one sentence.
+
+Each hint is a small function that looks at the evidence and answers with words or None; the
+first that answers is the one given. A hint is a guess and is worded as one, but it is only given
+where the numbers bear it out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.check.memory import poisoned
+from tlmatrix.check.patterns import ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tlmatrix.check.numeric import Deviation
+    from tlmatrix.check.patterns import Pattern, Side
+    from tlmatrix.problem.model import Dim, Problem, Tensors
+
+__all__ = ["Evidence", "hint"]
+
+_MOST_PERMUTED = 64
+_ENOUGH = 0.8
+"""Part of the rows that must be wrong where a hint says all are: some are right by luck."""
+
+_FACTORS = (
+    (math.log2(math.e), "log2 against ln?"),
+    (math.log(2), "ln against log2?"),
+    (-1.0, "the sign"),
+    (2.0, "counted twice?"),
+    (0.5, "half of it is missing?"),
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One wrong tensor with everything a hint may look at.
+
+    `dims` describe the dimensions of the compared tensor; `reference` are all float64 values.
+    """
+
+    name: str
+    dims: Sequence[Dim]
+    deviation: Deviation
+    pattern: Pattern
+    problem: Problem
+    reference: Tensors
+
+    @cached_property
+    def wrong_values(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(expected, got) at the wrong elements, float64."""
+        wrong = self.deviation.wrong
+        return self.deviation.expected[wrong], self.deviation.got[wrong].double()
+
+    @property
+    def row_side(self) -> Side | None:
+        """The dimension that counts query rows, where the tensor has one."""
+        if self.name not in ("out", "lse", "dq"):
+            return None
+        return next((side for side in self.pattern.sides if side.noun == "row"), None)
+
+    def key_lengths(self, side: Side) -> dict[int, int]:
+        """Key length of each region of `side`; empty where the problem has no keys."""
+        lengths = self.problem.names.get("seqlens_k")
+        if lengths is None:
+            return {}
+        return {region: int(lengths[region]) for region in side.lengths if region < len(lengths)}
+
+
+def hint(evidence: Evidence) -> str | None:
+    """The first hint that the evidence bears out."""
+    return next((words for ask in _HINTS if (words := ask(evidence))), None)
+
+
+def _never_written(evidence: Evidence) -> str | None:
+    mask = poisoned(evidence.deviation.got)
+    if mask is None or not bool((mask & evidence.deviation.wrong).any()):
+        return None
+    count = int((mask & evidence.deviation.wrong).sum())
+    return f"never written: {count} elements still hold what the memory was filled with"
+
+
+def _all_zero(evidence: Evidence) -> str | None:
+    expected, got = evidence.wrong_values
+    if bool((got == 0).all()) and bool((expected != 0).any()) and got.numel() > 1:
+        return "zero where it should not be: skipped, or stored before it was summed?"
+    return None
+
+
+def _no_visible_key(evidence: Evidence) -> str | None:
+    lse = evidence.reference.get("lse")
+    if lse is None or not bool(lse.isneginf().any()):
+        return None
+    expected, got = evidence.wrong_values
+    nothing = expected.isneginf() if evidence.name == "lse" else expected == 0
+    if not bool(nothing.all()):
+        return None
+    if evidence.name == "lse":
+        return "rows with no visible key: their lse must be -inf"
+    cause = " (0/0, or -inf minus -inf?)" if bool(got.isnan().any()) else ""
+    return f"rows with no visible key must come out as 0{cause}"
+
+
+def _permuted(evidence: Evidence) -> str | None:
+    """Regions of a dimension (heads) that hold each other's values."""
+    expected, got = evidence.deviation.expected, evidence.deviation.got
+    for axis, side in enumerate(evidence.pattern.sides):
+        dim = side.dim
+        if dim.region is None or dim.starts is not None or not 1 < dim.size <= _MOST_PERMUTED:
+            continue
+        found = _matches(
+            got.movedim(axis, 0).reshape(dim.size, -1),
+            expected.movedim(axis, 0).reshape(dim.size, -1),
+            [int(index) for index in side.indices],
+        )
+        if found:
+            pairs = ", ".join(f"{at} holds {by}" for at, by in list(found.items())[:6])
+            return f"{dim.name}s exchanged? permuting them makes it match: {pairs}"
+    return None
+
+
+def _matches(got: torch.Tensor, expected: torch.Tensor, wrong: list[int]) -> dict[int, int]:
+    """Which other row of `expected` each wrong row of `got` holds; empty unless all do."""
+    rows = torch.nan_to_num(got[wrong].double())
+    known = torch.nan_to_num(expected)
+    squared = (
+        rows.square().sum(1)[:, None] + known.square().sum(1)[None] - 2 * rows @ known.T
+    ).clamp_min_(0)
+    own = squared[torch.arange(len(wrong)), wrong]
+    least, best = squared.min(1)
+    if not bool((least < 0.01 * own).all()):
+        return {}
+    return dict(zip(wrong, best.tolist(), strict=True))
+
+
+def _transposed(evidence: Evidence) -> str | None:
+    expected, got = evidence.deviation.expected, evidence.deviation.got.double()
+    if expected.ndim != 2 or expected.shape[0] != expected.shape[1] or expected.numel() < 4:
+        return None
+    error = torch.linalg.vector_norm(torch.nan_to_num(got - expected))
+    turned = torch.linalg.vector_norm(torch.nan_to_num(got.T - expected))
+    return "transposed: its transpose matches" if float(turned) < 0.1 * float(error) else None
+
+
+def _uniform_factor(evidence: Evidence) -> str | None:
+    expected, got = evidence.wrong_values
+    usable = got.isfinite() & expected.isfinite()
+    expected, got = expected[usable], got[usable]
+    if expected.numel() < 8 or not bool((expected != 0).any()):
+        return None
+    factor = float((got * expected).sum() / expected.square().sum())
+    error = torch.linalg.vector_norm(got - expected)
+    if float(torch.linalg.vector_norm(got - factor * expected)) > 0.35 * float(error):
+        return None
+    known = [*_FACTORS, *_factors_of(evidence.problem)]
+    why = next((f": {words}" for value, words in known if abs(factor / value - 1) < 2e-3), "")
+    return f"a uniform factor: got is {factor:.4g} times expected{why}"
+
+
+def _factors_of(problem: Problem) -> Iterator[tuple[float, str]]:
+    """Factors that numbers of the problem would make by being forgotten or applied twice."""
+    for name in ("scale", "groups", "heads"):
+        value = problem.names.get(name)
+        if isinstance(value, int | float) and value not in (0, 1):
+            yield float(value), f"{name} once too often?"
+            yield 1 / float(value), f"{name} forgotten?"
+
+
+def _constant_offset(evidence: Evidence) -> str | None:
+    expected, got = evidence.wrong_values
+    offset = (got - expected)[got.isfinite() & expected.isfinite()]
+    if offset.numel() < 8:
+        return None
+    mean = float(offset.mean())
+    if mean == 0 or float((offset - mean).abs().max()) > 0.02 * abs(mean):
+        return None
+    return f"a constant offset: got is expected {'+' if mean > 0 else '-'} {abs(mean):.4g}"
+
+
+def _alignment(evidence: Evidence) -> str | None:
+    side = evidence.row_side
+    if side is None or not evidence.problem.names.get("causal") or len(side.lengths) < 2:
+        return None
+    keys = evidence.key_lengths(side)
+    unequal = {r for r, length in side.lengths.items() if length and keys.get(r) != length}
+    equal = {r for r, length in side.lengths.items() if length > 1} - unequal
+    touched = set(side.regions)
+    if not equal or not touched or touched - unequal:
+        return None
+    return "only sequences with other query than key lengths: top-left instead of bottom-right?"
+
+
+def _mask(evidence: Evidence) -> str | None:
+    """A causal mask or a window that lets in one key too many or too few."""
+    side, names = evidence.row_side, evidence.problem.names
+    if side is None or not names.get("causal"):
+        return None
+    keys = evidence.key_lengths(side)
+    long = {r: length for r, length in side.lengths.items() if length >= 3}
+    if not keys or not long:
+        return None
+    rows = {r: set(side.regions.get(r, ())) for r in long}
+    window = names.get("window")
+    if isinstance(window, int):
+        for first, words in ((window, "wide"), (window - 1, "narrow")):
+            start = {r: max(first - (keys[r] - length), 0) for r, length in long.items()}
+            reached = {r for r in long if start[r] < long[r]}
+            if reached and all(_from(rows[r], start[r], long[r]) for r in long) and first > 0:
+                return (
+                    f"off by one? the window of {window} is one key too {words}: rows that "
+                    "it does not cut are right"
+                )
+    if all(
+        length - 1 not in rows[r] and _mostly(rows[r], length - 1) for r, length in long.items()
+    ):
+        return (
+            "mask off by one? only the last row, which may see every key, is right: a row "
+            "sees one key too many"
+        )
+    if all(keys[r] == length for r, length in long.items()) and _first_rows_see_nothing(
+        evidence, side
+    ):
+        return "mask off by one? the first row sees nothing: a row sees one key too few"
+    return None
+
+
+def _from(rows: set[int], start: int, length: int) -> bool:
+    """Whether (nearly) the rows from `start` on are wrong, the first included, and no other."""
+    if start >= length:
+        return not rows
+    return min(rows, default=-1) == start and len(rows) >= _ENOUGH * (length - start)
+
+
+def _mostly(rows: set[int], count: int) -> bool:
+    return len(rows) >= _ENOUGH * count
+
+
+def _first_rows_see_nothing(evidence: Evidence, side: Side) -> bool:
+    if evidence.pattern.name != "everything":
+        return False
+    axis = evidence.pattern.sides.index(side)
+    starts = side.dim.starts
+    first = 0 if starts is None else int(starts[min(side.regions)])
+    got = evidence.deviation.got.select(axis, first)
+    return bool((~got.isfinite() | (got == 0)).all())
+
+
+def _next_sequence(evidence: Evidence) -> str | None:
+    side = next((side for side in evidence.pattern.sides if side.segmented), None)
+    if side is None or side.full or evidence.pattern.name != "first rows":
+        return None
+    nonempty = [r for r, length in side.lengths.items() if length]
+    if nonempty[0] in side.regions:
+        return None
+    touched = sorted(side.regions)
+    return (
+        f"the first rows of {side.dim.region_name} {ranges(touched)}: the last tile of the "
+        "one before stores past its end?"
+    )
+
+
+def _tail(evidence: Evidence) -> str | None:
+    if not evidence.pattern.name.startswith(("last tile", "last rows")):
+        return None
+    return "the tail: is the last, partial tile bounded by the length?"
+
+
+def _some_nan(evidence: Evidence) -> str | None:
+    _, got = evidence.wrong_values
+    if not bool(got.isnan().any()):
+        return None
+    return "NaN: 0/0, inf minus inf, or a value read from memory that was never written"
+
+
+_HINTS: tuple[Callable[[Evidence], str | None], ...] = (
+    _never_written,
+    _no_visible_key,
+    _all_zero,
+    _permuted,
+    _transposed,
+    _uniform_factor,
+    _constant_offset,
+    _mask,
+    _alignment,
+    _next_sequence,
+    _tail,
+    _some_nan,
+)

@@ -1,0 +1,220 @@
+"""Run every check of a case, in the order in which a person would want to know.
+
+First the run itself, with guards and poison, against the reference; then whether it repeats
+itself; then the relations. What can only say the same again is left out: after wrong numbers,
+properties and repeated calls would fail for the same reason, while isolation and poison may
+name the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tlmatrix.check.determinism import compare_runs
+from tlmatrix.check.explain import explain, merged
+from tlmatrix.check.finding import Finding
+from tlmatrix.check.memory import guarded, poisoned
+from tlmatrix.check.numeric import Deviation, compare, describe_mismatch
+from tlmatrix.check.relations import CHECK_OF_KIND, check_relation
+from tlmatrix.check.tolerance import Yardstick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from tlmatrix.matrix.case import Case
+    from tlmatrix.problem.model import Problem, RelationKind, Tensors
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["judge"]
+
+_RUNS = 3
+"""Equal calls that the determinism check compares, the first included."""
+
+_KINDS: tuple[RelationKind, ...] = ("isolation", "poison", "repeat", "property")
+
+
+def judge(
+    spec: Spec,
+    case: Case,
+    problem: Problem,
+    execute: Callable[[Problem], Tensors],
+    *,
+    checks: Collection[str],
+    arch: str,
+    deterministic: bool,
+) -> list[Finding]:
+    """Everything that is wrong with an entry on one problem; empty when nothing is.
+
+    `execute` calls the entry and returns outputs and gradients by name. `checks` are the names
+    of the checks to make, `arch` selects tolerances, and `deterministic` asks for equal bits
+    where the spec does not declare the case bounded.
+
+    Raises:
+        Exception: what `execute` raised in the first run, unchanged; later runs that raise
+            become findings.
+    """
+    return _Judge(spec, case, problem, execute, frozenset(checks), arch, deterministic).findings()
+
+
+class _Judge:
+    """One case being judged; `first` are the results of its first run."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        case: Case,
+        problem: Problem,
+        execute: Callable[[Problem], Tensors],
+        checks: frozenset[str],
+        arch: str,
+        deterministic: bool,
+    ) -> None:
+        self._spec = spec
+        self._case = case
+        self._problem = problem
+        self._execute = execute
+        self._checks = checks
+        self._arch = arch
+        self._deterministic = deterministic
+        self._yardstick = self._make_yardstick(problem)
+
+    def findings(self) -> list[Finding]:
+        first, found = self._first_run()
+        unusable, usable = self._split(first)
+        if unusable:
+            return merged(found + unusable)
+        numeric = self._numeric(usable)
+        found += numeric
+        if any(finding.pattern == "input changed" for finding in found):
+            # Later runs would start from what this one left behind.
+            return merged(_with_detail(found, "other checks were left out: an input was changed"))
+        stable = True
+        if "determinism" in self._checks:
+            unstable = self._repeatable(usable)
+            stable = not unstable
+            found += unstable
+        skipped = []
+        for kind in _KINDS:
+            check = CHECK_OF_KIND[kind]
+            if check not in self._checks:
+                continue
+            if numeric and kind in ("property", "repeat"):
+                skipped.append(check)
+                continue
+            found += self._relations(kind, usable, exact=stable)
+        if skipped:
+            note = f"{' and '.join(skipped)} were left out: they would fail for the same reason"
+            found = _with_detail(found, note)
+        return merged(found)
+
+    def _make_yardstick(self, problem: Problem) -> Yardstick:
+        return Yardstick(problem, self._spec.tolerance, self._arch)
+
+    def _first_run(self) -> tuple[Tensors, list[Finding]]:
+        if not self._checks & {"guards", "poison"}:
+            return self._execute(self._problem), []
+        with guarded(self._problem, poison="poison" in self._checks) as (problem, guards):
+            results = self._execute(problem)
+        return results, guards.findings(results) if "guards" in self._checks else []
+
+    def _judged_names(self) -> Iterator[str]:
+        for name in self._problem.outputs:
+            if self._check_of(name) in self._checks or "poison" in self._checks:
+                yield name
+
+    def _check_of(self, name: str) -> str:
+        return "gradients" if name in self._problem.gradient_of else "numeric"
+
+    def _split(self, results: Tensors) -> tuple[list[Finding], Tensors]:
+        """Findings for tensors that cannot be compared at all, and the others."""
+        found, usable = [], {}
+        for name in self._judged_names():
+            mismatch = describe_mismatch(name, self._problem.outputs[name], results.get(name))
+            if mismatch is None:
+                usable[name] = results[name]
+            else:
+                found.append(Finding(self._check_of(name), mismatch, tensor=name, pattern="shape"))
+        return found, usable
+
+    def _numeric(self, results: Tensors) -> list[Finding]:
+        deviations = {
+            name: deviation
+            for name, tensor in results.items()
+            if (
+                deviation := compare(
+                    tensor, self._yardstick.reference[name], self._yardstick.limits(name)
+                )
+            )
+        }
+        if not deviations:
+            return []
+        uninitialised = self._depends_on_fill(deviations)
+        found = []
+        for name, deviation in deviations.items():
+            check = self._check_of(name)
+            unwritten = poisoned(deviation.got)
+            if "poison" in self._checks and (unwritten is not None or name in uninitialised):
+                check = "poison"
+            elif check not in self._checks:
+                continue
+            finding = explain(check, name, deviation, self._problem, self._yardstick.reference)
+            if check == "poison" and unwritten is None:
+                finding = replace(
+                    finding,
+                    hint="reads memory that it never wrote: the result is another one when that "
+                    "memory starts as zeros (a workspace assumed zero?)",
+                )
+            found.append(finding)
+        return found
+
+    def _depends_on_fill(self, deviations: dict[str, Deviation]) -> set[str]:
+        """Tensors with NaN that come out otherwise when fresh memory holds zeros."""
+        spoiled = {
+            name: deviation.got
+            for name, deviation in deviations.items()
+            if bool((deviation.got.isnan() & ~deviation.expected.isnan()).any())
+        }
+        if not spoiled or "poison" not in self._checks:
+            return set()
+        with guarded(self._problem, poison=False) as (problem, _):
+            again = self._execute(problem)
+        return {
+            name
+            for name, got in spoiled.items()
+            if name in again and bool((got.isnan() & ~again[name].isnan()).any())
+        }
+
+    def _repeatable(self, first: Tensors) -> list[Finding]:
+        for number in range(2, _RUNS + 1):
+            try:
+                again = self._execute(self._problem)
+            except Exception as error:  # noqa: BLE001 - the first run did not raise
+                title = f"call {number} of the same problem raised {type(error).__name__}: {error}"
+                return [Finding("determinism", title, pattern="raised")]
+            found = compare_runs(first, again, self._yardstick, exact=self._deterministic)
+            if found:
+                return found
+        return []
+
+    def _relations(self, kind: RelationKind, mine: Tensors, *, exact: bool) -> list[Finding]:
+        found: list[Finding] = []
+        for relation in self._problem.relations(kind):
+            found += check_relation(
+                relation,
+                mine,
+                self._yardstick,
+                self._execute,
+                self._make_yardstick,
+                deterministic=exact and self._deterministic,
+            )
+        return found
+
+
+def _with_detail(findings: list[Finding], note: str) -> list[Finding]:
+    """The findings, with a note added to the first."""
+    if not findings:
+        return []
+    first = findings[0]
+    detail = f"{first.detail}\n{note}" if first.detail else note
+    return [replace(first, detail=detail), *findings[1:]]

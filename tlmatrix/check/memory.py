@@ -1,0 +1,349 @@
+"""Memory that shows misuse: canaries around every buffer, and NaN in what nobody has written.
+
+Inside `guarded`, the inputs lie in buffers of their own with canaries on both sides, and so does
+everything that the entry allocates through PyTorch (`torch.empty`, `zeros`, `new_empty`, …,
+also in a backward pass, also where TileLang allocates the outputs). Memory that was asked for
+without values holds a NaN of a bit pattern that no arithmetic yields, so an element nobody wrote
+is told from a NaN that was computed. Afterwards the canaries must be intact and the inputs
+bit-unchanged.
+
+The canaries are NaN in every floating dtype too, so a value read from beyond a buffer shows.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tlmatrix.check.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.problem.model import Problem, Tensors
+
+__all__ = ["Guards", "guarded", "poisoned"]
+
+ALIGNMENT = 512
+"""Bytes; what PyTorch's CUDA allocator gives, and more than TMA's 16."""
+
+_PAD = 4096
+"""Bytes of canary on either side; a multiple of ALIGNMENT, and more than a row of most tensors."""
+
+_CANARY = -11  # 0xFFF5: NaN in float16, bfloat16, and repeated in float32 and float64
+
+_INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_POISON: dict[torch.dtype, int] = {
+    torch.float16: 0x7E5D,
+    torch.bfloat16: 0x7FDB,
+    torch.float32: 0x7FDBADC5,
+    torch.float64: 0x7FFDBADC0FFEE5ED,
+    torch.uint8: 0x5B,
+    torch.int8: 0x5B,
+    torch.int16: 0x5BAD,
+    torch.int32: 0x5BADC0DF,
+    torch.int64: 0x5BADC0DF5BADC0DF,
+    torch.bool: 1,
+} | {
+    dtype: 0x7F
+    for dtype in (
+        torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    )
+}  # fmt: skip
+
+_aten = torch.ops.aten
+_WITHOUT_VALUES = frozenset(
+    {
+        _aten.empty.memory_format,
+        _aten.empty_strided.default,
+        _aten.empty_like.default,
+        _aten.new_empty.default,
+        _aten.new_empty_strided.default,
+    }
+)
+_WITH_VALUES = frozenset(
+    {
+        _aten.zeros.default,
+        _aten.zeros_like.default,
+        _aten.new_zeros.default,
+        _aten.ones.default,
+        _aten.ones_like.default,
+        _aten.new_ones.default,
+        _aten.full.default,
+        _aten.full_like.default,
+        _aten.new_full.default,
+    }
+)
+
+
+@dataclass
+class _Fence:
+    """One guarded buffer: `memory` in bytes, with the payload in [start, end)."""
+
+    memory: torch.Tensor
+    start: int
+    end: int
+    label: str
+    itemsize: int
+
+    @property
+    def before(self) -> torch.Tensor:
+        return self.memory[self.start - _PAD : self.start]
+
+    @property
+    def after(self) -> torch.Tensor:
+        # From an even byte, so that every canary starts with the same half of the pattern.
+        end = self.end + self.end % 2
+        return self.memory[end : end + _PAD]
+
+    @property
+    def odd_byte_hit(self) -> bool:
+        """Whether the byte that `after` skips was overwritten."""
+        return self.end % 2 == 1 and int(self.memory[self.end]) != _CANARY >> 8 & 0xFF
+
+
+class Guards:
+    """The guarded buffers of one run, and what became of them."""
+
+    def __init__(self, *, poison: bool = True) -> None:
+        self._fences: list[_Fence] = []
+        self._moved: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._poison = poison
+
+    def move(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of `tensor` between canaries: same bits, sizes, strides and requires_grad."""
+        if not _plain(tensor):
+            return tensor
+        copy = self._allocate(tensor, f"input {name}")
+        _flat(copy).copy_(_flat(tensor))
+        self._moved.append((name, tensor.detach(), copy))
+        return copy.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copy
+
+    def allocated(self, tensor: torch.Tensor, *, values: bool) -> torch.Tensor:
+        """What to hand out in place of `tensor`, just allocated, with its `values` or without."""
+        if not _plain(tensor):
+            return tensor
+        kind = str(tensor.dtype).removeprefix("torch.")
+        label = f"the {kind} buffer {list(tensor.shape)} allocated at {_caller()}"
+        guarded = self._allocate(tensor, label)
+        if values:
+            _flat(guarded).copy_(_flat(tensor))
+        elif self._poison:
+            _fill_poison(guarded)
+        else:
+            _flat(guarded).zero_()
+        return guarded
+
+    def findings(self, results: Tensors) -> list[Finding]:
+        """Overwritten canaries and changed inputs; `results` give buffers their names."""
+        found = [self._describe(fence, results) for fence in self._overwritten()]
+        changed = [
+            (name, before, after) for name, before, after in self._moved if not _same(before, after)
+        ]
+        return found + [_changed_input(*change) for change in changed]
+
+    def _allocate(self, like: torch.Tensor, label: str) -> torch.Tensor:
+        extent = _extent(like) * like.element_size()
+        room = _PAD + -(-(extent + 1) // ALIGNMENT) * ALIGNMENT + _PAD
+        memory = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device).fill_(
+            _CANARY
+        )
+        memory = memory.view(torch.uint8)
+        start = -memory.data_ptr() % ALIGNMENT + _PAD
+        self._fences.append(_Fence(memory, start, start + extent, label, like.element_size()))
+        result = torch.empty(0, dtype=like.dtype, device=like.device)
+        result.set_(  # type: ignore[call-overload]
+            memory.untyped_storage(), start // like.element_size(), like.size(), like.stride()
+        )
+        return result
+
+    def _overwritten(self) -> list[_Fence]:
+        by_device: dict[torch.device, list[_Fence]] = {}
+        for fence in self._fences:
+            by_device.setdefault(fence.memory.device, []).append(fence)
+        found = []
+        for fences in by_device.values():
+            sides = [side for fence in fences for side in (fence.before, fence.after)]
+            canaries = torch.stack(sides).view(torch.int16)
+            # One comparison, and on a GPU one wait, for all buffers.
+            if bool((canaries == _CANARY).all()):
+                found += [fence for fence in fences if fence.odd_byte_hit]
+                continue
+            broken = (canaries != _CANARY).any(1).reshape(-1, 2).any(1).tolist()
+            found += [
+                fence
+                for fence, hit in zip(fences, broken, strict=True)
+                if hit or fence.odd_byte_hit
+            ]
+        return found
+
+    def _describe(self, fence: _Fence, results: Tensors) -> Finding:
+        names = [
+            name
+            for name, tensor in results.items()
+            if tensor.numel()
+            and tensor.untyped_storage().data_ptr() == fence.memory.untyped_storage().data_ptr()
+        ]
+        label = names[0] if names else fence.label
+        before = _hits(fence.before)
+        after = [offset + fence.end % 2 for offset in _hits(fence.after)]
+        if fence.odd_byte_hit:
+            after.insert(0, 0)
+        parts = []
+        if after:
+            first, last = after[0] // fence.itemsize, after[-1] // fence.itemsize
+            parts.append(f"elements {first}-{last} past the end of {label}")
+        if before:
+            first, last = (_PAD - before[-1] - 1) // fence.itemsize + 1, _PAD - before[0]
+            parts.append(f"elements {first}-{-(-last // fence.itemsize)} before {label}")
+        return Finding(
+            check="guards",
+            title=f"a write outside of {label}: {' and '.join(parts)} were overwritten",
+            tensor=names[0] if names else None,
+            pattern="past the end" if after else "before the start",
+            wrong=len({offset // fence.itemsize for offset in after})
+            + len({offset // fence.itemsize for offset in before}),
+            where=" and ".join(parts),
+            hint="a store that is not guarded by the length: a full tile at the last rows"
+            if after
+            else "a negative index",
+            detail=fence.label if names else None,
+        )
+
+
+class _Mode(TorchDispatchMode):
+    """Replaces what allocating operators return; autograd carries it to its own threads."""
+
+    def __init__(self, guards: Guards) -> None:
+        super().__init__()
+        self._guards = guards
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - PyTorch's protocol
+        types: Any,  # noqa: ANN401, ARG002
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        if func in _WITHOUT_VALUES:
+            return self._guards.allocated(result, values=False)
+        if func in _WITH_VALUES:
+            return self._guards.allocated(result, values=True)
+        return result
+
+
+@contextmanager
+def guarded(problem: Problem, *, poison: bool = True) -> Iterator[tuple[Problem, Guards]]:
+    """The same problem with its inputs between canaries, and allocations guarded inside.
+
+    With `poison` false, memory without values starts as zeros: where that changes a result, the
+    entry reads what it never wrote.
+    """
+    guards = Guards(poison=poison)
+    moved = {
+        id(tensor): guards.move(name, tensor)
+        for name, tensor in {**problem.inputs, **problem.cotangents}.items()
+    }
+
+    def place(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: moved.get(id(value), value) for name, value in values.items()}
+
+    inside = replace(
+        problem,
+        names=place(problem.names),
+        inputs=place(problem.inputs),
+        cotangents=place(problem.cotangents),
+    )
+    with _Mode(guards):
+        yield inside, guards
+
+
+def poisoned(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Where `tensor` still holds the poison, as a mask; None where nowhere."""
+    if tensor.dtype not in _POISON or not tensor.dtype.is_floating_point:
+        return None
+    bits = tensor.detach().view(_INT_OF_SIZE[tensor.element_size()])
+    mask = bits == _POISON[tensor.dtype]
+    return mask if bool(mask.any()) else None
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether it is an ordinary strided tensor in memory of its own."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not tensor.is_complex()
+        and not tensor.is_quantized
+    )
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last, gaps between strides included."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, gaps included, as one row of integers of its element size."""
+    row = tensor.detach().as_strided((_extent(tensor),), (1,))
+    return row.view(_INT_OF_SIZE[tensor.element_size()])
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(_flat(left), _flat(right))
+
+
+def _fill_poison(tensor: torch.Tensor) -> None:
+    pattern = _POISON.get(tensor.dtype)
+    if pattern is None:
+        return
+    _flat(tensor).fill_(pattern)
+
+
+def _caller() -> str:
+    """The nearest frame outside PyTorch and this package: where the entry allocates."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack costs milliseconds
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("torch.", "tlmatrix.check.")) and module != "torch":
+            break
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _hits(canary: torch.Tensor) -> list[int]:
+    """Byte offsets at which a canary was overwritten."""
+    halves = canary.view(torch.int16) != _CANARY
+    offsets: list[int] = (halves.nonzero().flatten() * 2).tolist()
+    return offsets
+
+
+def _changed_input(name: str, before: torch.Tensor, after: torch.Tensor) -> Finding:
+    changed = _flat(before) != _flat(after)
+    offset = int(changed.nonzero()[0])
+    old = float(before.detach().as_strided((_extent(before),), (1,))[offset])
+    new = float(after.detach().as_strided((_extent(after),), (1,))[offset])
+    return Finding(
+        check="guards",
+        title=f"the entry changed its input {name}: {int(changed.sum())} of {changed.numel()} "
+        f"elements, the first at offset {offset}",
+        tensor=name,
+        index={"offset": offset},
+        expected=old,
+        got=new,
+        wrong=int(changed.sum()),
+        total=changed.numel(),
+        pattern="input changed",
+        hint="an in-place operation on an argument, or a store through the wrong pointer",
+    )

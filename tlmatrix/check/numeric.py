@@ -1,0 +1,117 @@
+"""Compare a result with its float64 reference: outputs and gradients alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from tlmatrix.check.tolerance import Limits
+    from tlmatrix.problem.model import TensorInfo
+
+__all__ = ["Deviation", "compare", "describe_mismatch", "difference"]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A result outside its limits.
+
+    `wrong` marks the elements that are outside and `ratio` is the worst error as a multiple of
+    what is allowed, of the distance that `distance` names (infinite where nothing is allowed, or
+    where a value that must be finite is not). `worst` is the flat index of the worst element.
+    """
+
+    expected: torch.Tensor = field(repr=False)
+    got: torch.Tensor = field(repr=False)
+    wrong: torch.Tensor = field(repr=False)
+    ratio: float
+    worst: int
+    distance: Literal["element", "rms"]
+
+
+def describe_mismatch(name: str, info: TensorInfo, got: torch.Tensor | None) -> str | None:
+    """Why `got` cannot be compared at all: missing, or another shape or dtype; None if it can."""
+    if got is None:
+        return f"{name} is missing from what the entry returned"
+    if tuple(got.shape) != info.shape:
+        words = ", ".join(f"{dim.name} {dim.size}" for dim in info.dims)
+        return f"{name} has shape {list(got.shape)}, expected {list(info.shape)} ({words})"
+    if got.dtype != info.dtype:
+        return f"{name} is {_dtype(got.dtype)}, expected {_dtype(info.dtype)}"
+    return None
+
+
+def compare(got: torch.Tensor, reference: torch.Tensor, limits: Limits) -> Deviation | None:
+    """Where `got` is outside the limits around the float64 reference; None where nowhere.
+
+    NaN passes only where the reference is NaN, an infinity only where the reference is the same
+    one or lies outside the range of `got`'s dtype.
+    """
+    if got.numel() == 0:
+        return None
+    error = (got.double() - reference).abs_()
+    regions = limits.regions
+    root = regions.rms(error)
+    if bool(_within(error, root, limits)):
+        return None
+    # The long way: -inf minus -inf is NaN above, and a NaN spoils the mean of its region.
+    error = _error(got, reference)
+    finite = error.isfinite()
+    root = regions.rms(torch.where(finite, error, 0.0))
+    if bool(_within(error, root, limits)):
+        return None
+    outside = error > limits.element
+    by_element = _ratio(error, limits.element)
+    by_region = _ratio(root, limits.region)
+    by_whole = float(_ratio(regions.rms_of_all(root), limits.whole))
+    largest, widest = float(by_element.max()), max(float(by_region.max()), by_whole)
+    # Of a region that is off as a whole, the elements beyond its own limit are the wrong ones.
+    failing = (by_region > 1) | (by_whole > 1)
+    typical = torch.minimum(limits.region, limits.whole) if by_whole > 1 else limits.region
+    by_typical = _ratio(error, regions.spread(typical)) * regions.spread(failing)
+    wrong = outside | (by_typical > 1)
+    if largest >= max(widest, 1):
+        return Deviation(reference, got, wrong, largest, int(by_element.argmax()), "element")
+    return Deviation(reference, got, wrong, widest, int(by_typical.argmax()), "rms")
+
+
+def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> Deviation | None:
+    """Where two results that should agree differ by more than `limit`, element by element.
+
+    The same NaN or infinity on both sides agrees.
+    """
+    if left.numel() == 0:
+        return None
+    expected = right.double()
+    error = _error(left, expected)
+    wrong = error > limit
+    if not bool(wrong.any()):
+        return None
+    ratio = torch.where(wrong, _ratio(error, limit), 0.0)
+    return Deviation(expected, left, wrong, float(ratio.max()), int(ratio.argmax()), "element")
+
+
+def _within(error: torch.Tensor, root: torch.Tensor, limits: Limits) -> torch.Tensor:
+    whole = limits.regions.rms_of_all(root)
+    return (error <= limits.element).all() & (root <= limits.region).all() & (whole <= limits.whole)
+
+
+def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """|got - expected|: 0 for the same NaN or infinity, infinite where only one is finite.
+
+    A value too large for `got`'s dtype is expected as what it rounds to, an infinity.
+    """
+    same = (got == expected) | (got == expected.to(got.dtype)) | (got.isnan() & expected.isnan())
+    error = torch.where(same, 0.0, (got.double() - expected).abs_())
+    return torch.where(error.isnan(), torch.inf, error)
+
+
+def _ratio(error: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """error / limit, and 0 / 0 is 0."""
+    return torch.where(error > 0, error / limit, 0.0)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

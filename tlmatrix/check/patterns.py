@@ -1,0 +1,278 @@
+"""Name the shape of a set of wrong elements: a row, a tile, a head, the last rows, everything.
+
+Bugs in kernels have the shape of what they touch: one bad bound is the last tile of every
+sequence, one swapped index two heads. The wrong elements are projected onto each dimension
+(a packed dimension onto sequence and position), each projection is recognised by itself, and
+the name follows from the dimensions that are not wrong throughout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from tlmatrix.problem.model import Dim
+
+__all__ = ["Pattern", "Side", "ranges", "recognise"]
+
+_DENSE = 0.25
+"""Least part of a box that must be wrong for the box to be the pattern; a small uniform error
+leaves many elements inside their limits."""
+
+_ROW_NAMES = frozenset({"position", "row", "rows", "query", "key", "seqlen", "seqlen_q", "m"})
+_COLUMN_NAMES = frozenset({"dim", "column", "cols", "head_dim", "head_dim_v", "n"})
+
+
+@dataclass(frozen=True)
+class Side:
+    """One dimension of the pattern: which of its indices hold a wrong element.
+
+    `regions` maps each region with wrong elements to its wrong positions, counted from the
+    region's start, and `lengths` every region to its length. A dimension without regions, or
+    whose indices are regions of their own (heads), is a single region here.
+    """
+
+    dim: Dim
+    wrong: np.ndarray = field(repr=False)
+    regions: dict[int, np.ndarray]
+    lengths: dict[int, int]
+
+    @property
+    def segmented(self) -> bool:
+        """Whether it is packed: regions of several rows along one dimension."""
+        return self.dim.starts is not None
+
+    @property
+    def noun(self) -> str:
+        if self.segmented or self.dim.name in _ROW_NAMES:
+            return "row"
+        return "column" if self.dim.name in _COLUMN_NAMES else self.dim.name
+
+    @cached_property
+    def indices(self) -> np.ndarray:
+        return np.flatnonzero(self.wrong)
+
+    @property
+    def full(self) -> bool:
+        """Whether (nearly) every index is wrong: a stray element may be right by luck."""
+        return len(self.indices) >= 0.95 * self.dim.size
+
+    @property
+    def tiles(self) -> set[tuple[int, int]]:
+        """(region, tile) of the wrong rows; empty where tiles are unknown."""
+        edge = self.dim.tile
+        if not edge:
+            return set()
+        return {(r, int(tile)) for r, at in self.regions.items() for tile in np.unique(at // edge)}
+
+    @property
+    def whole_regions(self) -> bool:
+        """Whether the regions that are wrong at all are wrong throughout."""
+        return all(len(at) >= 0.95 * self.lengths[r] for r, at in self.regions.items())
+
+    @property
+    def shape(self) -> str:
+        """`one`, `all`, `regions`, `tile`, `last tiles`, `last`, `first`, `every n`, `range`
+        or `some`.
+        """
+        if self.full:
+            return "all"
+        if len(self.indices) == 1:
+            return "one"
+        if self.segmented and self.whole_regions:
+            return "regions"
+        if self.dim.tile and self._last_tiles:
+            return "last tiles"
+        if self.dim.tile and len(self.tiles) == 1:
+            return "tile"
+        if self._each(lambda at, length: len(at) < length and _run_to(at, length)):
+            return "last"
+        if self._each(lambda at, length: len(at) < length and at[-1] == len(at) - 1):
+            return "first"
+        steps = np.unique(np.diff(self.indices))
+        if len(self.indices) > 2 and len(steps) == 1 and steps[0] > 1:
+            return f"every {_ordinal(int(steps[0]))}"
+        if len(self.tiles) > 1 and self.dim.tile and self._whole_tiles:
+            return "tiles"
+        return "range" if len(steps) == 1 else "some"
+
+    @property
+    def _last_tiles(self) -> bool:
+        edge = self.dim.tile or 1
+        tiles_of = [(at // edge, (self.lengths[r] - 1) // edge) for r, at in self.regions.items()]
+        longest = max(last for _, last in tiles_of)
+        return longest > 0 and all((at == last).all() for at, last in tiles_of)
+
+    @property
+    def _whole_tiles(self) -> bool:
+        edge = self.dim.tile or 1
+        return all(
+            int((self.regions[r] // edge == tile).sum()) == min(edge, self.lengths[r] - tile * edge)
+            for r, tile in self.tiles
+        )
+
+    def _each(self, holds: object) -> bool:
+        assert callable(holds)
+        return all(bool(holds(at, self.lengths[r])) for r, at in self.regions.items())
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a set of wrong elements looks like.
+
+    `name` is short ("a tile"), `where` names the indices ("rows 64-79 of sequence 1, head 0-3,
+    in tile 1"); `sides` are the dimensions it was recognised from.
+    """
+
+    name: str
+    where: str
+    sides: tuple[Side, ...] = field(repr=False)
+
+
+def recognise(wrong: torch.Tensor, dims: Sequence[Dim]) -> Pattern:
+    """The pattern of a mask with at least one element set; `dims` describe its dimensions."""
+    # Projections are made where the mask is; only they travel to the host.
+    axes = range(wrong.ndim)
+    projections = [
+        (wrong.any(tuple(a for a in axes if a != axis)) if wrong.ndim > 1 else wrong).cpu().numpy()
+        for axis in axes
+    ]
+    sides = tuple(_side(dim, flat) for dim, flat in zip(dims, projections, strict=True))
+    count = int(wrong.sum())
+    box = int(np.prod([len(side.indices) for side in sides]))
+    if count == 1:
+        name = "one element"
+    elif count < _DENSE * box:
+        name = "scattered"
+    else:
+        name = _name(sides)
+    return Pattern(name, _where(sides), sides)
+
+
+def _side(dim: Dim, wrong: np.ndarray) -> Side:
+    indices = np.flatnonzero(wrong)
+    if dim.starts is None or dim.region is None:
+        return Side(dim, wrong, {0: indices}, {0: dim.size})
+    region = np.asarray(dim.region)
+    lengths = np.bincount(region, minlength=1)
+    touched = {
+        int(r): indices[region[indices] == r] - int(dim.starts[int(r)])
+        for r in np.unique(region[indices])
+    }
+    return Side(dim, wrong, touched, {r: int(length) for r, length in enumerate(lengths)})
+
+
+def _name(sides: Sequence[Side]) -> str:
+    limited = [side for side in sides if not side.full]
+    if not limited:
+        return "everything"
+    rows = [side for side in limited if side.noun == "row" or side.dim.tile]
+    if len(rows) == 2 and all(side.shape in ("tile", "last tiles") for side in rows):
+        return "a tile"
+    if rows:
+        return _name_rows(rows[0])
+    return " and ".join(_name_indices(side) for side in limited[:2])
+
+
+def _name_rows(side: Side) -> str:
+    noun = side.noun
+    region = side.dim.region_name or "sequence"
+    several = len(side.regions) > 1
+    match side.shape:
+        case "one":
+            return f"a {noun}"
+        case "regions":
+            return f"{region}s" if several else f"a {region}"
+        case "tile":
+            return "a tile"
+        case "tiles":
+            return "tiles"
+        case "last tiles":
+            return f"last tile of {_every(side)}" if side.segmented else "last tile"
+        case "last":
+            return f"last {noun}s"
+        case "first":
+            return f"first {noun}s"
+        case shape if shape.startswith("every"):
+            return f"{shape} {noun}"
+    return f"{noun}s"
+
+
+def _every(side: Side) -> str:
+    region = side.dim.region_name or "sequence"
+    if len(side.regions) == 1:
+        return f"a {region}"
+    nonempty = sum(length > 0 for length in side.lengths.values())
+    return f"every {region}" if len(side.regions) == nonempty else f"some {region}s"
+
+
+def _name_indices(side: Side) -> str:
+    noun = side.dim.region_name or side.noun
+    shape = side.shape
+    if shape == "one":
+        return f"a {noun}"
+    return f"{shape} {noun}" if shape.startswith("every") else f"{noun}s"
+
+
+def _where(sides: Sequence[Side]) -> str:
+    parts = []
+    tiles = []
+    for side in sides:
+        if side.full:
+            continue
+        if side.segmented:
+            parts.append(_where_packed(side))
+        else:
+            noun = "rows" if side.noun == "row" else side.dim.name
+            parts.append(f"{noun} {ranges(side.indices)}")
+        numbers = sorted({tile for _, tile in side.tiles})
+        if numbers and len(numbers) <= 4:
+            parts_of = "tile" if side.noun == "row" else f"{side.dim.name} tile"
+            tiles.append(f"{parts_of} {ranges(numbers)}")
+    if tiles:
+        parts.append("in " + " and ".join(tiles))
+    return ", ".join(parts) if parts else "everywhere"
+
+
+def _where_packed(side: Side) -> str:
+    """`rows 3-7 of sequences 0-2`: sequences with the same wrong rows are named together."""
+    region = side.dim.region_name or "sequence"
+    groups: dict[str, list[int]] = {}
+    for number, at in side.regions.items():
+        whole = len(at) == side.lengths[number]
+        words = "all rows" if whole else f"rows {ranges(at)}"
+        groups.setdefault(words, []).append(number)
+    parts = [
+        f"{words} of {region}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+        for words, numbers in groups.items()
+    ]
+    more = f" and of {len(parts) - 4} more" if len(parts) > 4 else ""
+    return "; ".join(parts[:4]) + more
+
+
+def ranges(numbers: Sequence[int] | np.ndarray) -> str:
+    """`0-3, 7, 9-12`; at most six runs are written out."""
+    values = np.asarray(numbers)
+    runs = np.split(values, np.flatnonzero(np.diff(values) != 1) + 1)
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    more = f", … ({len(words) - 6} more)" if len(words) > 6 else ""
+    return ", ".join(words[:6]) + more
+
+
+def _run_to(at: np.ndarray, length: int) -> bool:
+    """Whether the positions are the last ones of a region of that length."""
+    return bool(at[-1] == length - 1 and at[-1] - at[0] == len(at) - 1)
+
+
+def _ordinal(number: int) -> str:
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    ending = "th" if 10 <= number % 100 <= 20 else endings.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -1,0 +1,127 @@
+"""Two ways to the same values: isolation, poison, properties and repeated calls.
+
+A family says which problems must give what (`Problem.relations`); here they are run and
+compared. Where a relation, or the case, does not ask for equal values, both sides may be off by
+their allowance. The left side's is known; the right side's, of another problem with the same
+data, is taken to be as large, which saves a float64 reference for every relation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.check.explain import explain
+from tlmatrix.check.finding import Finding
+from tlmatrix.check.numeric import compare, describe_mismatch, difference
+from tlmatrix.check.tolerance import Yardstick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tlmatrix.problem.model import Problem, Relation, Tensors
+
+__all__ = ["CHECK_OF_KIND", "check_relation"]
+
+CHECK_OF_KIND = {
+    "isolation": "isolation",
+    "poison": "poison",
+    "property": "properties",
+    "repeat": "repeat",
+}
+"""The check that runs the relations of a kind."""
+
+
+def check_relation(
+    relation: Relation,
+    mine: Tensors,
+    yardstick: Yardstick,
+    execute: Callable[[Problem], Tensors],
+    make_yardstick: Callable[[Problem], Yardstick],
+    *,
+    deterministic: bool,
+) -> list[Finding]:
+    """Run a relation's problems and compare; `mine` are the results of the problem itself.
+
+    An exception of the entry is a finding that names the relation, for the problem itself ran.
+    """
+    check = CHECK_OF_KIND[relation.kind]
+    results = []
+    for problem in relation.problems:
+        try:
+            results.append(execute(problem))
+        except Exception as error:  # noqa: BLE001 - whatever the entry raises is a finding
+            title = f"{relation.name}: raised {type(error).__name__}: {error}"
+            return [
+                Finding(check=check, title=title, pattern="raised", detail=relation.because or None)
+            ]
+    found = _differences(relation, mine, results, yardstick, exact=relation.exact and deterministic)
+    for number in relation.judge:
+        theirs = make_yardstick(relation.problems[number])
+        found += _judged(check, theirs, results[number])
+    return [_named(finding, relation) for finding in found]
+
+
+def _differences(
+    relation: Relation,
+    mine: Tensors,
+    results: list[Tensors],
+    yardstick: Yardstick,
+    *,
+    exact: bool,
+) -> list[Finding]:
+    left, right = relation.left(mine), relation.right(results)
+    bounds: Tensors | None = None
+    found = []
+    for name, tensor in left.items():
+        other = right[name]
+        if tensor.shape != other.shape:
+            title = f"{name} has shape {list(other.shape)}, expected {list(tensor.shape)}"
+            found.append(Finding(CHECK_OF_KIND[relation.kind], title, tensor=name))
+            continue
+        if torch.equal(tensor, other):
+            continue
+        if exact:
+            limit = torch.zeros_like(tensor, dtype=torch.float64)
+        else:
+            bounds = _bounds(relation, yardstick, mine) if bounds is None else bounds
+            limit = 2 * bounds[name].abs()
+        deviation = difference(other, tensor, limit)
+        if deviation is not None:
+            found.append(
+                explain(
+                    CHECK_OF_KIND[relation.kind],
+                    name,
+                    deviation,
+                    yardstick.problem,
+                    yardstick.reference,
+                    words="the problem itself",
+                )
+            )
+    return found
+
+
+def _bounds(relation: Relation, yardstick: Yardstick, mine: Tensors) -> Tensors:
+    """The allowance of each compared element: `left` picks them as it picks the values."""
+    known = {name: yardstick.limits(name).element for name in mine if name in yardstick.reference}
+    return relation.left(known)
+
+
+def _judged(check: str, yardstick: Yardstick, results: Tensors) -> list[Finding]:
+    """What is wrong with a relation's own results, against their own reference."""
+    found = []
+    for name, info in yardstick.problem.outputs.items():
+        if mismatch := describe_mismatch(name, info, results.get(name)):
+            found.append(Finding(check, mismatch, tensor=name))
+            continue
+        deviation = compare(results[name], yardstick.reference[name], yardstick.limits(name))
+        if deviation is not None:
+            found.append(explain(check, name, deviation, yardstick.problem, yardstick.reference))
+    return found
+
+
+def _named(finding: Finding, relation: Relation) -> Finding:
+    detail = "\n".join(part for part in (relation.because, finding.detail) if part)
+    return replace(finding, title=f"{relation.name}: {finding.title}", detail=detail or None)

@@ -1,0 +1,172 @@
+"""How far from the float64 reference a result may lie.
+
+    |out - reference|      <= factor * max |lowp - reference| + floor_max     every element
+    rms(out - reference)   <= factor * rms(lowp - reference)  + floor_rms     every region, and all
+
+with max and rms over a region (a head of a sequence), and `lowp` the same mathematics in PyTorch
+at the kernel's precision. In a large region the error of `lowp` is a good measure of what
+rounding does there. In a small one (a sequence of one or two rows), or with values that happen
+to be exact, it is next to nothing by luck; the floors keep the bound from collapsing then. They
+are what rounding can do, not what a kernel may do: with u the unit roundoff of what is stored,
+M = `magnitude` the sum of the sizes of the terms, S = `spread` the root of the sum of their
+squares, and R the number of rows of the region,
+
+    floor_max = u * min(4 M, 2 |reference| + 6 S) + a M
+    floor_rms = u * hypot(1.5 rms(reference), (1 + 2 / sqrt(R)) rms(S)) + a/2 rms(M)
+    a = (64 + 8 X) * 2**-24
+
+- 4 M: operands (P, dS), their partner (the delta of rounded outputs) and the result are each
+  rounded once, by at most u of their size; no correct kernel is further off. With many terms this
+  is far too wide: independent roundings add in quadrature, to at most u S / sqrt(3) each, so
+  that 6 S is more than 7 sigma of two of them; 2 |reference| stands for roundings that all terms
+  share (equal keys give equal P), which do not average out.
+- The root mean square over R rows is far steadier than the largest element, so its floor is
+  smaller: one u S (2.4 sigma), widened to 3 u S for a single row, whose few roundings (one dS)
+  need not be typical, in quadrature with 1.5 u of the result itself.
+- a M is what float32 arithmetic inside the kernel is worth: 64 units for sums in another order
+  and exp2 good to 2 ulp; and where scores or an lse of size X are exponentiated, 8 X units, for
+  exp turns the absolute error of its argument (the product, its scaling by log2(e), the
+  maximum or lse taken off it, each rounded) into a relative one. X = 56 where it is not known.
+  For the low dtypes a is a fraction of u, for float32 far below any error that means something.
+  A float64 tensor gets as many units of 2**-53.
+- Below the smallest normal number of the dtype, half a unit in the last place is added.
+
+A uniform error of 2 % is 5 u of bfloat16 and 41 u of float16. The error of `lowp` is about 0.6 u,
+so the bound on the root mean square is 1.2 u + 1.8 u: such an error shows wherever the result
+is as large as `spread`, that is, wherever its terms do not cancel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.check.regions import Regions
+
+if TYPE_CHECKING:
+    from tlmatrix.problem.model import Problem, TensorInfo
+    from tlmatrix.spec.models import Allowance, Tolerance
+
+__all__ = ["Limits", "Yardstick", "limits"]
+
+_UNITS = 64
+_UNITS_PER_EXPONENT = 8
+_USUAL_EXPONENT = 56.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a tensor may be off.
+
+    `element`, of the tensor's shape, bounds every element; `region` the root mean square over
+    each region, and `whole` over the tensor. All float64.
+    """
+
+    element: torch.Tensor
+    region: torch.Tensor
+    whole: torch.Tensor
+    regions: Regions
+
+
+def limits(
+    info: TensorInfo, reference: torch.Tensor, lowp: torch.Tensor | None, allowance: Allowance
+) -> Limits:
+    """The limits of one tensor, by the formulas of this module.
+
+    reference: float64, of the tensor's shape. lowp: of the same shape, any dtype; without it
+    only the floor counts. Elements where either is not finite allow nothing.
+    """
+    regions = Regions(info.dims, reference.device)
+    size = _finite(reference).abs()
+    root = regions.rms(size)
+    if allowance.floor == "auto":
+        element, per_region, whole = _floors(info, size, root, regions)
+    else:
+        element = torch.full_like(size, float(allowance.floor))
+        per_region = torch.full_like(root, float(allowance.floor))
+        whole = per_region.new_tensor(float(allowance.floor))
+    if lowp is not None:
+        error = _finite(lowp.double() - reference).abs_()
+        error_rms = regions.rms(error)
+        element = element + regions.spread(regions.largest(error)) * allowance.factor
+        per_region = per_region + error_rms * allowance.factor
+        whole = whole + regions.rms_of_all(error_rms) * allowance.factor
+    return Limits(element, per_region, whole, regions)
+
+
+def _floors(
+    info: TensorInfo, size: torch.Tensor, root: torch.Tensor, regions: Regions
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The floors of the elements, the regions and the whole tensor."""
+    u = info.roundoff
+    exponent = size.new_tensor(_USUAL_EXPONENT) if info.exponent is None else info.exponent()
+    units = _UNITS + _UNITS_PER_EXPONENT * _finite(exponent)
+    arithmetic = units * (2.0**-53 if info.dtype == torch.float64 else 2.0**-24)
+    tiny = torch.finfo(info.dtype).smallest_normal * u if info.dtype.is_floating_point else 0.0
+    rows = regions.rows.clamp_min(1)
+    if info.magnitude is None:
+        magnitude = size + 3 * regions.spread(root)
+    else:
+        magnitude = _finite(info.magnitude()).abs()
+    if info.spread is not None:
+        spread = _finite(info.spread()).abs()
+    elif info.magnitude is None:
+        spread = regions.spread(root).expand(size.shape)
+    else:
+        # n terms of random sign: the sum is about as large as their spread. Where they cancel
+        # by construction it is not, but then a region of many rows has many terms.
+        spread = torch.hypot(regions.spread(root), magnitude / regions.spread(rows.sqrt()))
+    element = torch.minimum(4 * magnitude, 2 * size + 6 * spread).mul_(u).add_(tiny)
+    magnitude = arithmetic * magnitude
+    element += magnitude
+    root_magnitude, root_spread = regions.rms(magnitude), regions.rms(spread)
+
+    def root_floor(
+        size: torch.Tensor, spread: torch.Tensor, magnitude: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        rounding = torch.hypot(1.5 * size, (1 + 2 / rows.sqrt()) * spread)
+        return u * rounding + magnitude / 2 + tiny
+
+    whole = root_floor(
+        regions.rms_of_all(root),
+        regions.rms_of_all(root_spread),
+        regions.rms_of_all(root_magnitude),
+        regions.rows.sum().clamp_min(1),
+    )
+    return element, root_floor(root, root_spread, root_magnitude, rows), whole
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(values.double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+class Yardstick:
+    """What a problem's results are measured with; everything is computed once, when asked for."""
+
+    def __init__(self, problem: Problem, tolerance: Tolerance, arch: str) -> None:
+        self.problem = problem
+        self._tolerance = tolerance
+        self._arch = arch
+        self._limits: dict[str, Limits] = {}
+
+    @cached_property
+    def reference(self) -> dict[str, torch.Tensor]:
+        return dict(self.problem.reference())
+
+    @cached_property
+    def lowp(self) -> dict[str, torch.Tensor]:
+        return dict(self.problem.lowp())
+
+    def limits(self, name: str) -> Limits:
+        """The limits of the output or gradient of that name."""
+        if name not in self._limits:
+            self._limits[name] = limits(
+                self.problem.outputs[name],
+                self.reference[name],
+                self.lowp.get(name),
+                self._tolerance.for_tensor(name, self._arch),
+            )
+        return self._limits[name]
