@@ -23,15 +23,11 @@ def rule(names, forbidden):
 @st.composite
 def spaces(draw, max_axes=5, max_values=3, max_rules=4):
     """Up to five axes of up to three values, with rules over one to three axes each."""
-    names = draw(
-        st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=max_axes, unique=True)
-    )
+    names = draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=max_axes, unique=True))
     axes = {name: tuple(range(draw(st.integers(1, max_values)))) for name in names}
     rules = []
     for _ in range(draw(st.integers(0, max_rules))):
-        about = sorted(
-            draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
-        )
+        about = sorted(draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)))
         every = list(product(*(axes[name] for name in about)))
         rules.append(rule(about, draw(st.lists(st.sampled_from(every), max_size=len(every)))))
     return Space(axes, rules)

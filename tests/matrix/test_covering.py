@@ -51,7 +51,7 @@ def test_rows_are_the_same_every_time(space, strength, seed):
 
 
 def test_a_seed_gives_other_rows():
-    space = Space({name: (0, 1, 2) for name in "abcde"})
+    space = Space(dict.fromkeys("abcde", (0, 1, 2)))
     one, other = covering_rows(space, 2, seed=1)[0], covering_rows(space, 2, seed=2)[0]
     assert set(one) != set(other)
 
@@ -68,7 +68,7 @@ def test_a_strength_below_one_is_refused():
 
 
 def test_what_the_library_leaves_out_is_added(monkeypatch):
-    space = Space({name: (0, 1, 2) for name in "abcd"}, [rule("abc", [(0, 0, 0), (1, 1, 1)])])
+    space = Space(dict.fromkeys("abcd", (0, 1, 2)), [rule("abc", [(0, 0, 0), (1, 1, 1)])])
     library = covering.library_rows
 
     def loses_most(space, strength, seed=0):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.cache import cached_covering_rows
 from tlmatrix.matrix.case import Case
-from tlmatrix.matrix.fixed import fixed_cases
+from tlmatrix.matrix.fixed import fixed_cases, same_id
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import Plan, Strategy, plan_of
 from tlmatrix.spec.issues import SpecError
@@ -166,9 +166,7 @@ def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expan
     if next(expansion.cases, None) is None:
         raise SpecError([_nothing_left(expansion)])
     if same := expansion._same_id():  # noqa: SLF001 - of this module
-        one, other = same
-        message = f"two cases have the id {one.id}: {dict(one.values)} and {dict(other.values)}"
-        raise SpecError([spec.issue(("axes",), message)])
+        raise SpecError([spec.issue(("axes",), same_id(*same))])
     return expansion
 
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case
 from tlmatrix.matrix.expansion import expand
-from tlmatrix.matrix.fixed import fixed_cases
+from tlmatrix.matrix.fixed import broken_rules, fixed_cases
 from tlmatrix.matrix.ledger import concerns
-from tlmatrix.matrix.nearest import did_you_mean
 from tlmatrix.matrix.rejects import reject_cases
-from tlmatrix.matrix.space import Space
-from tlmatrix.matrix.tiers import constraints_of, plan_of
+from tlmatrix.matrix.tiers import plan_of
+from tlmatrix.spec.messages import suggestion
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
@@ -69,11 +68,7 @@ def explain(
     Raises CaseNotFoundError for what cannot be a case of the spec.
     """
     case = _as_case(spec, case)
-    outside = {name: (value,) for name, value in case.values.items()}
-    removed_by = tuple(
-        spec.where[at]
-        for at in Space(outside, constraints_of(spec, outside)).failing((0,) * len(outside))
-    )
+    removed_by = broken_rules(spec, case)
     given = dict(environment or {})
     known = given.keys() | case.values.keys()
     undecided = [bug for bug in spec.known_bugs if not bug.when.names <= known]
@@ -106,10 +101,7 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     offered = _values_by_axis(spec, tier, written)
     for name in labels:
         if name not in offered:
-            raise CaseNotFoundError(
-                f"{spec.name} has no axis {name!r}{did_you_mean(name, offered)}; "
-                f"its axes are {', '.join(offered)}"
-            )
+            raise CaseNotFoundError(_no_axis(spec, name))
     if absent := offered.keys() - labels.keys():
         raise CaseNotFoundError(
             f"{case_id!r} is not a whole id: it says nothing of {', '.join(sorted(absent))}"
@@ -127,10 +119,12 @@ def _as_case(spec: Spec, case: Case | str | Mapping[str, Value]) -> Case:
             return find_case(spec, case)
     for name in case:
         if name not in spec.axes:
-            raise CaseNotFoundError(
-                f"{spec.name} has no axis {name!r}{did_you_mean(name, spec.axes)}"
-            )
+            raise CaseNotFoundError(_no_axis(spec, name))
     return Case(spec.name, {name: case.get(name, values[0]) for name, values in spec.axes.items()})
+
+
+def _no_axis(spec: Spec, name: str) -> str:
+    return f"unknown axis {name!r} of {spec.name}{suggestion(name, spec.axes, 'Axes')}"
 
 
 def _membership(spec: Spec, tier: str, case: Case, removed_by: tuple[Rule, ...]) -> Membership:
@@ -191,8 +185,6 @@ def _value(name: str, text: str, offered: Sequence[Value]) -> Value:
         )
     if not found:
         known = list(dict.fromkeys(map(label, offered)))
-        raise CaseNotFoundError(
-            f"the axis {name} has no value {text!r}{did_you_mean(text, known)}; "
-            f"its values are {', '.join(known)}"
-        )
+        hint = suggestion(text, known, "Values")
+        raise CaseNotFoundError(f"the axis {name} has no value {text!r}{hint}")
     return next(iter(found.values()))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case, Origin
-from tlmatrix.matrix.nearest import did_you_mean
-from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import constraints_of
 from tlmatrix.spec.issues import SpecError
 
@@ -14,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.models import Rule, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["fixed_cases"]
+__all__ = ["broken_rules", "fixed_cases", "same_id"]
 
 
 def fixed_cases(spec: Spec) -> tuple[Case, ...]:
     """The regressions of a spec, then its extra cases, each once.
 
-    An axis that an entry leaves out takes the axis's first value. Raises SpecError for an unknown
-    axis, for a case that a `where` rule excludes (somebody has to decide which of the two is
-    wrong), and for two cases with one id.
+    An axis that an entry leaves out takes the axis's first value. Raises SpecError for a case that
+    a `where` rule excludes (somebody has to decide which of the two is wrong), and for two cases
+    with one id.
     """
     issues: list[Issue] = []
     found: dict[str, Case] = {}
@@ -36,45 +34,41 @@ def fixed_cases(spec: Spec) -> tuple[Case, ...]:
     for key, origin, entries in written:
         for number, entry in enumerate(entries):
             case = Case(spec.name, _completed(spec, entry), origin)
-            wrong = _wrong_with(spec, (key, number), entry)
+            if case in found.values():
+                continue
             twin = found.setdefault(case.id, case)
-            if not wrong and twin != case:
-                wrong = [
-                    spec.issue(
-                        (key, number),
-                        f"two cases have the id {case.id}: {dict(twin.values)} and "
-                        f"{dict(case.values)}",
-                    )
-                ]
-            issues += wrong
+            if twin is not case:
+                issues.append(spec.issue((key, number), same_id(twin, case)))
+            issues += _excluded(spec, (key, number), case)
     if issues:
         raise SpecError(issues)
     return tuple(found.values())
 
 
+def same_id(one: Case, other: Case) -> str:
+    """The message about two different cases that read the same."""
+    return f"two cases have the id {one.id}: {dict(one.values)} and {dict(other.values)}"
+
+
 def _completed(spec: Spec, entry: Mapping[str, Value]) -> dict[str, Value]:
-    first = {name: values[0] for name, values in spec.axes.items() if values}
-    return {**first, **entry}
+    return {**{name: values[0] for name, values in spec.axes.items()}, **entry}
 
 
-def _wrong_with(spec: Spec, place: tuple[str, int], entry: Mapping[str, Value]) -> list[Issue]:
-    unknown = [
-        spec.issue(
-            (*place, name),
-            f"no axis {name!r}{did_you_mean(name, spec.axes)}",
-        )
-        for name in entry
-        if name not in spec.axes
-    ]
-    if unknown:
-        return unknown
-    one = {name: (value,) for name, value in _completed(spec, entry).items()}
-    space = Space(one, constraints_of(spec, one))
+def _excluded(spec: Spec, place: tuple[str, int], case: Case) -> list[Issue]:
     return [
         spec.issue(
             place,
-            f"the rule {spec.where[at].expr.text!r} excludes this case "
-            f"({spec.where[at].because}); remove it or change the rule",
+            f"the rule {rule.expr.text!r} excludes this case ({rule.because}); "
+            "remove the case or change the rule",
         )
-        for at in space.failing((0,) * len(one))
+        for rule in broken_rules(spec, case)
     ]
+
+
+def broken_rules(spec: Spec, case: Case) -> tuple[Rule, ...]:
+    """The `where` rules that a case breaks, whatever its values."""
+    return tuple(
+        rule
+        for rule, constraint in zip(spec.where, constraints_of(spec), strict=True)
+        if not constraint.allows({name: case.values[name] for name in constraint.names})
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.nearest import did_you_mean
 from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.spec.issues import Issue, SpecError
 
@@ -38,17 +37,11 @@ def concerns(spec: Spec, number: int, case: Case, environment: Mapping[str, obje
     """Whether the case falls under one entry of the ledger; see `known_bug`."""
     names = {**environment, **case.values}
     bug = spec.known_bugs[number]
-    place = ("known_bugs", number, "when")
-    for name in sorted(bug.when.names - names.keys()):
-        message = (
-            f"{bug.when.text!r} names {name!r}, which is neither an axis nor one of "
-            f"{', '.join(sorted(environment))}{did_you_mean(name, names)}"
-        )
-        raise SpecError([spec.issue(place, message)])
     try:
         return bool(bug.when.evaluate(names))
     except ExpressionError as error:
-        raise SpecError([spec.issue(place, f"{error}, for {case.id}")]) from error
+        message = f"{bug.when.text!r} has no value for {case.id}: {error.reason}"
+        raise SpecError([spec.issue(("known_bugs", number, "when"), message)]) from error
 
 
 def expired(spec: Spec, today: date | None = None) -> tuple[Issue, ...]:

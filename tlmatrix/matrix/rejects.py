@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case
+from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.matrix.space import Constraint, Space
 from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.models import Reject, Rule, Spec
@@ -35,7 +37,8 @@ def reject_cases(spec: Spec) -> tuple[RejectCase, ...]:
     rules next to the bad value: what the entry raises must be about the bad value alone. Rules that
     the bad values cannot obey are left aside.
 
-    Raises SpecError for two entries that set the same values: one call raises one exception.
+    Raises SpecError for two entries that set the same values (one call raises one exception), and
+    for an entry that sets nothing bad, so that the matrix has the same case and expects it to run.
     """
     found: dict[str, RejectCase] = {}
     issues: list[Issue] = []
@@ -44,20 +47,33 @@ def reject_cases(spec: Spec) -> tuple[RejectCase, ...]:
         if case.id in found:
             message = f"an earlier entry of rejects has the same case, {case.id}"
             issues.append(spec.issue(("rejects", number), message))
+        elif _in_matrix(spec, case):
+            message = (
+                f"{case.id} is a case of the matrix, so it cannot be refused too; "
+                "exclude it with a where rule, or set a value that the axes do not have"
+            )
+            issues.append(spec.issue(("rejects", number), message))
         found.setdefault(case.id, RejectCase(case, reject))
     if issues:
         raise SpecError(issues)
     return tuple(found.values())
 
 
+def _in_matrix(spec: Spec, case: Case) -> bool:
+    return (
+        case.values.keys() == spec.axes.keys()
+        and all(
+            canonical(value) in map(canonical, spec.axes[name])
+            for name, value in case.values.items()
+        )
+        and not broken_rules(spec, case)
+    )
+
+
 def _values(spec: Spec, bad: Mapping[str, Value]) -> dict[str, Value]:
-    axes: dict[str, Sequence[Value]] = {
-        name: values for name, values in spec.axes.items() if values
-    }
-    axes |= {name: (value,) for name, value in bad.items()}
-    rules = [rule for rule in spec.where if rule.expr.names <= axes.keys()]
-    apart = [rule for rule in rules if not rule.expr.names & bad.keys()]
-    for obeyed in (rules, apart):
+    axes = {**spec.axes, **{name: (value,) for name, value in bad.items()}}
+    apart = [rule for rule in spec.where if not rule.expr.names & bad.keys()]
+    for obeyed in (spec.where, apart):
         space = Space(axes, [_lenient(rule, bad) for rule in obeyed])
         row = next(iter(space), None)
         if row is not None:
