@@ -16,12 +16,15 @@ import os
 import tomllib
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend import BACKENDS
+if TYPE_CHECKING:
+    from pathlib import Path
 
-__all__ = ["Config", "ConfigError", "load_config"]
+__all__ = ["BACKENDS", "Config", "ConfigError", "load_config"]
+
+BACKENDS = ("auto", "cuda", "interpreter")
+"""Names of backends that a user may give."""
 
 
 class ConfigError(ValueError):

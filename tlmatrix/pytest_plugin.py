@@ -1,1 +1,194 @@
-"""Collect YAML specs as tests."""
+"""The pytest plugin: specs are collected like test files, wherever a user keeps them.
+
+`pytest specs -n auto` runs their cases; cases that share compiled kernels stay on one worker.
+This module is loaded by every pytest where tlmatrix is installed, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tlmatrix.config import BACKENDS, ConfigError, load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from tlmatrix.run.events import Event
+
+__all__: list[str] = []
+
+_SUFFIXES = frozenset({".yaml", ".yml"})
+
+
+class TlmatrixHooks:
+    """Hooks that tlmatrix adds to pytest."""
+
+    @pytest.hookspec
+    def pytest_tlmatrix_event(self, event: Event) -> None:
+        """Something happened in the run (see `tlmatrix.run.events`); called where pytest reports."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Make the hooks of tlmatrix known."""
+    pluginmanager.add_hookspecs(TlmatrixHooks)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of a run; defaults come from `[tool.tlmatrix]` in pyproject.toml."""
+    group = parser.getgroup("tlmatrix", "kernel test matrices from YAML specs")
+    group.addoption(
+        "--tlmatrix-tier", metavar="TIER", default=None, help="which cases to run: quick, nightly…"
+    )
+    group.addoption(
+        "--tlmatrix-backend",
+        choices=BACKENDS,
+        default=None,
+        help="where kernels run (auto: cuda where there is a GPU, else the interpreter)",
+    )
+    group.addoption(
+        "--tlmatrix-seed",
+        type=int,
+        metavar="N",
+        default=None,
+        help="other input data and other samples; 0, the default, is each case's own seed",
+    )
+    group.addoption(
+        "--tlmatrix-results",
+        metavar="PATH",
+        default=None,
+        help="a folder for results files, or a file to write (.jsonl)",
+    )
+    group.addoption(
+        "--tlmatrix-resume",
+        metavar="FILE",
+        default=None,
+        help="go on with the run of this results file: cases that passed are not run again",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """With workers and no `--dist`, keep cases that share kernels together."""
+    option = config.option
+    workers = getattr(option, "numprocesses", None)
+    if workers and getattr(option, "dist", "") == "no":
+        option.dist = "loadgroup"
+        if option.maxworkerrestart is None:
+            # Each crashing case costs a worker, and the rest of the matrix is still wanted.
+            option.maxworkerrestart = "64"
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the project's defaults, and make `-k axis=value` mean what it says."""
+    from tlmatrix.pytest_state import set_state
+
+    try:
+        project = load_config(config.rootpath)
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from error
+    state = set_state(config, project)
+    if not state.is_worker:
+        from tlmatrix.pytest_controller import Controller
+
+        config.pluginmanager.register(Controller(state), "tlmatrix-controller")
+    if "=" in config.option.keyword:
+        from tlmatrix.keywords import rewrite_keywords
+
+        config.option.keyword = rewrite_keywords(config.option.keyword)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A YAML file is collected when it is a spec, or when it was named on the command line."""
+    if file_path.suffix not in _SUFFIXES:
+        return None
+    if not parent.session.isinitpath(file_path):
+        from tlmatrix.spec.loader import is_spec
+
+        if not is_spec(file_path):
+            return None
+    from tlmatrix.pytest_items import SpecFile
+
+    spec_file: pytest.Collector = SpecFile.from_parent(parent, path=file_path)
+    return spec_file
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what passed in the run that is resumed; give each case the project's timeout."""
+    from tlmatrix.pytest_items import CaseItem
+    from tlmatrix.pytest_state import state_of
+
+    state = state_of(config)
+    passed = state.passed_before
+    if passed:
+        done = [
+            item
+            for item in items
+            if isinstance(item, CaseItem) and (str(item.path.resolve()), item.name) in passed
+        ]
+        gone = set(done)
+        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=done)
+    own_timeout = config.getoption("timeout", None) or config.getini("timeout")
+    if state.project.timeout and not own_timeout:
+        for item in items:
+            if isinstance(item, CaseItem):
+                item.add_marker(pytest.mark.timeout(state.project.timeout))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without workers: cases are known, the run begins."""
+    from tlmatrix.pytest_items import CaseItem
+    from tlmatrix.pytest_state import state_of
+
+    state = state_of(session.config)
+    if not state.is_worker and not session.config.option.collectonly:
+        cases = [item for item in session.items if isinstance(item, CaseItem)]
+        state.begin(Counter(item.shown_path for item in cases))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The result of a case travels with pytest's report, also from a worker."""
+    report = yield
+    result = getattr(item, "result", None)
+    if call.when == "call" and result is not None and hasattr(item, "case"):
+        report.tlmatrix = result.to_json()
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Cases have their own timer: it leaves a record, and ends a process that does not stop."""
+    if not hasattr(item, "start_timer"):
+        return None
+    import pytest_timeout
+
+    if not pytest_timeout.is_debugging():
+        item.start_timer(settings.timeout)
+    return True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
+    """The case is done."""
+    if not hasattr(item, "cancel_timer"):
+        return None
+    item.cancel_timer()
+    return True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let go of the results file."""
+    from tlmatrix.pytest_state import close_state
+
+    close_state(config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.backends import BACKENDS, Backend, backend_named
+from tlmatrix.backend.backends import Backend, backend_named
 from tlmatrix.backend.errors import (
     BackendUnavailableError,
     BindingError,
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.backend.binding import Binding, bind, execute
 
 __all__ = [
-    "BACKENDS",
     "Backend",
     "BackendUnavailableError",
     "Binding",

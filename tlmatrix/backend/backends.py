@@ -12,16 +12,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
 from tlmatrix.backend.errors import BackendUnavailableError
+from tlmatrix.config import BACKENDS
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import torch
 
-__all__ = ["BACKENDS", "Backend", "CudaBackend", "InterpreterBackend", "backend_named"]
-
-BACKENDS = ("auto", "cuda", "interpreter")
-"""Names that a user may give."""
+__all__ = ["Backend", "CudaBackend", "InterpreterBackend", "backend_named"]
 
 
 class Backend(Protocol):

@@ -92,9 +92,7 @@ def execute(binding: Binding, problem: Problem) -> dict[str, torch.Tensor]:
     wanted: Mapping[str, str] = {}
     if binding.differentiable and problem.cotangents and "gradients" in binding.spec.checks:
         wanted = problem.gradient_of
-    leaves = {
-        name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())
-    }
+    leaves = {name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
     with binding.backend.active():
         outputs = binding.callee(names, problem)
@@ -279,10 +277,10 @@ class _Factory:
 
     def _compiled(self, name: str, names: Names) -> Any:
         value = self.spec.compile[name]
-        if not isinstance(value, Expression):
+        if not isinstance(value, str):
             return value
         try:
-            return value.evaluate(names)
+            return Expression(value).evaluate(names)
         except ExpressionError as error:
             raise BindingError(
                 [self.spec.issue(("compile", name), f"compile: {name}: {error}")]

@@ -1,1 +1,6 @@
-"""report."""
+"""Reports of a run. Each only reads events and results, so a new one touches nothing else."""
+
+from tlmatrix.report.groups import Group, group_failures
+from tlmatrix.report.text import describe_finding, describe_result
+
+__all__ = ["Group", "describe_finding", "describe_result", "group_failures"]

@@ -1,1 +1,29 @@
-"""run."""
+"""From a plan to results: runs cases, says what happened as events, keeps records on disk."""
+
+from tlmatrix.run.events import (
+    CaseFinished,
+    Event,
+    RunFinished,
+    RunHeader,
+    RunStarted,
+    Summary,
+)
+from tlmatrix.run.records import RecordsError, RecordsWriter, RunRecords, read_records
+from tlmatrix.run.result import FAILURES, CaseResult, SkipReason, Status
+
+__all__ = [
+    "FAILURES",
+    "CaseFinished",
+    "CaseResult",
+    "Event",
+    "RecordsError",
+    "RecordsWriter",
+    "RunFinished",
+    "RunHeader",
+    "RunRecords",
+    "RunStarted",
+    "SkipReason",
+    "Status",
+    "Summary",
+    "read_records",
+]

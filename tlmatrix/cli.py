@@ -1,0 +1,262 @@
+"""The command line: `tlmatrix run`, `list`, `check`, `repro`, `new`, `schema`.
+
+Only what a command needs is imported, when it is needed: `--help` starts no PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlmatrix.config import BACKENDS, ConfigError, load_config
+from tlmatrix.exit_codes import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.config import Config
+    from tlmatrix.run.plan import Plan
+
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`)."""
+    arguments = _parser().parse_args(argv)
+    from tlmatrix.spec.issues import SpecError
+
+    try:
+        code: ExitCode = arguments.command(arguments, load_config(Path.cwd()))
+    except SpecError as error:
+        print(error, file=sys.stderr)
+        return ExitCode.USAGE
+    except (ConfigError, UsageError) as error:
+        print(f"tlmatrix: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; Python must not complain when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tlmatrix",
+        description="A test matrix for TileLang kernels: one YAML spec, every test.",
+        epilog=f"exit codes:\n{ExitCode.table()}\n\nDefaults stand in [tool.tlmatrix] of "
+        "pyproject.toml: backend, tier, seed, specs, results, timeout.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_list(commands)
+    _add_check(commands)
+    _add_repro(commands)
+    _add_new(commands)
+    schema = commands.add_parser("schema", help="print the JSON Schema of specs, for editors")
+    schema.set_defaults(command=_schema)
+    return parser
+
+
+def _add_run(commands: _Commands) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run the cases of specs, and show what is wrong",
+        description="Run the cases of specs: progress, then a table a spec and the findings.",
+    )
+    _add_paths(run)
+    _add_common(run)
+    run.add_argument(
+        "-n",
+        "--workers",
+        default="auto",
+        metavar="N",
+        help="processes; auto (the default) is one a core, 0 runs everything in this one",
+    )
+    run.add_argument(
+        "-k",
+        dest="select",
+        default="",
+        metavar="EXPRESSION",
+        help='only cases that match: "causal=true and not dtype=float16", or part of an id',
+    )
+    run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
+    run.add_argument("--results", metavar="PATH", help="folder for results files, or a .jsonl file")
+    run.add_argument(
+        "--resume", metavar="FILE", help="go on with the run of FILE; what passed is not run again"
+    )
+    run.add_argument("--timeout", type=float, metavar="SECONDS", help="a case may take this long")
+    run.add_argument("--junitxml", metavar="FILE", help="also write a JUnit report")
+    run.set_defaults(command=_run)
+
+
+def _add_list(commands: _Commands) -> None:
+    listing = commands.add_parser(
+        "list",
+        help="show what would run: cases a spec, and what each rule removes",
+        description="Count the cases of specs; no entry is imported.",
+    )
+    _add_paths(listing)
+    listing.add_argument("--tier", help="quick (the default), nightly, full, or a spec's own")
+    listing.add_argument("--seed", type=int, help="as for run")
+    listing.add_argument("--cases", action="store_true", help="also list the id of every case")
+    listing.add_argument(
+        "--explain", metavar="CASE", help="say all about one case: specs/x.yaml::ID, or an id"
+    )
+    listing.set_defaults(command=_list)
+
+
+def _add_check(commands: _Commands) -> None:
+    check = commands.add_parser(
+        "check",
+        help="look for errors in specs",
+        description="Print everything that is wrong with specs; no entry is imported.",
+    )
+    _add_paths(check)
+    check.add_argument("--tier", help="the tier that must have cases (quick)")
+    check.set_defaults(command=_check)
+
+
+def _add_repro(commands: _Commands) -> None:
+    repro = commands.add_parser(
+        "repro",
+        help="run one case again, in this process, and show everything",
+        description="Run one case in this process and print its findings in full.",
+    )
+    repro.add_argument("case", metavar="SPEC.yaml::ID", help="as a finding prints it")
+    repro.add_argument(
+        "--values",
+        metavar="JSON",
+        help="values for axes instead of an id; axes left out take their first value",
+    )
+    repro.add_argument("--backend", choices=BACKENDS, help="where kernels run")
+    repro.add_argument("--seed", type=int, help="as for run")
+    repro.add_argument(
+        "-v", "--verbose", action="store_true", help="show tensors around the worst elements"
+    )
+    repro.set_defaults(command=_repro)
+
+
+def _add_new(commands: _Commands) -> None:
+    new = commands.add_parser(
+        "new",
+        help="write a first spec for a callable or a TileLang factory",
+        description="Write a commented spec from a signature. The module is imported.",
+    )
+    new.add_argument("target", metavar="PACKAGE.MODULE:NAME", help="what to test")
+    new.add_argument("-o", "--output", metavar="FILE", help="write here, not to the terminal")
+    new.set_defaults(command=_new)
+
+
+def _add_paths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="specs, or folders of them (default: specs)"
+    )
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tier", help="which cases: quick (the default), nightly, full, …")
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="where kernels run; auto is cuda where there is a GPU, else the interpreter",
+    )
+    parser.add_argument(
+        "--seed", type=int, help="other input data and other samples (0: each case's own seed)"
+    )
+
+
+# Commands -----------------------------------------------------------------------------------
+
+
+def _run(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.cli_run import run
+
+    return run(arguments, config)
+
+
+def _list(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.report.listing import list_lines
+
+    if arguments.explain:
+        return _explain(arguments, config)
+    plans = _planned(arguments, config)
+    for plan in plans:
+        for line in list_lines(plan, cases=arguments.cases):
+            print(line)
+    total = sum(plan.count() for plan in plans)
+    print(f"{total:,} cases of {len(plans)} specs in the tier {arguments.tier or config.tier}")
+    return ExitCode.OK
+
+
+def _explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.cli_specs import spec_paths
+    from tlmatrix.matrix import CaseNotFoundError, explain
+    from tlmatrix.report.listing import explain_lines
+    from tlmatrix.spec.loader import load_spec
+
+    path, _, case_id = arguments.explain.rpartition("::")
+    reasons = []
+    for found in spec_paths([path] if path else arguments.paths, config):
+        try:
+            explanation = explain(load_spec(found), case_id)
+        except CaseNotFoundError as error:
+            reasons.append(f"{found}: {error}")
+            continue
+        for line in explain_lines(explanation):
+            print(line)
+        return ExitCode.OK
+    raise UsageError("\n".join(reasons))
+
+
+def _check(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    plans = _planned(arguments, config)
+    print(f"{len(plans)} specs, no errors")
+    return ExitCode.OK
+
+
+def _planned(arguments: argparse.Namespace, config: Config) -> list[Plan]:
+    from tlmatrix.cli_specs import plan_all, spec_paths
+
+    return plan_all(
+        spec_paths(arguments.paths, config),
+        arguments.tier or config.tier,
+        seed=getattr(arguments, "seed", None),
+        roots=[config.root],
+    )
+
+
+def _repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.cli_repro import repro
+
+    return repro(arguments, config)
+
+
+def _new(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    del config
+    from tlmatrix.cli_new import new
+
+    return new(arguments.target, arguments.output)
+
+
+def _schema(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    del arguments, config
+    from tlmatrix.spec.schema import SCHEMA_PATH
+
+    print(SCHEMA_PATH.read_text(encoding="utf-8"), end="")
+    return ExitCode.OK
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("tlmatrix")

@@ -1,0 +1,167 @@
+"""`tlmatrix repro`: one case in this process, with everything there is to see.
+
+Nothing is captured and no other process is involved, so a debugger or `print` in the code under
+test works, and a crash shows where.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlmatrix.exit_codes import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.config import Config
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Dim, TensorInfo
+    from tlmatrix.run.result import CaseResult
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["repro"]
+
+_REACH = 3
+"""Elements shown on each side of the worst one."""
+
+
+def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    """Run the case that a finding names.
+
+    Raises:
+        UsageError: there is no such spec or case, or the values are no values of its axes.
+        SpecError: the spec is wrong.
+    """
+    from tlmatrix.backend import BackendUnavailableError, backend_named, make_importable
+    from tlmatrix.run.result import Status
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.loader import load_spec
+
+    path, _, case_id = arguments.case.partition("::")
+    if not Path(path).is_file():
+        raise UsageError(f"no such spec: {path}; write SPEC.yaml::ID as a finding prints it")
+    make_importable(Path(path), (config.root,))
+    spec = load_spec(path)
+    case = _case(spec, case_id, arguments.values)
+    faulthandler.enable()
+    try:
+        backend = backend_named(arguments.backend or config.backend)
+    except BackendUnavailableError as error:
+        raise UsageError(str(error)) from error
+    seed = arguments.seed if arguments.seed is not None else config.seed
+    runner = Runner(backend, seed=seed, roots=(config.root,))
+    print(f"{spec.name}: {case.id}\non {backend.name} ({backend.arch})\n")
+    result = runner.run(spec, case, path=path)
+    for line in _told(result):
+        print(line)
+    if arguments.verbose:
+        for line in _excerpts(runner, spec, case, result):
+            print(line)
+    print(f"\n{result.status} in {result.seconds:.2f} s ({_phases(result.phases)})")
+    if result.failed:
+        return ExitCode.FINDINGS
+    return ExitCode.OK if result.status is not Status.SKIPPED else ExitCode.USAGE
+
+
+def _told(result: CaseResult) -> Iterator[str]:
+    from tlmatrix.report.text import describe_finding
+
+    for finding in result.findings:
+        yield from describe_finding(finding, full=True)
+    if result.message:
+        yield result.message
+
+
+def _phases(phases: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in phases.items())
+
+
+def _case(spec: Spec, case_id: str, values: str | None) -> Case:
+    from tlmatrix.matrix import CaseNotFoundError, explain, find_case
+
+    try:
+        if values is None:
+            if not case_id:
+                raise UsageError("name a case, SPEC.yaml::ID, or give --values JSON")
+            return find_case(spec, case_id)
+        try:
+            data = json.loads(values)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"--values: not JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise UsageError('--values: must be an object, such as {"head_dim": 96}')
+        return explain(spec, data).case
+    except CaseNotFoundError as error:
+        raise UsageError(str(error)) from error
+
+
+# Tensors around the worst element -----------------------------------------------------------
+
+
+def _excerpts(runner: Runner, spec: Spec, case: Case, result: CaseResult) -> Iterator[str]:
+    found = [item for item in result.findings if item.tensor is not None and item.index]
+    if not found or case.origin == "reject":
+        return
+    problem, outputs = runner.outputs(spec, case)
+    reference = problem.reference()
+    for finding in found:
+        info = problem.outputs.get(str(finding.tensor))
+        if info is None or info.name not in outputs or info.name not in reference:
+            continue
+        place = _raw_index(info, finding)
+        if place is None:
+            continue
+        for name, tensor in (("expected", reference[info.name]), ("got", outputs[info.name])):
+            yield f"\n{name}: {info.name} {_region(info, place)}"
+            yield from _table(tensor, place)
+
+
+def _raw_index(info: TensorInfo, finding: Finding) -> tuple[int, ...] | None:
+    """The finding's place as an index into the tensor."""
+    place = []
+    for dim in info.dims:
+        if dim.name not in finding.index:
+            return None
+        place.append(_start(dim, finding) + finding.index[dim.name])
+    return tuple(place)
+
+
+def _start(dim: Dim, finding: Finding) -> int:
+    if dim.starts is None or dim.region_name not in finding.index:
+        return 0
+    return int(dim.starts[finding.index[str(dim.region_name)]])
+
+
+def _region(info: TensorInfo, place: tuple[int, ...]) -> str:
+    """`[3, 14:21, 0, 5:12]`: the last two dimensions are a window, the others fixed."""
+    parts = [str(at) for at in place]
+    for axis in range(max(0, len(place) - 2), len(place)):
+        low, high = _window(place[axis], info.dims[axis].size)
+        parts[axis] = f"{low}:{high}"
+    return f"[{', '.join(parts)}]"
+
+
+def _window(at: int, size: int) -> tuple[int, int]:
+    return max(0, at - _REACH), min(size, at + _REACH + 1)
+
+
+def _table(tensor: torch.Tensor, place: tuple[int, ...]) -> Iterator[str]:
+    fixed = tensor.detach().cpu()[place[:-2]] if len(place) > 2 else tensor.detach().cpu()
+    if fixed.ndim == 1:
+        fixed = fixed[None]
+        place = (0, place[-1])
+    (top, bottom), (left, right) = (
+        _window(at, size) for at, size in zip(place[-2:], fixed.shape, strict=True)
+    )
+    for row in range(top, bottom):
+        yield "  " + " ".join(
+            f"{float(fixed[row, column]):>12.5g}" for column in range(left, right)
+        )

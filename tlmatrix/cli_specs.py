@@ -1,0 +1,58 @@
+"""What several commands do first: find the specs that are meant, load them, plan them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tlmatrix.backend.resolve import make_importable
+from tlmatrix.exit_codes import UsageError
+from tlmatrix.run.plan import Plan, plan
+from tlmatrix.spec.issues import Issue, SpecError
+from tlmatrix.spec.loader import find_specs, load_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from tlmatrix.config import Config
+
+__all__ = ["plan_all", "spec_paths"]
+
+
+def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
+    """The specs under the paths given, or else under those of the configuration.
+
+    Raises:
+        UsageError: a path does not exist, or there is no spec at all.
+    """
+    paths = list(given) or [os.path.relpath(config.root / path) for path in config.specs]
+    try:
+        found = find_specs(paths)
+    except FileNotFoundError as error:
+        remedy = "" if given else " (name a spec, or set `specs` in [tool.tlmatrix])"
+        raise UsageError(f"{error}{remedy}") from error
+    if not found:
+        raise UsageError(f"no spec in {', '.join(paths)}; `tlmatrix new` writes a first one")
+    return found
+
+
+def plan_all(
+    paths: Iterable[Path], tier: str, *, seed: int | None = None, roots: Iterable[Path] = ()
+) -> list[Plan]:
+    """Load and plan specs; no entry is imported, and no PyTorch.
+
+    Raises:
+        SpecError: everything that is wrong with any of them.
+    """
+    plans: list[Plan] = []
+    issues: list[Issue] = []
+    for path in paths:
+        make_importable(path, roots)  # For a problem family of the user's own.
+        try:
+            plans.append(plan(load_spec(path), tier, seed=seed))
+        except SpecError as error:
+            issues += error.issues
+    if issues:
+        raise SpecError(issues)
+    return plans

@@ -1,0 +1,136 @@
+"""The part of the plugin that reports: in the controller of pytest-xdist, or without workers.
+
+It turns pytest's reports into events, records what a worker could not record because it is gone,
+and says at the end where the results are and how an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.pytest_state import State
+    from tlmatrix.run.result import CaseResult
+
+__all__ = ["Controller"]
+
+_NODE = re.compile(r"(?P<path>.*?\.ya?ml)::(?P<case>[^@]*)(?:@.*)?\Z", re.DOTALL)
+"""A case as pytest-xdist names it, with the group that `--dist loadgroup` adds."""
+
+
+class Controller:
+    """Reads pytest's reports for one session."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._resumable = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A case has its result."""
+        data = getattr(report, "tlmatrix", None)
+        if data is not None:
+            from tlmatrix.run.result import CaseResult
+
+            self._state.finished(CaseResult.from_json(data))
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Ctrl-C, or `pytest.exit`: what ran is on record, the rest is not."""
+        self._state.interrupted = True
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Nothing more will run."""
+        self._state.end(int(exitstatus))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Where the results are, and how to go on."""
+        state = self._state
+        if not state.running:
+            return
+        terminalreporter.write_line(f"tlmatrix: results in {state.shown_results}")
+        if state.interrupted:
+            terminalreporter.write_line(
+                f"tlmatrix: to go on where this stopped: {state.resume_command()}"
+            )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Every worker appends to the same results file."""
+        node.workerinput["tlmatrix_results"] = str(self._state.results_path)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """With workers: cases are known, the run is about to begin."""
+        found = [match for match in map(_NODE.match, ids) if match]
+        root = self._state.config.rootpath
+        counts = Counter(match["path"] for match in found)
+        self._state.begin({_shown(root / path): count for path, count in counts.items()})
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        """A worker is gone, and with it the case it was running: say so in its place."""
+        match = _NODE.match(crashitem)
+        if match is None:
+            return
+        path = _shown(self._state.config.rootpath / match["path"])
+        result = self._recorded(path, match["case"])
+        if result is None:
+            result = _crashed(path, match["case"], self._state)
+            self._state.record_case(result)
+        from tlmatrix.report.text import describe_result
+
+        report.longrepr = "\n".join(describe_result(result))
+        report.tlmatrix = result.to_json()  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Cases that share kernels stay together, and one that crashed is not run again."""
+        if config.getvalue("dist") != "loadgroup":
+            return None
+        from tlmatrix.pytest_scheduler import CaseScheduling
+
+        return CaseScheduling(config, log)
+
+    def _recorded(self, path: str, case: str) -> CaseResult | None:
+        """What the worker itself wrote before it ended (a timeout), if it did."""
+        from tlmatrix.run.records import read_records
+        from tlmatrix.run.result import Status
+
+        for result in read_records(self._state.results_path).results:
+            if (result.path, result.case) == (path, case) and result.status is Status.TIMEOUT:
+                return result
+        return None
+
+
+def _shown(path: Path) -> str:
+    from tlmatrix.pytest_items import shown_path
+
+    return shown_path(path)
+
+
+def _crashed(path: str, case: str, state: State) -> CaseResult:
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.run.result import CaseResult, Status
+
+    return CaseResult(
+        spec=Path(path).stem,
+        path=path,
+        case=case,
+        key="",
+        status=Status.CRASHED,
+        findings=(
+            Finding(
+                check="crash",
+                title="the process ended while this case was running",
+                hint="a segmentation fault, os._exit, or the system out of memory; run the "
+                "command below to see it alone",
+            ),
+        ),
+        seed=state.seed,
+    )

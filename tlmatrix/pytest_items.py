@@ -1,0 +1,235 @@
+"""Spec files and their cases as pytest sees them.
+
+A case is an item named by its id. What it prints when it fails are its findings, not a Python
+traceback: the frames that lead to a comparison inside tlmatrix help nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tlmatrix.keywords import case_keywords
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from tlmatrix.matrix import Case
+    from tlmatrix.pytest_state import State
+    from tlmatrix.run.result import CaseResult
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["CaseFailure", "CaseItem", "SpecFile"]
+
+_GRACE = 10.0
+"""Seconds between asking a case to stop and ending its process."""
+
+
+class CaseFailure(Exception):  # noqa: N818 - it reports a failure; nothing went wrong here
+    """A case that makes the run fail; carries its result."""
+
+    def __init__(self, result: CaseResult) -> None:
+        self.result = result
+        super().__init__(result.case)
+
+
+class _CaseTimeout(BaseException):
+    """Raised in the middle of a case whose time is up; no handler of `Exception` may eat it."""
+
+
+class SpecFile(pytest.File):
+    """A spec; its children are the cases of the tier that was asked for."""
+
+    def collect(self) -> Iterator[CaseItem]:
+        """Every case, and every reject.
+
+        Raises:
+            SpecError: the spec is wrong, or has no case.
+        """
+        from tlmatrix.backend import make_importable
+        from tlmatrix.pytest_state import state_of
+        from tlmatrix.run.plan import plan
+        from tlmatrix.spec.loader import load_spec
+
+        state = state_of(self.config)
+        state.prepare_process()
+        make_importable(self.path, (self.config.rootpath,))
+        spec = load_spec(self.path)
+        planned = plan(spec, state.tier, seed=state.seed or None)
+        with_keywords = bool(self.config.option.keyword)
+        for case in planned.cases():
+            item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
+            if state.grouped:
+                item.add_marker(pytest.mark.xdist_group(planned.group(case)))
+            if with_keywords:
+                item.extra_keyword_matches.update(case_keywords(case.values))
+            yield item
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
+        """A spec's errors as `file:line:column: message` lines; anything else as pytest does."""
+        from tlmatrix.spec.issues import SpecError
+
+        if isinstance(excinfo.value, SpecError):
+            return "\n".join(
+                str(replace(issue, path=Path(shown_path(issue.path))))
+                for issue in excinfo.value.issues
+            )
+        return super().repr_failure(excinfo)
+
+
+class CaseItem(pytest.Item):
+    """One case of a spec."""
+
+    def __init__(self, *, spec: Spec, case: Case, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.spec = spec
+        self.case = case
+        self.result: CaseResult | None = None
+        self._timed_out = False
+        self._watchdog: threading.Timer | None = None
+
+    @cached_property
+    def shown_path(self) -> str:
+        """The spec's file as one would write it in the working directory."""
+        return shown_path(self.path)
+
+    def runtest(self) -> None:
+        """Run and judge the case; the result goes to the results file before pytest hears of it."""
+        state = self._state()
+        state.record_start(self.shown_path, self.name)
+        try:
+            with _one_thread():
+                self.result = state.runner().run(self.spec, self.case, path=self.shown_path)
+        except _CaseTimeout as error:
+            self.result = self._timeout_result(traceback.format_tb(error.__traceback__))
+        if self._timed_out:
+            # The code under test may have turned our exception into its own.
+            self.result = self._timeout_result([])
+        assert self.result is not None
+        state.record_case(self.result)
+        self._tell_pytest(self.result)
+        if state.runner().backend.broken():
+            # A CUDA context after a fault: nothing can run here any more. pytest-xdist replaces
+            # the worker; the case itself is on record.
+            self.session.shouldstop = "the GPU cannot be used after a fault in this process"
+
+    def _tell_pytest(self, result: CaseResult) -> None:
+        from tlmatrix.run.result import Status
+
+        if result.failed:
+            raise CaseFailure(result)
+        if result.status is Status.KNOWN_BUG:
+            pytest.xfail(result.message)
+        if result.status in (Status.SKIPPED, Status.QUARANTINED):
+            reason = f"{result.reason}: " if result.reason else ""
+            pytest.skip(f"{reason}{result.message}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        """The findings of the case; a traceback only for an error inside tlmatrix."""
+        if isinstance(excinfo.value, CaseFailure):
+            from tlmatrix.report.text import describe_result
+
+            return "\n".join(describe_result(excinfo.value.result))
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The spec's file and the case; there is no line of Python to show."""
+        return self.path, None, f"{self.spec.name}: {self.name}"
+
+    def start_timer(self, seconds: float) -> None:
+        """Stop the case after `seconds`, and its process where that does not help.
+
+        A signal raises an exception in Python code. Code that never returns to Python (a hanging
+        kernel) does not see it; then a thread writes the result and ends the process.
+        """
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, self._on_alarm)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        self._watchdog = threading.Timer(seconds + min(_GRACE, seconds), self._end_process)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+    def cancel_timer(self) -> None:
+        """The case is done."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+            if threading.current_thread() is threading.main_thread():
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def _on_alarm(self, _signal: int, _frame: FrameType | None) -> None:
+        self._timed_out = True
+        raise _CaseTimeout
+
+    def _end_process(self) -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+        result = self._timeout_result(traceback.format_stack(frame) if frame else [])
+        self._state().record_case(result)
+        line = f"\n{result.node}: no end in sight; the process is stopped\n"
+        os.write(2, line.encode())
+        os._exit(70)
+
+    def _timeout_result(self, frames: list[str]) -> CaseResult:
+        from tlmatrix.check.finding import Finding
+        from tlmatrix.run.result import CaseResult, Status
+
+        state = self._state()
+        backend = state.runner().backend
+        place = "".join(frames[-4:]).rstrip()
+        return CaseResult(
+            spec=self.spec.name,
+            path=self.shown_path,
+            case=self.name,
+            key=self.case.key,
+            values=self.case.values,
+            origin=self.case.origin,
+            status=Status.TIMEOUT,
+            findings=(
+                Finding(
+                    check="timeout",
+                    title="the case did not end in its time",
+                    hint="a loop that cannot end or a barrier nobody arrives at; "
+                    "`--timeout SECONDS` gives more time",
+                    detail=place or None,
+                ),
+            ),
+            backend=backend.name,
+            arch=backend.arch,
+            seed=state.seed,
+        )
+
+    def _state(self) -> State:
+        from tlmatrix.pytest_state import state_of
+
+        return state_of(self.config)
+
+
+def shown_path(path: Path) -> str:
+    """A path as one would write it in the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small tensors on several threads wait for each other longer than they compute."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,230 @@
+"""What the plugin knows during a pytest session: settings, the results file, the runner.
+
+One `State` a process. In a worker of pytest-xdist it runs cases and appends their records; in
+the controller, or without workers, it also begins and ends the file and tells listeners.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.config import Config
+    from tlmatrix.run.events import RunHeader
+    from tlmatrix.run.records import RecordsWriter, RunRecords
+    from tlmatrix.run.result import CaseResult, Status
+    from tlmatrix.run.runner import Runner
+
+__all__ = ["State", "close_state", "set_state", "state_of"]
+
+_KEY = pytest.StashKey["State"]()
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def state_of(config: pytest.Config) -> State:
+    """The state of this session."""
+    return config.stash[_KEY]
+
+
+def set_state(config: pytest.Config, project: Config) -> State:
+    """Begin the session's state; nothing is written before a case is known to run."""
+    config.stash[_KEY] = State(config, project)
+    return config.stash[_KEY]
+
+
+def close_state(config: pytest.Config) -> None:
+    """End it, where it was begun."""
+    state = config.stash.get(_KEY, None)
+    if state is not None:
+        state.close()
+
+
+class State:
+    """Settings and results of one session."""
+
+    def __init__(self, config: pytest.Config, project: Config) -> None:
+        option = config.option
+        self.config = config
+        self.project = project
+        worker: Mapping[str, str] | None = getattr(config, "workerinput", None)
+        self.worker = "" if worker is None else worker["workerid"]
+        resumed = self._resumed(option.tlmatrix_resume)
+        self.resumed = resumed
+        header = resumed.header if resumed else None
+        self.tier: str = option.tlmatrix_tier or (header.tier if header else project.tier)
+        self.backend: str = option.tlmatrix_backend or (
+            header.backend if header else project.backend
+        )
+        seed = option.tlmatrix_seed
+        self.seed: int = seed if seed is not None else header.seed if header else project.seed
+        self.grouped = bool(getattr(option, "loadgroup", False))
+        self.interrupted = False
+        self.counts: Counter[Status] = Counter()
+        self._began: float | None = None
+        self._writer: RecordsWriter | None = None
+        self._runner: Runner | None = None
+        self.results_path = (
+            Path(worker["tlmatrix_results"]) if worker is not None else self._results_path()
+        )
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process only runs cases, for a controller that reports them."""
+        return bool(self.worker)
+
+    @property
+    def running(self) -> bool:
+        """Whether there were cases to run."""
+        return self._began is not None
+
+    def prepare_process(self) -> None:
+        """Before the first import of PyTorch in a worker: one thread each, for all of them."""
+        if self.is_worker and "torch" not in sys.modules and "numpy" not in sys.modules:
+            for name in _THREADS:
+                os.environ.setdefault(name, "1")
+
+    def runner(self) -> Runner:
+        """What runs the cases of this process; made when the first one runs."""
+        if self._runner is None:
+            from tlmatrix.backend import backend_named
+            from tlmatrix.run.runner import Runner
+
+            self._runner = Runner(
+                backend_named(self.backend), seed=self.seed, roots=(self.config.rootpath,)
+            )
+        return self._runner
+
+    @cached_property
+    def passed_before(self) -> frozenset[tuple[str, str]]:
+        """(absolute path, case) of what the resumed run has seen pass."""
+        if self.resumed is None:
+            return frozenset()
+        folder = Path(self.resumed.header.folder)
+        return frozenset(
+            (str((folder / path).resolve()), case) for path, case in self.resumed.passed
+        )
+
+    def record_start(self, path: str, case: str) -> None:
+        """A case begins in this process."""
+        self._records().start(path, case, self.worker or "main")
+
+    def record_case(self, result: CaseResult) -> None:
+        """A case ended in this process."""
+        self._records().case(result)
+
+    def begin(self, cases: Mapping[str, int]) -> None:
+        """Cases are about to run: write the header, tell listeners."""
+        if self.running or not cases:
+            return
+        from tlmatrix.run.events import RunStarted
+
+        self._began = time.monotonic()
+        self._records().header(self._header())
+        earlier: Counter[str] = Counter()
+        if self.resumed is not None:
+            earlier.update(path for path, _ in self.passed_before)
+        self.config.hook.pytest_tlmatrix_event(
+            event=RunStarted(dict(cases), str(self.results_path), dict(earlier))
+        )
+
+    def finished(self, result: CaseResult) -> None:
+        """A result reached the process that reports."""
+        from tlmatrix.run.events import CaseFinished
+
+        self.counts[result.status] += 1
+        self.config.hook.pytest_tlmatrix_event(event=CaseFinished(result))
+
+    def end(self, exit_status: int) -> None:
+        """Nothing more will run; a run that was interrupted gets no summary."""
+        if self._began is not None and not self.is_worker:
+            from tlmatrix.run.events import RunFinished, Summary
+
+            seconds = time.monotonic() - self._began
+            if not self.interrupted:
+                counts = {str(status): count for status, count in self.counts.items()}
+                self._records().summary(Summary(counts, round(seconds, 3), exit_status))
+            self.config.hook.pytest_tlmatrix_event(
+                event=RunFinished(dict(self.counts), seconds, self.interrupted)
+            )
+
+    def close(self) -> None:
+        """Let go of the results file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    @property
+    def shown_results(self) -> str:
+        """The results file as one would write it in the working directory."""
+        relative = os.path.relpath(self.results_path)
+        return str(self.results_path) if relative.startswith("..") else relative
+
+    def resume_command(self) -> str:
+        """What goes on where this run stopped."""
+        return f"tlmatrix run --resume {shlex.quote(self.shown_results)}"
+
+    def _records(self) -> RecordsWriter:
+        if self._writer is None:
+            from tlmatrix.run.records import RecordsWriter
+
+            self._writer = RecordsWriter(self.results_path)
+        return self._writer
+
+    def _resumed(self, path: str | None) -> RunRecords | None:
+        if path is None:
+            return None
+        from tlmatrix.run.records import RecordsError, read_records
+
+        try:
+            return read_records(Path(path))
+        except (OSError, RecordsError) as error:
+            raise pytest.UsageError(f"--tlmatrix-resume {path}: {error}") from error
+
+    def _results_path(self) -> Path:
+        if self.resumed is not None:
+            return self.resumed.path.resolve()
+        given = self.config.option.tlmatrix_results
+        if given is not None and given.endswith(".jsonl"):
+            return Path(given).resolve()
+        folder = Path(given) if given is not None else self.project.root / self.project.results
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        return folder.resolve() / f"run-{stamp}-{os.getpid()}.jsonl"
+
+    def _header(self) -> RunHeader:
+        from tlmatrix.run.events import RunHeader
+
+        return RunHeader(
+            tier=self.tier,
+            backend=self.backend,
+            seed=self.seed,
+            paths=tuple(str(arg) for arg in self.config.args),
+            command=shlex.join(
+                ["pytest", *(str(arg) for arg in self.config.invocation_params.args)]
+            ),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            folder=str(Path.cwd()),
+            versions=_versions(),
+        )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    for name in ("tlmatrix", "tilelang", "torch", "numpy", "pytest"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

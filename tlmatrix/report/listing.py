@@ -1,0 +1,67 @@
+"""What would run, in words: the lines of `tlmatrix list`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.spec.values import label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tlmatrix.matrix import Explanation
+    from tlmatrix.run.plan import Plan
+
+__all__ = ["explain_lines", "list_lines"]
+
+
+def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
+    """A spec: how many cases its tier has and why; with `cases`, the id of each."""
+    spec, expansion = plan.spec, plan.expansion
+    yield f"{spec.name}  {spec.path}"
+    if spec.summary:
+        yield f"    {spec.summary}"
+    yield (
+        f"    {plan.tier}: {_count(plan.count(), 'case')} ({expansion.strategy}) "
+        f"of {expansion.combinations:,} combinations"
+    )
+    parts = {
+        "regressions": len(spec.regressions),
+        "explicit cases": len(spec.extra),
+        "rejects": len(plan.rejects),
+        "known bugs": len(spec.known_bugs),
+    }
+    told = ", ".join(f"{count} {name}" for name, count in parts.items() if count)
+    if told:
+        yield f"    with {told}"
+    others = [f"{name} ({tier.strategy})" for name, tier in spec.tiers.items() if name != plan.tier]
+    if others:
+        yield f"    other tiers: {', '.join(others)}"
+    for rule, count in expansion.removed.items():
+        yield f"    where {rule.expr.text}: removes {count:,}, {rule.because}"
+    if cases:
+        for case in plan.cases():
+            origin = "" if case.origin == "tier" else f"  ({case.origin})"
+            yield f"    {case.id}{origin}"
+
+
+def explain_lines(explanation: Explanation) -> Iterator[str]:
+    """A case: its values, which tiers hold it and why, and which known bugs it falls under."""
+    case = explanation.case
+    yield f"{case.spec}::{case.id}"
+    width = max(map(len, case.values))
+    for name, value in case.values.items():
+        yield f"    {name:<{width}}  {label(value)}"
+    for tier, membership in explanation.tiers.items():
+        yield f"    {tier}: {'yes' if membership.included else 'no'}, {membership.reason}"
+    for rule in explanation.removed_by:
+        yield f"    removed by where {rule.expr.text}: {rule.because}"
+    for bug in explanation.known_bugs:
+        yield f"    known bug {bug.issue} until {bug.expires} ({bug.mode}): {bug.when.text}"
+    for bug in explanation.undecided:
+        yield f"    known bug {bug.issue}, depending on where it runs: {bug.when.text}"
+    yield f"    seed {explanation.seed}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,207 @@
+"""The report of `tlmatrix run`: progress while it runs, then a table a spec and the findings.
+
+On a terminal the progress is one line that changes; elsewhere (CI, a pipe) it is a plain line
+now and then. Reads events only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from tlmatrix.report.groups import Group, group_failures
+from tlmatrix.report.text import describe_result
+from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
+from tlmatrix.run.result import FAILURES, CaseResult, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+__all__ = ["TerminalReport"]
+
+_INTERVAL = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+_GROUPS = 20
+"""Causes that are shown; a run with more has one broken part, not twenty."""
+_WIDE = 110
+
+
+class TerminalReport:
+    """Prints a run to `console` as its events arrive."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._results: list[CaseResult] = []
+        self._started: RunStarted | None = None
+        self._progress: Progress | None = None
+        self._total = 0
+        self._failed = 0
+        self._last_line = 0.0
+        self._begin = 0.0
+
+    def handle(self, event: Event) -> None:
+        """Show what happened."""
+        match event:
+            case RunStarted():
+                self._on_start(event)
+            case CaseFinished():
+                self._on_case(event.result)
+            case RunFinished():
+                self._on_end(event)
+
+    def close(self) -> None:
+        """Leave the terminal as it was, also after an error elsewhere."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _on_start(self, event: RunStarted) -> None:
+        self._started = event
+        self._total = sum(event.cases.values())
+        self._begin = self._last_line = time.monotonic()
+        words = f"{_count(self._total, 'case')} of {_count(len(event.cases), 'spec')}"
+        earlier = sum(event.earlier.values())
+        if earlier:
+            words += f"; {earlier} passed before and are not run again"
+        self._console.print(words, highlight=False)
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[failed]}"),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+                expand=True,
+            )
+            self._progress.add_task("starting", total=self._total, failed="")
+            self._progress.start()
+
+    def _on_case(self, result: CaseResult) -> None:
+        self._results.append(result)
+        self._failed += result.failed
+        done = len(self._results)
+        failed = f"{self._failed} failed" if self._failed else ""
+        if self._progress is not None:
+            self._progress.update(
+                self._progress.task_ids[0],
+                completed=done,
+                description=escape(result.spec),
+                failed=f"[red]{failed}[/red]" if failed else "",
+            )
+            return
+        now = time.monotonic()
+        if now - self._last_line >= _INTERVAL:
+            self._last_line = now
+            words = f"{done}/{self._total}  {result.spec}  {now - self._begin:.0f} s"
+            self._console.print(words + (f"  {failed}" if failed else ""), highlight=False)
+
+    def _on_end(self, event: RunFinished) -> None:
+        self.close()
+        if self._results:
+            self._console.print(self._table())
+            self._print_groups(group_failures(self._results))
+            self._print_aside()
+        self._console.print(self._last_words(event), highlight=False)
+        if self._started is not None and self._started.results:
+            self._console.print(Text(f"results: {self._started.results}", overflow="fold"))
+
+    def _table(self) -> Table:
+        wide = self._console.width >= _WIDE
+        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+        table.add_column("spec", overflow="fold")
+        for name in ("cases", "passed", "failed", "known", "skipped", "seconds", "slowest"):
+            table.add_column(name, justify="right", no_wrap=True)
+        if wide:
+            table.add_column("slowest case", overflow="ellipsis", no_wrap=True)
+        paths = dict.fromkeys(result.path for result in self._results)
+        for path in sorted(paths):
+            table.add_row(*_row([item for item in self._results if item.path == path], wide=wide))
+        return table
+
+    def _print_groups(self, groups: Sequence[Group]) -> None:
+        width = min(self._console.width, 120)
+        for number, group in enumerate(groups[:_GROUPS], 1):
+            self._console.print()
+            self._lines(_group_lines(group, number, width))
+        if len(groups) > _GROUPS:
+            more = groups[_GROUPS:]
+            cases = sum(len(group.results) for group in more)
+            self._console.print(
+                f"\n{len(more)} more causes with {_count(cases, 'case')} are in the results file",
+                highlight=False,
+            )
+
+    def _print_aside(self) -> None:
+        """What did not fail and yet should not go unseen: known bugs, cases that did not run."""
+        aside: Counter[tuple[str, str]] = Counter()
+        for result in self._results:
+            if result.status in (Status.SKIPPED, Status.QUARANTINED, Status.KNOWN_BUG):
+                aside[(result.spec, f"{result.status}: {result.message}")] += 1
+        if aside:
+            self._console.print()
+        for (spec, words), count in sorted(aside.items()):
+            line = f"{spec}: {_count(count, 'case')} {words}"
+            self._console.print(Text(line, style="yellow"), soft_wrap=not self._console.is_terminal)
+
+    def _last_words(self, event: RunFinished) -> Text:
+        counts = Counter(result.status for result in self._results)
+        parts = [f"{count} {status}" for status in Status if (count := counts[status])]
+        bad = any(counts[status] for status in FAILURES)
+        words = f"{_count(len(self._results), 'case')} in {event.seconds:.1f} s"
+        if parts:
+            words += ": " + ", ".join(parts)
+        if event.interrupted:
+            words += f"; interrupted, {self._total - len(self._results)} not run"
+        style = "bold red" if bad else "bold yellow" if event.interrupted else "bold green"
+        return Text(f"\n{words}", style=style)
+
+    def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
+        for line, style in lines:
+            # Commands must survive being copied: rich may not break them.
+            self._console.print(Text(line, style=style), soft_wrap=True, highlight=False)
+
+
+def _row(results: Sequence[CaseResult], *, wide: bool) -> list[str | Text]:
+    counts = Counter(result.status for result in results)
+    failed = sum(counts[status] for status in FAILURES)
+    slowest = max(results, key=lambda result: result.seconds)
+    row: list[str | Text] = [
+        results[0].spec,
+        str(len(results)),
+        str(counts[Status.PASSED]),
+        Text(str(failed), style="bold red" if failed else ""),
+        str(counts[Status.KNOWN_BUG] + counts[Status.QUARANTINED]),
+        str(counts[Status.SKIPPED]),
+        f"{sum(result.seconds for result in results):.1f}",
+        f"{slowest.seconds:.2f}",
+    ]
+    return [*row, slowest.case] if wide else row
+
+
+def _group_lines(group: Group, number: int, width: int) -> list[tuple[str, str]]:
+    example = group.example
+    cases = _count(len(group.results), "case")
+    lines = [(f"{number}. {example.spec}: {example.status} in {cases}", "bold red")]
+    if group.shared:
+        but = (
+            f" ({group.passing} with it passed)" if group.passing else " (and none with it passed)"
+        )
+        lines.append((f"   all have {', '.join(group.shared)}{but}", "yellow"))
+    *told, repro = describe_result(example, width=width - 3, brief=True)
+    lines += [(f"   {line}", "") for line in told]
+    lines.append((f"   {repro}", "cyan"))
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,103 @@
+"""A finding in words: the same lines in pytest's output, in `tlmatrix run` and in `repro`."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.run.result import CaseResult
+
+__all__ = ["describe_finding", "describe_result", "number"]
+
+_LABEL = 10
+
+
+def number(value: float | None) -> str:
+    """A number short enough to compare by eye: six digits, `nan` and `inf` as words."""
+    if value is None:
+        return "?"
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def describe_finding(finding: Finding, *, width: int = 100, full: bool = False) -> list[str]:
+    """The lines of a finding, the first its title; `full` keeps long details whole."""
+    lines = _wrap(_title(finding), width, "", "  ")
+    for name, text in _facts(finding):
+        lines += _wrap(text, width, f"  {name:<{_LABEL}}", " " * (_LABEL + 2))
+    if finding.detail:
+        detail = finding.detail.splitlines()
+        shown = detail if full or len(detail) <= 12 else [*detail[:4], "…", *detail[-7:]]
+        lines += [f"    {line}" for line in shown]
+    return lines
+
+
+def describe_result(
+    result: CaseResult, *, width: int = 100, full: bool = False, brief: bool = False
+) -> list[str]:
+    """Everything a person needs about a case that did not pass, the repro command last.
+
+    `brief` tells the first finding in full and only the titles of the others.
+    """
+    lines: list[str] = []
+    for number, finding in enumerate(result.findings):
+        if brief and number:
+            lines.append(f"  {'also':<{_LABEL}}{_title(finding)}")
+        else:
+            lines += describe_finding(finding, width=width, full=full)
+    if not lines:
+        lines = [str(result.status)]
+    if result.message:
+        lines += _wrap(result.message, width, f"  {'because':<{_LABEL}}", " " * (_LABEL + 2))
+    # Never broken: it is there to be copied.
+    lines.append(f"  {'repro':<{_LABEL}}{result.command}")
+    return lines
+
+
+def _title(finding: Finding) -> str:
+    return f"{finding.check}: {finding.title}"
+
+
+def _facts(finding: Finding) -> list[tuple[str, str]]:
+    facts: list[tuple[str, str]] = []
+    if finding.where:
+        facts.append(("where", finding.where))
+    if finding.index:
+        place = ", ".join(f"{name.replace('_', ' ')} {at}" for name, at in finding.index.items())
+        facts.append(("worst at", f"{finding.tensor} at {place}" if finding.tensor else place))
+    if finding.expected is not None or finding.got is not None:
+        facts.append(("values", f"expected {number(finding.expected)}, got {number(finding.got)}"))
+    size = _size(finding)
+    if size:
+        facts.append(("error", size))
+    if finding.hint:
+        facts.append(("hint", finding.hint))
+    return facts
+
+
+def _size(finding: Finding) -> str:
+    parts = []
+    if finding.ratio is not None:
+        parts.append(f"{number(finding.ratio)} times the allowance")
+    if finding.wrong is not None and finding.total:
+        share = 100 * finding.wrong / finding.total
+        parts.append(f"{finding.wrong} of {finding.total} elements wrong ({share:.3g} %)")
+    if finding.pattern and parts:
+        parts.append(finding.pattern)
+    return "; ".join(parts)
+
+
+def _wrap(text: str, width: int, first: str, later: str) -> list[str]:
+    lines: list[str] = []
+    for index, part in enumerate(text.splitlines() or [""]):
+        lines += textwrap.wrap(
+            part,
+            width,
+            initial_indent=later if index else first,
+            subsequent_indent=later,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines

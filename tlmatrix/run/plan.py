@@ -1,0 +1,76 @@
+"""What a run would do with a spec: which cases, in which order, which of them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from tlmatrix.matrix import expand, expired, reject_cases
+from tlmatrix.problem import family_for
+from tlmatrix.spec.issues import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tlmatrix.matrix import Case, Expansion, RejectCase
+    from tlmatrix.problem import Family
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["Plan", "plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cases of a spec in one tier, and its rejects; made as they are asked for."""
+
+    spec: Spec
+    tier: str
+    expansion: Expansion
+    rejects: tuple[RejectCase, ...]
+    family: Family
+
+    def cases(self) -> Iterator[Case]:
+        """Every case in running order, bad input last."""
+        yield from self.expansion.cases
+        for reject in self.rejects:
+            yield reject.case
+
+    def count(self) -> int:
+        """How many cases there are, without making them."""
+        return self.expansion.count() + len(self.rejects)
+
+    def group(self, case: Case) -> str:
+        """A short name of the kernels a case needs; equal for cases that share them."""
+        key = self.family.compile_key(self.spec, case.values)
+        return f"{self.spec.name}-{sha256(key.encode()).hexdigest()[:8]}"
+
+
+def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
+    """Plan the cases of a tier.
+
+    Raises:
+        SpecError: the family finds fault with the spec, the tier is unknown or leaves no case, a
+            known bug is past its date, or a reject is also a case that must pass.
+    """
+    family = family_for(spec)
+    issues = [*family.lint(spec), *expired(spec)]
+    if tier not in spec.tiers:
+        message = f"the spec has no tier {tier!r}; it has {', '.join(spec.tiers)}"
+        issues.append(spec.issue(("tiers",), message))
+    if issues:
+        raise SpecError(issues)
+    expansion = expand(spec, tier, seed=seed)
+    rejects = reject_cases(spec)
+    issues = [
+        spec.issue(
+            ("rejects", number),
+            f"{item.case.id} is also a case of the tier {tier}, which must pass; "
+            "exclude it with `where`, or set another value",
+        )
+        for number, item in enumerate(rejects)
+        if expansion.holds(item.case)
+    ]
+    if issues:
+        raise SpecError(issues)
+    return Plan(spec, tier, expansion, rejects, family)

@@ -1,0 +1,127 @@
+"""What became of a case, as plain frozen data that every report reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.check.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.spec.values import Value
+
+__all__ = ["FAILURES", "CaseResult", "SkipReason", "Status"]
+
+
+class Status(StrEnum):
+    """How a case ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    """A check has a finding."""
+    ERROR = "error"
+    """The code under test, or the spec, made judging impossible: it raised, or does not fit."""
+    SKIPPED = "skipped"
+    KNOWN_BUG = "known-bug"
+    """Failed, as `known_bugs` says."""
+    QUARANTINED = "quarantined"
+    """Not run, as `known_bugs` says."""
+    CRASHED = "crashed"
+    """The process ended while the case ran."""
+    TIMEOUT = "timeout"
+
+
+FAILURES = frozenset({Status.FAILED, Status.ERROR, Status.CRASHED, Status.TIMEOUT})
+"""Endings that make a run fail."""
+
+
+class SkipReason(StrEnum):
+    """Why a case was not judged."""
+
+    UNSUPPORTED = "unsupported"
+    """The backend names something in the kernel that it does not model."""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case, judged.
+
+    `path` is the spec's file as the user wrote it, so that `path::case` can be pasted into
+    `tlmatrix repro`. `seconds` is the whole time; `phases` splits it into making the problem
+    (`problem`), the code under test (`entry`) and the rest (`judge`, with the reference).
+    `message` says why a case was skipped, or which known bug it met.
+    """
+
+    spec: str
+    path: str
+    case: str
+    key: str
+    status: Status
+    values: Mapping[str, Value] = field(default_factory=dict)
+    origin: str = "tier"
+    reason: SkipReason | None = None
+    message: str = ""
+    findings: tuple[Finding, ...] = ()
+    seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    backend: str = ""
+    arch: str = ""
+    seed: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether this result makes a run fail."""
+        return self.status in FAILURES
+
+    @property
+    def node(self) -> str:
+        """`specs/x.yaml::causal=true-…`: what `tlmatrix repro` and pytest take."""
+        return f"{self.path}::{self.case}"
+
+    @property
+    def command(self) -> str:
+        """The one command that runs this case again, alone, and shows everything."""
+        words = ["tlmatrix", "repro", f"'{self.node}'"]
+        if self.seed:
+            words += ["--seed", str(self.seed)]
+        if self.backend:
+            words += ["--backend", self.backend]
+        return " ".join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the results file; fields that say nothing are left out."""
+        data: dict[str, Any] = {
+            "spec": self.spec,
+            "path": self.path,
+            "case": self.case,
+            "key": self.key,
+            "status": str(self.status),
+            "values": dict(self.values),
+            "origin": self.origin,
+            "reason": str(self.reason) if self.reason else None,
+            "message": self.message,
+            "findings": [finding.to_json() for finding in self.findings],
+            "seconds": round(self.seconds, 6),
+            "phases": {name: round(value, 6) for name, value in self.phases.items()},
+            "backend": self.backend,
+            "arch": self.arch,
+            "seed": self.seed,
+        }
+        return {name: value for name, value in data.items() if value not in (None, "", [], {})}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CaseResult:
+        """The result that `to_json` wrote; fields of a later version are left aside."""
+        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        known["status"] = Status(known["status"])
+        if "reason" in known:
+            known["reason"] = SkipReason(known["reason"])
+        fields = Finding.__dataclass_fields__
+        known["findings"] = tuple(
+            Finding(**{name: item[name] for name in fields if name in item})
+            for item in known.get("findings", ())
+        )
+        return cls(**known)

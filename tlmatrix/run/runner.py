@@ -1,0 +1,276 @@
+"""Runs one case: makes its problem, calls the code under test, judges, and never raises.
+
+A `Runner` keeps what cases of a process share: the backend, and for each spec the code it names
+and the kernels already made.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.backend import (
+    EntryError,
+    backend_named,
+    bind,
+    execute,
+    make_importable,
+    user_traceback,
+)
+from tlmatrix.check.finding import Finding
+from tlmatrix.run.rejects import judge_reject
+from tlmatrix.run.result import CaseResult, SkipReason, Status
+from tlmatrix.spec.issues import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from tlmatrix.backend import Backend, Binding
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Family, Problem, Tensors
+    from tlmatrix.spec.models import KnownBug, Reject, Spec
+
+__all__ = ["Runner", "case_seed", "run_case"]
+
+
+def case_seed(case: Case, seed: int = 0) -> int:
+    """The seed of a case's inputs; 0 is the case's own, any other gives other inputs."""
+    if not seed:
+        return case.seed
+    return int.from_bytes(sha256(f"{seed}:{case.key}".encode()).digest()[:8], "big") >> 1
+
+
+def run_case(
+    spec: Spec, case: Case, backend: Backend | str = "auto", *, seed: int = 0
+) -> CaseResult:
+    """Run and judge one case in this process.
+
+    Raises:
+        BackendUnavailableError: the backend cannot run here. Everything else is in the result.
+    """
+    return Runner(backend_named(backend) if isinstance(backend, str) else backend, seed=seed).run(
+        spec, case
+    )
+
+
+@dataclass(frozen=True)
+class _Bound:
+    binding: Binding
+    family: Family
+
+
+@dataclass
+class Runner:
+    """Runs cases one after the other in this process.
+
+    `roots` are folders, besides the spec's own, that entries are imported from.
+    """
+
+    backend: Backend
+    seed: int = 0
+    roots: tuple[Path, ...] = ()
+    _bound: dict[Path, _Bound] = field(default_factory=dict)
+
+    def run(self, spec: Spec, case: Case, *, path: str | None = None) -> CaseResult:
+        """Run and judge a case. `path` is how the user calls the spec's file."""
+        watch = _Watch()
+        outcome = self._outcome(spec, case, watch)
+        total = watch.total()
+        spent = sum(watch.phases.values())
+        return CaseResult(
+            spec=spec.name,
+            path=path or str(spec.path),
+            case=case.id,
+            key=case.key,
+            values=case.values,
+            origin=case.origin,
+            status=outcome.status,
+            reason=outcome.reason,
+            message=outcome.message,
+            findings=outcome.findings,
+            seconds=total,
+            phases={**watch.phases, "judge": total - spent},
+            backend=self.backend.name,
+            arch=self.backend.arch,
+            seed=self.seed,
+        )
+
+    def outputs(self, spec: Spec, case: Case) -> tuple[Problem, Tensors]:
+        """The problem of a case and what the code under test makes of it, not judged.
+
+        Raises whatever the code under test raises, as EntryError.
+        """
+        bound = self._bind(spec)
+        problem = self._problem(bound, spec, case)
+        return problem, execute(bound.binding, problem)
+
+    def _outcome(self, spec: Spec, case: Case, watch: _Watch) -> _Outcome:
+        from tlmatrix.matrix import known_bug
+
+        bug: KnownBug | None = None
+        try:
+            bug = known_bug(spec, case, self._environment())
+            if bug is not None and bug.mode == "quarantine":
+                return _Outcome(Status.QUARANTINED, message=_bug_words(bug))
+            outcome = self._judged(spec, case, watch)
+        except SpecError as error:
+            return _error(error)
+        except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
+            outcome = _error(error)
+        return outcome if bug is None else _with_bug(outcome, bug)
+
+    def _environment(self) -> Mapping[str, str]:
+        return {"arch": self.backend.arch, "backend": self.backend.name}
+
+    def _judged(self, spec: Spec, case: Case, watch: _Watch) -> _Outcome:
+        bound = self._bind(spec)
+        with watch.phase("problem"):
+            problem = self._problem(bound, spec, case)
+
+        def run_entry(variant: Problem) -> Tensors:
+            with watch.phase("entry"):
+                return execute(bound.binding, variant)
+
+        if case.origin == "reject":
+            findings = judge_reject(_reject_of(spec, case), problem, run_entry)
+        else:
+            findings = self._findings(spec, case, problem, run_entry)
+        return _Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
+
+    def _problem(self, bound: _Bound, spec: Spec, case: Case) -> Problem:
+        return bound.family.problem(
+            spec, case.values, seed=case_seed(case, self.seed), device=self.backend.device
+        )
+
+    def _findings(
+        self, spec: Spec, case: Case, problem: Problem, run_entry: Callable[[Problem], Tensors]
+    ) -> list[Finding]:
+        from tlmatrix.check import judge
+
+        return judge(
+            spec,
+            case,
+            problem,
+            run_entry,
+            checks=spec.checks,
+            arch=self.backend.arch,
+            deterministic=self._deterministic(spec, problem.names),
+        )
+
+    def _deterministic(self, spec: Spec, names: Mapping[str, Any]) -> bool:
+        """Whether equal bits are asked for: the first rule that fits says, bitwise without one."""
+        for rule in spec.determinism:
+            if rule.when.evaluate({**names, **self._environment()}):
+                return bool(rule.mode == "bitwise")
+        return True
+
+    def _bind(self, spec: Spec) -> _Bound:
+        if spec.path not in self._bound:
+            from tlmatrix.problem import family_for
+
+            make_importable(spec.path, self.roots)
+            binding = bind(spec, self.backend, roots=self.roots)
+            self._bound[spec.path] = _Bound(binding, family_for(spec))
+        return self._bound[spec.path]
+
+
+def _reject_of(spec: Spec, case: Case) -> Reject:
+    from tlmatrix.matrix import reject_cases
+
+    return next(item.reject for item in reject_cases(spec) if item.case == case)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    status: Status
+    findings: tuple[Finding, ...] = ()
+    reason: SkipReason | None = None
+    message: str = ""
+
+
+def _error(error: Exception) -> _Outcome:
+    """What an exception says about the case that raised it."""
+    if isinstance(error, SpecError):
+        finding = Finding(check="binding", title=str(error), pattern=str(error))
+        return _Outcome(Status.ERROR, (finding,))
+    raised = error.error if isinstance(error, EntryError) else error
+    if _is_unsupported(raised):
+        return _Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
+    if isinstance(error, EntryError):
+        return _Outcome(
+            Status.ERROR,
+            (
+                Finding(
+                    check="entry",
+                    title=f"raises {_words(raised)}",
+                    detail=user_traceback(raised),
+                    pattern=type(raised).__name__,
+                ),
+            ),
+        )
+    return _Outcome(
+        Status.ERROR,
+        (
+            Finding(
+                check="problem",
+                title=f"the case could not be judged: {_words(error)}",
+                detail=user_traceback(error),
+                pattern=type(error).__name__,
+            ),
+        ),
+    )
+
+
+def _words(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    more = f" [... {len(lines) - 1} more lines]" if len(lines) > 1 else ""
+    return f"{type(error).__name__}: {lines[0]}{more}" if lines else type(error).__name__
+
+
+def _is_unsupported(error: BaseException) -> bool:
+    from tlmatrix.interpreter import Unsupported
+
+    return isinstance(error, Unsupported)
+
+
+def _bug_words(bug: KnownBug) -> str:
+    return f"known bug {bug.issue}, until {bug.expires}"
+
+
+def _with_bug(outcome: _Outcome, bug: KnownBug) -> _Outcome:
+    """A tolerated bug: failing is what it does, and passing means that its entry is stale."""
+    if outcome.status in (Status.FAILED, Status.ERROR):
+        return _Outcome(Status.KNOWN_BUG, outcome.findings, message=_bug_words(bug))
+    if outcome.status is Status.PASSED:
+        finding = Finding(
+            check="known_bugs",
+            title=f"passes, though known_bugs says that {bug.issue} breaks it",
+            hint="the bug is gone: remove its entry, or narrow its `when`",
+            pattern=bug.issue,
+        )
+        return _Outcome(Status.FAILED, (finding,), message=_bug_words(bug))
+    return outcome
+
+
+class _Watch:
+    """Where the time of a case goes."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self.phases: dict[str, float] = {}
+
+    def total(self) -> float:
+        return time.perf_counter() - self._begin
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - begin
+            self.phases[name] = self.phases.get(name, 0.0) + spent
