@@ -26,6 +26,38 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
+__all__ = [
+    "ARCH",
+    "CHECKS",
+    "DTYPES",
+    "EXCEPTION",
+    "FAMILIES",
+    "IDENTIFIER",
+    "NAME",
+    "RANGE",
+    "STRATEGIES",
+    "STRATEGY",
+    "TARGET",
+    "Arch",
+    "Argument",
+    "AxisValue",
+    "CaseValues",
+    "CheckName",
+    "Day",
+    "ExpressionText",
+    "FamilyName",
+    "Identifier",
+    "Model",
+    "Name",
+    "Positive",
+    "Size",
+    "Strategy",
+    "Target",
+    "TileSize",
+    "also_as",
+    "also_one_of",
+]
+
 FAMILIES = ("attention", "gemm")
 """Problem families that a spec can name by a bare word."""
 
@@ -195,4 +227,4 @@ def also_one_of(schema: dict[str, Any], short: dict[str, Any]) -> None:
 class Model(BaseModel):
     """What all models share: unknown keys are errors, and nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)

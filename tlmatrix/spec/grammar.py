@@ -66,7 +66,7 @@ WORDS: Mapping[str, Any] = {
     "false": False,
     "False": False,
 }
-"""Words that stand for a value, in expressions and (but for Python's `None`) in YAML alike."""
+"""Words that stand for a value, in expressions as in YAML."""
 _OPERATOR_WORDS = frozenset({"and", "or", "not", "in", "is"})
 _FOREIGN_WORDS = frozenset(
     {"if", "else", "for", "lambda", "while", "await", "yield", "import", "def", "class", "return"}

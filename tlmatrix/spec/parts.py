@@ -27,6 +27,22 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
+__all__ = [
+    "DEFAULT_TIERS",
+    "Bench",
+    "DeclaredProblem",
+    "Fuzz",
+    "FuzzLengths",
+    "InputDecl",
+    "KnownBug",
+    "OutputDecl",
+    "Range",
+    "Reject",
+    "Rule",
+    "Tier",
+    "with_default_tiers",
+]
+
 # Problems declared in YAML -----------------------------------------------------------------
 
 

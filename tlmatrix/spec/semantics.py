@@ -205,10 +205,12 @@ def _tier_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
 
 def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     for key, cases in (("cases", spec.extra), ("regressions", spec.regressions)):
+        seen: set[str] = set()
         for index, values in enumerate(cases):
             yield from _unknown_axes(values, axes, (key, index))
-            if values in cases[:index]:
+            if canonical(values) in seen:
                 yield Fault((key, index), f"the case {show(values)} is here twice")
+            seen.add(canonical(values))
     if spec.bench is not None:
         for index, values in enumerate(spec.bench.cases):
             yield from _unknown_axes(values, axes, ("bench", "cases", index))

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
+__all__ = [
+    "Allowance",
+    "AllowanceChange",
+    "ArchAllowances",
+    "DeterminismRule",
+    "Tolerance",
+    "determinism_rules",
+]
+
 # Judging ------------------------------------------------------------------------------------
 
 

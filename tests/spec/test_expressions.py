@@ -1,0 +1,286 @@
+"""Expressions mean what they mean in Python, say where they are wrong, and cannot run away."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlmatrix.spec import Expression, ExpressionError
+
+NAMES = {
+    "a": 5,
+    "b": 0,
+    "w": None,
+    "f": 1.5,
+    "t": True,
+    "dtype": "float16",
+    "q": [1, 2],
+    "big": 2**64,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("w is none or t", True),
+        ("w is not null and t", False),
+        ("t is true", True),
+        ("w == none", True),
+        ("None is w", True),
+        ("dtype == 'float16'", True),
+        ('dtype in ["float16", "bfloat16"]', True),
+        ("dtype not in ('float32',)", True),
+        ("'16' in dtype", True),
+        ("1 < a < 10", True),
+        ("1 < a < 3 < 1 / b", False),  # as in Python, what follows a failure is not evaluated
+        ("not a == 5", False),
+        ("b or 7", 7),
+        ("a and b", 0),
+        ("b and 1 / b", 0),
+        ("-a ** 2", -25),
+        ("2 ** -1", 0.5),
+        ("2 ** 3 ** 2", 512),
+        ("(2 ** 3) ** 2", 64),
+        ("7 // 2 * 2 + 7 % 2", 7),
+        ("-7 // 2", -4),
+        ("7 / 2", 3.5),
+        ("1e3", 1000.0),
+        (".5 + 1.", 1.5),
+        ("min(a, 3) + max(1, 2, 3) + abs(-1) + len(q) + ceildiv(65, 64)", 11),
+        ("min([4, 3])", 3),
+        ("q == [1, 2]", True),
+        ("(1, 2) == q", True),
+        ("q != (1, 3)", True),
+        ("(a)", 5),
+        ("()", []),
+        ("[a, [b]]", [5, [0]]),
+        ("not not w", False),
+        ("  a\n+ 1", 6),
+    ],
+)
+def test_an_expression_has_the_value_that_python_gives_it(text: str, value: object) -> None:
+    found = Expression(text).evaluate(MappingProxyType(NAMES))
+    assert found == value
+    assert type(found) is type(value)
+
+
+numbers = st.integers(-9, 9) | st.sampled_from([0.5, 2.0, -1.25])
+leaves = st.one_of(
+    st.sampled_from(["a", "b", "w", "f", "t", "dtype"]),
+    numbers.map(lambda number: f"({number})" if number < 0 else str(number)),
+    st.sampled_from(["None", "True", "False", "'float16'", "'x'"]),
+)
+
+
+def expressions(*arithmetic: str) -> st.SearchStrategy[str]:
+    """Texts that Python reads, too, with these operators among others."""
+    compared = ["==", "!=", "<", "<=", ">", ">="]
+
+    def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+        def made(form: str, *parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+            return st.builds(form.format, *parts)
+
+        return st.one_of(
+            made("({} {} {})", inner, st.sampled_from(arithmetic), inner),
+            made("{} {} {}", inner, st.sampled_from(arithmetic), inner),
+            made("{} {} {}", inner, st.sampled_from(["and", "or"]), inner),
+            made(
+                "({} {} {} {} {})",
+                inner,
+                st.sampled_from(compared),
+                inner,
+                st.sampled_from(compared),
+                inner,
+            ),
+            made("(not {})", inner),
+            made("(- {})", inner),
+            made("({} in [{}, {}])", inner, inner, inner),
+            made("({} is {})", inner, st.sampled_from(["None", "True", "False"])),
+            made("max({}, {})", inner, inner),
+        )
+
+    return st.recursive(leaves, combined, max_leaves=8)
+
+
+def by_python(text: str) -> object:
+    return eval(text, {"__builtins__": {"max": max}}, dict(NAMES))
+
+
+@settings(deadline=None)
+@given(expressions("+", "-", "*", "/", "//", "%", "**"))
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_what_both_can_evaluate_python_evaluates_to_the_same(text: str) -> None:
+    try:
+        found = Expression(text).evaluate(NAMES)
+    except ExpressionError:
+        return
+    expected = by_python(text)
+    assert found == expected or (math.isnan(found) and math.isnan(expected))
+    assert type(found) is type(expected)
+
+
+@settings(deadline=None)
+@given(expressions("+", "-", "*", "/", "//", "%"))  # Python alone would compute 9 ** 9 ** 9
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_what_only_python_evaluates_is_refused_for_a_reason(text: str) -> None:
+    try:
+        Expression(text).evaluate(NAMES)
+    except ExpressionError as error:
+        refused = error.reason
+    else:
+        return
+    try:
+        value = by_python(text)
+    except (TypeError, ArithmeticError):
+        return
+    # Arithmetic with text and lists is Python's alone.
+    assert isinstance(value, str) or any(
+        reason in refused
+        for reason in ("needs a number", "needs numbers", "a root of", "compares with none")
+    )
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="ab1 .,()[]'\"<>=!+-*/%&|notrinis\\@#{}:;\u00e9\u0663\t\n", max_size=40))
+def test_any_text_is_read_or_refused_with_an_offset_inside_it(text: str) -> None:
+    try:
+        expression = Expression(text)
+    except ExpressionError as error:
+        offset = error.offset
+    else:
+        offset = 0
+        assert all(text[expression.offset_of(n) :].startswith(n) for n in expression.names)
+    assert 0 <= offset <= len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "offset", "reason"),
+    [
+        ("", 0, "an empty expression"),
+        ("   ", 3, "an empty expression"),
+        ("a b", 2, "'b' does not belong here; an operator is missing before it"),
+        ("a and", 5, "the expression ends where a value is needed"),
+        ("a or or b", 5, "'or' stands where a value is needed"),
+        ("a && b", 2, "'&&' is not part of the expression language; write 'and'"),
+        ("a || b", 2, "'||' is not part of the expression language; write 'or'"),
+        ("!a", 0, "'!' stands where a value is needed; write 'not'"),
+        ("a = 1", 2, "'=' is not part of the expression language; write '==' to compare"),
+        ("a.b", 1, "attributes ('.') are not part of the expression language"),
+        ("a[0]", 1, "indexing ('[...]') is not part of the expression language"),
+        ("exec('x')", 4, "only min, max, abs, len, ceildiv can be called"),
+        ("__import__('os')", 10, "only min, max, abs, len, ceildiv can be called"),
+        ("(a)(b)", 3, "only min, max, abs, len, ceildiv can be called"),
+        ("a if b else 1", 2, "'if' is not part of the expression language"),
+        ("lambda: 1", 6, "':' is not part of the expression language"),
+        ("[x for x in q]", 3, "'[' needs a ']', but found 'for'"),
+        ("{1: 2}", 0, "'{' is not part of the expression language"),
+        ("a := 1", 2, "':' is not part of the expression language"),
+        ("@", 0, "'@' is not part of the expression language"),
+        ("(a", 2, "'(' needs a ')', but the expression ends"),
+        ("a is 5", 2, "'is' compares with none, true and false only; write '=='"),
+        ("a is not b", 2, "'is not' compares with none, true and false only; write '=='"),
+        ("'a", 0, "text that opens with ' never closes, or holds a backslash"),
+        ("'\\n'", 0, "text that opens with ' never closes, or holds a backslash"),
+        ("3x", 0, "'3x' is neither a number nor a name"),
+        ("0x10", 0, "'0x10' is neither a number nor a name"),
+        ("010", 0, "'010' has a leading zero"),
+        ("min()", 0, "min takes 1 or more values, not 0"),
+        ("ceildiv(1)", 0, "ceildiv takes 2 values, not 1"),
+    ],
+)
+def test_what_is_no_expression_is_refused_at_its_place(text: str, offset: int, reason: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        Expression(text)
+    assert (caught.value.offset, caught.value.reason) == (offset, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "offset", "reason"),
+    [
+        ("a + missing", 4, "unknown name 'missing'"),
+        ("w < 3", 2, "cannot compare none < 3"),
+        ("a < 'x'", 2, "cannot compare 5 < 'x'"),
+        ("a in 3", 2, "3 is no list to look for 5 in"),
+        ("a / b", 2, "5 / 0 divides by zero"),
+        ("1 % b", 2, "1 % 0 divides by zero"),
+        ("0 ** -1", 2, "0 ** -1 divides by zero"),
+        ("dtype + 'x'", 6, "'+' needs numbers, not 'float16'"),
+        ("q * 3", 2, "'*' needs numbers, not [1, 2]"),
+        ("-w", 0, "'-' needs a number, not none"),
+        ("len(3)", 0, "len(3) has no such value"),
+        ("ceildiv(3, b)", 0, "ceildiv(3, 0) divides by zero"),
+        ("max(w, 1)", 0, "max(none, 1) has no such value"),
+        ("(-8) ** 0.5", 5, "-8 ** 0.5: a root of a negative number"),
+        ("2.0 ** 9999", 4, "2.0 ** 9999: (34, 'Numerical result out of range')"),
+    ],
+)
+def test_what_has_no_value_says_why_and_where(text: str, offset: int, reason: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        Expression(text).evaluate(NAMES)
+    assert (caught.value.offset, caught.value.reason) == (offset, reason)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9 ** 9 ** 9",
+        "big ** big",
+        "(9 ** 999) ** 999",
+        "2 ** -99999999",
+        "'%999999999d' % 1",
+        "'a' * 999999999",
+        "[0] * 999999999",
+        "(" * 900 + "a" + ")" * 900,
+        "-" * 1900 + "a",
+        "not " * 450 + "a",
+        "a" + " + a" * 450,
+        "a" + "[" * 300,
+        "2 ** " * 300 + "2",
+        "[" * 1000,
+        "a" * 5000,
+        "a or " * 1000 + "a",
+    ],
+)
+def test_a_hostile_expression_is_refused_at_once(text: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(ExpressionError):
+        Expression(text).evaluate(NAMES)
+    assert time.perf_counter() - began < 1  # it would be minutes, or all memory
+
+
+def test_long_chains_are_no_deep_nesting() -> None:
+    text = " or ".join(f"a == {number}" for number in range(150))
+    assert Expression(text).evaluate({"a": 149}) is True
+    assert Expression(text).evaluate({"a": 150}) is False
+
+
+def test_names_are_what_evaluation_looks_up() -> None:
+    expression = Expression("a < b and max(c, 1) in [d, none] and 'e' != true and a")
+    assert expression.names == {"a", "b", "c", "d"}
+    assert expression.offset_of("a") == 0
+
+
+def test_expressions_are_values() -> None:
+    one, same, other = Expression("a + 1"), Expression("a + 1"), Expression("a+1")
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one != "a + 1"
+    assert (str(one), repr(one)) == ("a + 1", "Expression('a + 1')")
+    assert pickle.loads(pickle.dumps(one)).evaluate({"a": 1}) == 2
+
+
+def test_an_error_survives_the_way_between_processes() -> None:
+    with pytest.raises(ExpressionError) as caught:
+        Expression("a b")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert str(again) == (
+        "'b' does not belong here; an operator is missing before it, at character 3 of 'a b'"
+    )
