@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, cast
 
+from tlmatrix.problem.loading import load, refuse
 from tlmatrix.problem.model import (
     Cost,
     Dim,
@@ -18,8 +18,8 @@ from tlmatrix.problem.model import (
     TensorInfo,
     Tensors,
 )
+from tlmatrix.problem.override import override
 from tlmatrix.problem.words import nearest
-from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
@@ -34,10 +34,12 @@ __all__ = [
     "TensorInfo",
     "Tensors",
     "family_for",
+    "override",
 ]
 
 _BUILT_IN = {
     "attention": "tlmatrix.problem.attention.family:AttentionFamily",
+    "gemm": "tlmatrix.problem.gemm.family:GemmFamily",
 }
 _DECLARED = "tlmatrix.problem.declared.family:DeclaredFamily"
 _PROTOCOL = ("lint", "compile_key", "problem")
@@ -46,41 +48,38 @@ _PROTOCOL = ("lint", "compile_key", "problem")
 def family_for(spec: Spec) -> Family:
     """The family of a spec's `problem`: built in, declared in the spec, or a user's class.
 
-    A user's `package.module:Class` is imported and called with no argument; its folder must be
-    importable.
+    A user's `package.module:Class` is imported, from the spec's folder if it is there, and
+    called with no argument.
 
     Raises:
         SpecError: no family of that name, or the class cannot be imported or does not follow
             the protocol; the issue stands at `problem` in the file.
     """
     name = spec.problem
+    where = ("problem",)
     if not isinstance(name, str):
-        return _load(spec, _DECLARED)
-    if name in _BUILT_IN:
-        return _load(spec, _BUILT_IN[name])
-    if ":" in name:
-        return _load(spec, name)
-    message = f"unknown problem {name!r}{nearest(name, _BUILT_IN)}"
-    remedy = " A problem of your own is written package.module:Class."
-    raise SpecError([spec.issue(("problem",), message + remedy)])
-
-
-def _load(spec: Spec, target: str) -> Family:
-    def wrong(message: str) -> SpecError:
-        return SpecError([spec.issue(("problem",), f"problem {target!r}: {message}")])
-
-    module_name, _, class_name = target.partition(":")
+        target = _DECLARED
+    elif name in _BUILT_IN:
+        target = _BUILT_IN[name]
+    elif ":" in name:
+        target = name
+    else:
+        message = f"unknown problem {name!r}{nearest(name, _BUILT_IN)}"
+        raise refuse(spec, where, f"{message} A family of your own is package.module:Class")
+    made = load(spec, where, target)
+    if not callable(made):
+        raise refuse(spec, where, f"{target!r} is not a class")
     try:
-        module = importlib.import_module(module_name)
+        family = made()
     except Exception as error:
-        raise wrong(f"cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, class_name):
-        raise wrong(f"{module_name} has no {class_name!r}{nearest(class_name, vars(module))}")
-    try:
-        family = getattr(module, class_name)()
-    except Exception as error:
-        raise wrong(f"cannot be made: {type(error).__name__}: {error}") from error
+        raise refuse(
+            spec, where, f"{target!r} cannot be made: {type(error).__name__}: {error}"
+        ) from error
     missing = [method for method in _PROTOCOL if not callable(getattr(family, method, None))]
     if missing:
-        raise wrong(f"has no method {missing[0]}; a family has {', '.join(_PROTOCOL)}")
+        raise refuse(
+            spec,
+            where,
+            f"{target!r} has no method {missing[0]}; a family has {', '.join(_PROTOCOL)}",
+        )
     return cast("Family", family)

@@ -23,15 +23,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.frame import Frame
     from tlmatrix.problem.model import Relation, RelationKind
 
-__all__ = ["LSE_ROUNDOFF", "Attention", "attention_case"]
-
-LSE_ROUNDOFF = 2.0**-21
-"""Relative error of a float32 softmax on a GPU.
-
-`ex2.approx.ftz.f32` errs by up to 2**-22 and `lg2.approx.ftz.f32` by as much again (PTX ISA,
-floating-point instructions), which is far more than float32's own 2**-24; lse is their sum, and
-a probability is one exponential over a sum of others.
-"""
+__all__ = ["Attention", "attention_case"]
 
 
 @dataclass(frozen=True)
@@ -137,9 +129,8 @@ class Attention:
         setting = self.setting
         tiles = tile_edges(self.frame.spec, names)
         single = name in ("lse", "dsink")
-        roundoff = LSE_ROUNDOFF
-        if name != "lse":
-            roundoff = max(dtype_named(setting.dtype).roundoff, LSE_ROUNDOFF)
+        # Where lse and delta carry the rounding of dtype, and where only float32's.
+        stored = dtype_named("float32" if name == "lse" else setting.dtype)
         heads = Dim("head", setting.heads, region=range(setting.heads))
         if name == "dsink":
             dims: tuple[Dim, ...] = (replace(heads, region=None),)
@@ -160,15 +151,30 @@ class Attention:
             name,
             dims,
             torch.float32 if single else torch_dtype(setting.dtype),
-            roundoff,
+            stored.roundoff,
             magnitude=lambda: self.exact.magnitudes[name],
             spread=None if single else lambda: self.exact.spreads[name],
-            exponent=None if name == "lse" else lambda: _largest(self.exact.magnitudes["lse"]),
+            exponent=lambda: self._exponent(name),
         )
 
+    def _exponent(self, name: str) -> torch.Tensor:
+        """Size of scores and lse: of the row, or where rows are summed the largest of the head.
 
-def _largest(sizes: torch.Tensor) -> torch.Tensor:
-    return sizes.amax() if sizes.numel() else sizes.new_zeros(())
+        For lse itself there is nothing to add: its magnitude is that size already.
+        """
+        setting, size = self.setting, self.exact.magnitudes["lse"]
+        if name == "lse":
+            return size.new_zeros(())
+        if name in ("out", "dq"):
+            return (size if setting.layout == "bhsd" else size.transpose(-1, -2))[..., None]
+        per_head = size.transpose(0, -2).flatten(1)
+        if not per_head.numel():
+            return size.new_zeros(())
+        largest = per_head.amax(1)
+        if name == "dsink":
+            return largest
+        largest = largest.view(setting.kv_heads, setting.groups).amax(1)
+        return largest[:, None, None] if setting.layout == "bhsd" else largest[:, None]
 
 
 def _rows(setting: Setting, *, keys: bool, tile: int | None) -> Dim:

@@ -377,7 +377,7 @@ class _Bounds:
 
 
 def _size_of_lse(lse: torch.Tensor) -> torch.Tensor:
-    """m and log(l) without their cancellation, and one for the exponentials in l."""
+    """|m| + |log l| before they cancel, about, and one for the exponentials in l."""
     return torch.where(lse.isinf(), 0.0, lse.abs()) + 1
 
 

@@ -1,18 +1,171 @@
-"""Other ways to the same attention, which need no reference."""
+"""Other ways to the same attention, which need no reference.
+
+Each relation picks its sequence, head or permutation by the case's seed, so that a matrix tries
+many and a case costs few runs. Problems are built when a relation is taken from the iterator.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
+from tlmatrix.problem.attention.inputs import draw_operands
+from tlmatrix.problem.attention.properties import properties
+from tlmatrix.problem.attention.reference import Operands
+from tlmatrix.problem.attention.sequences import (
+    head_dim,
+    of_sequences,
+    other_operands,
+    parts,
+    selected_setting,
+    some_sequence,
+    with_parts,
+)
+from tlmatrix.problem.poison import huge
+from tlmatrix.problem.relate import chooser, repeated, untouched
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from tlmatrix.problem.attention.build import Attention
-    from tlmatrix.problem.model import Relation, RelationKind
+    from tlmatrix.problem.model import Relation, RelationKind, Tensors
 
 __all__ = ["relations"]
 
 
-def relations(_case: Attention, _kind: RelationKind) -> Iterable[Relation]:
-    """The relations of one kind; each is built when asked for."""
-    return ()
+def relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
+    """The relations of one kind."""
+    match kind:
+        case "isolation":
+            yield from _isolation(case)
+        case "poison":
+            yield from _poison(case)
+        case "repeat":
+            yield _repeat(case)
+        case "property":
+            yield from properties(case)
+
+
+# Isolation and poison ---------------------------------------------------------------------------
+
+
+def _isolation(case: Attention) -> Iterator[Relation]:
+    pick = chooser(case.frame.seed)
+    setting, operands = case.setting, case.operands
+    if setting.batch > 1:
+        victim = some_sequence(case, pick.random())
+        changed = with_parts(case, {victim: other_operands(case, [victim])})
+        yield untouched(
+            "isolation_sequence",
+            "isolation",
+            changed.problem(),
+            partial(
+                of_sequences, case.setting, keep=[n for n in range(setting.batch) if n != victim]
+            ),
+            f"other values in sequence {victim} must change no bit of another sequence",
+        )
+    if setting.kv_heads > 1:
+        group = pick.randrange(setting.kv_heads)
+        other = draw_operands(setting, "normal", case.frame.seed + 2, case.frame.device)
+        assert operands.do is not None
+        assert other.do is not None
+        tensors = {}
+        for name, mine, its in (
+            ("q", operands.q, other.q), ("k", operands.k, other.k),
+            ("v", operands.v, other.v), ("do", operands.do, other.do),
+        ):  # fmt: skip
+            shape = [1] * mine.ndim
+            shape[head_dim(setting, name)] = -1
+            keep = _other_heads(case, name, group).to(mine.device).view(shape)
+            tensors[name] = torch.where(keep, mine, its)
+        yield untouched(
+            "isolation_head",
+            "isolation",
+            case.changed(**tensors).problem(),
+            partial(_heads, case, group=group),
+            f"other values in kv head {group} and its query heads must change no bit of another",
+        )
+
+
+def _poison(case: Attention) -> Iterator[Relation]:
+    """All sequences but one get huge v and do, and other q and k of normal size.
+
+    With huge q and k the probabilities of a leak would be 0 or 1 and often hide it; so the
+    weights stay ordinary and what they multiply is huge.
+    """
+    setting = case.setting
+    if setting.batch < 2:
+        return
+    kept = some_sequence(case, chooser(case.frame.seed).random())
+    factor = huge(setting.dtype)
+    changes = {}
+    neighbours = [number for number in range(setting.batch) if number != kept]
+    other = other_operands(case, neighbours)
+    shape = selected_setting(setting, neighbours)
+    assert other.do is not None
+    pieces = [
+        parts(shape, name, tensor)
+        for name, tensor in (
+            ("q", other.q), ("k", other.k), ("v", other.v * factor), ("do", other.do * factor),
+        )
+    ]  # fmt: skip
+    for place, number in enumerate(neighbours):
+        changes[number] = Operands(*(piece[place] for piece in pieces))
+    yield untouched(
+        "poison_neighbours",
+        "poison",
+        with_parts(case, changes).problem(),
+        partial(of_sequences, case.setting, keep=[kept]),
+        f"values of size {factor:g} in every other sequence must change no bit of sequence {kept}",
+    )
+
+
+def _other_heads(case: Attention, name: str, group: int) -> torch.Tensor:
+    """True for the heads of a tensor outside a kv head's group."""
+    keys = name in ("k", "v", "dk", "dv")
+    heads = torch.arange(case.setting.kv_heads if keys else case.setting.heads)
+    return (heads if keys else heads // case.setting.groups) != group
+
+
+def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
+    """What belongs to the heads outside a kv head's group."""
+    return {
+        name: tensor.index_select(
+            head_dim(case.setting, name),
+            _other_heads(case, name, group).nonzero().flatten().to(tensor.device),
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+# Repeat -----------------------------------------------------------------------------------------
+
+
+def _repeat(case: Attention) -> Relation:
+    operands = draw_operands(case.setting, "normal", case.frame.seed + 3, case.frame.device)
+    other = replace(case, operands=operands, distribution="normal")
+    because = "a second call with other data must not remember the first, nor the third the second"
+    scale = _other_scale(case)
+    if scale is not None:
+        values = {**case.frame.values, "scale": scale}
+        other = replace(
+            other,
+            setting=replace(case.setting, scale=scale),
+            frame=replace(case.frame, values=values),
+        )
+        because = because.replace("other data", "other data and another scale")
+    return repeated(other.problem(), case.problem(), because)
+
+
+def _other_scale(case: Attention) -> float | None:
+    """Another value of the axis scale; None where the spec does not say that scales may differ."""
+    mine = case.frame.values.get("scale")
+    for value in case.frame.spec.axes.get("scale", ()):
+        if isinstance(value, int | float) and value != mine and case.frame.allows({"scale": value}):
+            return float(value)
+    if mine is not None and case.frame.allows({"scale": None}):
+        return float(case.setting.head_dim**-0.5)
+    return None

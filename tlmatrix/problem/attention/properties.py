@@ -1,0 +1,278 @@
+"""Identities of attention: another problem whose results follow from those of the case.
+
+Each changes what a kernel sees (order, place in memory, number of heads, mask) and not the
+mathematics. One is offered only where the spec says that the entry is meant to take the other
+problem: the value it needs is listed on its axis, and the `where` rules allow it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.problem.attention.layouts import convert
+from tlmatrix.problem.attention.reference import Operands
+from tlmatrix.problem.attention.sequences import (
+    head_dim,
+    joined,
+    of_sequences,
+    other_operands,
+    parts,
+    selected,
+    some_sequence,
+    with_parts,
+)
+from tlmatrix.problem.model import Relation
+from tlmatrix.problem.relate import chooser, permutation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tlmatrix.problem.attention.build import Attention
+    from tlmatrix.problem.model import Problem, Tensors
+    from tlmatrix.spec.values import Value
+
+__all__ = ["properties"]
+
+
+def properties(case: Attention) -> Iterator[Relation]:
+    """Every identity that applies to the case, built one at a time."""
+    for make in (
+        _batch_permuted, _split, _extended, _heads_repeated, _window_as_long,
+        _sink_of_nothing, _keys_permuted, _other_layout,
+    ):  # fmt: skip
+        yield from make(case)
+
+
+def _property(
+    name: str,
+    problems: tuple[Problem, ...],
+    right: Callable[[Sequence[Tensors]], Tensors],
+    because: str,
+    left: Callable[[Tensors], Tensors] = lambda mine: mine,
+) -> Iterator[Relation]:
+    yield Relation(name, "property", problems, left, right, because=because)
+
+
+def _batch_permuted(case: Attention) -> Iterator[Relation]:
+    setting = case.setting
+    if setting.batch < 2:
+        return
+    order = permutation(chooser(case.frame.seed), setting.batch)
+    moved = selected(case, order)
+    if not case.frame.obeys(moved.frame.values):
+        return
+
+    def back(results: Sequence[Tensors]) -> Tensors:
+        found = {}
+        for name, tensor in results[0].items():
+            found[name] = tensor
+            if name != "dsink":
+                pieces = parts(moved.setting, name, tensor)
+                found[name] = joined(
+                    setting, name, [pieces[order.index(n)] for n in range(len(order))]
+                )
+        return found
+
+    yield from _property(
+        "batch_permuted",
+        (moved.problem(),),
+        back,
+        f"sequences in the order {order} must give the same results in that order",
+    )
+
+
+def _split(case: Attention) -> Iterator[Relation]:
+    setting = case.setting
+    if setting.batch < 2:
+        return
+    cut = chooser(case.frame.seed).randrange(1, setting.batch)
+    halves = [selected(case, range(cut)), selected(case, range(cut, setting.batch))]
+    if not all(case.frame.obeys(half.frame.values) for half in halves):
+        return
+
+    def together(results: Sequence[Tensors]) -> Tensors:
+        first, second = results
+        return {
+            name: tensor + second[name]
+            if name == "dsink"
+            else joined(setting, name, [tensor, second[name]])
+            for name, tensor in first.items()
+        }
+
+    yield from _property(
+        "batch_split",
+        tuple(half.problem() for half in halves),
+        together,
+        f"the batch cut before sequence {cut}, run as two, must give the same results",
+    )
+
+
+def _extended(case: Attention) -> Iterator[Relation]:
+    """One more sequence in front, so that every other one starts elsewhere in memory."""
+    setting = case.setting
+    model = some_sequence(case, chooser(case.frame.seed).random())
+    order = [model, *range(setting.batch)]
+    longer = with_parts(selected(case, order), {0: other_operands(case, [model])})
+    if not case.frame.obeys(longer.frame.values):
+        return
+    keep = range(1, setting.batch + 1)
+    yield from _property(
+        "batch_extended",
+        (longer.problem(),),
+        lambda results: of_sequences(longer.setting, results[0], keep=keep),
+        f"a sequence like {model}, with other values, in front of the batch must change nothing",
+        left=lambda mine: {name: tensor for name, tensor in mine.items() if name != "dsink"},
+    )
+
+
+def _heads_repeated(case: Attention) -> Iterator[Relation]:
+    setting, frame = case.setting, case.frame
+    if setting.groups == 1:
+        return
+    said: dict[str, Value] = {"heads": setting.heads, "kv_heads": setting.heads, "groups": 1}
+    values = {**frame.values, **{axis: said[axis] for axis in said if axis in frame.values}}
+    axis = "groups" if "groups" in frame.values else "kv_heads"
+    if said[axis] not in frame.spec.axes.get(axis, ()) or not frame.obeys(values):
+        return
+    dim = head_dim(case.setting, "k")
+    apart = replace(
+        case,
+        setting=replace(setting, kv_heads=setting.heads, groups=1),
+        frame=replace(frame, values=values),
+        operands=replace(
+            case.operands,
+            k=case.operands.k.repeat_interleave(setting.groups, dim),
+            v=case.operands.v.repeat_interleave(setting.groups, dim),
+        ),
+    )
+
+    def summed(results: Sequence[Tensors]) -> Tensors:
+        found = dict(results[0])
+        for name in ("dk", "dv"):
+            if name in found:
+                tensor = found[name].float().movedim(dim, 0)
+                shape = (setting.kv_heads, setting.groups, *tensor.shape[1:])
+                found[name] = tensor.reshape(shape).sum(1).movedim(0, dim)
+        return found
+
+    yield from _property(
+        "groups_as_repeated_heads",
+        (apart.problem(),),
+        summed,
+        f"{setting.groups} query heads on one kv head are as many on copies of it, "
+        "dk and dv being the sums over the copies",
+    )
+
+
+def _window_as_long(case: Attention) -> Iterator[Relation]:
+    setting, frame = case.setting, case.frame
+    longest = max(1, *setting.lengths_k)
+    listed = frame.spec.axes.get("window", ())
+    if not setting.causal or all(value is None for value in listed):
+        return
+    if setting.window is None:
+        window: int | None = longest
+    elif setting.window >= longest and None in listed:
+        window = None
+    else:
+        return
+    values = {**frame.values, "window": window}
+    if not frame.obeys(values):
+        return
+    other = replace(
+        case, setting=replace(setting, window=window), frame=replace(frame, values=values)
+    )
+    yield from _property(
+        "window_as_long_as_keys",
+        (other.problem(),),
+        lambda results: results[0],
+        f"a window of {longest} or more, the longest key sequence, is no window",
+    )
+
+
+def _sink_of_nothing(case: Attention) -> Iterator[Relation]:
+    frame = case.frame
+    if case.setting.sink or not frame.allows({"sink": True}):
+        return
+    nothing = torch.full((case.setting.heads,), -torch.inf, device=frame.device)
+    other = replace(
+        case,
+        setting=replace(case.setting, sink=True),
+        frame=replace(frame, values={**frame.values, "sink": True}),
+        operands=replace(case.operands, sink=nothing),
+    )
+    yield from _property(
+        "sink_of_minus_infinity",
+        (other.problem(),),
+        lambda results: {name: each for name, each in results[0].items() if name != "dsink"},
+        "a sink of -inf takes no probability, as if there were none",
+    )
+
+
+def _keys_permuted(case: Attention) -> Iterator[Relation]:
+    setting = case.setting
+    candidates = [number for number, length in enumerate(setting.lengths_k) if length > 1]
+    if setting.causal or not candidates:
+        return
+    pick = chooser(case.frame.seed)
+    number = pick.choice(candidates)
+    order = torch.tensor(permutation(pick, setting.lengths_k[number])).to(case.frame.device)
+    rows = 2 if setting.layout == "bhsd" else int(not setting.packed)
+
+    def reordered(name: str, tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        pieces = list(parts(setting, name, tensor))
+        pieces[number] = pieces[number].index_select(rows, index)
+        return joined(setting, name, pieces)
+
+    moved = case.changed(
+        k=reordered("k", case.operands.k, order), v=reordered("v", case.operands.v, order)
+    )
+    inverse = order.argsort()
+
+    def back(results: Sequence[Tensors]) -> Tensors:
+        return {
+            name: reordered(name, tensor, inverse) if name in ("dk", "dv") else tensor
+            for name, tensor in results[0].items()
+        }
+
+    yield from _property(
+        "keys_permuted",
+        (moved.problem(),),
+        back,
+        f"without a causal mask the order of the keys of sequence {number} does not matter",
+    )
+
+
+def _other_layout(case: Attention) -> Iterator[Relation]:
+    setting, frame = case.setting, case.frame
+    listed = frame.spec.axes.get("layout", ())
+    others = [str(each) for each in listed if each != setting.layout]
+    others = [each for each in others if frame.allows({"layout": each})]
+    if "layout" not in frame.values or "seqlens" in frame.values or not others:
+        return
+    layout = chooser(frame.seed).choice(others)
+    there = partial(convert, setting, setting.layout, layout)
+    operands = case.operands
+    assert operands.do is not None
+    other = replace(
+        case,
+        setting=replace(setting, layout=layout),
+        frame=replace(frame, values={**frame.values, "layout": layout}),
+        operands=Operands(
+            there("q", operands.q), there("k", operands.k), there("v", operands.v),
+            there("do", operands.do), operands.sink,
+        ),
+    )  # fmt: skip
+    yield from _property(
+        "other_layout",
+        (other.problem(),),
+        lambda results: {
+            name: convert(setting, layout, setting.layout, name, tensor)
+            for name, tensor in results[0].items()
+        },
+        f"the same tensors in the layout {layout} must give the same results",
+    )

@@ -1,0 +1,1 @@
+"""Problems whose inputs, outputs and reference a spec declares itself."""

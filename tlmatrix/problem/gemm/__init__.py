@@ -1,0 +1,1 @@
+"""Matrix products: transposed or not, overwriting or accumulating."""

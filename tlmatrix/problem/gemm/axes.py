@@ -1,0 +1,94 @@
+"""What the axes of a gemm case mean, in plain numbers and without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.dtypes import explain_dtype
+from tlmatrix.problem.frame import places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["DATA_AXES", "GemmSetting", "lint"]
+
+DATA_AXES = frozenset({"m", "n", "k", "values"})
+_SIZES = ("m", "n", "k")
+_FLAGS = ("transpose_a", "transpose_b", "accumulate")
+
+
+@dataclass(frozen=True)
+class GemmSetting:
+    """c = op(a) @ op(b), or c += …: op(a) is [m, k], op(b) [k, n], c [m, n]."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    transpose_a: bool = False
+    transpose_b: bool = False
+    accumulate: bool = False
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> GemmSetting:
+        """The setting of a case; ValueError where the values make none."""
+        for axis in (*_SIZES, "dtype"):
+            if axis not in values:
+                raise ValueError(f"gemm needs the axis {axis}")
+        for axis, value in values.items():
+            if reason := _explain(axis, value):
+                raise ValueError(f"{axis}: {reason}")
+        m, n, k = (int(values[axis]) for axis in _SIZES)  # type: ignore[arg-type]
+        dtype, out_dtype = values["dtype"], values.get("out_dtype")
+        flags = (bool(values.get(flag, False)) for flag in _FLAGS)
+        return cls(
+            m, n, k, str(dtype), str(dtype if out_dtype in (None, "same") else out_dtype), *flags
+        )
+
+    @property
+    def shape_a(self) -> tuple[int, int]:
+        """As stored."""
+        return (self.k, self.m) if self.transpose_a else (self.m, self.k)
+
+    @property
+    def shape_b(self) -> tuple[int, int]:
+        """As stored."""
+        return (self.n, self.k) if self.transpose_b else (self.k, self.n)
+
+    def names(self) -> dict[str, Any]:
+        """The names that are no tensors."""
+        return {
+            "m": self.m, "n": self.n, "k": self.k, "dtype": self.dtype,
+            "out_dtype": self.out_dtype, "transpose_a": self.transpose_a,
+            "transpose_b": self.transpose_b, "accumulate": self.accumulate,
+        }  # fmt: skip
+
+
+def _explain(axis: str, value: Value) -> str | None:
+    """What is wrong with one value of one axis; None where nothing is."""
+    if axis in _SIZES:
+        fine = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return None if fine else f"{value!r} is not an integer >= 0"
+    if axis in _FLAGS:
+        return None if isinstance(value, bool) else f"{value!r} is not true or false"
+    if axis == "dtype" or (axis == "out_dtype" and value not in (None, "same")):
+        return explain_dtype(value, floating=True)
+    return explain_distribution(value) if axis == "values" else None
+
+
+def lint(spec: Spec) -> Iterator[Issue]:
+    """Issues at their places; axes the family does not know are left to the entry."""
+    for path, axis, value in places(spec):
+        if reason := _explain(axis, value):
+            yield spec.issue(path, f"{axis}: {reason}")
+    for axis in (*_SIZES, "dtype"):
+        if axis not in spec.axes:
+            example = "[float16]" if axis == "dtype" else "[64]"
+            yield spec.issue(("axes",), f"gemm needs the axis {axis}; add {axis}: {example}")

@@ -1,0 +1,44 @@
+"""The gemm family, as specs name it; torch is imported when a problem is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.frame import Frame, compile_key
+from tlmatrix.problem.gemm.axes import DATA_AXES, GemmSetting, lint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import torch
+
+    from tlmatrix.problem.model import Problem
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["GemmFamily"]
+
+
+class GemmFamily:
+    """Matrix products."""
+
+    def lint(self, spec: Spec) -> Iterable[Issue]:
+        """See `Family.lint`."""
+        return list(lint(spec))
+
+    def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
+        """See `Family.compile_key`."""
+        try:
+            names = GemmSetting.of(values).names()
+        except ValueError:
+            names = {}
+        return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype", "out_dtype"))
+
+    def problem(
+        self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
+    ) -> Problem:
+        """The problem of a case; ValueError where the values make none."""
+        from tlmatrix.problem.gemm.build import gemm_case
+
+        return gemm_case(Frame(spec, values, seed, device), GemmSetting.of(values)).problem()
