@@ -140,10 +140,7 @@ def test_what_only_python_evaluates_is_refused_for_a_reason(text: str) -> None:
     except (TypeError, ArithmeticError):
         return
     # Arithmetic with text and lists is Python's alone.
-    assert isinstance(value, str) or any(
-        reason in refused
-        for reason in ("needs a number", "needs numbers", "a root of", "compares with none")
-    )
+    assert isinstance(value, str) or "needs a number" in refused or "needs numbers" in refused
 
 
 @settings(deadline=None)

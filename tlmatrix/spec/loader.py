@@ -7,7 +7,6 @@ left is still checked for names that do not exist and the like.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ from pydantic import ValidationError
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.messages import issue_of, show
 from tlmatrix.spec.models import Spec
-from tlmatrix.spec.nodes import MAX_BYTES, MapNode, plain, read_document
-from tlmatrix.spec.semantics import faults
+from tlmatrix.spec.nodes import MAX_BYTES, MapNode, ScalarNode, plain, read_document
+from tlmatrix.spec.semantics import Written, faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,27 +35,26 @@ def load_spec(path: str | os.PathLike[str]) -> Spec:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-            size = os.fstat(file.fileno()).st_size
     except OSError as problem:
         reason = problem.strerror or str(problem)
         raise SpecError([Issue(path, 1, 1, f"the file cannot be read: {reason}")]) from None
-    return parse_spec(content if size <= MAX_BYTES else bytes(size), path)
+    return parse_spec(content, path)
 
 
 def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") -> Spec:
     """The spec in a text; `path` is what its errors call it. Raises `SpecError`."""
-    content = content.encode() if isinstance(content, str) else content
+    content = content.encode(errors="surrogatepass") if isinstance(content, str) else content
     document = read_document(content, Path(path))
     root = document.root
     if not isinstance(root, MapNode):
         message = f"a spec is a mapping of keys to values, not {show(plain(root))}"
+        if isinstance(root, ScalarNode) and root.is_empty:
+            message = "the file is empty"
         raise SpecError([*document.issues, Issue(document.path, root.line, root.column, message)])
-    data = plain(root)
-    spec, found, kept = _validated(data, document)
+    spec, found, rest, broken = _validated(document)
     if spec is not None:
-        axes = data.get("axes")
-        names = axes if isinstance(axes, dict) else {}
-        found += [_issue(fault, document, kept) for fault in faults(spec, names, data)]
+        written = Written.of(plain(root), broken)
+        found += [_issue(fault, rest) for fault in faults(spec, written)]
     # A scalar that YAML readers disagree on is usually also of the wrong type: once is enough.
     taken = {(issue.line, issue.column) for issue in document.issues}
     found = [issue for issue in found if (issue.line, issue.column) not in taken]
@@ -67,59 +65,47 @@ def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") ->
     return spec
 
 
-Kept = dict[str, list[int]]
-"""For lists that lost items: the index in the file of each item that is left."""
+_STAND_INS: Mapping[str, Any] = {
+    "name": "nameless",
+    "problem": "attention",
+    "axes": {"nothing_left": [None]},
+}
 
 
-def _validated(data: dict[str, Any], document: Document) -> tuple[Spec | None, list[Issue], Kept]:
-    """The spec, made of the parts that are well formed if some are not, and what is not."""
-    try:
-        return Spec.model_validate(data), [], {}
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-    issues = [issue_of(each, document) for each in errors]
-    rest, kept = _without(data, errors)
-    try:
-        return Spec.model_validate(rest), issues, kept
-    except ValidationError:
-        return None, issues, {}
+def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, frozenset[str]]:
+    """The spec, made of what is well formed, and what is not.
+
+    With it come the document less all that is malformed, where the paths of the spec lead to, and
+    the keys of the root in which something is. Removing a value may leave its surroundings
+    without a key that they need; then they go, too.
+    """
+    issues: list[Issue] = []
+    broken: set[str] = set()
+    data = plain(document.root)
+    while True:
+        try:
+            return Spec.model_validate(data), issues, document, frozenset(broken)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+        if not broken:
+            issues = [issue_of(each, document) for each in errors]
+        paths = {_malformed(each, document) for each in errors}
+        broken |= {str(path[0]) for path in paths if path} or {""}
+        if paths == {()} and set(_STAND_INS) <= data.keys():
+            return None, issues, document, frozenset(broken)
+        document = document.without(paths)
+        data = {**_STAND_INS, **plain(document.root)}
 
 
-_STAND_INS: Mapping[str, Any] = {"name": "nameless", "problem": "attention", "axes": {}}
+def _malformed(error: ErrorDetails, document: Document) -> tuple[str | int, ...]:
+    """The path of what has to go for an error to go; empty for a key that the root lacks."""
+    path = document.written(*(part for part in error["loc"] if part != "[key]"))
+    # A tier without the size that was malformed would only get another error for that.
+    return path[:2] if path[:1] == ("tiers",) else path
 
 
-def _without(data: dict[str, Any], errors: list[ErrorDetails]) -> tuple[dict[str, Any], Kept]:
-    """The data less every entry with an error, and with something for each key that must be."""
-    bad: dict[str, set[str | int]] = defaultdict(set)
-    for each in errors:
-        key, *below = [part for part in each["loc"] if not str(part).startswith("<")]
-        value = data.get(str(key))
-        bad[str(key)].add(below[0] if below and _has(value, below[0]) else "")
-    rest = dict(data)
-    kept: Kept = {}
-    for key, inner_keys in bad.items():
-        value = rest.pop(key, None)
-        if "" in inner_keys or key in ("problem", "fuzz", "bench"):
-            continue
-        if isinstance(value, dict):
-            rest[key] = {name: each for name, each in value.items() if name not in inner_keys}
-        elif isinstance(value, list):
-            kept[key] = [index for index in range(len(value)) if index not in inner_keys]
-            rest[key] = [value[index] for index in kept[key]]
-    return {**_STAND_INS, **rest, "axes": rest.get("axes") or {"none_left": [None]}}, kept
-
-
-def _has(value: object, part: object) -> bool:
-    if isinstance(value, list):
-        return isinstance(part, int) and part < len(value)
-    return isinstance(value, dict) and part in value
-
-
-def _issue(fault: Fault, document: Document, kept: Kept) -> Issue:
-    path = fault.path
-    if len(path) > 1 and isinstance(path[1], int) and path[0] in kept:
-        path = (path[0], kept[str(path[0])][path[1]], *path[2:])
-    node, entry = document.find(*path)
+def _issue(fault: Fault, document: Document) -> Issue:
+    node, entry = document.find(*fault.path)
     if fault.at_key and entry is not None:
         line, column = entry.line, entry.column
     elif fault.offset is not None:

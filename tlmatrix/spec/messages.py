@@ -139,7 +139,8 @@ def _message(error: ErrorDetails, path: Path, *, is_key: bool) -> str:
         known = _choices(context)
         near = guess(value, known)
         meant = f"; did you mean {near!r}?" if near else ""
-        return f"{label} must be one of {', '.join(known)}; got {show(value)}{meant}"
+        must = f"must be one of {', '.join(known)}" if len(known) > 1 else f"must be {known[0]}"
+        return f"{label} {must}; got {show(value)}{meant}"
     if kind == "string_pattern_mismatch" and context.get("pattern") == fields.STRATEGY:
         near = guess(value, fields.STRATEGIES)
         meant = f"; did you mean {near!r}?" if near else ""

@@ -10,7 +10,7 @@ YAML 1.2, and so most editors, do not. Such a scalar is an error that says what 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from tlmatrix.spec.expressions import shorten
 from tlmatrix.spec.issues import Issue, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 __all__ = [
@@ -125,6 +125,10 @@ class Document:
                 parts.append(part)
         return tuple(parts)
 
+    def without(self, paths: Collection[tuple[str | int, ...]]) -> Document:
+        """The document less the nodes at some paths; what is left keeps its place."""
+        return replace(self, root=_without(self.root, [path for path in paths if path]))
+
     def inside(self, node: Node, offset: int) -> tuple[int, int]:
         """The place of a character of a scalar's text, or of the scalar if it was folded."""
         if isinstance(node, ScalarNode):
@@ -133,6 +137,31 @@ class Document:
             if line[start : start + len(node.text)] == node.text:
                 return node.line, start + offset + 1
         return node.line, node.column
+
+
+def _without(node: Node, paths: Collection[tuple[str | int, ...]]) -> Node:
+    if not paths:
+        return node
+    below: dict[str | int, list[tuple[str | int, ...]]] = {}
+    for path in paths:
+        below.setdefault(path[0], []).append(path[1:])
+    gone = {part for part, rests in below.items() if () in rests}
+    match node:
+        case MapNode(entries=entries):
+            kept = {
+                key: replace(entry, node=_without(entry.node, below.get(key, ())))
+                for key, entry in entries.items()
+                if key not in gone
+            }
+            return replace(node, entries=kept)
+        case SequenceNode(items=items):
+            rest = [
+                _without(item, below.get(index, ()))
+                for index, item in enumerate(items)
+                if index not in gone
+            ]
+            return replace(node, items=rest)
+    return node
 
 
 def plain(node: Node) -> Any:  # noqa: ANN401 - a document may be any plain data
@@ -161,8 +190,7 @@ def read_document(content: bytes, path: Path) -> Document:
 
 def _decoded(content: bytes, path: Path) -> str:
     if len(content) > MAX_BYTES:
-        size, limit = len(content) / MAX_BYTES, MAX_BYTES >> 20
-        message = f"the file is too large for a spec: {size:.1f} MiB; the limit is {limit} MiB"
+        message = f"the file is too large for a spec; the limit is {MAX_BYTES >> 20} MiB"
         raise SpecError([Issue(path, 1, 1, message)])
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise SpecError([Issue(path, 1, 1, "the file is UTF-16 text; save it as UTF-8")])
@@ -339,7 +367,7 @@ class _Builder:
 
 
 _SYNTAX_HINTS = {
-    "mapping values are not allowed": "quote text that holds ': '",
+    "mapping values are not allowed": "check indentation, or quote text that holds ': '",
     "cannot start any token": "quote text that begins with this character",
     "unexpected end of stream": "a quote or bracket was never closed",
     "did not find expected ',' or '}'": "a '}' or a comma is missing",

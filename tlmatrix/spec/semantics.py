@@ -3,19 +3,20 @@
 Names that do not exist, values given twice, keys that exclude each other.
 
 Each check looks at one part and yields faults; a fault has a path of keys, and the loader turns
-that into line and column. Names in `compile` and `call` come from the problem's family, which
-checks them itself.
+that into line and column. Names in `compile` and `call`, and tensors of a tolerance, come from the
+problem's family, which checks them itself; for a declared problem the tensors are known here.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.expressions import FUNCTIONS, WORDS, Expression, ExpressionError
 from tlmatrix.spec.messages import show, suggestion
 from tlmatrix.spec.models import DTYPES, FAMILIES, DeclaredProblem
+from tlmatrix.spec.parts import DEFAULT_TIERS
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import InputDecl, OutputDecl, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Fault", "faults"]
+__all__ = ["Fault", "Written", "faults"]
 
 RUN_NAMES = ("arch", "backend")
 """What expressions about a run may use besides the axes."""
@@ -43,27 +44,52 @@ class Fault:
     at_key: bool = False
 
 
-def faults(spec: Spec, axes: Collection[str], keys: Collection[str]) -> Iterator[Fault]:
-    """Everything wrong.
+@dataclass(frozen=True)
+class Written:
+    """What names a file has, also where the spec lacks them because something is malformed.
 
-    `axes` and `keys` are what the file has, also where `spec` lacks them because they are
-    malformed: a name must not be called unknown because of an error elsewhere.
+    A name must not be called unknown, nor a key missing, because of an error elsewhere.
     """
-    yield from _callable_faults(spec, keys)
+
+    keys: frozenset[str]
+    axes: Mapping[str, Any]
+    tiers: tuple[str, ...]
+    broken: frozenset[str]
+    """Keys of the root in which something is malformed."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], broken: frozenset[str]) -> Written:
+        """The names in the plain data of a file."""
+        axes, tiers = (_mapping(data.get(key)) for key in ("axes", "tiers"))
+        names = dict.fromkeys((*tiers, *DEFAULT_TIERS))
+        return cls(frozenset(data), axes, tuple(names), broken)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def faults(spec: Spec, written: Written) -> Iterator[Fault]:
+    """Everything wrong with a spec made of the well-formed parts of a file."""
+    axes = written.axes
+    yield from _callable_faults(spec, written.keys)
+    yield from _empty_faults(axes, ("axes",))
     yield from _axis_faults(spec.axes, ("axes",))
     yield from _rule_faults(spec, axes)
     yield from _tier_faults(spec, axes)
     yield from _case_faults(spec, axes)
-    yield from _tolerance_faults(spec)
     for index, check in enumerate(spec.checks):
         if check in spec.checks[:index]:
             yield Fault(("checks", index), f"the check {check!r} is here twice")
     if spec.fuzz is not None:
         for tier in spec.fuzz.examples:
-            if tier not in spec.tiers:
-                message = f"unknown tier {tier!r}{suggestion(tier, spec.tiers, 'Tiers')}"
+            if tier not in written.tiers:
+                message = f"unknown tier {tier!r}{suggestion(tier, written.tiers, 'Tiers')}"
                 yield Fault(("fuzz", "examples", tier), message, at_key=True)
     yield from _problem_faults(spec, axes)
+    if "problem" not in written.broken and isinstance(spec.problem, DeclaredProblem):
+        yield from _returns_faults(spec, spec.problem)
+        yield from _tolerance_faults(spec, spec.problem)
 
 
 def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
@@ -89,12 +115,16 @@ def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
                 yield Fault((key, index), f"{name!r} is returned twice")
 
 
+def _empty_faults(axes: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Fault]:
+    for axis, values in axes.items():
+        if values in ([], ()):
+            yield Fault((*path, axis), f"the axis {axis!r} has no values", at_key=True)
+
+
 def _axis_faults(
     axes: Mapping[str, Sequence[Value]], path: tuple[str | int, ...]
 ) -> Iterator[Fault]:
     for axis, values in axes.items():
-        if not values:
-            yield Fault((*path, axis), f"the axis {axis!r} has no values", at_key=True)
         if axis in RUN_NAMES:
             message = f"an axis cannot be called {axis!r}: in expressions that is where a case runs"
             yield Fault((*path, axis), message, at_key=True)
@@ -200,6 +230,7 @@ def _tier_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
         if tier.axes is not None:
             yield from _unknown_axes(tier.axes, axes, (*path, "axes"))
             known = {axis: values for axis, values in tier.axes.items() if axis in axes}
+            yield from _empty_faults(known, (*path, "axes"))
             yield from _axis_faults(known, (*path, "axes"))
 
 
@@ -252,6 +283,9 @@ def _problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     if isinstance(problem.outputs, dict):
         for name, output in problem.outputs.items():
             yield from _tensor_faults(output, axes, spec, ("problem", "outputs", name))
+
+
+def _returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
     for index, name in enumerate(spec.returns):
         if name not in problem.output_names:
             hint = suggestion(name, problem.output_names, "Outputs")
@@ -291,11 +325,8 @@ def _tensor_faults(
             yield Fault(("axes", axis, index), f"unknown dtype {show(value)}{hint}")
 
 
-def _tolerance_faults(spec: Spec) -> Iterator[Fault]:
-    """For a declared problem the tensors are known here; a family checks its own."""
-    if not isinstance(spec.problem, DeclaredProblem):
-        return
-    known = spec.problem.tensors
+def _tolerance_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
+    known = problem.tensors
     for name in spec.tolerance.tensors:
         if name not in known:
             hint = suggestion(name, sorted(known), "Tensors")

@@ -1,0 +1,537 @@
+"""What is wrong with a spec is said in words, all at once, each at its line and column."""
+# ruff: noqa: E501 - a message stands on one line here, as it does where it is printed
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tlmatrix.spec import SpecError, load_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = """\
+name: trial
+problem: attention
+entry: mypkg.ops:attention
+axes: {dtype: [float16], window: [none, 64], causal: [false, true]}
+"""
+DECL = """\
+name: trial
+entry: mypkg.ops:norm
+axes: {dtype: [float16], rows: [1, 8]}
+"""
+KEYS = (
+    "name, summary, problem, entry, factory, compile, call, returns, axes, where, cases, t"
+    "iers, tolerance, checks, determinism, tile, fuzz, rejects, known_bugs, regressions, bench"
+)
+DTYPES = (
+    "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, f"
+    "loat8_e5m2fnuz, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool"
+)
+
+MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
+    "a key that does not exist": (
+        HEAD + "wher: []\n",
+        ["5:1: unknown key 'wher'; did you mean 'where'? Keys here: " + KEYS],
+    ),
+    "a key that does not exist, deep inside": (
+        HEAD + "fuzz: {seqlens: {lenght: 0..8}}\n",
+        [
+            "5:18: unknown key 'lenght'; did you mean 'length'? Keys here: sequences, length, around, kv"
+        ],
+    ),
+    "a key with another case and dash": (
+        HEAD + "known-bugs: []\n",
+        ["5:1: unknown key 'known-bugs'; did you mean 'known_bugs'? Keys here: " + KEYS],
+    ),
+    "keys that are missing": (
+        "summary: nothing else\n",
+        [
+            "1:1: the key 'axes' is missing",
+            "1:1: the key 'entry' or 'factory' is missing: what is to be tested?",
+            "1:1: the key 'name' is missing",
+            "1:1: the key 'problem' is missing",
+        ],
+    ),
+    "both an entry and a factory": (
+        HEAD + "factory: mypkg.kernels:make\ncall: [q]\n",
+        ["5:1: a spec has an entry or a factory, not both"],
+    ),
+    "a factory without a call": (
+        HEAD.replace("entry: mypkg.ops:attention", "factory: mypkg.kernels:make"),
+        ["3:1: a factory needs 'call', the names its kernel is called with: call: [q, k, v]"],
+    ),
+    "arguments of a factory for an entry": (
+        HEAD + "compile: {block: 64}\ncall: [q]\n",
+        [
+            "5:1: 'compile' belongs to a factory; an entry takes arguments by their names",
+            "6:1: 'call' belongs to a factory; an entry takes arguments by their names",
+        ],
+    ),
+    "an entry that is no target": (
+        HEAD.replace("mypkg.ops:attention", "mypkg.ops.attention"),
+        ["3:8: 'entry' must be written package.module:name; got 'mypkg.ops.attention'"],
+    ),
+    "a name that cannot be one": (
+        HEAD.replace("name: trial", "name: my trial"),
+        ["1:7: 'name' must be made of letters, digits, '_', '-' and '.'; got 'my trial'"],
+    ),
+    "text where a list belongs": (
+        HEAD.replace("dtype: [float16]", "dtype: float16"),
+        ["4:15: 'axes.dtype' must be a list; got 'float16'; write [float16]"],
+    ),
+    "a list where a mapping belongs": (
+        HEAD + "tiers: [pairwise]\n",
+        ["5:8: 'tiers' must be a mapping of keys to values; got [pairwise]"],
+    ),
+    "a number where text belongs": (
+        HEAD + "summary: 12\n",
+        ["5:10: 'summary' must be text; got 12"],
+    ),
+    "text where a number belongs": (
+        HEAD + "tiers: {quick: {strategy: sample, size: '20'}}\n",
+        ["5:41: 'tiers.quick.size' must be a whole number; got '20'"],
+    ),
+    "a fraction where a whole number belongs": (
+        HEAD + "tiers: {quick: {strategy: sample, size: 2.5}}\n",
+        ["5:41: 'tiers.quick.size' must be a whole number; got 2.5"],
+    ),
+    "true where a number belongs": (
+        HEAD + "tolerance: {default: {factor: true}}\n",
+        ["5:31: 'tolerance.default.factor' must be a number; got true"],
+    ),
+    "no axes": (
+        HEAD.split("axes", maxsplit=1)[0] + "axes: {}\n",
+        ["4:7: 'axes' must have at least one entry; got {}"],
+    ),
+    "an axis without values": (
+        HEAD.replace("[float16]", "[]"),
+        ["4:8: the axis 'dtype' has no values"],
+    ),
+    "a value twice": (
+        HEAD.replace("[none, 64]", "[none, 64, 128, 64]"),
+        ["4:50: the axis 'window' has 64 twice"],
+    ),
+    "values that ids cannot tell apart": (
+        HEAD.replace("[float16]", "['a b', a_b]"),
+        [
+            "4:23: 'a_b' and 'a b' of the axis 'dtype' both read 'a_b' in a case id; make them differ"
+        ],
+    ),
+    "an axis that is no name": (
+        HEAD.replace("dtype:", "d-type:"),
+        [
+            "4:8: the name 'd-type' in 'axes' must be a name: letters, digits and '_', not a digit first"
+        ],
+    ),
+    "an axis that expressions could not name": (
+        HEAD.replace("dtype:", "in:").replace("causal:", "arch:"),
+        [
+            "4:8: an axis cannot be called 'in': that is a word of expressions",
+            "4:43: an axis cannot be called 'arch': in expressions that is where a case runs",
+        ],
+    ),
+    "an empty entry of an axis": (
+        "name: trial\nproblem: attention\nentry: a:b\naxes:\n  window:\n    -\n    - 64\n",
+        ["6:6: an entry of a list is empty; write none if absent is meant"],
+    ),
+    "a date on an axis": (
+        HEAD.replace("[float16]", "[2027-03-01]"),
+        ["4:16: 'axes.dtype[0]': 2027-03-01 is a date; quote it if text is meant"],
+    ),
+    "an expression that does not parse": (
+        HEAD + "where:\n  - {expr: window is none or or causal, because: of that}\n",
+        [
+            "6:30: 'where[0].expr': 'or' stands where a value is needed: 'window is none or or causal'"
+        ],
+    ),
+    "an expression with an unknown name": (
+        HEAD + "where:\n  - {expr: widow is none or causal, because: of that}\n",
+        [
+            "6:12: unknown name 'widow' in 'widow is none or causal'; did you mean 'window'? Names here: dtype, window, causal"
+        ],
+    ),
+    "an expression with unquoted text": (
+        HEAD + "where: [{expr: dtype == float16, because: of that}]\n",
+        [
+            "5:25: unknown name 'float16' in 'dtype == float16'; it is a value of the axis 'dtype', so quote it: 'float16'"
+        ],
+    ),
+    "an expression with two unknown names": (
+        HEAD + 'where:\n  - because: of that\n    expr: "casual or windw is none"\n',
+        [
+            "7:12: unknown name 'casual' in 'casual or windw is none'; did you mean 'causal'? Names here: dtype, window, causal",
+            "7:22: unknown name 'windw' in 'casual or windw is none'; did you mean 'window'? Names here: dtype, window, causal",
+        ],
+    ),
+    "a rule about where a case runs": (
+        HEAD + "where: [{expr: arch == 'sm_90', because: of that}]\n",
+        [
+            "5:16: unknown name 'arch' in \"arch == 'sm_90'\": cases are the same everywhere, so a rule cannot ask for 'arch'"
+        ],
+    ),
+    "a rule that has no value for none": (
+        HEAD + "where: [{expr: window < 100, because: of that}]\n",
+        ["5:23: 'window < 100' has no value for window=none: cannot compare none < 100"],
+    ),
+    "a rule without a reason": (
+        HEAD + "where: [{expr: causal}]\n",
+        ["5:9: the key 'because' is missing in 'where[0]'"],
+    ),
+    "a rule with an empty reason": (
+        HEAD + "where: [{expr: causal, because: ''}]\n",
+        ["5:33: 'where[0].because' must not be empty; got ''"],
+    ),
+    "a rule twice": (
+        HEAD + "where: [{expr: causal, because: x}, {expr: causal, because: y}]\n",
+        ["5:44: the rule 'causal' is here twice"],
+    ),
+    "a rule that is no mapping": (
+        HEAD + "where: [window is none or causal]\n",
+        ["5:9: 'where[0]' must be a mapping of keys to values; got 'window is none or causal'"],
+    ),
+    "a strategy that does not exist": (
+        HEAD + "tiers: {quick: pairwize}\n",
+        [
+            "5:16: 'tiers.quick' must be product, zip, pairwise, t-wise (such as 3-wise), sample or first; got 'pairwize'; did you mean 'pairwise'?"
+        ],
+    ),
+    "a strategy in full that does not exist": (
+        HEAD + "tiers: {quick: {strategy: 0-wise}}\n",
+        [
+            "5:27: 'tiers.quick.strategy' must be product, zip, pairwise, t-wise (such as 3-wise), sample or first; got '0-wise'; did you mean '3-wise'?"
+        ],
+    ),
+    "a sample without a size": (
+        HEAD + "tiers:\n  quick: sample\n",
+        ["6:3: the tier 'quick' samples, so it needs 'size', the number of cases"],
+    ),
+    "a size where none belongs": (
+        HEAD + "tiers: {quick: {strategy: product, size: 3, seed: 1}}\n",
+        [
+            "5:36: 'size' belongs to sample and first; 'quick' is product",
+            "5:45: 'seed' changes nothing in the tier 'quick': product draws nothing",
+        ],
+    ),
+    "a tier with unknown axes": (
+        HEAD + "tiers: {quick: {strategy: product, axes: {dtipe: [float16]}}}\n",
+        ["5:43: unknown axis 'dtipe'; did you mean 'dtype'? Axes: dtype, window, causal"],
+    ),
+    "a tier with an axis without values": (
+        HEAD + "tiers: {quick: {strategy: product, axes: {dtype: []}}}\n",
+        ["5:43: the axis 'dtype' has no values"],
+    ),
+    "an extra case with an unknown axis": (
+        HEAD + "cases:\n  - {windows: 3}\n",
+        ["6:6: unknown axis 'windows'; did you mean 'window'? Axes: dtype, window, causal"],
+    ),
+    "an extra case twice": (
+        HEAD + "cases: [{window: 3}, {window: 3}]\n",
+        ["5:22: the case {window: 3} is here twice"],
+    ),
+    "an empty case": (
+        HEAD + "cases: [{}]\n",
+        ["5:9: 'cases[0]' must have at least one entry; got {}"],
+    ),
+    "a regression with an unknown axis": (
+        HEAD + "regressions: [{seqlens: [1]}]\n",
+        ["5:16: unknown axis 'seqlens'. Axes: dtype, window, causal"],
+    ),
+    "a bench case with an unknown axis": (
+        HEAD + "bench: {cases: [{casual: true}]}\n",
+        ["5:18: unknown axis 'casual'; did you mean 'causal'? Axes: dtype, window, causal"],
+    ),
+    "a check that does not exist": (
+        HEAD + "checks: [numeric, gradient]\n",
+        [
+            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, isolation, determinism, repeat, properties; got 'gradient'; did you mean 'gradients'?"
+        ],
+    ),
+    "a check twice, and none at all": (
+        HEAD + "checks: [numeric, numeric]\n",
+        ["5:19: the check 'numeric' is here twice"],
+    ),
+    "no checks": (
+        HEAD + "checks: []\n",
+        ["5:9: 'checks' must have at least one entry; got []"],
+    ),
+    "a factor that allows nothing": (
+        HEAD + "tolerance: {default: {factor: 0}, dq: {factor: -1}}\n",
+        [
+            "5:31: 'tolerance.default.factor' must be more than 0; got 0",
+            "5:48: 'tolerance.dq.factor' must be more than 0; got -1",
+        ],
+    ),
+    "a tolerance key that does not exist": (
+        HEAD + "tolerance: {dq: {factr: 3}}\n",
+        ["5:18: unknown key 'factr'; did you mean 'factor'? Keys here: mode, factor, floor"],
+    ),
+    "a tolerance for no architecture": (
+        HEAD + "tolerance: {by_arch: {hopper: {factor: 4}}}\n",
+        [
+            "5:23: the name 'hopper' in 'tolerance.by_arch' must be an architecture such as sm_90, or interpreter"
+        ],
+    ),
+    "a mode that does not exist": (
+        HEAD + "tolerance: {default: {mode: absolute}}\n",
+        ["5:29: 'tolerance.default.mode' must be reference_relative; got 'absolute'"],
+    ),
+    "a determinism that does not exist": (
+        HEAD + "determinism: bitwize\n",
+        [
+            "5:14: 'determinism' must be one of bitwise, bounded; got 'bitwize'; did you mean 'bitwise'?"
+        ],
+    ),
+    "a determinism rule about an unknown name": (
+        HEAD + "determinism: [{when: backend == 'cuda' and casual, mode: bounded}]\n",
+        [
+            "5:44: unknown name 'casual' in \"backend == 'cuda' and casual\"; did you mean 'causal'? Names here: dtype, window, causal, arch, backend"
+        ],
+    ),
+    "a range that is none": (
+        HEAD + "fuzz: {seqlens: {sequences: 1-8}}\n",
+        ["5:29: 'fuzz.seqlens.sequences' must be a range such as 1..8; got '1-8'"],
+    ),
+    "a range that is empty": (
+        HEAD + "fuzz: {seqlens: {sequences: 8..1, length: [3, 2]}}\n",
+        [
+            "5:29: 'fuzz.seqlens.sequences': '8..1' is an empty range: 8 is more than 1",
+            "5:43: 'fuzz.seqlens.length': [3, 2] is an empty range: 3 is more than 2",
+        ],
+    ),
+    "fuzzing in a tier that does not exist": (
+        HEAD + "fuzz: {examples: {quik: 20}}\n",
+        ["5:19: unknown tier 'quik'; did you mean 'quick'? Tiers: quick, nightly, full"],
+    ),
+    "a known bug without an issue": (
+        HEAD + "known_bugs:\n  - when: causal\n    issue: #12\n    expires: 2027-03-01\n",
+        ["7:5: 'issue' has no value; an unquoted # starts a comment"],
+    ),
+    "a known bug with no date": (
+        HEAD + "known_bugs: [{when: causal, issue: '#12', expires: soon}]\n",
+        ["5:52: 'known_bugs[0].expires' must be a date, such as 2027-03-01; got 'soon'"],
+    ),
+    "a known bug with a date that does not exist": (
+        HEAD + "known_bugs: [{when: causal, issue: '#12', expires: 2027-02-30}]\n",
+        ["5:52: '2027-02-30' is no date: day is out of range for month"],
+    ),
+    "a known bug about an unknown name": (
+        HEAD
+        + "known_bugs: [{when: arhc == 'sm_80', issue: '#12', expires: 2027-03-01, mode: ignore}]\n",
+        [
+            "5:21: unknown name 'arhc' in \"arhc == 'sm_80'\"; did you mean 'arch'? Names here: dtype, window, causal, arch, backend",
+            "5:79: 'known_bugs[0].mode' must be one of tolerate, quarantine; got 'ignore'",
+        ],
+    ),
+    "a reject without words": (
+        HEAD + "rejects: [{set: {window: 0}, raises: Value Error, matching: ''}]\n",
+        [
+            "5:38: 'rejects[0].raises' must be an exception: a builtin one, or package.module:Class; got 'Value Error'",
+            "5:61: 'rejects[0].matching' must not be empty; got ''",
+        ],
+    ),
+    "a problem that does not exist": (
+        HEAD.replace("problem: attention", "problem: attenton"),
+        [
+            "2:10: unknown problem 'attenton'; did you mean 'attention'? Problems: attention, gemm, package.module:Class, or a mapping"
+        ],
+    ),
+    "a declared problem without a reference": (
+        DECL + "problem:\n  inputs:\n    x: {shape: [rows], dtype: $dtype}\n  outputs: [y]\n",
+        ["4:1: the key 'reference' is missing in 'problem'"],
+    ),
+    "a shape over an unknown axis": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows, 'rows * cols', -1], dtype: $dtpe}}\n  outputs: [y]\n  reference: a:b\n",
+        [
+            "5:38: unknown name 'cols' in 'rows * cols'. Names here: dtype, rows",
+            "5:45: 'problem.inputs.x.shape[2]' must be 0 or more; got -1",
+            "5:57: '$dtpe' is no axis; did you mean '$dtype'? Axes: $dtype, $rows",
+        ],
+    ),
+    "a shape over an unknown axis alone": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows, rows * cols], dtype: $dtpe}}\n  outputs: [y]\n  reference: a:b\n",
+        [
+            "5:37: unknown name 'cols' in 'rows * cols'. Names here: dtype, rows",
+            "5:51: '$dtpe' is no axis; did you mean '$dtype'? Axes: $dtype, $rows",
+        ],
+    ),
+    "dtypes that do not exist": (
+        DECL.replace("[float16]", "[float16, half]")
+        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}, w: {shape: [rows], dtype: flaot32}}\n  outputs: [y]\n  reference: a:b\n",
+        [
+            "3:25: unknown dtype 'half'. Dtypes: " + DTYPES,
+            "5:73: unknown dtype 'flaot32'; did you mean 'float32'? Dtypes: "
+            + DTYPES
+            + ", $dtype, $rows",
+        ],
+    ),
+    "tensors with taken names": (
+        DECL
+        + "problem:\n  inputs: {rows: {shape: [], dtype: $dtype}}\n  outputs: {dtype: {}, rows: {shape: [rows], dims: [a, b]}}\n  reference: a:b\n",
+        [
+            "5:12: the input 'rows' has the name of an axis",
+            "6:13: the output 'dtype' has the name of an axis",
+            "6:24: the output 'rows' has the name of an input",
+            "6:52: 2 names for 1 dimensions",
+        ],
+    ),
+    "a tolerance and a return that a declared problem does not have": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype, grad: true}}\n  outputs: [y]\n  reference: a:b\nreturns: [z, y, y]\ntolerance: {dz: {factor: 3}, by_arch: {sm_90: {dxx: {factor: 3}}}}\n",
+        [
+            "8:11: unknown output 'z'. Outputs: y",
+            "8:17: 'y' is returned twice",
+            "9:13: unknown tensor 'dz'. Tensors: dx, y",
+            "9:48: unknown tensor 'dxx'; did you mean 'dx'? Tensors: default, dx, y",
+        ],
+    ),
+    "a malformed argument": (
+        HEAD.replace("entry: mypkg.ops:attention", "factory: mypkg.kernels:make")
+        + "call: [q, 2k]\ncompile: {M: rows +, 2N: 1, K: [1]}\n",
+        [
+            "5:11: 'call[1]' must be a name: letters, digits and '_', not a digit first; got '2k'",
+            "6:20: 'compile.M': the expression ends where a value is needed: 'rows +'",
+            "6:22: the name '2N' in 'compile' must be a name: letters, digits and '_', not a digit first",
+            "6:32: 'compile.K' must be a number, true, false, none or an expression; got [1]",
+        ],
+    ),
+    "a tile without size": (
+        HEAD + "tile: {q: 0, k: 64 *, m: -3}\n",
+        [
+            "5:11: 'tile.q' must be 1 or more; got 0",
+            "5:21: 'tile.k': the expression ends where a value is needed: '64 *'",
+            "5:26: 'tile.m' must be 0 or more; got -3",
+        ],
+    ),
+    "a key without a value": (
+        HEAD + "where:\ncases: none\n",
+        ["5:1: 'where' has no value", "6:8: 'cases' must be a list; got none"],
+    ),
+    "an empty file": (
+        "",
+        ["1:1: the file is empty"],
+    ),
+    "only comments": (
+        "# nothing here\n---\n",
+        ["3:1: the file is empty"],
+    ),
+    "a root that is a list": (
+        "- name: trial\n",
+        ["1:1: a spec is a mapping of keys to values, not [{name: trial}]"],
+    ),
+    "a root that is text": (
+        "trial\n",
+        ["1:1: a spec is a mapping of keys to values, not 'trial'"],
+    ),
+    "a key twice": (
+        HEAD + "entry: mypkg.ops:other\n",
+        ["5:1: the key 'entry' is here twice; first in line 3"],
+    ),
+    "an axis twice": (
+        "name: trial\nproblem: attention\nentry: a:b\naxes:\n  window: [1]\n  window: [2]\n",
+        ["6:3: the key 'window' is here twice; first in line 5"],
+    ),
+    "booleans of old YAML": (
+        HEAD.replace("[false, true]", "[no, yes, On, OFF]"),
+        [
+            "4:55: YAML readers disagree on 'no': write false, or quote it: 'no'",
+            "4:59: YAML readers disagree on 'yes': write true, or quote it: 'yes'",
+            "4:64: YAML readers disagree on 'On': write true, or quote it: 'On'",
+            "4:68: YAML readers disagree on 'OFF': write false, or quote it: 'OFF'",
+        ],
+    ),
+    "numbers of old YAML": (
+        HEAD.replace("[none, 64]", "[010, 1:30, -007]"),
+        [
+            "4:35: YAML readers disagree on '010': write 10, or quote it: '010'",
+            "4:40: YAML readers disagree on '1:30' (a number, base 60): quote it: '1:30'",
+            "4:46: YAML readers disagree on '-007': write -7, or quote it: '-007'",
+        ],
+    ),
+    "a tab as indentation": (
+        "name: trial\naxes:\n\tdtype: [float16]\n",
+        ["3:1: a tab; YAML is indented with spaces"],
+    ),
+    "a bracket that never closes": (
+        "name: trial\naxes: {dtype: [float16\nentry: a:b\n",
+        ["3:6: not YAML: did not find expected ',' or ']'; a ']' or a comma is missing"],
+    ),
+    "a quote that never closes": (
+        "name: 'trial\naxes: {}\n",
+        ["3:1: not YAML: found unexpected end of stream; a quote or bracket was never closed"],
+    ),
+    "a colon in text": (
+        "name: trial\nsummary: this: that\n",
+        [
+            "2:14: not YAML: mapping values are not allowed in this context; check indentation, or quote text that holds ': '"
+        ],
+    ),
+    "text that begins with an at sign": (
+        "name: @trial\n",
+        [
+            "1:7: not YAML: found character that cannot start any token; quote text that begins with this character"
+        ],
+    ),
+    "bad indentation": (
+        "name: trial\n  problem: attention\n",
+        [
+            "2:10: not YAML: mapping values are not allowed in this context; check indentation, or quote text that holds ': '"
+        ],
+    ),
+    "a second document": (
+        "name: trial\n---\nname: other\n",
+        ["2:1: a second document; one file holds one spec, so remove '---'"],
+    ),
+    "a tag that would run code": (
+        "name: !!python/object/apply:os.system ['true']\n",
+        ["1:7: the tag '!!python/object/apply:os.system': a spec is plain data, so remove it"],
+    ),
+    "a tag of one's own": (
+        "name: trial\naxes: !grid {}\n",
+        ["2:7: the tag '!grid': a spec is plain data, so remove it"],
+    ),
+    "an alias without an anchor": (
+        "name: trial\naxes: *base\n",
+        ["2:7: the alias *base has no anchor &base before it"],
+    ),
+    "an alias inside its anchor": (
+        "name: trial\naxes: &base {dtype: [*base]}\n",
+        ["2:22: the alias *base stands inside what it refers to"],
+    ),
+    "a merge of something else": (
+        "name: trial\naxes: {<<: 3}\n",
+        ["2:8: '<<' merges a mapping, or a list of mappings"],
+    ),
+    "a key that is a list": (
+        "name: trial\n? [a, b]\n: 3\n",
+        ["2:3: a key must be a plain name"],
+    ),
+    "a character that YAML does not have": (
+        "name: trial\nsummary: a\x07b\n",
+        ["2:11: the character '\\x07' is not allowed in YAML"],
+    ),
+    "bytes that are not UTF-8": (
+        b"name: trial\nsummary: caf\xe9\n",
+        ["2:13: the byte 0xe9 is not UTF-8 text; save the file as UTF-8"],
+    ),
+    "UTF-16": (
+        "name: trial\n".encode("utf-16"),
+        ["1:1: the file is UTF-16 text; save it as UTF-8"],
+    ),
+}
+"""What each text is, and all that must be said about it."""
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_all_that_is_wrong_is_said_at_its_place(name: str, tmp_path: Path) -> None:
+    text, expected = MALFORMED[name]
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert str(caught.value).splitlines() == [f"{path}:{line}" for line in expected]
