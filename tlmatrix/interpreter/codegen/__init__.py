@@ -1,0 +1,206 @@
+"""From a traced PrimFunc to Python source: one function that runs the whole grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tlmatrix.interpreter.errors import Unsupported
+
+from .context import Buf
+from .source import Location
+from .statements import StatementMixin
+from .values import LOW_PRECISION, Val, is_float, is_int, literal
+
+__all__ = ["Location", "Parameter", "Program", "generate"]
+
+# TileLang's own macros (reductions, scans) span several lines of its library.
+_LIBRARY = "/tilelang/"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the kernel.
+
+    Attributes:
+        name: the user's name.
+        dtype: the IR's dtype.
+        shape: for a tensor its extents, each an int or the code of an expression over the
+            symbolic dims; None for a scalar.
+        strides: as `shape`.
+        variables: per dimension the name of the symbolic dim it binds, or None.
+        stride_variables: as `variables`, for symbolic strides.
+        used: whether the kernel accesses it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...] | None
+    strides: tuple[int | str, ...] = ()
+    used: bool = True
+
+
+@dataclass(frozen=True)
+class Program:
+    """The generated source of one kernel, and how to call it.
+
+    Attributes:
+        source: a module with one function, `kernel`.
+        locations: for each line of the source the user's line.
+        parameters: the PrimFunc's parameters in order.
+        symbols: names of symbolic dims, passed after the parameters.
+        layouts: global buffers with an annotated layout.
+    """
+
+    name: str
+    source: str
+    locations: tuple[Location | None, ...]
+    parameters: tuple[Parameter, ...]
+    symbols: tuple[str, ...]
+    layouts: dict[str, Any]
+
+
+class _Generator(StatementMixin):
+    """One generation; see `generate`."""
+
+    def __init__(self, func: Any, *, guard: bool) -> None:
+        super().__init__(guard, location_of, {})
+        self.func = func
+        self.layouts = {}
+        self.safe_later = {}
+        self.addressed = _addressed(func)
+        self.symbols: dict[str, Val] = {}
+        self.parameters: list[Parameter] = []
+
+    def run(self) -> Program:
+        """Generate the program."""
+        from tlmatrix.interpreter.runtime import environment
+
+        self.w.reserve(*environment(), "kernel", "range", "min", "max", "abs", "int", "bool")
+        self.w.reserve("if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as")
+        self._bind_parameters()
+        self.stmt(self.func.body)
+        name = str(self.func.attrs["global_symbol"])
+        arguments = [p.name for p in self.parameters] + list(self.symbols)
+        lines = [f"def kernel({', '.join(self._codes + list(self.symbols))}):"]
+        locations: list[Location | None] = [None]
+        body = [*self.prologue.lines, *self.w.lines] or ["pass"]
+        del arguments
+        lines += ["    " + text for text in body]
+        locations += [*self.prologue.locations, *self.w.locations]
+        return Program(
+            name=name,
+            source="\n".join(lines) + "\n",
+            locations=tuple(locations),
+            parameters=tuple(self.parameters),
+            symbols=tuple(self.symbols),
+            layouts=self.layouts,
+        )
+
+    def _bind_parameters(self) -> None:
+        from tilelang import tvm
+
+        self._codes: list[str] = []
+        used = _used_buffers(self.func)
+        for param in self.func.params:
+            if param not in self.func.buffer_map:
+                code = self.w.fresh(str(param.name))
+                dtype = str(param.dtype)
+                if not (is_float(dtype) or is_int(dtype) or dtype == "bool"):
+                    raise self.refuse(f"a parameter of type {dtype} ({param.name})")
+                self.vars[param] = Val(code, dtype)
+                self._codes.append(code)
+                self.parameters.append(Parameter(str(param.name), dtype, None))
+                continue
+            self._codes.append("")
+            self.parameters.append(Parameter("", "", None))
+
+        def symbol(node: Any) -> Any:
+            if isinstance(node, tvm.tirx.Var) and node not in self.vars:
+                code = self.w.fresh(str(node.name))
+                self.symbols[code] = Val(code, str(node.dtype), lo=0, hi=(1 << 31) - 1)
+                self.vars[node] = self.symbols[code]
+            return None
+
+        for param in self.func.params:
+            if param in self.func.buffer_map:
+                buffer = self.func.buffer_map[param]
+                for extent in [*buffer.shape, *buffer.strides]:
+                    tvm.tirx.stmt_functor.post_order_visit(extent, symbol)
+        for k, param in enumerate(self.func.params):
+            if param not in self.func.buffer_map:
+                continue
+            buffer = self.func.buffer_map[param]
+            name, dtype = str(buffer.name), str(buffer.dtype)
+            code = self.w.fresh(name)
+            shape = tuple(self.expr(n) for n in buffer.shape)
+            strides = tuple(self.expr(n) for n in buffer.strides)
+            buf = Buf(name, code, dtype, shape, "global", codec=LOW_PRECISION.get(dtype))
+            if is_float(dtype) and dtype != "float64":
+                buf.safe = "F32(0)"
+            self.buffers[buffer] = buf
+            self._codes[k] = code
+            self.parameters[k] = Parameter(
+                name,
+                dtype,
+                tuple(n.lit if n.lit is not None else n.code for n in shape),
+                tuple(n.lit if n.lit is not None else n.code for n in strides),
+                used=buffer in used,
+            )
+
+
+def _used_buffers(func: Any) -> set[Any]:
+    from tilelang import tvm
+
+    used: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, (tvm.tirx.BufferLoad, tvm.tirx.BufferStore)):
+            used.add(node.buffer)
+
+    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+    return used
+
+
+def _addressed(func: Any) -> set[Any]:
+    """Buffers that a tile operation or a pointer refers to, which must be arrays."""
+    from tilelang import tvm
+
+    found: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if (
+            isinstance(node, tvm.tirx.Call)
+            and str(getattr(node.op, "name", "")) in ("tl.region", "tl.tileop.region", "tl.access_ptr")
+            and isinstance(node.args[0], tvm.tirx.BufferLoad)
+        ):
+            found.add(node.args[0].buffer)
+
+    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+    return found
+
+
+def location_of(node: Any) -> Location | None:
+    """The user's line of a statement; None for statements of TileLang's own macros."""
+    import tilelang.ir
+
+    span = tilelang.ir.get_stmt_span(node)
+    if span is None:
+        return None
+    file = str(span.source_name.name)
+    return None if _LIBRARY in file and "/site-packages/" in file else Location(file, span.line)
+
+
+def generate(func: Any, *, guard: bool = True) -> Program:
+    """Generate the program of a PrimFunc.
+
+    Args:
+        func: a traced, not yet lowered `tvm.tirx.PrimFunc`.
+        guard: whether global accesses are guarded (`tl.disable_safe_memory_legalize` off).
+
+    Raises:
+        Unsupported: naming the operation and the user's line, if something is not modelled.
+    """
+    if not hasattr(func, "buffer_map"):
+        raise Unsupported(f"the interpreter runs PrimFuncs, got {type(func).__name__}")
+    return _Generator(func, guard=guard).run()

@@ -1,0 +1,72 @@
+"""The generated source: lines, indentation, and which line of the user's file each came from."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Location", "Writer"]
+
+
+@dataclass(frozen=True)
+class Location:
+    """A line of the user's kernel."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass
+class Writer:
+    """Collects lines; each remembers the user's line that was current when it was written."""
+
+    lines: list[str] = field(default_factory=list)
+    locations: list[Location | None] = field(default_factory=list)
+    location: Location | None = None
+    _depth: int = 0
+    _names: dict[str, int] = field(default_factory=dict)
+
+    def line(self, text: str) -> None:
+        """Write one line at the current depth."""
+        self.lines.append("    " * self._depth + text)
+        self.locations.append(self.location)
+
+    def comment(self, text: str) -> None:
+        """Write a comment, for the person who reads the generated source."""
+        self.line(f"# {text}")
+
+    @contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        """Write `header:` and indent what follows; an empty block becomes `pass`."""
+        self.line(header + ":")
+        self._depth += 1
+        start = len(self.lines)
+        try:
+            yield
+        finally:
+            if all(text.lstrip().startswith("#") for text in self.lines[start:]):
+                self.line("pass")
+            self._depth -= 1
+
+    def fresh(self, stem: str) -> str:
+        """A name that nothing else in this source has."""
+        stem = "".join(c if c.isalnum() or c == "_" else "_" for c in stem) or "v"
+        if stem[0].isdigit():
+            stem = "_" + stem
+        count = self._names.get(stem)
+        self._names[stem] = 0 if count is None else count + 1
+        if count is None:
+            return stem
+        return self.fresh(f"{stem}_{count + 1}")
+
+    def reserve(self, *names: str) -> None:
+        """Keep names of helpers and keywords from being given out."""
+        for name in names:
+            self._names.setdefault(name, 0)

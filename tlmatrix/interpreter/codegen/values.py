@@ -1,0 +1,110 @@
+"""The values of the generator: what an expression of the IR became in the generated source.
+
+A value is a scalar (a Python number, or a numpy scalar of the value's own precision) or
+varies over parallel axes (a numpy array that broadcasts over them). Low-precision floats
+travel as float32; `exact` says whether a value is already representable in its own dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "FLOATS",
+    "LOW_PRECISION",
+    "Affine",
+    "Val",
+    "is_float",
+    "is_int",
+    "literal",
+    "numpy_name",
+]
+
+LOW_PRECISION = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3": "e4m3",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+FLOATS = frozenset({"float32", "float64", *LOW_PRECISION})
+
+
+def is_float(dtype: str) -> bool:
+    """Whether values of `dtype` are floating point."""
+    return dtype in FLOATS
+
+
+def is_int(dtype: str) -> bool:
+    """Whether values of `dtype` are integers (bool is not)."""
+    return dtype.startswith(("int", "uint"))
+
+
+def numpy_name(dtype: str) -> str:
+    """The numpy dtype that carries values of `dtype` between loads and stores."""
+    if dtype in LOW_PRECISION:
+        return "float32"
+    return dtype
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An integer `base + sum(coefficient * index of axis)`, with a scalar base."""
+
+    base: Val
+    coefficients: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Val:
+    """One value: source code, dtype, and what is known of it.
+
+    Attributes:
+        code: an expression of the generated source.
+        dtype: the IR's dtype.
+        axes: the parallel axes over which it varies; none for a scalar.
+        lit: the value, if it is a constant.
+        affine: its form as a base plus multiples of axis indices, if it has one.
+        lo: a lower bound, if known (integers).
+        hi: an upper bound, if known (integers).
+        exact: whether a low-precision value is already rounded to its dtype.
+        owned: whether it is a temporary array that the next operation may overwrite.
+        alias: the buffer whose memory `code` is a view of, if any.
+        below: code of a scalar that the value is known to be smaller than.
+        inverse: code of the negated comparison, if it is an integer comparison.
+    """
+
+    code: str
+    dtype: str
+    axes: frozenset[int] = frozenset()
+    lit: Any = None
+    affine: Affine | None = None
+    lo: int | None = None
+    hi: int | None = None
+    exact: bool = True
+    owned: bool = False
+    alias: str | None = None
+    below: str | None = None
+    inverse: str | None = None
+
+    @property
+    def scalar(self) -> bool:
+        """Whether the value is the same in every lane."""
+        return not self.axes
+
+
+def literal(value: Any, dtype: str) -> Val:
+    """A constant of the IR."""
+    if dtype == "bool":
+        return Val(repr(bool(value)), dtype, lit=bool(value))
+    if is_float(dtype):
+        number = float(value)
+        code = "NAN" if number != number else repr(number)  # noqa: PLR0124  # NaN is unequal to itself
+        code = {"inf": "INF", "-inf": "(-INF)"}.get(code, code)
+        if code.startswith("-"):
+            code = f"({code})"
+        return Val(code, dtype, lit=number)
+    number = int(value)
+    code = repr(number) if number >= 0 else f"({number})"
+    return Val(code, dtype, lit=number, lo=number, hi=number)

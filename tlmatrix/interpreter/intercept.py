@@ -1,0 +1,286 @@
+"""Where TileLang hands over: its entry points, redirected while `interpret()` is in force.
+
+Each `@tilelang.jit` object gets a shadow: a copy with caches of its own. Inside the context
+calls go to the shadow, so that nothing interpreted is ever found outside, nor the reverse;
+shadows live as long as their originals, so a second context finds its kernels traced.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import threading
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .codegen import generate
+from .kernel import InterpretedKernel, Loaded, load_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["interpret", "interpreted"]
+
+_GUARDS_OFF = "tl.disable_safe_memory_legalize"
+
+
+@dataclass(frozen=True)
+class _Options:
+    arch: str
+
+
+class _Local(threading.local):
+    """The contexts this thread is in."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Options] = []
+
+
+_local = _Local()
+_lock = threading.RLock()
+_patches: list[tuple[Any, str, Any]] = []
+_users = 0
+# Per jit object (by identity: they are not hashable) its shadows by architecture.
+_shadows: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
+# Programs by structural hash of the PrimFunc; equality is checked on a hit.
+_programs: dict[Any, list[tuple[Any, Loaded]]] = {}
+_numbers = itertools.count()
+
+
+@contextmanager
+def interpret(*, arch: str = "sm_90a") -> Iterator[None]:
+    """Run every TileLang kernel called inside on the CPU, with no GPU and no change to its code.
+
+    Lazy factories return an `InterpretedKernel`, eager kernels run at once,
+    `tilelang.compile` gives an `InterpretedKernel`. Tensors must be on the CPU. Contexts nest;
+    only the thread that entered is concerned.
+
+    Args:
+        arch: the CUDA architecture kernels are traced for.
+    """
+    global _users  # noqa: PLW0603  # counts the contexts that need the patches
+    options = _Options(arch)
+    with _lock:
+        if _users == 0:
+            _install()
+        _users += 1
+    _local.stack.append(options)
+    try:
+        yield
+    finally:
+        _local.stack.pop()
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _remove()
+
+
+def interpreted(
+    prim_func: Any, out_idx: Any = None, pass_configs: dict[str, Any] | None = None
+) -> InterpretedKernel:
+    """An interpreted kernel of a traced PrimFunc.
+
+    Args:
+        prim_func: a PrimFunc before lowering.
+        out_idx: as in `tilelang.compile`.
+        pass_configs: as in `tilelang.compile`; `tl.disable_safe_memory_legalize` is honoured.
+
+    Raises:
+        Unsupported: if the kernel uses something that is not modelled.
+    """
+    from tilelang import tvm
+
+    configs = {str(getattr(k, "value", k)): v for k, v in (pass_configs or {}).items()}
+    guard = not configs.get(_GUARDS_OFF, False)
+    line = _first_line(prim_func)
+    with _lock:
+        key = (tvm.ir.structural_hash(prim_func), guard, line)
+        for known, loaded in _programs.setdefault(key, []):
+            if tvm.ir.structural_equal(known, prim_func):
+                break
+        else:
+            program = generate(prim_func, guard=guard)
+            loaded = load_program(program, next(_numbers))
+            _programs[key].append((prim_func, loaded))
+            _dump(loaded)
+    return InterpretedKernel(prim_func, loaded, out_idx)
+
+
+def _first_line(prim_func: Any) -> str:
+    """Where a PrimFunc was written: equal kernels of two files report their own lines."""
+    original = getattr(prim_func, "orig_func", None)
+    code = getattr(original, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
+def _dump(loaded: Loaded) -> None:
+    """Write the source where TLMATRIX_DUMP says, for a person to read."""
+    folder = os.environ.get("TLMATRIX_DUMP")
+    if not folder:
+        return
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    number = loaded.filename.rstrip(">").split()[-1]
+    lines = []
+    last = None
+    for text, location in zip(
+        loaded.program.source.splitlines(), loaded.program.locations, strict=False
+    ):
+        if location is not None and location != last:
+            lines.append(" " * (len(text) - len(text.lstrip())) + f"# {location}")
+            last = location
+        lines.append(text)
+    (path / f"{loaded.program.name}_{number}.py").write_text("\n".join(lines) + "\n")
+
+
+# ---------------------------------------------------------------------------------------
+# Patching
+
+
+def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
+    setattr(owner, name, make(original))
+    _patches.append((owner, name, original))
+
+
+def _install() -> None:
+    import sys
+
+    import tilelang
+    from tilelang.autotuner.tuner import AutoTuneImpl
+    from tilelang.jit import JITImpl
+    from tilelang.language.eager.builder import Builder
+
+    del tilelang
+    jit = sys.modules["tilelang.jit"]
+    _patch(jit, "cached", _cached)
+    _patch(jit, "par_compile", _par_compile)
+    for name in ("__call__", "compile", "par_compile"):
+        _patch(JITImpl, name, _on_shadow)
+    _patch(AutoTuneImpl, "__call__", _untuned)
+    _patch(Builder, "set_fileline", _users_lines)
+
+
+def _remove() -> None:
+    while _patches:
+        owner, name, original = _patches.pop()
+        setattr(owner, name, original)
+
+
+def _cached(original: Any) -> Any:
+    def cached(func: Any = None, out_idx: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not _local.stack:
+            return original(func, out_idx, *args, **kwargs)
+        return interpreted(func, out_idx, kwargs.get("pass_configs"))
+
+    return cached
+
+
+def _par_compile(original: Any) -> Any:
+    def par_compile(funcs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _local.stack:
+            return original(funcs, *args, **kwargs)
+        out_idx = args[0] if args else kwargs.get("out_idx")
+        return [interpreted(func, out_idx, kwargs.get("pass_configs")) for func in funcs]
+
+    return par_compile
+
+
+def _on_shadow(original: Any) -> Any:
+    """A method of a jit object, run on its shadow with the target and pass configs in force."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _local.stack or getattr(self, "_tlmatrix_shadow", False):
+            return original(self, *args, **kwargs)
+        options = _local.stack[-1]
+        shadow = _shadow_of(self, options)
+        if original.__name__ == "__call__" and shadow.mode == "lazy":
+            known = _known_kernel(shadow, args, kwargs)
+            if known is not None:
+                return known
+        with _lock, _tracing(shadow, options):
+            return original(shadow, *args, **kwargs)
+
+    return method
+
+
+def _known_kernel(shadow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The kernel of a call that this shadow has seen, without entering TileLang."""
+    try:
+        return shadow._call_form_cache.entries.get((args, tuple(kwargs.items())))  # noqa: SLF001
+    except TypeError:  # an argument that cannot be a key
+        return None
+
+
+@contextmanager
+def _tracing(shadow: Any, options: _Options) -> Iterator[None]:
+    from tilelang import tvm
+    from tilelang.transform.pass_config import normalize_pass_configs
+
+    target = tvm.target.Target({"kind": "cuda", "arch": options.arch})
+    configs = normalize_pass_configs(shadow.pass_configs) or {}
+    with target, tvm.transform.PassContext(opt_level=3, config=configs):
+        yield
+
+
+def _shadow_of(jit: Any, options: _Options) -> Any:
+    with _lock:
+        found = _shadows.get(id(jit))
+        if found is None or found[0]() is not jit:
+            identity = id(jit)
+            found = (weakref.ref(jit, lambda _: _shadows.pop(identity, None)), {})
+            _shadows[identity] = found
+        shadow = found[1].get(options.arch)
+        if shadow is None:
+            shadow = copy.copy(jit)
+            shadow.func = copy.copy(jit.func)
+            if hasattr(shadow.func, "p1_cache"):
+                shadow.func.p1_cache = {}
+            shadow._kernel_cache = {}  # noqa: SLF001
+            shadow._call_form_cache = type(jit._call_form_cache)()  # noqa: SLF001
+            shadow._tuner_cache = {}  # noqa: SLF001
+            # The interpreter's own target, whatever machine the kernel names.
+            shadow.target = None
+            shadow._tlmatrix_shadow = True  # noqa: SLF001
+            found[1][options.arch] = shadow
+        return shadow
+
+
+def _untuned(original: Any) -> Any:
+    """An autotuned factory: there is no time to tune by, so the first configuration stands in."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _local.stack:
+            return original(self, *args, **kwargs)
+        kwargs.pop("__return_kernel", None)
+        configs = self.configs
+        if callable(configs):
+            configs = configs(*args, **kwargs)
+        bound = self.jit_impl.signature.bind_partial(*args, **kwargs)
+        if configs:
+            first = dict(configs[0] if isinstance(configs, (list, tuple)) else configs)
+            kwargs.update(
+                {
+                    k: v
+                    for k, v in first.items()
+                    if k in self.jit_impl.signature.parameters and k not in bound.arguments
+                }
+            )
+        return self.jit_impl(*args, **kwargs)
+
+    return call
+
+
+def _users_lines(original: Any) -> Any:
+    """Statements of TileLang's own macros keep the line of the user who called them."""
+
+    def set_fileline(self: Any, filename: str, lineno: int, name: str) -> Any:
+        if _local.stack and "/site-packages/tilelang/" in filename:
+            return None
+        return original(self, filename, lineno, name)
+
+    return set_fileline

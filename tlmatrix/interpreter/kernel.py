@@ -1,0 +1,360 @@
+"""A kernel that runs interpreted: TileLang's call semantics over a generated program."""
+
+from __future__ import annotations
+
+import linecache
+import numbers
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils import _python_dispatch
+
+from . import runtime
+from .errors import ArgumentError, InterpreterError, Unsupported
+from .layouts import positions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .codegen import Location, Parameter, Program
+
+__all__ = ["InterpretedKernel", "load_program"]
+
+_TORCH = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3": torch.float8_e4m3fn,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "uint64": torch.uint64,
+    "bool": torch.bool,
+}
+_CODEC_OF = {codec.dtype: codec for codec in runtime.CODECS.values()}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A compiled program."""
+
+    program: Program
+    function: Callable[..., None]
+    filename: str
+
+
+def load_program(program: Program, number: int) -> Loaded:
+    """Compile a program's source; tracebacks show it."""
+    filename = f"<tlmatrix interpreter {program.name} {number}>"
+    linecache.cache[filename] = (
+        len(program.source),
+        None,
+        program.source.splitlines(keepends=True),
+        filename,
+    )
+    namespace = runtime.environment()
+    exec(compile(program.source, filename, "exec"), namespace)  # noqa: S102  # our own source
+    return Loaded(program, namespace["kernel"], filename)
+
+
+class InterpretedKernel:
+    """What a `@tilelang.jit` factory returns under `interpret()`.
+
+    Call it as a compiled kernel: inputs in the order of the PrimFunc's parameters without those
+    of `out_idx`, which are allocated and returned.
+
+    Attributes:
+        prim_func: the traced PrimFunc.
+        out_idx: indices of the parameters that are outputs.
+        source: the generated Python source.
+    """
+
+    latency: float | None = None
+    config: dict[str, Any] | None = None
+    ref_latency: float | None = None
+
+    def __init__(self, prim_func: Any, loaded: Loaded, out_idx: Sequence[int] | int | None) -> None:
+        self.prim_func = prim_func
+        self._loaded = loaded
+        self._program = loaded.program
+        self._parameters = loaded.program.parameters
+        self.out_idx = _normalized(out_idx, len(self._parameters))
+        self._inputs = [k for k in range(len(self._parameters)) if k not in self.out_idx]
+        self._expressions = {
+            code: eval(f"lambda {', '.join(self._program.symbols)}: {code}")  # noqa: S307  # our own source
+            for p in self._parameters
+            for code in (*(p.shape or ()), *p.strides)
+            if isinstance(code, str) and code not in self._program.symbols
+        }
+        self._layouts: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    @property
+    def source(self) -> str:
+        """The generated Python source."""
+        return self._program.source
+
+    @property
+    def kernel_source(self) -> str:
+        """The generated Python source, under the name a compiled kernel has for it."""
+        return self._program.source
+
+    def get_kernel_source(self, kernel_only: bool = True) -> str:
+        """The generated Python source, in place of a compiled kernel's CUDA."""
+        del kernel_only
+        return self._program.source
+
+    @property
+    def params(self) -> list[Any]:
+        """TileLang's description of the parameters."""
+        from tilelang.engine.param import KernelParam
+
+        buffers = self.prim_func.buffer_map
+        return [
+            KernelParam.from_buffer(buffers[p]) if p in buffers else KernelParam.from_var(p)
+            for p in self.prim_func.params
+        ]
+
+    def get_profiler(self, *args: Any, **kwargs: Any) -> Any:
+        """Profiling is refused: the interpreter's time says nothing of a GPU's.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("the interpreter does not model profiling: it has no GPU to time")
+
+    def __repr__(self) -> str:
+        return f"<InterpretedKernel {self._program.name}>"
+
+    # -- calling
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the kernel on CPU tensors.
+
+        Raises:
+            ArgumentError: for an argument that the signature does not allow (a ValueError).
+            TypeError: for an argument of the wrong kind.
+            InterpreterError: for an access outside unguarded memory and the like.
+        """
+        if len(args) != len(self._inputs):
+            raise ArgumentError(
+                f"kernel {self._program.name} expected {len(self._inputs)} inputs "
+                f"({', '.join(self._parameters[k].name for k in self._inputs)}), "
+                f"but {len(args)} are provided"
+            )
+        symbols: dict[str, int] = {}
+        values: list[Any] = [None] * len(self._parameters)
+        for k, value in zip(self._inputs, args, strict=True):
+            values[k] = value
+        self._bind_symbols(values, symbols)
+        outputs = []
+        for k in self.out_idx:
+            values[k] = self._allocate(self._parameters[k], symbols)
+            outputs.append(values[k])
+        self._run(values, symbols)
+        if len(outputs) == 1:
+            return outputs[0]
+        return outputs or None
+
+    def _bind_symbols(self, values: list[Any], symbols: dict[str, int]) -> None:
+        pending: list[tuple[Parameter, str, int, str | int, int]] = []
+        for k in self._inputs:
+            p, value = self._parameters[k], values[k]
+            if p.shape is None:
+                self._check_scalar(p, value)
+                if p.name in self._program.symbols:
+                    symbols[p.name] = int(value)
+                continue
+            if value is None and not p.used:
+                continue
+            self._check_tensor(p, value)
+            kinds = (("shape", p.shape, value.shape), ("strides", p.strides, value.stride()))
+            for what, expected, found in kinds:
+                if what == "strides" and 0 in value.shape:
+                    continue
+                for axis, (want, got) in enumerate(zip(expected, found, strict=True)):
+                    if what == "strides" and value.shape[axis] == 1:
+                        if isinstance(want, str) and want in self._program.symbols:
+                            symbols.setdefault(want, got)
+                        continue
+                    if isinstance(want, int):
+                        if want != got:
+                            raise self._mismatch(p, what, axis, str(want), got, value)
+                    elif want in self._program.symbols and want not in symbols:
+                        symbols[want] = got
+                    else:
+                        pending.append((p, what, axis, want, got))
+        for p, what, axis, want, got in pending:
+            value = values[self._parameters.index(p)]
+            expected_value = self._evaluate(str(want), symbols, solve=got)
+            if expected_value != got:
+                shown = f"{want} = {expected_value}" if str(want) != str(expected_value) else want
+                raise self._mismatch(p, what, axis, str(shown), got, value)
+
+    def _evaluate(self, code: str, symbols: dict[str, int], solve: int | None = None) -> int:
+        """The value of an expression over symbolic dims; binds the one it may lack to fit `solve`."""
+        if code in symbols:
+            return symbols[code]
+        function = self._expressions.get(code)
+        if function is None:
+            raise ArgumentError(
+                f"kernel {self._program.name}: the symbolic dimension {code} is not bound by any input"
+            )
+        names = self._program.symbols
+        used = set(function.__code__.co_names) | {n for n in names if _mentions(code, n)}
+        missing = [n for n in names if n in used and n not in symbols]
+        if missing and solve is not None and len(missing) == 1:
+            trial = {n: symbols.get(n, 0) for n in names}
+            zero = function(**trial)
+            trial[missing[0]] = 1
+            slope = function(**trial) - zero
+            if slope and (solve - zero) % slope == 0 and (solve - zero) // slope >= 0:
+                symbols[missing[0]] = (solve - zero) // slope
+        elif missing:
+            raise ArgumentError(
+                f"kernel {self._program.name}: the symbolic dimensions {', '.join(missing)} "
+                f"in {code} are not bound by any input"
+            )
+        return int(function(**{n: symbols.get(n, 0) for n in names}))
+
+    def _mismatch(
+        self, p: Parameter, what: str, axis: int, expected: str, got: int, value: torch.Tensor
+    ) -> ArgumentError:
+        full = tuple(value.shape) if what == "shape" else tuple(value.stride())
+        hint = "; pass a contiguous tensor" if what == "strides" else ""
+        return ArgumentError(
+            f"kernel {self._program.name}: argument {p.name} must have {what}[{axis}] = {expected}, "
+            f"got {got} ({what} {full}){hint}"
+        )
+
+    def _check_scalar(self, p: Parameter, value: Any) -> None:
+        wanted = numbers.Real if p.dtype.startswith("float") else numbers.Integral
+        if isinstance(value, torch.Tensor) or not isinstance(value, wanted):
+            raise TypeError(
+                f"kernel {self._program.name}: argument {p.name} must be a number of type {p.dtype}, "
+                f"got {type(value).__name__}"
+            )
+
+    def _check_tensor(self, p: Parameter, value: Any) -> None:
+        assert p.shape is not None
+        where = f"kernel {self._program.name}: argument {p.name}"
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{where} must be a tensor, got {type(value).__name__}")
+        if value.dtype != _TORCH[p.dtype]:
+            raise ArgumentError(f"{where} must have dtype {p.dtype}, got {value.dtype}")
+        if value.device.type != "cpu":
+            raise ArgumentError(
+                f"{where} is on {value.device}, but interpreted kernels take tensors of the CPU; "
+                "move it there, or call the kernel outside interpret()"
+            )
+        if value.dim() != len(p.shape):
+            raise ArgumentError(
+                f"{where} must have {len(p.shape)} dimensions "
+                f"({', '.join(str(n) for n in p.shape)}), got shape {tuple(value.shape)}"
+            )
+
+    def _allocate(self, p: Parameter, symbols: dict[str, int]) -> torch.Tensor:
+        if p.shape is None:
+            raise ArgumentError(
+                f"kernel {self._program.name}: out_idx names {p.name}, which is a scalar"
+            )
+        shape = [n if isinstance(n, int) else self._evaluate(n, symbols) for n in p.shape]
+        return torch.empty(shape, dtype=_TORCH[p.dtype], device="cpu")
+
+    def _run(self, values: list[Any], symbols: dict[str, int]) -> None:
+        threads = torch.get_num_threads()
+        moved: list[tuple[Any, Any, Any]] = []
+        with ExitStack() as stack:
+            stack.enter_context(np.errstate(all="ignore"))
+            if _python_dispatch._len_torch_dispatch_stack() > 0:  # noqa: SLF001
+                stack.enter_context(_python_dispatch._disable_current_modes())  # noqa: SLF001
+            stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
+            if threads != 1:
+                # Tiles are too small to share: a second thread costs more than it brings.
+                torch.set_num_threads(1)
+                stack.callback(torch.set_num_threads, threads)
+            arguments = [self._argument(p, v, moved) for p, v in zip(self._parameters, values, strict=True)]
+            try:
+                self._loaded.function(*arguments, *(symbols[n] for n in self._program.symbols))
+            except Exception as error:
+                raise self._located(error) from error
+            finally:
+                for flat, where, logical in moved:
+                    flat[where] = logical
+
+    def _argument(self, p: Parameter, value: Any, moved: list[tuple[Any, Any, Any]]) -> Any:
+        if p.shape is None:
+            if p.dtype.startswith(("int", "uint")):
+                return int(value)
+            if p.dtype == "bool":
+                return bool(value)
+            return np.float64(value) if p.dtype == "float64" else np.float32(value)
+        if value is None:
+            return None
+        tensor = value.detach()
+        codec = _CODEC_OF.get(tensor.dtype)
+        array = codec.view(tensor) if codec is not None else tensor.numpy()
+        layout = self._program.layouts.get(p.name)
+        if layout is None:
+            return array
+        key = (p.name, array.shape)
+        if key not in self._layouts:
+            self._layouts[key] = positions(layout, array.shape, p.name)
+        where = self._layouts[key]
+        flat = array.reshape(-1)
+        logical = flat[where]
+        moved.append((flat, where, logical))
+        return logical
+
+    def _located(self, error: Exception) -> Exception:
+        """The error with the user's line, found through the generated line that was running."""
+        location: Location | None = None
+        generated = ""
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self._loaded.filename:
+                location = self._program.locations[trace.tb_lineno - 1]
+                generated = self._program.source.splitlines()[trace.tb_lineno - 1].strip()
+            trace = trace.tb_next
+        where = f"{location or 'an unknown line'}, in kernel {self._program.name}"
+        if isinstance(error, InterpreterError):
+            return InterpreterError(f"{error}\n  at {where}")
+        if isinstance(error, Unsupported):
+            return Unsupported(f"{error}\n  at {where}")
+        if isinstance(error, AssertionError):
+            return InterpreterError(f"assertion failed: {error}\n  at {where}")
+        return InterpreterError(
+            f"the interpreter failed: {type(error).__name__}: {error}\n  at {where}\n"
+            f"  in the generated line: {generated}"
+        )
+
+
+def _mentions(code: str, name: str) -> bool:
+    import re
+
+    return re.search(rf"\b{re.escape(name)}\b", code) is not None
+
+
+def _normalized(out_idx: Sequence[int] | int | None, count: int) -> list[int]:
+    if out_idx is None:
+        return []
+    found = []
+    for raw in [out_idx] if isinstance(out_idx, int) else list(out_idx):
+        index = int(raw) + count if int(raw) < 0 else int(raw)
+        if not 0 <= index < count:
+            raise ArgumentError(f"out_idx {raw} is out of range for {count} parameters")
+        if index in found:
+            raise ArgumentError(f"out_idx names parameter {index} twice")
+        found.append(index)
+    return found
+
+

@@ -1,0 +1,75 @@
+"""Global buffers whose elements an annotated layout moves: logical copies of physical memory.
+
+A kernel that annotates a layout on a global buffer indexes it logically and TileLang places
+each element elsewhere. The interpreter honours that physically: it reads the buffer through the
+layout before a launch and writes it back through it after.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .errors import InterpreterError, Unsupported
+
+__all__ = ["positions"]
+
+_ARITHMETIC: dict[str, Any] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "Div": np.floor_divide,
+    "Mod": np.mod,
+    "Min": np.minimum,
+    "Max": np.maximum,
+}
+_CALLS: dict[str, Any] = {
+    "tirx.bitwise_and": np.bitwise_and,
+    "tirx.bitwise_or": np.bitwise_or,
+    "tirx.bitwise_xor": np.bitwise_xor,
+    "tirx.shift_left": np.left_shift,
+    "tirx.shift_right": np.right_shift,
+}
+
+
+def _evaluate(node: Any, variables: dict[Any, Any]) -> Any:
+    kind = type(node).__name__
+    if kind == "IntImm":
+        return int(node.value)
+    if kind in ("Var", "SizeVar"):
+        return variables[node]
+    if kind in _ARITHMETIC:
+        return _ARITHMETIC[kind](_evaluate(node.a, variables), _evaluate(node.b, variables))
+    if kind == "Cast":
+        return _evaluate(node.value, variables)
+    name = str(getattr(getattr(node, "op", None), "name", kind))
+    if name in _CALLS:
+        return _CALLS[name](*(_evaluate(a, variables) for a in node.args))
+    raise Unsupported(f"the interpreter does not model {name} in a layout")
+
+
+def positions(layout: Any, shape: tuple[int, ...], name: str) -> np.ndarray[Any, Any]:
+    """Where each logical element lies: flat offsets, an array of `shape`.
+
+    Raises:
+        InterpreterError: if the layout needs more memory than the buffer has.
+    """
+    grid = np.indices(shape, sparse=True)
+    variables = dict(zip(layout.get_forward_vars(), grid, strict=True))
+    index = [_evaluate(e, variables) for e in layout.get_forward_index()]
+    extents = [int(_evaluate(e, {})) for e in layout.get_output_shape()]
+    offset: Any = 0
+    for i, n in zip(index, extents, strict=True):
+        offset = offset * n + i
+    offset = np.broadcast_to(offset, shape)
+    size = int(np.prod(shape))
+    if size and int(offset.max()) >= size:
+        raise InterpreterError(
+            f"the layout annotated on {name} of shape {shape} places an element at "
+            f"{int(offset.max())}, but only {size} elements are allocated: "
+            "pad the tensor to the layout's tile"
+        )
+    return offset
