@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
-from operator import itemgetter
+from operator import getitem, itemgetter, mul
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ UNBOUND = -1
 _TABLE_LIMIT = 1 << 16  # combinations of one rule evaluated up front, so that errors show at once
 _MEMO_LIMIT = 1 << 24  # combinations of one rule remembered, a byte each
 _SEARCH_MEMO_LIMIT = 1 << 18  # partial assignments remembered by the search of one group
+
+_PASSES, _FAILS = 1, 2  # what is remembered of a combination; 0 where it was not asked yet
 
 
 @dataclass(frozen=True)
@@ -75,19 +77,15 @@ class _Rule:
     def _verdict(self, key: Row) -> bool:
         if not self._memo:
             return self._evaluate(key)
-        at = sum(map(int.__mul__, key, self._strides))
-        if not self._memo[at]:
-            self._memo[at] = 1 if self._evaluate(key) else 2
-        return self._memo[at] == 1
+        at = sum(map(mul, key, self._strides))
+        verdict = self._memo[at]
+        if not verdict:
+            verdict = self._memo[at] = _PASSES if self._evaluate(key) else _FAILS
+        return verdict == _PASSES
 
     def _evaluate(self, key: Row) -> bool:
-        names = self._constraint.names
-        return self._constraint.allows(
-            {
-                name: domain[index]
-                for name, domain, index in zip(names, self._domains, key, strict=True)
-            }
-        )
+        values = map(getitem, self._domains, key)
+        return self._constraint.allows(dict(zip(self._constraint.names, values, strict=True)))
 
 
 class _Group:

@@ -1,0 +1,83 @@
+"""Covering arrays: how many rows, how long from nothing and from the cache, and is all covered?
+
+    python benchmarks/covering.py [SPEC.yaml] [--strength 2 3] [--repeat 3]
+
+Without a spec it takes `covering.yaml` beside it. The targets there (after "of"): pairwise at most 76 rows in
+1 s, 3-wise at most 490 rows in 10 s, proof included, and 0.1 s from the cache. Each time is the
+best of `--repeat` runs; "cold" starts with an empty cache, the import of the library included
+in its first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tlmatrix.matrix import Expansion, expand
+from tlmatrix.spec import Spec, parse_spec
+
+HEAD = "name: covering\nproblem: attention\nentry: none.here:nothing\n"
+TARGETS = {2: (76, 1.0), 3: (490, 10.0)}
+
+
+def main() -> None:
+    """Print a row a strength."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("spec", nargs="?", type=Path, default=Path(__file__).with_suffix(".yaml"))
+    parser.add_argument("--strength", nargs="+", type=int, default=[2, 3])
+    parser.add_argument("--repeat", type=int, default=3)
+    arguments = parser.parse_args()
+
+    table = Table("t", "rows", "cold s", "cached s", "feasible", "infeasible", "missing")
+    for strength in arguments.strength:
+        spec = read(arguments.spec, strength)
+        cold: list[float] = []
+        warm: list[float] = []
+        for _ in range(arguments.repeat):
+            with tempfile.TemporaryDirectory() as folder:
+                os.environ["TLMATRIX_CACHE"] = folder
+                seconds, expansion = timed(spec)
+                cold.append(seconds)
+                warm.append(timed(spec)[0])
+        proof = expansion.proof
+        assert proof is not None, f"{strength} axes or fewer: that is the product"
+        rows, seconds = TARGETS.get(strength, ("?", "?"))
+        table.add_row(
+            str(strength),
+            f"{expansion.count()} of {rows}",
+            f"{min(cold):.3f} of {seconds}",
+            f"{min(warm):.3f} of 0.1",
+            f"{proof.feasible:,}",
+            f"{len(proof.infeasible):,}",
+            str(len(proof.missing)),
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"{expansion.combinations:,} combinations; each rule alone removes:")
+    for rule, count in expansion.removed.items():
+        console.print(f"  {count:9,}  {rule.expr.text}  ({rule.because})", markup=False)
+
+
+def read(path: Path, strength: int) -> Spec:
+    """The axes and rules in a file, with one tier of the strength."""
+    text = path.read_text(encoding="utf-8")
+    head = "" if "\nproblem:" in text else HEAD
+    return parse_spec(f"{head}{text}\ntiers: {{quick: {strength}-wise}}\n", path)
+
+
+def timed(spec: Spec) -> tuple[float, Expansion]:
+    """Expand and count."""
+    start = time.perf_counter()
+    expansion = expand(spec, "quick")
+    expansion.count()
+    return time.perf_counter() - start, expansion
+
+
+if __name__ == "__main__":
+    main()
