@@ -12,11 +12,6 @@ from tlmatrix.spec import SpecError
 AXES = {"a": [1, 2, 3], "b": [False, True], "c": ["x", "y"], "d": [0, 1, 2]}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def ids(expansion):
     return [case.id for case in expansion.cases]
 

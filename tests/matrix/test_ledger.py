@@ -70,3 +70,18 @@ def test_a_predicate_without_an_answer_is_an_error_at_its_place():
         known_bug(spec, bad, {"arch": "sm_90", "backend": "cuda"})
     with pytest.raises(SpecError, match="unknown name 'arch'"):
         known_bug(SPEC, case(256), {"backend": "cuda"})
+
+
+def test_an_entry_without_an_answer_for_bad_values_is_not_about_a_reject():
+    spec = spec_of(
+        """
+        axes: {window: [none, 3]}
+        known_bugs:
+          - {when: window is not none and window > 2, issue: "#1", expires: 2027-01-01}
+        """
+    )
+    environment = {"arch": "sm_90", "backend": "cuda"}
+    assert known_bug(spec, Case("tried", {"window": "wide"}, "reject"), environment) is None
+    assert known_bug(spec, Case("tried", {"window": 3}, "reject"), environment) is not None
+    with pytest.raises(SpecError):
+        known_bug(spec, Case("tried", {"window": "wide"}), environment)

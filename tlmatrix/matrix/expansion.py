@@ -97,10 +97,8 @@ class Expansion:
 
     def holds(self, case: Case) -> bool:
         """Whether the case is one of this expansion's."""
-        if case in self.fixed:
-            return True
-        row = self._row_of(case.values, canonical)
-        return row is not None and self._picks(row)
+        row = self._by_value(case.values)
+        return (row is not None and self._picks(row)) or case in self.fixed
 
     @cached_property
     def _chosen(self) -> frozenset[Row]:
@@ -110,38 +108,43 @@ class Expansion:
         return self._space.allows(row) if self._rows is None else row in self._chosen
 
     @cached_property
+    def _by_value(self) -> _Index:
+        return _Index(self._space, canonical)
+
+    @cached_property
     def _fixed_rows(self) -> frozenset[Row]:
         """The rows that a regression or an extra case is in place of."""
-        rows = (self._row_of(case.values, canonical) for case in self.fixed)
+        rows = (self._by_value(case.values) for case in self.fixed)
         return frozenset(row for row in rows if row is not None and self._picks(row))
 
-    def _row_of(self, values: Mapping[str, Value], text: Callable[[Value], str]) -> Row | None:
-        """The row whose values read the same under `text`, if the axes have it."""
-        if values.keys() != self._space.axes.keys():
-            return None
-        try:
-            return tuple(
-                at[text(values[name])]
-                for name, at in zip(self._space.names, self._places(text), strict=True)
-            )
-        except KeyError:
-            return None
-
-    def _places(self, text: Callable[[Value], str]) -> list[dict[str, int]]:
-        return [
-            {text(value): index for index, value in enumerate(values)}
-            for values in self._space.axes.values()
-        ]
-
-    def _same_id(self) -> tuple[Case, Case] | None:
+    def same_id(self) -> tuple[Case, Case] | None:
         """A written case and a case of the tier that differ and yet read the same."""
+        by_label = _Index(self._space, label)
         for case in self.fixed:
-            row = self._row_of(case.values, label)
+            row = by_label(case.values)
             if row is not None and self._picks(row):
                 other = Case(self.spec.name, self._space.values(row))
                 if other != case:
                     return case, other
         return None
+
+
+class _Index:
+    """Finds the row of a space whose values read the same, if the axes have them."""
+
+    def __init__(self, space: Space, text: Callable[[Value], str]) -> None:
+        self._text = text
+        self._places = {
+            name: {text(value): index for index, value in enumerate(values)}
+            for name, values in space.axes.items()
+        }
+
+    def __call__(self, values: Mapping[str, Value]) -> Row | None:
+        if values.keys() != self._places.keys():
+            return None
+        found = [at.get(self._text(values[name])) for name, at in self._places.items()]
+        row = tuple(index for index in found if index is not None)
+        return row if len(row) == len(found) else None
 
 
 def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expansion:
@@ -165,7 +168,7 @@ def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expan
     expansion = Expansion(spec, plan, fixed_cases(spec), proof, space, rows)
     if next(expansion.cases, None) is None:
         raise SpecError([_nothing_left(expansion)])
-    if same := expansion._same_id():  # noqa: SLF001 - of this module
+    if same := expansion.same_id():
         raise SpecError([spec.issue(("axes",), same_id(*same))])
     return expansion
 

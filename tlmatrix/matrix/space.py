@@ -77,11 +77,10 @@ class _Rule:
     def _verdict(self, key: Row) -> bool:
         if not self._memo:
             return self._evaluate(key)
-        at = sum(map(mul, key, self._strides))
-        verdict = self._memo[at]
-        if not verdict:
-            verdict = self._memo[at] = _PASSES if self._evaluate(key) else _FAILS
-        return verdict == _PASSES
+        at: int = sum(map(mul, key, self._strides))
+        if not self._memo[at]:
+            self._memo[at] = _PASSES if self._evaluate(key) else _FAILS
+        return self._memo[at] == _PASSES
 
     def _evaluate(self, key: Row) -> bool:
         values = map(getitem, self._domains, key)

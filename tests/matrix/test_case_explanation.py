@@ -33,11 +33,6 @@ SPEC = spec_of(
 )
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def test_every_id_of_every_tier_leads_back_to_its_case():
     for tier in ("quick", "nightly", "full"):
         for case in expand(SPEC, tier):
