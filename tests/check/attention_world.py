@@ -26,7 +26,7 @@ DISTRIBUTIONS = ("normal", "onehot", "ramp", "large", "outlier", "constant", "ti
 
 @dataclass(frozen=True)
 class FakeSpec:
-    tolerance: Tolerance = Tolerance()
+    tolerance: Tolerance
 
 
 def draw(kind, shape, generator):
@@ -185,7 +185,12 @@ def attention(
 
     def info(name, dims, kind, u, *, with_spread=True):
         return TensorInfo(
-            name, dims, kind, u, size(name, 1), size(name, 2) if with_spread else None,
+            name,
+            dims,
+            kind,
+            u,
+            size(name, 1),
+            size(name, 2) if with_spread else None,
             exponent if sizes else None,
         )
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.hints import Evidence, hint
 from tlmatrix.check.memory import poisoned
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from tlmatrix.check.numeric import Deviation
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["explain", "merged"]
+__all__ = ["explain", "merged", "one_of"]
 
 _ROW_PATTERNS = frozenset({"a row", "rows", "first rows", "last rows"})
 
@@ -40,35 +38,50 @@ def explain(
     wrong = deviation.wrong
     dims = _dims(name, problem, wrong.shape)
     untouched = poisoned(deviation.got)
-    if untouched is not None and bool((untouched & wrong).any()):
+    unwritten = untouched is not None and bool((untouched & wrong).any())
+    if untouched is not None and unwritten:
         wrong = untouched & wrong
     pattern = recognise(wrong, dims)
     evidence = Evidence(name, dims, deviation, pattern, problem, reference)
     count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
-    label = "NaN rows" if nan and pattern.name in _ROW_PATTERNS else pattern.name
-    place = [int(at) for at in torch.unravel_index(torch.tensor(deviation.worst), wrong.shape)]
-    got = float(deviation.got.flatten()[deviation.worst])
+    label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
+    amount = _amount(deviation, count, nan=nan)
+    if unwritten:
+        amount = f"{count} of {wrong.numel()} elements were never written"
+    worst = deviation.worst
+    if not bool(wrong.flatten()[worst]):
+        worst = int(wrong.flatten().int().argmax())
+    place = _place(worst, wrong.shape)
     return Finding(
         check=check,
-        title=f"{name}: {_amount(deviation, count, nan=nan)} ({label}) against {words}",
+        title=f"{name}: {amount} ({label}) against {words}",
         tensor=name,
         index={
             key: at
             for dim, i in zip(dims, place, strict=True)
             for key, at in dim.describe(i).items()
         },
-        expected=float(deviation.expected.flatten()[deviation.worst]),
-        got=got,
+        expected=float(deviation.expected.flatten()[worst]),
+        got=float(deviation.got.flatten()[worst]),
         ratio=deviation.ratio if deviation.ratio < float("inf") else None,
         wrong=count,
         total=wrong.numel(),
         pattern=label,
         where=pattern.where,
         hint=hint(evidence),
-        detail="no single element need be far off: the root mean square over a region is"
+        detail="no element alone is too far off; the root mean square of a region is"
         if deviation.distance == "rms"
         else None,
     )
+
+
+def _place(flat: int, shape: Sequence[int]) -> list[int]:
+    """The index along each dimension of an element counted in rows."""
+    place = []
+    for size in reversed(shape):
+        flat, index = divmod(flat, size)
+        place.append(index)
+    return place[::-1]
 
 
 def _amount(deviation: Deviation, count: int, *, nan: bool) -> str:
@@ -98,16 +111,17 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     for finding in findings:
         key = (finding.check, finding.pattern, finding.where)
         groups.setdefault(key, []).append(finding)
-    kept = []
-    for group in groups.values():
-        worst = max(group, key=_weight)
-        others = [finding for finding in group if finding is not worst]
-        if others:
-            words = "the same: " + "; ".join(finding.title for finding in others)
-            detail = f"{worst.detail}\n{words}" if worst.detail else words
-            worst = replace(worst, detail=detail)
-        kept.append(worst)
-    return kept
+    return [one_of(group, "the same") for group in groups.values()]
+
+
+def one_of(findings: Sequence[Finding], words: str) -> Finding:
+    """The worst of some findings of one cause; its detail names the others after `words`."""
+    worst = max(findings, key=_weight)
+    others = [finding for finding in findings if finding is not worst]
+    if not others:
+        return worst
+    note = f"{words}: " + "; ".join(finding.title for finding in others)
+    return replace(worst, detail=f"{worst.detail}\n{note}" if worst.detail else note)
 
 
 def _weight(finding: Finding) -> tuple[bool, float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Finding"]
 
@@ -37,6 +39,7 @@ class Finding:
 
     @property
     def cause(self) -> tuple[str, str | None, str | None]:
+        """What two findings of the same fault share."""
         return (self.check, self.tensor, self.pattern)
 
     def to_json(self) -> dict[str, Any]:

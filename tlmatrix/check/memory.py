@@ -51,12 +51,9 @@ _POISON: dict[torch.dtype, int] = {
     torch.int32: 0x5BADC0DF,
     torch.int64: 0x5BADC0DF5BADC0DF,
     torch.bool: 1,
-} | {
-    dtype: 0x7F
-    for dtype in (
-        torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
-    )
-}  # fmt: skip
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7F,
+}
 
 _aten = torch.ops.aten
 _WITHOUT_VALUES = frozenset(
@@ -159,7 +156,7 @@ class Guards:
         start = -memory.data_ptr() % ALIGNMENT + _PAD
         self._fences.append(_Fence(memory, start, start + extent, label, like.element_size()))
         result = torch.empty(0, dtype=like.dtype, device=like.device)
-        result.set_(  # type: ignore[call-overload]
+        result.set_(
             memory.untyped_storage(), start // like.element_size(), like.size(), like.stride()
         )
         return result
@@ -218,17 +215,17 @@ class Guards:
         )
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's __init_subclass__
     """Replaces what allocating operators return; autograd carries it to its own threads."""
 
     def __init__(self, guards: Guards) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._guards = guards
 
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401 - PyTorch's protocol
-        types: Any,  # noqa: ANN401, ARG002
+        types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401

@@ -62,19 +62,19 @@ def compare(got: torch.Tensor, reference: torch.Tensor, limits: Limits) -> Devia
     root = regions.rms(torch.where(finite, error, 0.0))
     if bool(_within(error, root, limits)):
         return None
-    outside = error > limits.element
-    by_element = _ratio(error, limits.element)
-    by_region = _ratio(root, limits.region)
-    by_whole = float(_ratio(regions.rms_of_all(root), limits.whole))
-    largest, widest = float(by_element.max()), max(float(by_region.max()), by_whole)
-    # Of a region that is off as a whole, the elements beyond its own limit are the wrong ones.
-    failing = (by_region > 1) | (by_whole > 1)
-    typical = torch.minimum(limits.region, limits.whole) if by_whole > 1 else limits.region
-    by_typical = _ratio(error, regions.spread(typical)) * regions.spread(failing)
-    wrong = outside | (by_typical > 1)
-    if largest >= max(widest, 1):
-        return Deviation(reference, got, wrong, largest, int(by_element.argmax()), "element")
-    return Deviation(reference, got, wrong, widest, int(by_typical.argmax()), "rms")
+    wrong = error > limits.element
+    if bool(wrong.any()):
+        ratio = _ratio(error, limits.element)
+        largest, worst = float(ratio.max()), int(ratio.argmax())
+        # A region that is off without the elements above is off as a whole; of one that is off
+        # because of them, the others are right.
+        root = regions.rms(torch.where(finite & ~wrong, error, 0.0))
+        wrong = wrong | (_beyond(error, root, limits) > 1)
+        return Deviation(reference, got, wrong, largest, worst, "element")
+    ratio = _beyond(error, root, limits)
+    whole = float(_ratio(regions.rms_of_all(root), limits.whole))
+    widest = max(float(_ratio(root, limits.region).max()), whole)
+    return Deviation(reference, got, ratio > 1, widest, int(ratio.argmax()), "rms")
 
 
 def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> Deviation | None:
@@ -98,8 +98,20 @@ def _within(error: torch.Tensor, root: torch.Tensor, limits: Limits) -> torch.Te
     return (error <= limits.element).all() & (root <= limits.region).all() & (whole <= limits.whole)
 
 
+def _beyond(error: torch.Tensor, root: torch.Tensor, limits: Limits) -> torch.Tensor:
+    """Each element's error over the limit of its region, where the region is off, else 0.
+
+    Where every region is within its limit and only the tensor is off, over that of the tensor.
+    """
+    regions = limits.regions
+    failing = root > limits.region
+    if bool(failing.any()) or bool(regions.rms_of_all(root) <= limits.whole):
+        return _ratio(error, regions.spread(limits.region)) * regions.spread(failing)
+    return _ratio(error, limits.whole)
+
+
 def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """|got - expected|: 0 for the same NaN or infinity, infinite where only one is finite.
+    """Distance |got - expected|: 0 for the same NaN or infinity, infinite if only one is finite.
 
     A value too large for `got`'s dtype is expected as what it rounds to, an infinity.
     """
@@ -109,7 +121,7 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _ratio(error: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """error / limit, and 0 / 0 is 0."""
+    """The quotient error / limit, where 0 / 0 is 0."""
     return torch.where(error > 0, error / limit, 0.0)
 
 

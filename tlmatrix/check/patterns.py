@@ -52,12 +52,14 @@ class Side:
 
     @property
     def noun(self) -> str:
+        """What one index of it is called."""
         if self.segmented or self.dim.name in _ROW_NAMES:
             return "row"
         return "column" if self.dim.name in _COLUMN_NAMES else self.dim.name
 
     @cached_property
     def indices(self) -> np.ndarray:
+        """The indices with a wrong element, ascending."""
         return np.flatnonzero(self.wrong)
 
     @property
@@ -80,9 +82,7 @@ class Side:
 
     @property
     def shape(self) -> str:
-        """`one`, `all`, `regions`, `tile`, `last tiles`, `last`, `first`, `every n`, `range`
-        or `some`.
-        """
+        """How its wrong indices lie: `all`, `one`, `first`, `tile`, `every 8th`, `some`."""
         if self.full:
             return "all"
         if len(self.indices) == 1:
@@ -91,7 +91,7 @@ class Side:
             return "regions"
         if self.dim.tile and self._last_tiles:
             return "last tiles"
-        if self.dim.tile and len(self.tiles) == 1:
+        if self.dim.tile and len(self.tiles) == 1 and self._whole_tiles:
             return "tile"
         if self._each(lambda at, length: len(at) < length and _run_to(at, length)):
             return "last"
@@ -231,7 +231,7 @@ def _where(sides: Sequence[Side]) -> str:
         if side.segmented:
             parts.append(_where_packed(side))
         else:
-            noun = "rows" if side.noun == "row" else side.dim.name
+            noun = _rows(len(side.indices)) if side.noun == "row" else side.dim.name
             parts.append(f"{noun} {ranges(side.indices)}")
         numbers = sorted({tile for _, tile in side.tiles})
         if numbers and len(numbers) <= 4:
@@ -248,7 +248,7 @@ def _where_packed(side: Side) -> str:
     groups: dict[str, list[int]] = {}
     for number, at in side.regions.items():
         whole = len(at) == side.lengths[number]
-        words = "all rows" if whole else f"rows {ranges(at)}"
+        words = "all rows" if whole else f"{_rows(len(at))} {ranges(at)}"
         groups.setdefault(words, []).append(number)
     parts = [
         f"{words} of {region}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
@@ -256,6 +256,10 @@ def _where_packed(side: Side) -> str:
     ]
     more = f" and of {len(parts) - 4} more" if len(parts) > 4 else ""
     return "; ".join(parts[:4]) + more
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"
 
 
 def ranges(numbers: Sequence[int] | np.ndarray) -> str:

@@ -34,31 +34,34 @@ class Regions:
         for axis, dim in enumerate(dims):
             if dim.region is None:
                 sizes = torch.tensor([float(dim.size)], dtype=torch.float64)
+            elif dim.region == range(dim.size):
+                sizes = torch.ones(dim.size, dtype=torch.float64)
             else:
-                index = torch.as_tensor(dim.region, dtype=torch.int64).cpu()
+                index = torch.tensor(dim.region, dtype=torch.int64)
                 if index.shape != (dim.size,):
                     raise ValueError(
                         f"dim {dim.name} has {dim.size} entries and {index.numel()} regions"
                     )
-                if torch.equal(index, torch.arange(dim.size)):
-                    sizes = torch.ones(dim.size, dtype=torch.float64)
-                else:
-                    number = max(int(index.max()) + 1, len(dim.starts or ()))
-                    sizes = torch.bincount(index, minlength=number).double()
-                    self._segments[axis] = index.to(device)
+                number = max(int(index.max()) + 1 if dim.size else 1, len(dim.starts or ()))
+                sizes = torch.bincount(index, minlength=number).double()
+                self._segments[axis] = index.to(device)
             counts.append(sizes.reshape([-1 if at == axis else 1 for at in range(len(dims))]))
         elements = torch.ones([1] * len(dims), dtype=torch.float64)
         for sizes in counts:
             elements = elements * sizes
         self.elements = elements.to(device)
         """How many elements each region has."""
-        columns = dims[-1].size if len(dims) > 1 and dims[-1].region is None else 1
-        self.rows = self.elements / max(columns, 1)
-        """How many rows: elements over the size of the last dimension, where it lies inside."""
+        inside = len(dims) > 1 and dims[-1].region is None
+        self._columns = max(dims[-1].size, 1) if inside else 1
 
     @property
     def shape(self) -> torch.Size:
+        """One entry for each region along every dimension."""
         return self.elements.shape
+
+    def rows(self, marks: torch.Tensor) -> torch.Tensor:
+        """How many rows hold elements marked with 1, about; a row is the last dimension."""
+        return self.sum(marks) / self._columns
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over each region."""

@@ -16,11 +16,11 @@ import torch
 from tlmatrix.check.explain import explain
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.numeric import compare, describe_mismatch, difference
-from tlmatrix.check.tolerance import Yardstick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tlmatrix.check.tolerance import Yardstick
     from tlmatrix.problem.model import Problem, Relation, Tensors
 
 __all__ = ["CHECK_OF_KIND", "check_relation"]

@@ -9,10 +9,10 @@ rounding does there. In a small one (a sequence of one or two rows), or with val
 to be exact, it is next to nothing by luck; the floors keep the bound from collapsing then. They
 are what rounding can do, not what a kernel may do: with u the unit roundoff of what is stored,
 M = `magnitude` the sum of the sizes of the terms, S = `spread` the root of the sum of their
-squares, and R the number of rows of the region,
+squares, and R the number of rows of the region that sum anything,
 
     floor_max = u * min(4 M, 2 |reference| + 6 S) + a M
-    floor_rms = u * hypot(1.5 rms(reference), (1 + 2 / sqrt(R)) rms(S)) + a/2 rms(M)
+    floor_rms = u * hypot(1.5 rms(reference), (0.5 + 2.5 / sqrt(R)) rms(S)) + a/2 rms(M)
     a = (64 + 8 X) * 2**-24
 
 - 4 M: operands (P, dS), their partner (the delta of rounded outputs) and the result are each
@@ -21,8 +21,9 @@ squares, and R the number of rows of the region,
   that 6 S is more than 7 sigma of two of them; 2 |reference| stands for roundings that all terms
   share (equal keys give equal P), which do not average out.
 - The root mean square over R rows is far steadier than the largest element, so its floor is
-  smaller: one u S (2.4 sigma), widened to 3 u S for a single row, whose few roundings (one dS)
-  need not be typical, in quadrature with 1.5 u of the result itself.
+  smaller: of many rows `lowp` is a fair sample, and u S / 2 in quadrature with 1.5 u of the result
+  covers values whose roundings are alike; a single row, with its few roundings (one dS), need
+  not be typical, and gets 3 u S.
 - a M is what float32 arithmetic inside the kernel is worth: 64 units for sums in another order
   and exp2 good to 2 ulp; and where scores or an lse of size X are exponentiated, 8 X units, for
   exp turns the absolute error of its argument (the product, its scaling by log2(e), the
@@ -103,22 +104,26 @@ def _floors(
     """The floors of the elements, the regions and the whole tensor."""
     u = info.roundoff
     exponent = size.new_tensor(_USUAL_EXPONENT) if info.exponent is None else info.exponent()
-    units = _UNITS + _UNITS_PER_EXPONENT * _finite(exponent)
+    units = _UNITS + _UNITS_PER_EXPONENT * exponent.double()
     arithmetic = units * (2.0**-53 if info.dtype == torch.float64 else 2.0**-24)
     tiny = torch.finfo(info.dtype).smallest_normal * u if info.dtype.is_floating_point else 0.0
-    rows = regions.rows.clamp_min(1)
     if info.magnitude is None:
-        magnitude = size + 3 * regions.spread(root)
+        # Where a region comes out as zero by cancellation, the others show the size of its terms.
+        magnitude = size + 3 * regions.rms_of_all(root).clamp(min=regions.spread(root))
     else:
-        magnitude = _finite(info.magnitude()).abs()
+        magnitude = info.magnitude().double()
+    # Rows that sum nothing (no visible key) say nothing about how steady the others are.
+    rows = regions.rows(magnitude.sign())
     if info.spread is not None:
-        spread = _finite(info.spread()).abs()
+        spread = info.spread().double()
     elif info.magnitude is None:
         spread = regions.spread(root).expand(size.shape)
     else:
         # n terms of random sign: the sum is about as large as their spread. Where they cancel
         # by construction it is not, but then a region of many rows has many terms.
-        spread = torch.hypot(regions.spread(root), magnitude / regions.spread(rows.sqrt()))
+        spread = torch.hypot(
+            regions.spread(root), magnitude / regions.spread(rows.clamp_min(1).sqrt())
+        )
     element = torch.minimum(4 * magnitude, 2 * size + 6 * spread).mul_(u).add_(tiny)
     magnitude = arithmetic * magnitude
     element += magnitude
@@ -127,14 +132,14 @@ def _floors(
     def root_floor(
         size: torch.Tensor, spread: torch.Tensor, magnitude: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
-        rounding = torch.hypot(1.5 * size, (1 + 2 / rows.sqrt()) * spread)
+        rounding = torch.hypot(1.5 * size, (0.5 + 2.5 / rows.clamp_min(1).sqrt()) * spread)
         return u * rounding + magnitude / 2 + tiny
 
     whole = root_floor(
         regions.rms_of_all(root),
         regions.rms_of_all(root_spread),
         regions.rms_of_all(root_magnitude),
-        regions.rows.sum().clamp_min(1),
+        rows.sum(),
     )
     return element, root_floor(root, root_spread, root_magnitude, rows), whole
 
@@ -154,10 +159,12 @@ class Yardstick:
 
     @cached_property
     def reference(self) -> dict[str, torch.Tensor]:
+        """float64 values of every output and gradient."""
         return dict(self.problem.reference())
 
     @cached_property
     def lowp(self) -> dict[str, torch.Tensor]:
+        """The same mathematics at the kernel's precision."""
         return dict(self.problem.lowp())
 
     def limits(self, name: str) -> Limits:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.determinism import compare_runs
-from tlmatrix.check.explain import explain, merged
+from tlmatrix.check.explain import explain, merged, one_of
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.memory import guarded, poisoned
 from tlmatrix.check.numeric import Deviation, compare, describe_mismatch
@@ -77,6 +77,7 @@ class _Judge:
         self._checks = checks
         self._arch = arch
         self._deterministic = deterministic
+        self._suspicious = False
         self._yardstick = self._make_yardstick(problem)
 
     def findings(self) -> list[Finding]:
@@ -89,6 +90,7 @@ class _Judge:
         if any(finding.pattern == "input changed" for finding in found):
             # Later runs would start from what this one left behind.
             return merged(_with_detail(found, "other checks were left out: an input was changed"))
+        self._suspicious = any(finding.check in ("guards", "poison") for finding in found)
         stable = True
         if "determinism" in self._checks:
             unstable = self._repeatable(usable)
@@ -117,6 +119,13 @@ class _Judge:
         with guarded(self._problem, poison="poison" in self._checks) as (problem, guards):
             results = self._execute(problem)
         return results, guards.findings(results) if "guards" in self._checks else []
+
+    def _again(self, problem: Problem) -> Tensors:
+        """A later run; guarded too where the first one misused memory, for it may corrupt ours."""
+        if not self._suspicious:
+            return self._execute(problem)
+        with guarded(problem) as (inside, _):
+            return self._execute(inside)
 
     def _judged_names(self) -> Iterator[str]:
         for name in self._problem.outputs:
@@ -166,6 +175,11 @@ class _Judge:
                     "memory starts as zeros (a workspace assumed zero?)",
                 )
             found.append(finding)
+        gradients = [finding for finding in found if finding.check == "gradients"]
+        others = [finding for finding in found if finding.check != "gradients"]
+        if others and gradients:
+            # Gradients of wrong outputs are wrong; one finding says so.
+            return [*others, one_of(gradients, "also wrong")]
         return found
 
     def _depends_on_fill(self, deviations: dict[str, Deviation]) -> set[str]:
@@ -188,7 +202,7 @@ class _Judge:
     def _repeatable(self, first: Tensors) -> list[Finding]:
         for number in range(2, _RUNS + 1):
             try:
-                again = self._execute(self._problem)
+                again = self._again(self._problem)
             except Exception as error:  # noqa: BLE001 - the first run did not raise
                 title = f"call {number} of the same problem raised {type(error).__name__}: {error}"
                 return [Finding("determinism", title, pattern="raised")]
@@ -204,7 +218,7 @@ class _Judge:
                 relation,
                 mine,
                 self._yardstick,
-                self._execute,
+                self._again,
                 self._make_yardstick,
                 deterministic=exact and self._deterministic,
             )
