@@ -91,7 +91,9 @@ class InterpretedKernel:
         self.out_idx = _normalized(out_idx, len(self._parameters))
         self._inputs = [k for k in range(len(self._parameters)) if k not in self.out_idx]
         self._expressions = {
-            code: eval(f"lambda {', '.join(self._program.symbols)}: {code}")  # noqa: S307  # our own source
+            code: eval(  # noqa: S307  # our own source
+                f"lambda {', '.join(self._program.symbols)}: {code}", runtime.environment()
+            )
             for p in self._parameters
             for code in (*(p.shape or ()), *p.strides)
             if isinstance(code, str) and code not in self._program.symbols
@@ -210,8 +212,7 @@ class InterpretedKernel:
                 f"kernel {self._program.name}: the symbolic dimension {code} is not bound by any input"
             )
         names = self._program.symbols
-        used = set(function.__code__.co_names) | {n for n in names if _mentions(code, n)}
-        missing = [n for n in names if n in used and n not in symbols]
+        missing = [n for n in names if n not in symbols and _mentions(code, n)]
         if missing and solve is not None and len(missing) == 1:
             trial = {n: symbols.get(n, 0) for n in names}
             zero = function(**trial)

@@ -133,8 +133,10 @@ class _Generator(StatementMixin):
             buffer = self.func.buffer_map[param]
             name, dtype = str(buffer.name), str(buffer.dtype)
             code = self.w.fresh(name)
+            self.wide = True
             shape = tuple(self.expr(n) for n in buffer.shape)
             strides = tuple(self.expr(n) for n in buffer.strides)
+            self.wide = False
             buf = Buf(name, code, dtype, shape, "global", codec=LOW_PRECISION.get(dtype))
             if is_float(dtype) and dtype != "float64":
                 buf.safe = "F32(0)"

@@ -97,6 +97,8 @@ class Context:
         self.rank = 0
         self.mask: Val | None = None
         self.dest: Dest | None = None
+        # Shapes and strides are computed on the host, in 64 bits.
+        self.wide = False
         self._iotas: dict[tuple[str, int, int], str] = {}
 
     # -- names and errors

@@ -256,8 +256,9 @@ class ExpressionMixin(BoundsMixin):
             value.lo is not None and value.hi is not None and low <= value.lo <= value.hi <= high
         )
 
-    @staticmethod
-    def _wrap(value: Val, dtype: str) -> Val:
+    def _wrap(self, value: Val, dtype: str) -> Val:
+        if self.wide:
+            return replace(value, dtype=dtype)
         signed = not dtype.startswith("uint")
         bits = int(dtype.lstrip("uint"))
         return Val(f"wrap({value.code}, {bits}, {signed})", dtype)

@@ -121,9 +121,9 @@ class StatementMixin(TileOpMixin):
         if name in self.safe_later:
             buf.safe = self.cast(self.expr(self.safe_later[name]), dtype).code
         self.buffers[buffer] = buf
+        blank = _poison(np_dtype)
         if variable:
-            value = f"poison({np_dtype!r})"
-            self.w.line(f"{code} = {value}")
+            self.w.line(f"{code} = {f'np.{np_dtype}({blank})' if is_float(dtype) else blank}")
             return
         shape_code = "(" + ", ".join(n.code for n in shape) + ",)"
         static = buf.static_shape is not None
@@ -132,7 +132,7 @@ class StatementMixin(TileOpMixin):
             self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
         elif static:
             self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
-            self.w.line(f"{code}.fill(poison({np_dtype!r}))")
+            self.w.line(f"{code}.fill({blank})")
         else:
             self.w.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
 
@@ -671,6 +671,14 @@ class StatementMixin(TileOpMixin):
             self.w.line(f"{view}.fill({self.rounded(value).code})")
         else:
             self.w.line(f"np.copyto({view}, {self.rounded(value).code}{where})")
+
+
+def _poison(np_dtype: str) -> str:
+    """Code of what unwritten memory holds (`runtime.poison`)."""
+    from tlmatrix.interpreter.runtime import poison
+
+    value = poison(np_dtype)
+    return "NAN" if is_float(np_dtype) else repr(value.item() if hasattr(value, "item") else value)
 
 
 def _depth(node: Any) -> int:
