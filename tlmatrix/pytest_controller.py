@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Controller"]
 
-_NODE = re.compile(r"(?P<path>.*?\.ya?ml)::(?P<case>[^@]*)(?:@.*)?\Z", re.DOTALL)
-"""A case as pytest-xdist names it, with the group that `--dist loadgroup` adds."""
+_NODE = re.compile(r"(?P<path>.*?\.ya?ml)::(?P<case>.*)")
+"""A case as pytest names it."""
 
 
 class Controller:
@@ -61,8 +61,10 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Every worker appends to the same results file."""
-        node.workerinput["tlmatrix_results"] = str(self._state.results_path)
+        """What a worker must know: it reads the command line again, but not what became of it."""
+        if self._state.config.getvalue("dist") == "loadgroup":
+            self._state.group_cases()
+        node.workerinput.update(self._state.for_worker())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
@@ -95,7 +97,7 @@ class Controller:
             return None
         from tlmatrix.pytest_scheduler import CaseScheduling
 
-        return CaseScheduling(config, log)
+        return CaseScheduling(config, log, self._state.read_groups)
 
     def _recorded(self, path: str, case: str) -> CaseResult | None:
         """What the worker itself wrote before it ended (a timeout), if it did."""
@@ -114,15 +116,21 @@ def _shown(path: Path) -> str:
     return shown_path(path)
 
 
-def _crashed(path: str, case: str, state: State) -> CaseResult:
+def _crashed(path: str, case_id: str, state: State) -> CaseResult:
     from tlmatrix.check.finding import Finding
+    from tlmatrix.matrix import find_case
     from tlmatrix.run.result import CaseResult, Status
+    from tlmatrix.spec.loader import load_spec
 
+    spec = load_spec(path)
+    case = find_case(spec, case_id)
     return CaseResult(
-        spec=Path(path).stem,
+        spec=spec.name,
         path=path,
-        case=case,
-        key="",
+        case=case_id,
+        key=case.key,
+        values=case.values,
+        origin=case.origin,
         status=Status.CRASHED,
         findings=(
             Finding(
@@ -132,5 +140,6 @@ def _crashed(path: str, case: str, state: State) -> CaseResult:
                 "command below to see it alone",
             ),
         ),
+        asked=state.backend,
         seed=state.seed,
     )

@@ -70,8 +70,8 @@ class SpecFile(pytest.File):
         with_keywords = bool(self.config.option.keyword)
         for case in planned.cases():
             item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
-            if state.grouped:
-                item.add_marker(pytest.mark.xdist_group(planned.group(case)))
+            if state.groups_path is not None:
+                item.group = planned.group(case)
             if with_keywords:
                 item.extra_keyword_matches.update(case_keywords(case.values))
             yield item
@@ -95,6 +95,7 @@ class CaseItem(pytest.Item):
         super().__init__(**kwargs)
         self.spec = spec
         self.case = case
+        self.group: str | None = None
         self.result: CaseResult | None = None
         self._timed_out = False
         self._watchdog: threading.Timer | None = None
@@ -207,6 +208,7 @@ class CaseItem(pytest.Item):
             ),
             backend=backend.name,
             arch=backend.arch,
+            asked=state.backend,
             seed=state.seed,
         )
 

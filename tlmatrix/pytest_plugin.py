@@ -148,7 +148,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from tlmatrix.pytest_state import state_of
 
     state = state_of(session.config)
-    if not state.is_worker and not session.config.option.collectonly:
+    if state.is_worker:
+        groups = {
+            item.nodeid: item.group
+            for item in session.items
+            if isinstance(item, CaseItem) and item.group is not None
+        }
+        state.write_groups(groups)
+    elif not session.config.option.collectonly:
         cases = [item for item in session.items if isinstance(item, CaseItem)]
         state.begin(Counter(item.shown_path for item in cases))
 

@@ -1,7 +1,8 @@
-"""pytest-xdist's group scheduler, with one change: a case that ended its worker is done.
+"""pytest-xdist's group scheduler, made to outlive the workers that cases end.
 
-The scheduler for groups gives the whole unfinished group, the crashed test included, to the next
-worker, which then crashes as well, and so on until no worker may be started any more.
+As it comes, it gives the whole unfinished group of a dead worker, the crashed test included, to
+the next worker, which then dies as well; and it fails when it hands out work while a second
+replacement is still collecting.
 """
 
 from __future__ import annotations
@@ -11,13 +12,36 @@ from typing import TYPE_CHECKING
 from xdist.scheduler import LoadGroupScheduling
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import pytest
+    from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
 __all__ = ["CaseScheduling"]
 
 
 class CaseScheduling(LoadGroupScheduling):
-    """Groups stay on one worker; a crashed test is not run again."""
+    """Groups stay on one worker; a crashed test is not run again.
+
+    `groups` gives the group of each case by node id, once the workers have collected.
+    """
+
+    def __init__(
+        self, config: pytest.Config, log: Producer, groups: Callable[[], Mapping[str, str]]
+    ) -> None:
+        super().__init__(config, log)
+        self._read_groups = groups
+        self._groups: Mapping[str, str] = {}
+
+    def schedule(self) -> None:
+        """Hand out work; the first time, this is when groups are known."""
+        if not self._groups:
+            self._groups = self._read_groups()
+        super().schedule()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._groups.get(nodeid) or super()._split_scope(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Take a worker out; what it was running is returned, the rest of its work handed on."""
@@ -32,3 +56,7 @@ class CaseScheduling(LoadGroupScheduling):
             del work[scope]
         super().remove_node(node)
         return crashed
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node in self.registered_collections:
+            super()._reschedule(node)

@@ -6,16 +6,18 @@ the controller, or without workers, it also begins and ends the file and tells l
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -59,26 +61,66 @@ class State:
         option = config.option
         self.config = config
         self.project = project
-        worker: Mapping[str, str] | None = getattr(config, "workerinput", None)
-        self.worker = "" if worker is None else worker["workerid"]
-        resumed = self._resumed(option.tlmatrix_resume)
-        self.resumed = resumed
-        header = resumed.header if resumed else None
-        self.tier: str = option.tlmatrix_tier or (header.tier if header else project.tier)
-        self.backend: str = option.tlmatrix_backend or (
-            header.backend if header else project.backend
-        )
-        seed = option.tlmatrix_seed
-        self.seed: int = seed if seed is not None else header.seed if header else project.seed
-        self.grouped = bool(getattr(option, "loadgroup", False))
         self.interrupted = False
         self.counts: Counter[Status] = Counter()
         self._began: float | None = None
+        self.groups_path: Path | None
         self._writer: RecordsWriter | None = None
         self._runner: Runner | None = None
-        self.results_path = (
-            Path(worker["tlmatrix_results"]) if worker is not None else self._results_path()
-        )
+        worker: Mapping[str, Any] | None = getattr(config, "workerinput", None)
+        if worker is not None:
+            self.worker: str = worker["workerid"]
+            self.tier: str = worker["tlmatrix_tier"]
+            self.backend: str = worker["tlmatrix_backend"]
+            self.seed: int = worker["tlmatrix_seed"]
+            self.results_path = Path(worker["tlmatrix_results"])
+            self.passed_before = frozenset(map(tuple, worker["tlmatrix_passed"]))
+            self.groups_path = _path(worker["tlmatrix_groups"])
+            return
+        resumed = self._resumed(option.tlmatrix_resume)
+        header = resumed.header if resumed else None
+        seed = option.tlmatrix_seed
+        self.worker = ""
+        self.tier = option.tlmatrix_tier or (header.tier if header else project.tier)
+        self.backend = option.tlmatrix_backend or (header.backend if header else project.backend)
+        self.seed = seed if seed is not None else header.seed if header else project.seed
+        self.results_path = resumed.path.resolve() if resumed else self._new_results_path()
+        self.passed_before = _passed(resumed)
+        self.groups_path = None
+
+    def for_worker(self) -> dict[str, Any]:
+        """What a worker of pytest-xdist is told, in plain data."""
+        return {
+            "tlmatrix_tier": self.tier,
+            "tlmatrix_backend": self.backend,
+            "tlmatrix_seed": self.seed,
+            "tlmatrix_results": str(self.results_path),
+            "tlmatrix_passed": sorted(self.passed_before),
+            "tlmatrix_groups": str(self.groups_path or ""),
+        }
+
+    def group_cases(self) -> None:
+        """Ask workers which cases share kernels; they answer in a file of the controller's.
+
+        (pytest-xdist would carry groups in node ids, where users would have to read them, and
+        with recent versions of pytest does not.)
+        """
+        if self.groups_path is None:
+            self.groups_path = Path(tempfile.mkdtemp(prefix="tlmatrix-")) / "groups.json"
+
+    def write_groups(self, groups: Mapping[str, str]) -> None:
+        """Tell the controller the group of each case, by node id; all workers say the same."""
+        if self.groups_path is not None and not self.groups_path.exists():
+            draft = self.groups_path.with_suffix(f".{self.worker}")
+            draft.write_text(json.dumps(groups), encoding="utf-8")
+            draft.replace(self.groups_path)
+
+    def read_groups(self) -> dict[str, str]:
+        """What the workers told."""
+        if self.groups_path is None or not self.groups_path.exists():
+            return {}
+        groups: dict[str, str] = json.loads(self.groups_path.read_text(encoding="utf-8"))
+        return groups
 
     @property
     def is_worker(self) -> bool:
@@ -103,19 +145,12 @@ class State:
             from tlmatrix.run.runner import Runner
 
             self._runner = Runner(
-                backend_named(self.backend), seed=self.seed, roots=(self.config.rootpath,)
+                backend_named(self.backend),
+                seed=self.seed,
+                roots=(self.config.rootpath,),
+                asked=self.backend,
             )
         return self._runner
-
-    @cached_property
-    def passed_before(self) -> frozenset[tuple[str, str]]:
-        """(absolute path, case) of what the resumed run has seen pass."""
-        if self.resumed is None:
-            return frozenset()
-        folder = Path(self.resumed.header.folder)
-        return frozenset(
-            (str((folder / path).resolve()), case) for path, case in self.resumed.passed
-        )
 
     def record_start(self, path: str, case: str) -> None:
         """A case begins in this process."""
@@ -133,11 +168,9 @@ class State:
 
         self._began = time.monotonic()
         self._records().header(self._header())
-        earlier: Counter[str] = Counter()
-        if self.resumed is not None:
-            earlier.update(path for path, _ in self.passed_before)
+        earlier = Counter(path for path, _ in self.passed_before)
         self.config.hook.pytest_tlmatrix_event(
-            event=RunStarted(dict(cases), str(self.results_path), dict(earlier))
+            event=RunStarted(dict(cases), self.shown_results, dict(earlier))
         )
 
     def finished(self, result: CaseResult) -> None:
@@ -165,6 +198,8 @@ class State:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        if self.groups_path is not None and not self.is_worker:
+            shutil.rmtree(self.groups_path.parent, ignore_errors=True)
 
     @property
     def shown_results(self) -> str:
@@ -193,9 +228,7 @@ class State:
         except (OSError, RecordsError) as error:
             raise pytest.UsageError(f"--tlmatrix-resume {path}: {error}") from error
 
-    def _results_path(self) -> Path:
-        if self.resumed is not None:
-            return self.resumed.path.resolve()
+    def _new_results_path(self) -> Path:
         given = self.config.option.tlmatrix_results
         if given is not None and given.endswith(".jsonl"):
             return Path(given).resolve()
@@ -218,6 +251,18 @@ class State:
             folder=str(Path.cwd()),
             versions=_versions(),
         )
+
+
+def _passed(resumed: RunRecords | None) -> frozenset[tuple[str, str]]:
+    """(absolute path, case) of what the resumed run has seen pass."""
+    if resumed is None:
+        return frozenset()
+    folder = Path(resumed.header.folder)
+    return frozenset((str((folder / path).resolve()), case) for path, case in resumed.passed)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _versions() -> dict[str, str]:

@@ -78,13 +78,15 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
 
 
 def _size(finding: Finding) -> str:
+    """How large the error is, as far as the title does not say it."""
     parts = []
-    if finding.ratio is not None:
+    title = finding.title
+    if finding.ratio is not None and " times " not in title:
         parts.append(f"{number(finding.ratio)} times the allowance")
-    if finding.wrong is not None and finding.total:
+    if finding.wrong is not None and finding.total and f"{finding.wrong} of " not in title:
         share = 100 * finding.wrong / finding.total
         parts.append(f"{finding.wrong} of {finding.total} elements wrong ({share:.3g} %)")
-    if finding.pattern and parts:
+    if finding.pattern and parts and finding.pattern not in title:
         parts.append(finding.pattern)
     return "; ".join(parts)
 

@@ -154,7 +154,6 @@ def _in_flight(record: Mapping[str, Any]) -> CaseResult:
         spec=Path(record["path"]).stem,
         path=record["path"],
         case=record["case"],
-        key="",
         status=Status.CRASHED,
         findings=(
             Finding(

@@ -58,8 +58,8 @@ class CaseResult:
     spec: str
     path: str
     case: str
-    key: str
     status: Status
+    key: str = ""
     values: Mapping[str, Value] = field(default_factory=dict)
     origin: str = "tier"
     reason: SkipReason | None = None
@@ -69,6 +69,8 @@ class CaseResult:
     phases: Mapping[str, float] = field(default_factory=dict)
     backend: str = ""
     arch: str = ""
+    asked: str = "auto"
+    """The backend that the user named; `backend` is the one it was."""
     seed: int = 0
 
     @property
@@ -87,8 +89,8 @@ class CaseResult:
         words = ["tlmatrix", "repro", f"'{self.node}'"]
         if self.seed:
             words += ["--seed", str(self.seed)]
-        if self.backend:
-            words += ["--backend", self.backend]
+        if self.asked not in ("", "auto"):
+            words += ["--backend", self.asked]
         return " ".join(words)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,9 +110,10 @@ class CaseResult:
             "phases": {name: round(value, 6) for name, value in self.phases.items()},
             "backend": self.backend,
             "arch": self.arch,
+            "asked": "" if self.asked == "auto" else self.asked,
             "seed": self.seed,
         }
-        return {name: value for name, value in data.items() if value not in (None, "", [], {})}
+        return {name: value for name, value in data.items() if value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseResult:

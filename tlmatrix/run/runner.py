@@ -52,9 +52,10 @@ def run_case(
     Raises:
         BackendUnavailableError: the backend cannot run here. Everything else is in the result.
     """
-    return Runner(backend_named(backend) if isinstance(backend, str) else backend, seed=seed).run(
-        spec, case
+    name, place = (
+        (backend, backend_named(backend)) if isinstance(backend, str) else (backend.name, backend)
     )
+    return Runner(place, seed=seed, asked=name).run(spec, case)
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,14 @@ class _Bound:
 class Runner:
     """Runs cases one after the other in this process.
 
-    `roots` are folders, besides the spec's own, that entries are imported from.
+    `roots` are folders, besides the spec's own, that entries are imported from; `asked` is the
+    backend as the user named it.
     """
 
     backend: Backend
     seed: int = 0
     roots: tuple[Path, ...] = ()
+    asked: str = "auto"
     _bound: dict[Path, _Bound] = field(default_factory=dict)
 
     def run(self, spec: Spec, case: Case, *, path: str | None = None) -> CaseResult:
@@ -96,6 +99,7 @@ class Runner:
             phases={**watch.phases, "judge": total - spent},
             backend=self.backend.name,
             arch=self.backend.arch,
+            asked=self.asked,
             seed=self.seed,
         )
 
