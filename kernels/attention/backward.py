@@ -127,8 +127,9 @@ def split_key_block(
     delta_tile = T.alloc_fragment([rows], "float32")
     s = T.alloc_fragment([columns, rows], "float32")
     dp = T.alloc_fragment([columns, rows], "float32")
-    p = T.alloc_fragment([columns, rows], dtype)
-    ds = T.alloc_fragment([columns, rows], dtype)
+    alloc_scores = T.alloc_shared if tiles.staged else T.alloc_fragment
+    p = alloc_scores([columns, rows], dtype)
+    ds = alloc_scores([columns, rows], dtype)
     dk = T.alloc_fragment([columns, width], "float32")
     dv = T.alloc_fragment([columns, width_v], "float32")
 
@@ -190,16 +191,17 @@ def atomic_key_block(
     v_shared = T.alloc_shared([columns, width_v], dtype)
     q_shared = T.alloc_shared([rows, width], dtype)
     do_shared = T.alloc_shared([rows, width_v], dtype)
-    ds_shared = T.alloc_shared([columns, rows], dtype)
     lse_tile = T.alloc_fragment([rows], "float32")
     delta_tile = T.alloc_fragment([rows], "float32")
     s = T.alloc_fragment([columns, rows], "float32")
     dp = T.alloc_fragment([columns, rows], "float32")
-    p = T.alloc_fragment([columns, rows], dtype)
-    ds = T.alloc_fragment([columns, rows], dtype)
+    alloc_scores = T.alloc_shared if tiles.staged else T.alloc_fragment
+    p = alloc_scores([columns, rows], dtype)
+    ds = alloc_scores([columns, rows], dtype)
     dk = T.alloc_fragment([columns, width], "float32")
     dv = T.alloc_fragment([columns, width_v], "float32")
     dq = T.alloc_fragment([rows, width], "float32")
+    ds_shared = ds if tiles.staged else T.alloc_shared([columns, rows], dtype)
 
     T.copy(keys.tile(k, head // groups, key, columns, width), k_shared)
     T.copy(keys.tile(v, head // groups, key, columns, width_v), v_shared)
@@ -218,7 +220,8 @@ def atomic_key_block(
         )  # fmt: skip
         T.gemm(p, do_shared, dv, policy=T.GemmWarpPolicy.FullRow)
         T.gemm(ds, q_shared, dk, policy=T.GemmWarpPolicy.FullRow)
-        T.copy(ds, ds_shared)
+        if not tiles.staged:
+            T.copy(ds, ds_shared)
         T.clear(dq)
         T.gemm(ds_shared, k_shared, dq, transpose_A=True)
         for i, d in T.Parallel(rows, width):

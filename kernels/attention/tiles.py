@@ -24,13 +24,15 @@ class Tiles:
     """How one kernel cuts its work.
 
     A block keeps `queries` query rows and `keys` key rows in shared memory, loads the tiles of
-    its inner loop `stages` deep ahead, and runs `threads` threads.
+    its inner loop `stages` deep ahead, and runs `threads` threads. Where `staged`, p and ds go
+    from registers to the next product by way of shared memory.
     """
 
     queries: int
     keys: int
     stages: int
     threads: int
+    staged: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,47 +45,53 @@ class AttentionTiles:
 
 
 def padded(dim: int) -> int:
-    """The width of a shared tile for a head dimension: tensor cores take 16 columns a step.
+    """The width of a shared tile for a head dimension: a multiple of 32.
 
-    The columns past `dim` are read as zeros and add nothing to a product.
+    Tensor cores take 16 columns a step, and two warp groups may share a tile by columns. The
+    columns past `dim` are read as zeros and add nothing to a product.
     """
-    return -(-dim // 16) * 16
+    return -(-dim // 32) * 32
 
 
 def tiles_for(head_dim: int, head_dim_v: int) -> AttentionTiles:
-    """Choose tiles for Hopper; they fit Ampere and Blackwell as well.
-
-    Forward: two warp groups of 64 query rows each. The accumulator takes head_dim_v / 2
-    registers a thread and the scores keys / 2 more, so at most 128 keys, fewer as the heads
-    grow.
-
-    Key block: dK and dV of 128 keys are (head_dim + head_dim_v) / 2 registers a thread over two
-    warp groups, the two score tiles queries each. Beyond 128 columns 64 keys are spread over
-    columns, too.
-
-    Query block: dQ alone accumulates, but two score tiles live at once, so fewer keys.
-    """
-    wide = max(padded(head_dim), padded(head_dim_v))
-    if wide <= 64:
-        return AttentionTiles(
-            forward=Tiles(queries=128, keys=128, stages=2, threads=256),
-            key_block=Tiles(queries=64, keys=128, stages=2, threads=256),
-            query_block=Tiles(queries=128, keys=64, stages=2, threads=256),
-        )
-    if wide <= 128:
-        return AttentionTiles(
-            forward=Tiles(queries=128, keys=128, stages=2, threads=256),
-            key_block=Tiles(queries=64, keys=128, stages=1, threads=256),
-            query_block=Tiles(queries=128, keys=64, stages=2, threads=256),
-        )
-    if wide <= 192:
-        return AttentionTiles(
-            forward=Tiles(queries=128, keys=64, stages=2, threads=256),
-            key_block=Tiles(queries=32, keys=64, stages=1, threads=256),
-            query_block=Tiles(queries=128, keys=32, stages=1, threads=256),
-        )
+    """Choose tiles for Hopper: at most 240 registers a thread and 227 KiB of shared memory."""
+    width, width_v = padded(head_dim), padded(head_dim_v)
     return AttentionTiles(
-        forward=Tiles(queries=128, keys=64, stages=1, threads=256),
-        key_block=Tiles(queries=32, keys=64, stages=1, threads=256),
-        query_block=Tiles(queries=64, keys=32, stages=1, threads=256),
+        forward=_forward(max(width, width_v)),
+        key_block=_key_block(width + width_v),
+        query_block=_query_block(max(width, width_v)),
     )
+
+
+def _forward(wide: int) -> Tiles:
+    """Two warp groups of 64 query rows each.
+
+    The accumulator takes head_dim_v / 2 registers a thread and the scores keys / 2, the weights
+    half of that again; the shared tiles 2 * queries + 2 * stages * keys rows.
+    """
+    if wide <= 128:
+        return Tiles(queries=128, keys=128, stages=2, threads=256)
+    if wide <= 192:
+        return Tiles(queries=128, keys=64, stages=2, threads=256)
+    return Tiles(queries=128, keys=64, stages=1, threads=256)
+
+
+def _key_block(both: int) -> Tiles:
+    """Two warp groups share a tile of keys.
+
+    dk and dv of 128 keys take (head_dim + head_dim_v) / 2 registers a thread, the score tiles
+    another queries. Where that does not fit, 64 keys: then the warp groups share the columns of
+    every product, and p and ds must pass through shared memory to be seen by both.
+    """
+    if both <= 128:
+        return Tiles(queries=64, keys=128, stages=2, threads=256)
+    if both <= 256:
+        return Tiles(queries=64, keys=128, stages=1, threads=256)
+    return Tiles(queries=32, keys=64, stages=1, threads=256, staged=True)
+
+
+def _query_block(wide: int) -> Tiles:
+    """Two warp groups of 64 query rows; only dq accumulates, but two score tiles live at once."""
+    if wide <= 128:
+        return Tiles(queries=128, keys=64, stages=2, threads=256)
+    return Tiles(queries=128, keys=32, stages=1, threads=256)
