@@ -1,6 +1,6 @@
 """Where kernels run, and how the code that a spec names is found and called.
 
-Importing this package pulls in no PyTorch; `bind` and `execute` do, when they are asked for.
+Importing this package pulls in no PyTorch; `bind` and what comes after it do, when asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tlmatrix.backend.errors import (
 from tlmatrix.backend.resolve import make_importable, resolve
 
 if TYPE_CHECKING:
+    from tlmatrix.backend.axes import refuse_unknown_axes
     from tlmatrix.backend.binding import Binding, bind, execute
 
 __all__ = [
@@ -29,14 +30,23 @@ __all__ = [
     "bind",
     "execute",
     "make_importable",
+    "refuse_unknown_axes",
     "resolve",
     "user_traceback",
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name in {"Binding", "bind", "execute"}:
-        from tlmatrix.backend import binding
+_LAZY = {
+    "Binding": "tlmatrix.backend.binding",
+    "bind": "tlmatrix.backend.binding",
+    "execute": "tlmatrix.backend.binding",
+    "refuse_unknown_axes": "tlmatrix.backend.axes",
+}
 
-        return getattr(binding, name)
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -44,14 +44,14 @@ class Binding:
     """A spec tied to the code it names, on one backend.
 
     `differentiable` is true of an entry and false of a factory, whose kernels autograd does not
-    see. `parameters` are the keyword names that an entry takes.
+    see. `parameters` are the keyword names that an entry takes; None where it takes any.
     """
 
     spec: Spec
     backend: Backend
     callee: _Callee
     differentiable: bool
-    parameters: frozenset[str]
+    parameters: frozenset[str] | None
 
 
 def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding:
@@ -73,10 +73,13 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     if where == "entry":
         parameters = _parameters(found)
         entry = _Entry(spec, found, parameters)
-        keywords = frozenset(parameters or ())
+        anything = parameters is None or any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        keywords = None if anything else frozenset(parameters or ())
         return Binding(spec, backend, entry, differentiable=True, parameters=keywords)
     factory = _Factory(spec, found)
-    return Binding(spec, backend, factory, differentiable=False, parameters=frozenset(spec.compile))
+    return Binding(spec, backend, factory, differentiable=False, parameters=frozenset(spec.call))
 
 
 def execute(binding: Binding, problem: Problem) -> dict[str, torch.Tensor]:

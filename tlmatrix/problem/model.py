@@ -145,7 +145,11 @@ class Problem:
 
 
 class Family(Protocol):
-    """What makes problems of one kind; a user's own is named `package.module:Class` in a spec."""
+    """What makes problems of one kind; a user's own is named `package.module:Class` in a spec.
+
+    A family may have an attribute `axes`, the names of all axes that it reads. With it, an axis
+    that neither the family nor the entry takes is an error; without it, nobody can tell.
+    """
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """What is wrong with the spec's axes for this family; imports neither torch nor entries."""

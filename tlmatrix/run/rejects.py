@@ -8,14 +8,41 @@ from tlmatrix.backend import EntryError, user_traceback
 from tlmatrix.check.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
-    from tlmatrix.spec.models import Reject
+    from tlmatrix.spec.models import Reject, Spec
+    from tlmatrix.spec.values import Value
 
-__all__ = ["judge_reject"]
+__all__ = ["judge_reject", "reject_problem"]
 
 _CHECK = "rejects"
+
+
+def reject_problem(
+    spec: Spec, case: Case, reject: Reject, make: Callable[[Mapping[str, Value]], Problem]
+) -> Problem:
+    """The problem of a reject: a good one where its bad values are set.
+
+    A bad value of an axis makes another problem where the family can make one of it
+    (`head_dim: 48`); what it refuses itself, and names that are no axes (`k.dtype: float32`),
+    replace arguments of a good problem.
+
+    Raises:
+        ValueError: a bad value is for a name that the problem does not have.
+    """
+    from tlmatrix.problem import override
+
+    others = {name: value for name, value in reject.set.items() if name not in spec.axes}
+    values = {name: value for name, value in case.values.items() if name not in others}
+    try:
+        problem = make(values)
+    except ValueError:
+        others = dict(reject.set)
+        values |= {name: spec.axes[name][0] for name in reject.set if name in spec.axes}
+        problem = make(values)
+    return override(problem, others) if others else problem
 
 
 def judge_reject(

@@ -18,10 +18,11 @@ from tlmatrix.backend import (
     bind,
     execute,
     make_importable,
+    refuse_unknown_axes,
     user_traceback,
 )
 from tlmatrix.check.finding import Finding
-from tlmatrix.run.rejects import judge_reject
+from tlmatrix.run.rejects import judge_reject, reject_problem
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.spec.issues import SpecError
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
     from tlmatrix.spec.models import KnownBug, Reject, Spec
+    from tlmatrix.spec.values import Value
 
 __all__ = ["Runner", "case_seed", "run_case"]
 
@@ -146,9 +148,14 @@ class Runner:
         return _Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
 
     def _problem(self, bound: _Bound, spec: Spec, case: Case) -> Problem:
-        return bound.family.problem(
-            spec, case.values, seed=case_seed(case, self.seed), device=self.backend.device
-        )
+        def make(values: Mapping[str, Value]) -> Problem:
+            return bound.family.problem(
+                spec, values, seed=case_seed(case, self.seed), device=self.backend.device
+            )
+
+        if case.origin == "reject":
+            return reject_problem(spec, case, _reject_of(spec, case), make)
+        return make(case.values)
 
     def _findings(
         self, spec: Spec, case: Case, problem: Problem, run_entry: Callable[[Problem], Tensors]
@@ -178,7 +185,9 @@ class Runner:
 
             make_importable(spec.path, self.roots)
             binding = bind(spec, self.backend, roots=self.roots)
-            self._bound[spec.path] = _Bound(binding, family_for(spec))
+            family = family_for(spec)
+            refuse_unknown_axes(binding, family)
+            self._bound[spec.path] = _Bound(binding, family)
         return self._bound[spec.path]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.attention.axes import DATA_AXES, AxisError, Setting
+from tlmatrix.problem.attention.axes import AXES, DATA_AXES, AxisError, Setting
 from tlmatrix.problem.attention.lint import lint
 from tlmatrix.problem.frame import Frame, compile_key
 
@@ -23,6 +23,8 @@ __all__ = ["AttentionFamily"]
 
 class AttentionFamily:
     """Attention, dense or packed, forward and backward."""
+
+    axes = AXES
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`."""

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["DATA_AXES", "GemmSetting", "lint"]
+__all__ = ["AXES", "DATA_AXES", "GemmSetting", "lint"]
 
 DATA_AXES = frozenset({"m", "n", "k", "values"})
 _SIZES = ("m", "n", "k")
 _FLAGS = ("transpose_a", "transpose_b", "accumulate")
+AXES = frozenset({*_SIZES, *_FLAGS, "dtype", "out_dtype", "values"})
+"""Axes the family reads; an entry may take any others."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.frame import Frame, compile_key
-from tlmatrix.problem.gemm.axes import DATA_AXES, GemmSetting, lint
+from tlmatrix.problem.gemm.axes import AXES, DATA_AXES, GemmSetting, lint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +22,8 @@ __all__ = ["GemmFamily"]
 
 class GemmFamily:
     """Matrix products."""
+
+    axes = AXES
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`."""
