@@ -24,12 +24,12 @@ entry: mypkg.ops:norm
 axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
-    "name, summary, problem, entry, factory, compile, call, returns, axes, where, cases, t"
-    "iers, tolerance, checks, determinism, tile, fuzz, rejects, known_bugs, regressions, bench"
+    "name, summary, problem, entry, factory, compile, call, returns, axes, where, cases, "
+    "tiers, tolerance, checks, determinism, tile, fuzz, rejects, known_bugs, regressions, bench"
 )
 DTYPES = (
-    "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, f"
-    "loat8_e5m2fnuz, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool"
+    "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
+    "float8_e5m2fnuz, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool"
 )
 
 MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {

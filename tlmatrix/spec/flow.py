@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING
@@ -44,6 +45,8 @@ def _number(value: float) -> str:
 
 
 def _text(value: str) -> str:
+    if not value.isprintable():
+        return json.dumps(value)  # YAML has JSON's escapes, and JSON all on one line
     if scalar_meaning(value) != (value, None):
         return f"'{value}'"
     dumped: str = yaml.safe_dump(

@@ -155,5 +155,5 @@ def is_spec(path: Path) -> bool:
     except OSError:
         return False
     lines = content.removeprefix(b"\xef\xbb\xbf").splitlines()
-    keys = {line.split(b":", 1)[0].strip(b"'\" ") for line in lines if b":" in line[:80]}
+    keys = {line.split(b":", 1)[0].rstrip().strip(b"'\"") for line in lines if b":" in line}
     return b"axes" in keys and not keys.isdisjoint({b"problem", b"entry", b"factory"})

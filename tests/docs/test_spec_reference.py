@@ -1,0 +1,76 @@
+"""What is generated from the models of the spec language is as the models are now."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tlmatrix.spec import parse_spec
+from tlmatrix.spec.reference import EXAMPLE, REFERENCE_PATH, SECTIONS, reference
+from tlmatrix.spec.schema import SCHEMA_PATH, json_schema_text
+
+
+def test_the_reference_is_up_to_date() -> None:
+    written = REFERENCE_PATH.read_text(encoding="utf-8")
+    assert written == reference(), "run: python -m tlmatrix.spec.reference"
+
+
+def test_the_shipped_schema_is_up_to_date() -> None:
+    written = SCHEMA_PATH.read_text(encoding="utf-8")
+    assert written == json_schema_text(), "run: python -m tlmatrix.spec.schema"
+
+
+def test_every_key_is_described_with_an_example() -> None:
+    text = reference()
+    for title, model in SECTIONS:
+        section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+        for name, field in model.model_fields.items():
+            key = field.alias or name
+            described = section.split(f"\n### `{key}`\n")[1].split("\n### ")[0]
+            assert field.description
+            assert field.description in described
+            assert re.search(rf"^{key}: .", described, flags=re.MULTILINE), key
+
+
+def test_links_lead_to_sections() -> None:
+    text = reference()
+    anchors = {title.lower().replace(" ", "-") for title, _ in SECTIONS}
+    links = set(re.findall(r"\(#([^)]*)\)", text))
+    assert links
+    assert links <= anchors
+
+
+def test_the_example_of_the_reference_loads() -> None:
+    assert parse_spec(EXAMPLE).axes["rows"] == (1, 63, 64, 65)
+
+
+def test_the_examples_of_the_keys_of_a_spec_load() -> None:
+    """Each alone, in a spec that has what it refers to."""
+    names = ("dtype", "head_dim", "window", "causal", "backward", "groups", "seqlens")
+    base = {
+        "name": "name: trial\n",
+        "problem": "problem: attention\n",
+        "entry": "entry: a:b\n",
+        "axes": f"axes: {{{', '.join(f'{name}: [none]' for name in names)}}}\n",
+    }
+    text = reference().split(f"\n## {SECTIONS[0][0]}\n")[1].split("\n## ")[0]
+    examples = [
+        line
+        for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
+    assert len(examples) > 20
+    for example in examples:
+        key = example.split(":")[0]
+        rest = {name: line for name, line in base.items() if name != key}
+        if key in ("factory", "compile", "call"):
+            del rest["entry"]
+            rest |= {"factory": "factory: a:b\n", "call": "call: [q]\n"}
+            rest.pop(key, None)
+        parse_spec("".join(rest.values()) + example)
+
+
+@pytest.mark.parametrize("word", ["TODO", "object at 0x", "PydanticUndefined", "!!"])
+def test_the_reference_has_no_leftovers(word: str) -> None:
+    assert word not in reference()

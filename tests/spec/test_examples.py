@@ -1,0 +1,201 @@
+"""The three example specs of the design load as they are documented, attribute by attribute."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING
+
+import pytest
+from design_examples import FACTORY, NORM, VARLEN
+
+from tlmatrix.spec import Expression, Spec, load_spec, parse_spec
+from tlmatrix.spec.models import (
+    CHECKS,
+    Allowance,
+    Bench,
+    DeclaredProblem,
+    DeterminismRule,
+    Fuzz,
+    FuzzLengths,
+    KnownBug,
+    OutputDecl,
+    Range,
+    Reject,
+    Rule,
+    Tier,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def varlen(tmp_path: Path) -> Spec:
+    path = tmp_path / "gqa_varlen.yaml"
+    path.write_text(VARLEN)
+    return load_spec(path)
+
+
+def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
+    spec = varlen
+    assert spec.path == tmp_path / "gqa_varlen.yaml"
+    assert spec.name == "gqa_varlen"
+    assert spec.summary.startswith("Grouped-query flash attention")
+    assert (spec.problem, spec.entry) == (
+        "attention",
+        "tlmatrix_kernels.attention:varlen_attention",
+    )
+    assert (spec.factory, spec.compile, spec.call, spec.returns) == (None, {}, (), ())
+    assert list(spec.axes) == [
+        *("dtype", "kv_heads", "groups", "head_dim", "head_dim_v"),
+        *("causal", "window", "backward", "seqlens"),
+    ]
+    assert spec.axes["causal"] == (False, True)
+    assert spec.axes["window"] == (None, 1, 63, 64, 200)
+    assert spec.axes["head_dim_v"] == ("same", 128)
+    assert spec.axes["seqlens"] == (
+        {"q": [17, 64, 1], "k": "same"},
+        {"q": [128, 129, 127], "k": [256, 1, 64]},
+        {"q": [0, 5], "k": [7, 0]},
+    )
+    rule = Rule(
+        expr=Expression("window is none or causal"), because="a window is causal by definition"
+    )
+    assert spec.where == (rule,)
+    assert {spec.where[0]: 3}[rule] == 3  # rules are hashable: counts are kept by rule
+    assert spec.extra == ()
+    assert spec.tiers == {
+        "quick": Tier(strategy="pairwise"),
+        "nightly": Tier(strategy="3-wise"),
+        "full": Tier(strategy="product"),
+    }
+    assert spec.checks == (*CHECKS[:6], "properties")
+    assert (spec.determinism, spec.tile, spec.regressions) == ((), {}, ())
+    assert spec.fuzz == Fuzz(
+        seqlens=FuzzLengths(
+            sequences=Range(low=1, high=8),
+            length=Range(low=0, high=300),
+            around=(64, 128),
+            kv="independent",
+        ),
+        examples={"quick": 20, "nightly": 500},
+    )
+    assert spec.rejects == (
+        Reject(set={"groups": 0}, raises="ValueError", matching="groups must be"),
+    )
+    assert spec.known_bugs == (
+        KnownBug(
+            when=Expression("head_dim == 256 and arch == 'sm_80'"),
+            issue="#12",
+            expires=date(2027, 3, 1),
+            mode="tolerate",
+        ),
+    )
+    assert spec.bench == Bench(
+        cases=({"seqlens": {"q": [4096, 4096], "k": "same"}, "head_dim": 128, "causal": True},),
+        baselines=("sdpa_cudnn", "sdpa_flash"),
+    )
+    assert spec.location("axes", "seqlens", 1) == (18, 7)
+    assert spec.key_location("axes", "window") == (14, 3)
+    assert spec.location("bench", "cases", 0, "head_dim") == (49, 59)
+
+
+def test_the_last_allowance_that_says_something_wins(varlen: Spec) -> None:
+    tolerance = varlen.tolerance
+    assert tolerance.for_tensor("out", "sm_90") == Allowance(factor=2)
+    assert tolerance.for_tensor("dq", "sm_90") == Allowance(factor=3)
+    assert tolerance.for_tensor("dq", "sm_100") == Allowance(factor=4)
+    assert tolerance.for_tensor("out", "sm_100").floor == "auto"
+
+    written = """
+tolerance:
+  default: {floor: 1e-6}
+  dq: {factor: 3}
+  by_arch:
+    sm_80: {default: {factor: 5}, dq: {factor: 6, floor: auto}}
+"""
+    tolerance = parse_spec(FACTORY + written).tolerance
+    assert tolerance.for_tensor("out", "sm_90") == Allowance(factor=2, floor=1e-6)
+    assert tolerance.for_tensor("dq", "sm_90") == Allowance(factor=3, floor=1e-6)
+    assert tolerance.for_tensor("out", "sm_80") == Allowance(factor=5, floor=1e-6)
+    assert tolerance.for_tensor("dq", "sm_80") == Allowance(factor=6, floor="auto")
+    assert list(tolerance.tensors) == ["dq"]
+
+
+def test_without_a_tolerance_twice_the_error_is_allowed() -> None:
+    allowance = parse_spec(NORM).tolerance.for_tensor("y", "interpreter")
+    assert (allowance.mode, allowance.factor, allowance.floor) == ("reference_relative", 2, "auto")
+
+
+def test_the_declared_example() -> None:
+    spec = parse_spec(NORM)
+    problem = spec.problem
+    assert isinstance(problem, DeclaredProblem)
+    assert list(problem.inputs) == ["x", "w"]
+    x = problem.inputs["x"]
+    assert (x.shape, x.dtype) == ((Expression("rows"), Expression("cols")), "$dtype")
+    assert (x.grad, x.fill) == (True, None)
+    assert (problem.outputs, problem.output_names) == (("y",), ("y",))
+    assert problem.reference == "mypkg.reference:rms_norm"
+    assert problem.tensors == {"y", "dx", "dw"}
+    assert (spec.entry, spec.factory) == (None, "mypkg.kernels:rms_norm_kernel")
+    assert spec.compile == {"M": "rows", "N": "cols", "blk_m": 64}
+    assert spec.call == ("x", "w")
+    assert spec.checks == CHECKS
+
+
+def test_outputs_may_be_declared_in_full() -> None:
+    output = "{y: {shape: [2 * rows, 3], dtype: float32, dims: [row, part]}, z: {}}"
+    problem = parse_spec(NORM.replace("[y]", output)).problem
+    assert isinstance(problem, DeclaredProblem)
+    assert problem.outputs == {
+        "y": OutputDecl(shape=("2 * rows", 3), dtype="float32", dims=("row", "part")),
+        "z": OutputDecl(),
+    }
+    assert problem.output_names == ("y", "z")
+
+
+def test_the_factory_example() -> None:
+    spec = parse_spec(FACTORY)
+    assert spec.compile == {
+        "batch": "batch",
+        "heads": "heads",
+        "seq_len": "seqlen_q",
+        "dim": "head_dim",
+        "is_causal": "causal",
+        "groups": "groups",
+        "block_M": 64,
+        "block_N": 64,
+    }
+    assert (spec.call, spec.returns) == (("q", "k", "v"), ("out",))
+
+
+def test_short_forms_mean_their_long_forms() -> None:
+    short = parse_spec(
+        FACTORY
+        + """
+tiers: {quick: sample-less, nightly: 4-wise}
+determinism: bounded
+fuzz: {seqlens: {sequences: [1, 3], length: 7}}
+""".replace("sample-less", "first")
+    )
+    assert short.tiers["quick"] == Tier(strategy="first")
+    assert short.tiers["full"] == Tier(strategy="product")
+    assert short.determinism == (DeterminismRule(when=Expression("true"), mode="bounded"),)
+    assert short.fuzz is not None
+    assert short.fuzz.seqlens.sequences == Range(low=1, high=3)
+    assert short.fuzz.seqlens.length == Range(low=7, high=7)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "strength"),
+    [("pairwise", 2), ("2-wise", 2), ("5-wise", 5), ("product", None), ("sample", None)],
+)
+def test_the_strength_of_a_strategy(strategy: str, strength: int | None) -> None:
+    assert Tier(strategy=strategy).strength == strength
+
+
+def test_nothing_of_a_spec_can_be_changed(varlen: Spec) -> None:
+    for model, key in ((varlen, "name"), (varlen.where[0], "because"), (varlen.tolerance, "dq")):
+        with pytest.raises(ValueError, match="frozen"):
+            setattr(model, key, None)

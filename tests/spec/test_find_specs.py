@@ -1,0 +1,51 @@
+"""Specs are found among the files of a folder, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tlmatrix.spec import find_specs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = "name: trial\nproblem: gemm\nentry: a:b\naxes: {m: [1]}\n"
+
+
+def test_specs_are_found_all_the_way_down_in_order(tmp_path: Path) -> None:
+    files = {
+        "b.yaml": SPEC,
+        "a.yml": SPEC,
+        "deep/er/c.yaml": "# comment\n" + SPEC.replace("entry", "factory"),
+        "quoted.yaml": SPEC.replace("axes", "'axes'"),
+        "broken.yaml": SPEC + "where: [\n",  # still a spec: its error must be seen
+        ".hidden.yaml": SPEC,
+        ".git/d.yaml": SPEC,
+        "compose.yaml": "services: {web: {}}\naxes: 3\n",
+        "nested.yaml": "spec:\n  axes: {}\n  problem: gemm\n",
+        "list.yaml": "- axes\n- problem\n",
+        "notes.txt": SPEC,
+        "binary.yaml": b"\x00\xff\xfe",
+        "empty.yaml": "",
+    }
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    found = [str(path.relative_to(tmp_path)) for path in find_specs([tmp_path])]
+    assert found == ["a.yml", "b.yaml", "broken.yaml", "quoted.yaml", "deep/er/c.yaml"]
+
+
+def test_a_file_that_is_named_is_taken_as_it_is_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "any.txt"
+    path.write_text("not a spec")
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    assert find_specs([path, str(spec), tmp_path, path]) == [path, spec]
+
+
+def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*absent"):
+        find_specs([tmp_path / "absent"])

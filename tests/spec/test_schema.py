@@ -1,0 +1,136 @@
+"""The JSON Schema accepts what the loader accepts, and refuses what a schema can refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from design_examples import FACTORY, NORM, VARLEN
+from json_schema import accepts
+
+from tlmatrix.spec import SpecError, parse_spec
+from tlmatrix.spec.flow import flow
+from tlmatrix.spec.nodes import plain, read_document
+from tlmatrix.spec.reference import SECTIONS
+from tlmatrix.spec.schema import json_schema
+
+SPECS = sorted(Path(__file__).parents[2].joinpath("specs").glob("*.yaml"))
+SCHEMA = json_schema()
+SHORT_FORMS = """
+tiers: {quick: pairwise, nightly: 4-wise, full: {strategy: sample, size: 9}}
+determinism: bounded
+fuzz: {seqlens: {sequences: 8, length: [0, 9]}, examples: {}}
+tolerance: {dq: {factor: 3, floor: 1e-6}, by_arch: {sm_90: {dq: {factor: 4}}, sm_80: {factor: 2}}}
+where: [{expr: true, because: x}]
+tile: {q: 64, k: 2 * head_dim}
+rejects: [{set: {q: {shape: [1]}}, raises: mypkg.errors:Bad, matching: x}]
+bench: {cases: [{seqlen_q: 64}]}
+"""
+
+
+def data(text: str) -> Any:
+    return plain(read_document(text.encode(), Path("spec.yaml")).root)
+
+
+@pytest.mark.parametrize("text", [VARLEN, NORM, FACTORY, FACTORY + SHORT_FORMS])
+def test_it_accepts_the_examples_and_the_short_forms(text: str) -> None:
+    parse_spec(text)
+    assert accepts(SCHEMA, data(text), SCHEMA)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_it_accepts_the_specs_of_the_product(path: Path) -> None:
+    assert accepts(SCHEMA, data(path.read_text()), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("summary:", "sumary:"),
+        ("name: gqa_varlen", "name: 12"),
+        ("name: gqa_varlen", "other: 12"),
+        ("problem: attention", "problem: atention"),
+        ("entry: tlmatrix_kernels.attention:varlen", "entry: varlen"),
+        ("entry: tlmatrix", "factory: tlmatrix"),
+        ("checks:", "factory: a:b\ncall: [q]\nchecks:"),
+        ("checks:", "compile: {m: 1}\nchecks:"),
+        ("dtype:     [float16, bfloat16]", "dtype: float16"),
+        ("dtype: ", "d-type: "),
+        ("strategy: pairwise", "strategy: pairwize"),
+        ("strategy: 3-wise", "strategy: 3-wise, sizes: 3"),
+        ("quick:   {strategy: pairwise}", "quick: often"),
+        ("because: a window", "becuase: a window"),
+        ("factor: 2", "factor: 0"),
+        ("factor: 3", "factr: 3"),
+        ("sm_100: {factor: 4}", "hopper: {factor: 4}"),
+        ("sm_100: {factor: 4}", "sm_100: 4"),
+        ("floor: auto", "floor: automatic"),
+        ("checks: [numeric", "checks: [numerics"),
+        ("1..8", "1-8"),
+        ("kv: independent", "kv: free"),
+        ("quick: 20", "quick: many"),
+        ("mode: tolerate", "mode: tolerant"),
+        ("raises: ValueError, ", ""),
+        ("regressions: []", "regressions: {}"),
+        ("cases: [{", "cases: [[{"),
+    ],
+)
+def test_it_refuses_what_the_loader_refuses(old: str, new: str) -> None:
+    assert VARLEN.count(old) == 1
+    text = VARLEN.replace(old, new).replace("causal: true}]\n  base", "causal: true}]]\n  base")
+    text = text if "[[{" in text else text.replace("]]\n  base", "]\n  base")
+    with pytest.raises(SpecError):
+        parse_spec(text)
+    assert not accepts(SCHEMA, data(text), SCHEMA)
+
+
+def keys(schema: dict[str, Any]) -> dict[str, Any]:
+    parts = [schema, *schema.get("anyOf", ())]
+    return next(part["properties"] for part in parts if "properties" in part)
+
+
+@pytest.mark.parametrize(
+    "model", [model for _, model in SECTIONS], ids=lambda model: model.__name__
+)
+def test_every_key_is_described_with_examples_that_it_accepts(model: type) -> None:
+    schema = SCHEMA if model.__name__ == "Spec" else SCHEMA["$defs"][model.__name__]
+    for key, part in keys(schema).items():
+        assert part.get("description") or "allOf" in part, key
+        assert part["examples"], key
+        for example in part["examples"]:
+            assert accepts(part, example, SCHEMA), (key, example)
+
+
+def test_every_model_of_the_schema_has_a_section() -> None:
+    assert {model.__name__ for _, model in SECTIONS} == {"Spec", "Range", *SCHEMA["$defs"]} - {
+        "Range"
+    }
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, False, 0, -7, 1.5, 1e-06, 1e300, float("inf"), "same", "none", "no", "010"),
+        *(
+            "1e3",
+            "1:30",
+            "2027-03-01",
+            "",
+            " x ",
+            "a: b",
+            "# x",
+            "it's",
+            '"',
+            "a, b",
+            "\n",
+            "a\\b\x07",
+        ),
+        *("\u00e9", "- x", "&a", "*a", "!t", "[x", "~", ".inf", "0x10", "<<"),
+        *([], {}, [[1], {"a": None}], {"q": [17, 64], "k": "same", "no": "yes", "1": 2}),
+    ],
+)
+def test_a_value_written_on_one_line_reads_back_the_same(value: Any) -> None:
+    text = flow({"axis": [value]})
+    assert "\n" not in text
+    assert repr(data(text)) == repr({"axis": [value]})
