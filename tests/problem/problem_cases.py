@@ -1,32 +1,25 @@
 """Specs written in Python, and an attention formula that shares nothing with the reference."""
 
-from pathlib import Path
-from types import SimpleNamespace
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tlmatrix.problem import family_for
-from tlmatrix.spec.issues import Issue
+from tlmatrix.spec.models import Spec
 
 CPU = torch.device("cpu")
 
 
 def make_spec(problem="attention", **fields):
-    """A spec with the attributes families read; every place in it is line 1."""
-    defaults = {
-        "path": Path("spec.yaml"), "name": "made_up", "problem": problem, "entry": "some:entry",
-        "factory": None, "compile": {}, "call": (), "returns": (), "axes": {}, "where": (),
-        "extra": (), "regressions": (), "tiers": {}, "tile": {},
-        "checks": ("numeric", "gradients"),
-        "issue": lambda path, message: Issue(Path("spec.yaml"), 1, 1, f"{path}: {message}"),
-    }  # fmt: skip
-    return SimpleNamespace(**{**defaults, **fields})
+    """A spec as if it had been read from a file; every place in it is line 1."""
+    if "factory" not in fields:
+        fields.setdefault("entry", "some.module:entry")
+    fields.setdefault("axes", {"any": [1]})
+    return Spec.model_validate({"name": "made_up", "problem": problem, **fields})
 
 
 def make_problem(values, *, seed=1, **fields):
     """The attention problem of a case, of a spec whose axes hold its values alone."""
-    fields.setdefault("axes", {axis: (value,) for axis, value in values.items()})
+    fields["axes"] = {axis: [value] for axis, value in values.items()} | fields.get("axes", {})
     spec = make_spec(**fields)
     return family_for(spec).problem(spec, values, seed=seed, device=CPU)
 

@@ -76,7 +76,8 @@ def draw(
         name: one of `DISTRIBUTIONS`.
         source: what is random comes from it.
         shape: of the result.
-        dtype: of the result; values are made in float32 and cast.
+        dtype: of the result; values are made in float32 and cast. Integers are drawn from
+            [-8, 8), or [0, 8) without a sign, whatever the distribution.
         index: number of the input in its problem; `opposed` alternates signs by it.
         cotangent: whether this is a cotangent. Those stay at the size of normal noise, for a
             gradient is a product of three inputs and must stay in the range of float16.
@@ -91,6 +92,8 @@ def draw(
     if cotangent and name in ("large", "outlier_rows"):
         name = "normal"
     shape = tuple(shape)
+    if not dtype.is_floating_point:
+        return _integers(source, shape, dtype)
     size = shape[-1] if shape else 1
     rows = shape[:-1]
     if name in ("normal", "large", "outlier_rows", "opposed"):
@@ -119,3 +122,11 @@ def draw(
         tilt = torch.linspace(-0.125, 0.125, size, dtype=torch.float32)
         result = row + tilt * (1 + index)
     return result.to(dtype)
+
+
+def _integers(source: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    import torch
+
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=source).bool()
+    return torch.randint(-8 if dtype.is_signed else 0, 8, shape, generator=source).to(dtype)

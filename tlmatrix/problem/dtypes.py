@@ -56,12 +56,21 @@ DTYPES = {
 }
 
 
+_SHORT = {
+    "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
+    "float": "float32", "fp32": "float32", "f32": "float32", "double": "float64",
+    "fp8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+}  # fmt: skip
+"""Names that people use, to point from at PyTorch's."""
+
+
 def explain_dtype(name: object, *, floating: bool = False) -> str | None:
     """Why `name` is not the name of a (floating) dtype, or None where it is one."""
     names = [dtype.name for dtype in DTYPES.values() if dtype.floating or not floating]
     if isinstance(name, str) and name in names:
         return None
-    return f"unknown dtype {name!r}{nearest(name, names)}"
+    short = _SHORT.get(str(name))
+    return f"unknown dtype {name!r}{nearest(short or name, names)}"
 
 
 def dtype_named(name: object, *, floating: bool = False) -> DType:

@@ -17,4 +17,4 @@ def huge(dtype: str) -> float:
     size is about sqrt(256) huge**2, and 4 times that must stay finite. That gives 32 for float16.
     Beyond 2**40 nothing is gained, and float32 sums of three such factors stay finite.
     """
-    return 2.0 ** min(40, math.floor(math.log2(math.sqrt(dtype_named(dtype).largest / 64))))
+    return 2.0 ** min(40, round(math.log2(math.sqrt(dtype_named(dtype).largest / 64))))

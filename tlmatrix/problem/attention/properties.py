@@ -154,7 +154,7 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
         found = dict(results[0])
         for name in ("dk", "dv"):
             if name in found:
-                tensor = found[name].float().movedim(dim, 0)
+                tensor = found[name].double().movedim(dim, 0)
                 shape = (setting.kv_heads, setting.groups, *tensor.shape[1:])
                 found[name] = tensor.reshape(shape).sum(1).movedim(0, dim)
         return found

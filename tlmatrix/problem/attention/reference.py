@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.problem.attention.chunks import Chunk, Rows, chunks, mask
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -78,136 +80,13 @@ def attend(
     """Out, lse and, with `do`, dq, dk, dv (and dsink), in the shapes of the setting's layout.
 
     `sizes` asks for magnitudes and spreads too: of P v for out, and of the same products for the
-    gradients with |dS| = P (|dP| + |delta|), as it is before its two parts cancel.
+    gradients with |dS| as it is before dP and delta cancel.
     """
     sweep = _Sweep(setting, operands, precision, sizes=sizes)
     budget = _CHUNK.get(operands.q.device.type, _CHUNK["cpu"])
-    for chunk in _chunks(setting, budget):
+    for chunk in chunks(setting, budget):
         sweep.add(chunk)
     return sweep.solution()
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Sequences [first, last), kv heads [head, head_end), query rows [row, row_end)."""
-
-    first: int
-    last: int
-    head: int
-    head_end: int
-    row: int
-    row_end: int
-    keys: int
-
-    @property
-    def count(self) -> int:
-        return self.last - self.first
-
-    @property
-    def rows(self) -> int:
-        return self.row_end - self.row
-
-
-def _chunks(setting: Setting, budget: int) -> Iterator[_Chunk]:
-    """Consecutive sequences padded together while they fit; one too large is cut further."""
-    lengths = list(zip(setting.lengths_q, setting.lengths_k, strict=True))
-    first = 0
-    while first < len(lengths):
-        (rows, keys), last, real = lengths[first], first + 1, 0
-        real = rows * keys
-        while last < len(lengths):
-            more_rows, more_keys = max(rows, lengths[last][0]), max(keys, lengths[last][1])
-            padded = (last + 1 - first) * more_rows * more_keys
-            more_real = real + lengths[last][0] * lengths[last][1]
-            # Measured: more padding costs more than a chunk of its own.
-            if padded * setting.heads > budget or padded > 1.25 * more_real + 2**11:
-                break
-            rows, keys, real, last = more_rows, more_keys, more_real, last + 1
-        if rows and keys:
-            count = last - first
-            heads = max(1, budget // (count * rows * keys * setting.groups))
-            step = rows if heads > 1 else max(1, budget // (count * keys * setting.groups))
-            for head in range(0, setting.kv_heads, heads):
-                for row in range(0, rows, step):
-                    yield _Chunk(
-                        first, last, head, min(head + heads, setting.kv_heads),
-                        row, min(row + step, rows), keys,
-                    )  # fmt: skip
-        first = last
-
-
-class _Rows:
-    """How the rows of some sequences move between a tensor's layout and [count, head, row, dim].
-
-    `start` and `stop` are the rows of each sequence that are meant, `width` the padded number.
-    Padding rows repeat a real row, so that they are finite; the mask hides them.
-    """
-
-    def __init__(
-        self, setting: Setting, starts: tuple[int, ...], lengths: tuple[int, ...],
-        chunk: _Chunk, span: tuple[int, int], device: torch.device,
-    ) -> None:  # fmt: skip
-        self.layout = setting.layout
-        self.first, self.last = chunk.first, chunk.last
-        self.low, self.high = span
-        self.width = self.high - self.low
-        self.gather: torch.Tensor | None = None
-        if setting.packed:
-            self.begin = starts[chunk.first] + self.low
-            mine = lengths[chunk.first : chunk.last]
-            counts = [min(max(length - self.low, 0), self.width) for length in mine]
-            if chunk.count == 1:
-                self.end = self.begin + counts[0]
-            else:
-                # Only whole sequences share a chunk, so low is 0 here.
-                self.end = starts[chunk.last]
-                if any(count != self.width for count in counts):
-                    self._index(starts, counts, device)
-
-    def _index(self, starts: tuple[int, ...], counts: list[int], device: torch.device) -> None:
-        column = torch.arange(self.width)
-        first = torch.tensor(starts[self.first : self.last])[:, None]
-        self.gather = (first + column).clamp_(max=starts[-1] - 1).to(device)
-        real = (column < torch.tensor(counts)[:, None]).to(device)
-        self.real = real.flatten().nonzero().flatten()
-        self.padding = ~real
-
-    def read(self, tensor: torch.Tensor, heads: slice, dtype: torch.dtype) -> torch.Tensor:
-        """[count, head, row, dim] in `dtype`, contiguous."""
-        rows = slice(self.low, self.high)
-        if self.layout == "bshd":
-            block = tensor[self.first : self.last, rows, heads].transpose(1, 2)
-        elif self.layout == "bhsd":
-            block = tensor[self.first : self.last, heads, rows]
-        elif self.gather is not None:
-            block = tensor[:, heads][self.gather].transpose(1, 2)
-        else:
-            flat = tensor[self.begin : self.end, heads]
-            block = flat.reshape(-1, self.width, *flat.shape[1:]).transpose(1, 2)
-        return block.to(dtype).contiguous()
-
-    def write(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
-        """Add [count, head, row, dim] to the rows of `target`."""
-        rows = slice(self.low, self.high)
-        if self.layout == "bshd":
-            target[self.first : self.last, rows, heads] += block.transpose(1, 2)
-        elif self.layout == "bhsd":
-            target[self.first : self.last, heads, rows] += block
-        else:
-            flat = block.transpose(1, 2).flatten(0, 1)
-            if self.gather is not None:
-                flat = flat[self.real]
-            target[self.begin : self.end, heads] += flat
-
-    def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
-        """Store [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
-        if self.layout == "thd":
-            flat = block.transpose(0, 1).flatten(1)
-            if self.gather is not None:
-                flat = flat[:, self.real]
-            target[heads, self.begin : self.end] = flat
-        else:
-            target[self.first : self.last, heads, self.low : self.high] = block
 
 
 class _Sweep:
@@ -258,14 +137,14 @@ class _Sweep:
         spreads = {name: square.sqrt_() for name, square in self.squares.items()}
         return Solution(self.values, self.magnitudes, spreads)
 
-    def add(self, chunk: _Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Forward and backward of one chunk; shapes [count * kv_head, group * row, ...]."""
         setting, operands, rounded = self.setting, self.operands, self.precision.round
         compute, device = self.precision.compute, operands.q.device
-        query_rows = _Rows(
+        query_rows = Rows(
             setting, setting.starts_q, setting.lengths_q, chunk, (chunk.row, chunk.row_end), device
         )
-        key_rows = _Rows(
+        key_rows = Rows(
             setting, setting.starts_k, setting.lengths_k, chunk, (0, chunk.keys), device
         )
         kv = slice(chunk.head, chunk.head_end)
@@ -281,7 +160,7 @@ class _Sweep:
         v = key_rows.read(operands.v, kv, compute).flatten(0, 1)
 
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(setting.softmax_scale)
-        scores.view(*five, -1).add_(_mask(setting, chunk, compute, device)[:, None, None])
+        scores.view(*five, -1).add_(mask(setting, chunk, compute, device)[:, None, None])
         low = torch.finfo(compute).min
         m = scores.amax(-1, keepdim=True).clamp_(min=low)
         if self.sink is not None:
@@ -318,17 +197,17 @@ class _Sweep:
             self.values["dv"], kv,
             torch.bmm(rounded(p).transpose(1, 2), do).view(keyed),
         )  # fmt: skip
-        delta = (out * do).sum(-1, keepdim=True)
+        terms = out * do
+        delta = terms.sum(-1, keepdim=True)
         dp = torch.bmm(do, v.transpose(1, 2))
         if self.sink is not None:
-            term = (sink_p * inverse * delta).view(five)
-            self.values["dsink"][heads] -= term.sum((0, 3)).flatten()
+            of_sink = sink_p * inverse
+            self.values["dsink"][heads] -= (of_sink * delta).view(five).sum((0, 3)).flatten()
         if self.magnitudes:
-            bounds.backward((q, k, do), (p, dp, delta), setting.softmax_scale)
+            bounds.backward((q, k, do), (p, dp, delta, terms), setting.softmax_scale)
             if self.sink is not None:
-                # delta carries the rounding of every element of out it sums.
-                term = (sink_p * inverse * (out * do).abs().sum(-1, keepdim=True)).view(five)
-                self.magnitudes["dsink"][heads] += term.sum((0, 3)).flatten()
+                size = of_sink * terms.abs().sum(-1, keepdim=True)
+                self.magnitudes["dsink"][heads] += size.view(five).sum((0, 3)).flatten()
         ds = rounded(dp.sub_(delta).mul_(p))
         scale = setting.softmax_scale
         query_rows.write(self.values["dq"], heads, torch.bmm(ds, k).mul_(scale).view(*four, -1))
@@ -343,59 +222,57 @@ class _Bounds:
     """Adds a chunk's magnitudes and squared spreads; float32, for nobody needs more of a bound."""
 
     sweep: _Sweep
-    query_rows: _Rows
-    key_rows: _Rows
+    query_rows: Rows
+    key_rows: Rows
     heads: slice
     kv: slice
     query_shape: tuple[int, ...]
 
     def forward(self, p: torch.Tensor, v: torch.Tensor) -> None:
-        self._queries("out", p.float(), v.float().abs_(), 1.0)
+        p = p.float()
+        self._queries("out", (p, p**2), v.float().abs(), 1.0)
 
     def backward(
         self, tensors: tuple[torch.Tensor, ...], weights: tuple[torch.Tensor, ...], scale: float
     ) -> None:
-        q, k, do = (tensor.float().abs_() for tensor in tensors)
-        p, dp, delta = (weight.float() for weight in weights)
-        self._keys("dv", p, do, 1.0)
-        ds = dp.abs_().add_(delta.abs_()).mul_(p)
-        self._queries("dq", ds, k, scale)
-        self._keys("dk", ds, q, scale)
+        """Tensors are q, k, do; weights p, dP, delta, and out * do, the terms of delta.
 
-    def _queries(self, name: str, weight: torch.Tensor, row: torch.Tensor, scale: float) -> None:
-        for power, target in enumerate((self.sweep.magnitudes, self.sweep.squares), 1):
-            total = torch.bmm(weight**power, row**power).mul_(scale**power)
+        delta carries the rounding of every element of out that it sums, so its size in |dS| is
+        that of its terms, not what is left of them.
+        """
+        q, k, do = (tensor.float().abs() for tensor in tensors)
+        p, dp, delta, terms = (weight.float() for weight in weights)
+        self._keys("dv", (p, p**2), do, 1.0)
+        square = torch.sub(dp, delta).square_().add_(terms.square().sum(-1, keepdim=True))
+        square.mul_(p).mul_(p)
+        size = dp.abs().add_(terms.abs().sum(-1, keepdim=True)).mul_(p)
+        self._queries("dq", (size, square), k, scale)
+        self._keys("dk", (size, square), q, scale)
+
+    def _queries(
+        self, name: str, weights: tuple[torch.Tensor, ...], row: torch.Tensor, scale: float
+    ) -> None:
+        for target, total in self._totals(weights, row, scale):
             self.query_rows.write(target[name], self.heads, total.view(self.query_shape))
 
-    def _keys(self, name: str, weight: torch.Tensor, row: torch.Tensor, scale: float) -> None:
+    def _keys(
+        self, name: str, weights: tuple[torch.Tensor, ...], row: torch.Tensor, scale: float
+    ) -> None:
         count, kv_heads = self.query_shape[0], self.kv.stop - self.kv.start
-        weight = weight.transpose(1, 2)
-        for power, target in enumerate((self.sweep.magnitudes, self.sweep.squares), 1):
-            total = torch.bmm(weight**power, row**power).mul_(scale**power)
+        turned = tuple(weight.transpose(1, 2) for weight in weights)
+        for target, total in self._totals(turned, row, scale):
             shape = (count, kv_heads, *total.shape[1:])
             self.key_rows.write(target[name], self.kv, total.view(shape))
+
+    def _totals(
+        self, weights: tuple[torch.Tensor, ...], row: torch.Tensor, scale: float
+    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """The products of weight and row, and of their squares, each with where it belongs."""
+        size, square = weights
+        yield self.sweep.magnitudes, torch.bmm(size, row).mul_(scale)
+        yield self.sweep.squares, torch.bmm(square, row**2).mul_(scale**2)
 
 
 def _size_of_lse(lse: torch.Tensor) -> torch.Tensor:
     """|m| + |log l| before they cancel, about, and one for the exponentials in l."""
     return torch.where(lse.isinf(), 0.0, lse.abs()) + 1
-
-
-def _mask(
-    setting: Setting, chunk: _Chunk, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """[count, row, key]: 0 where the query sees the key, else -inf.
-
-    Added to scores, for a masked fill is ten times slower on a CPU.
-    """
-    lengths_q = torch.tensor(setting.lengths_q[chunk.first : chunk.last])[:, None, None]
-    lengths_k = torch.tensor(setting.lengths_k[chunk.first : chunk.last])[:, None, None]
-    query = torch.arange(chunk.row, chunk.row_end)[:, None]
-    key = torch.arange(chunk.keys)
-    seen = (query < lengths_q) & (key < lengths_k)
-    if setting.causal:
-        behind = query + (lengths_k - lengths_q) - key
-        seen &= behind >= 0
-        if setting.window is not None:
-            seen &= behind < setting.window
-    return torch.where(seen.to(device), 0.0, -torch.inf).to(dtype)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Gemm", "gemm_case"]
 
-_SUM_ROUNDOFF = 2.0**-22
-"""Tensor cores truncate when they align the addends of a float32 sum: a unit of 2**-23, twice."""
-
 
 @dataclass(frozen=True)
 class Gemm:
@@ -53,9 +50,11 @@ class Gemm:
             "c",
             (Dim("m", setting.m, tile=tiles.get("m")), Dim("n", setting.n, tile=tiles.get("n"))),
             torch_dtype(setting.out_dtype),
-            max(out.roundoff, _SUM_ROUNDOFF),
+            out.roundoff,
             magnitude=lambda: self._sum(lambda x: x.abs()),
-            spread=lambda: self._sum(torch.square).sqrt(),
+            # Only the result is rounded, never a term, and nothing is exponentiated.
+            spread=lambda: torch.zeros_like(self._exact),
+            exponent=lambda: self._exact.new_zeros(()),
         )
         element = dtype_named(setting.dtype).bytes
         m, n, k = setting.m, setting.n, setting.k

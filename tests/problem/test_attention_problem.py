@@ -1,0 +1,230 @@
+"""What an attention problem tells an entry and the checks: names, shapes, dims, cost, keys."""
+
+import itertools
+
+import pytest
+import torch
+from problem_cases import CPU, by_sdpa, dense, make_problem, make_spec, packed, visible
+
+from tlmatrix.problem import family_for
+from tlmatrix.problem.attention.axes import AxisError, Setting
+
+
+def test_a_packed_problem_has_every_name_of_the_guide():
+    names = make_problem(
+        packed([3, 4], [5, 6], kv_heads=2, groups=3, head_dim_v=16, causal=True, backward="split")
+    ).names
+    plain = {name: value for name, value in names.items() if not isinstance(value, torch.Tensor)}
+    assert plain | {"device": None, "values": None} == {
+        "batch": 2, "heads": 6, "kv_heads": 2, "groups": 3, "seqlens_q": [3, 4],
+        "seqlens_k": [5, 6], "total_q": 7, "total_k": 11, "max_seqlen_q": 4, "max_seqlen_k": 6,
+        "head_dim": 8, "head_dim_v": 16, "causal": True, "window": None, "sink": None,
+        "scale": 8**-0.5, "layout": "thd", "dtype": torch.float16, "device": None,
+        "values": None, "backward": "split", "seqlens": {"q": [3, 4], "k": [5, 6]},
+    }  # fmt: skip
+    assert names["q"].shape == (7, 6, 8)
+    assert names["k"].shape == (11, 2, 8)
+    assert names["v"].shape == (11, 2, 16)
+    assert names["do"].shape == (7, 6, 16)
+    assert names["cu_seqlens_q"].tolist() == [0, 3, 7]
+    assert names["cu_seqlens_k"].tolist() == [0, 5, 11]
+    assert names["cu_seqlens_q"].dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    ("layout", "q", "k"),
+    [("bshd", (2, 5, 4, 8), (2, 3, 2, 8)), ("bhsd", (2, 4, 5, 8), (2, 2, 3, 8))],
+)
+def test_a_dense_problem_is_shaped_by_its_layout(layout, q, k):
+    problem = make_problem(dense(5, 3, batch=2, kv_heads=2, groups=2, layout=layout))
+    assert problem.names["q"].shape == q
+    assert problem.names["k"].shape == k
+    assert (problem.names["seqlen_q"], problem.names["seqlen_k"]) == (5, 3)
+    assert "cu_seqlens_q" not in problem.names
+    assert problem.outputs["lse"].shape == (2, 4, 5)
+
+
+def test_every_result_has_the_shape_and_region_its_info_says():
+    for values in (
+        packed([3, 0, 4], [5, 6, 0], kv_heads=2, groups=2, sink=True),
+        dense(3, batch=2),
+    ):
+        problem = make_problem(values)
+        for name, info in problem.outputs.items():
+            assert problem.reference()[name].shape == info.shape
+            assert info.exponent().expand(info.shape).shape == info.shape
+            for dim in info.dims:
+                assert dim.region is None or len(dim.region) == dim.size
+
+
+def test_an_index_reads_as_sequence_position_and_tile():
+    problem = make_problem(packed([3, 0, 70], [5, 6, 9]), tile={"q": 64, "k": "head_dim"})
+    rows = problem.outputs["out"].dims[0]
+    assert rows.describe(3 + 65) == {"sequence": 2, "position": 65, "position_tile": 1}
+    assert problem.outputs["dk"].dims[0].describe(5 + 6 + 8) == {
+        "sequence": 2, "position": 8, "position_tile": 1,
+    }  # fmt: skip
+    assert [dim.name for dim in problem.outputs["lse"].dims] == ["head", "position"]
+    assert [dim.name for dim in problem.outputs["dv"].dims] == ["position", "kv_head", "dim"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"kv_heads": 2, "groups": 3}, (6, 2, 3)),
+        ({"kv_heads": 2}, (2, 2, 1)),
+        ({"heads": 6, "kv_heads": 2}, (6, 2, 3)),
+        ({"heads": 6, "groups": 3}, (6, 2, 3)),
+        ({"heads": 6}, (6, 6, 1)),
+        ({"heads": 6, "kv_heads": 2, "groups": 3}, (6, 2, 3)),
+    ],
+)
+def test_heads_follow_from_any_two(given, expected):
+    values = {"dtype": "float16", "head_dim": 8, "seqlens": [4], **given}
+    setting = Setting.of(values)
+    assert (setting.heads, setting.kv_heads, setting.groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "axis", "words"),
+    [
+        ({"window": 3}, "window", "window is none or causal"),
+        ({"heads": 5, "kv_heads": 2}, "heads", "heads 5 is not a multiple of kv_heads 2"),
+        ({"heads": 4, "kv_heads": 2, "groups": 3}, "heads", "kv_heads 2 * groups 3"),
+        ({"kv_heads": None}, "kv_heads", "none is not an integer >= 1"),
+        ({"layout": "bshd"}, "layout", "layout bshd beside seqlens"),
+        ({"batch": 2}, "batch", "batch beside seqlens"),
+        ({"max_seqlen_k": 3}, "max_seqlen_k", "less than the longest sequence (4)"),
+        ({"head_dim": None}, "head_dim", "none is not an integer >= 1"),
+        ({"seqlens": {"q": [1, 2], "k": [1]}}, "seqlens", "2 query sequences and 1 key sequences"),
+        ({"dtype": "fp16"}, "dtype", "did you mean 'float16'?"),
+    ],
+)
+def test_values_that_make_no_problem_name_their_axis(change, axis, words):
+    with pytest.raises(AxisError) as caught:
+        make_problem({**packed([4]), **change})
+    assert caught.value.axis == axis
+    assert words in str(caught.value)
+
+
+def test_max_seqlen_may_be_larger_than_any_sequence():
+    names = make_problem(packed([4, 2], max_seqlen_q=100, max_seqlen_k=None)).names
+    assert (names["max_seqlen_q"], names["max_seqlen_k"]) == (100, 4)
+
+
+def test_a_scale_of_none_leaves_an_entry_its_own_default_and_gives_a_factory_the_number():
+    values = packed([4], scale=None)
+    assert make_problem(values).names["scale"] is None
+    assert make_problem(packed([4])).names["scale"] == 8**-0.5
+    factory = {"factory": "a:b", "call": ["q", "k", "v"], "returns": ["out"]}
+    assert make_problem(values, **factory).names["scale"] == 8**-0.5
+
+
+def test_an_entry_gets_a_torch_dtype_and_a_factory_its_name():
+    assert make_problem(packed([4])).names["dtype"] is torch.float16
+    factory = make_problem(packed([4]), factory="a:b", call=["q", "k", "v"], returns=["out"])
+    assert factory.names["dtype"] == "float16"
+
+
+def test_a_forward_factory_asks_for_no_gradient():
+    problem = make_problem(packed([4]), factory="a:b", call=["q", "k", "v"], returns=["out"])
+    assert set(problem.outputs) == set(problem.reference()) == {"out", "lse"}
+    assert not problem.gradient_of
+    assert not problem.cotangents
+
+
+@pytest.mark.parametrize("values", [packed([4, 3], groups=2), dense(5, layout="bhsd")], ids=str)
+def test_a_backward_factory_is_given_what_a_forward_would_have_saved(values):
+    problem = make_problem(
+        values, factory="a:b", call=["q", "k", "v", "do", "lse", "delta", "dq"],
+        returns=["dq", "dk", "dv"],
+    )  # fmt: skip
+    assert {"dq", "dk", "dv"} <= set(problem.reference())
+    assert not problem.gradient_of
+    out, do = problem.reference()["out"], problem.inputs["do"].double()
+    delta = (out * do).sum(-1)
+    delta = delta if values.get("layout") == "bhsd" else delta.transpose(-1, -2)
+    assert problem.names["lse"].dtype == problem.names["delta"].dtype == torch.float32
+    torch.testing.assert_close(problem.names["delta"].double(), delta, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(
+        problem.names["lse"].double(), problem.reference()["lse"], rtol=1e-5, atol=1e-5
+    )
+    assert "dq" not in problem.names
+
+
+def test_gradients_are_left_out_where_the_spec_does_not_check_them():
+    problem = make_problem(packed([4]), checks=["numeric"])
+    assert set(problem.outputs) == {"out", "lse"}
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
+    values = packed([4, 3], sink=True, values="normal")
+    one, same, other = (make_problem(values, seed=seed) for seed in (5, 5, 6))
+    for name in ("q", "k", "v", "do", "sink"):
+        assert torch.equal(one.inputs[name], same.inputs[name])
+        assert not torch.equal(one.inputs[name], other.inputs[name])
+
+
+def test_references_are_computed_once():
+    problem = make_problem(packed([4]))
+    assert problem.reference()["out"] is problem.reference()["out"]
+    assert problem.lowp()["dq"] is problem.lowp()["dq"]
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 3}], ids=str)
+def test_cost_counts_the_pairs_the_mask_shows(mask):
+    for lq, lk in itertools.product([0, 1, 2, 5, 9], repeat=2):
+        setting = Setting.of(packed([lq, 3], [lk, 4], **mask))
+        pairs = sum(int(visible(*each, **mask).sum()) for each in ((lq, lk), (3, 4)))
+        assert setting.visible_pairs == pairs, (lq, lk)
+    problem = make_problem(packed([3], [4], groups=2, head_dim_v=16, **mask), checks=["numeric"])
+    pairs = int(visible(3, 4, **mask).sum()) * 2
+    assert problem.cost.flops == 2 * pairs * (8 + 16)
+    assert problem.cost.bytes == 2 * (3 * 2 * 8 + 4 * 8 + 4 * 16 + 3 * 2 * 16) + 4 * 3 * 2
+    both = make_problem(packed([3], [4], groups=2, head_dim_v=16, **mask))
+    assert both.cost.flops == 2 * pairs * (8 + 16) + 2 * pairs * (3 * 8 + 2 * 16)
+
+
+def test_data_axes_share_a_compiled_kernel_and_others_do_not():
+    spec = make_spec(axes={"any": [1]})
+    family = family_for(spec)
+    base = packed([4], values="normal", scale=0.5)
+    key = family.compile_key(spec, base)
+    for same in ({"seqlens": {"q": [9], "k": "same"}}, {"values": "ramp"}, {"scale": 0.7}):
+        assert family.compile_key(spec, {**base, **same}) == key
+    for other in ({"head_dim": 16}, {"dtype": "bfloat16"}, {"backward": "split"}, {"groups": 2}):
+        assert family.compile_key(spec, {**base, **other}) != key
+
+
+def test_a_factorys_key_is_what_its_compile_arguments_come_to():
+    spec = make_spec(
+        factory="a:b", call=["q"], returns=["out"],
+        compile={"heads": "kv_heads * groups", "rows": "max_seqlen_q", "tile": 64},
+    )  # fmt: skip
+    family = family_for(spec)
+    key = family.compile_key(spec, packed([4, 2], kv_heads=2, groups=3))
+    assert family.compile_key(spec, packed([1, 4], kv_heads=3, groups=2, causal=True)) == key
+    assert family.compile_key(spec, packed([5, 2], kv_heads=2, groups=3)) != key
+    assert family.compile_key(spec, packed([4], kv_heads=2, groups=3, dtype="bfloat16")) != key
+
+
+def test_a_batch_of_nothing_is_a_problem_too():
+    problem = make_problem(packed([0, 0], [0, 0], sink=True))
+    found = problem.reference()
+    assert found["out"].shape == (0, 1, 8)
+    assert found["dsink"].tolist() == [0.0]
+    assert problem.names["max_seqlen_q"] == 0
+    assert all(list(problem.relations(kind)) is not None for kind in ("isolation", "property"))
+
+
+def test_a_query_of_a_dense_case_matches_sdpa_by_default_layout():
+    problem = make_problem(dense(4, 6, causal=True))
+    assert problem.names["layout"] == "bshd"
+    expected = by_sdpa(problem, 0)["out"].transpose(0, 1)
+    torch.testing.assert_close(problem.reference()["out"][0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_problems_live_on_the_device_asked_for():
+    problem = make_problem(packed([4, 3], sink=True))
+    assert problem.names["device"] == CPU
+    assert all(tensor.device == CPU for tensor in problem.inputs.values())

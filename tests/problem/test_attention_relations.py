@@ -1,0 +1,209 @@
+"""Relations hold for right results, fail for wrong ones, and are offered only where allowed."""
+
+import pytest
+import torch
+from problem_cases import dense, make_problem, packed
+
+KINDS = ("isolation", "poison", "property", "repeat")
+
+CASES = [
+    packed([5, 1, 9], values="normal"),
+    packed([0, 5, 3], [7, 0, 6], kv_heads=2, groups=2, values="normal"),
+    packed([9, 2, 5], [3, 11, 5], causal=True, window=20, head_dim_v=5, values="normal"),
+    packed([4, 4], kv_heads=2, sink=True, causal=True, values="normal"),
+    dense(6, 9, batch=3, kv_heads=2, groups=2, layout="bshd", values="normal"),
+    dense(6, 4, batch=2, kv_heads=2, groups=3, layout="bhsd", causal=True, values="normal"),
+    dense(5, batch=2, layout="thd", sink=True, values="normal"),
+]
+WIDE = {
+    "groups": [1, 2, 3], "window": [None, 1, 20], "sink": [None, True], "scale": [None, 0.5],
+    "layout": ["bshd", "bhsd", "thd"],
+}  # fmt: skip
+
+
+def problem_of(values, **fields):
+    """The problem, in a spec whose axes list what relations may change to."""
+    wide = {axis: listed for axis, listed in WIDE.items() if axis in values}
+    axes = {axis: listed for axis, listed in wide.items() if values[axis] in listed}
+    return make_problem(values, axes=axes | fields.pop("axes", {}), **fields)
+
+
+def relations_of(problem, kind=None):
+    return {
+        relation.name: relation
+        for each in ([kind] if kind else KINDS)
+        for relation in problem.relations(each)
+    }
+
+
+def sides(relation, problem, run):
+    return relation.left(run(problem)), relation.right([run(each) for each in relation.problems])
+
+
+@pytest.mark.parametrize("values", CASES, ids=str)
+def test_every_relation_holds_for_the_reference(values):
+    for axis in ({}, {"groups": 1, "window": None, "sink": None, "scale": None}):
+        problem = problem_of({**axis, **values})
+        found = relations_of(problem)
+        assert {"repeat", "batch_permuted", "batch_split", "batch_extended"} <= set(found)
+        for relation in found.values():
+            mine, other = sides(relation, problem, lambda p: p.reference())
+            assert set(mine) == set(other), relation.name
+            for name in mine:
+                torch.testing.assert_close(
+                    other[name], mine[name], rtol=1e-11, atol=1e-11, check_dtype=False,
+                    msg=lambda text, r=relation, n=name: f"{r.name} {n}: {text}",
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("values", CASES, ids=str)
+def test_exact_relations_keep_every_bit_at_low_precision(values):
+    problem = problem_of(values)
+    exact = [relation for relation in relations_of(problem).values() if relation.exact]
+    assert {relation.kind for relation in exact} == {"isolation", "poison", "repeat"}
+    for relation in exact:
+        mine, other = sides(relation, problem, lambda p: p.lowp())
+        assert mine
+        for name in mine:
+            assert torch.equal(mine[name], other[name]), (relation.name, name)
+
+
+@pytest.mark.parametrize("values", CASES, ids=str)
+def test_poison_stays_finite_in_every_tensor(values):
+    (relation,) = relations_of(problem_of(values), "poison").values()
+    for dtype in ("float16", "bfloat16", "float32"):
+        problem = problem_of({**values, "dtype": dtype, "head_dim": 256})
+        (relation,) = relations_of(problem, "poison").values()
+        (poisoned,) = relation.problems
+        assert poisoned.inputs["v"].abs().max() > 32
+        assert all(tensor.isfinite().all() for tensor in poisoned.inputs.values())
+        low = poisoned.lowp()
+        assert all(low[name].isfinite().all() for name in ("out", "dv"))
+
+
+def leaky(problem):
+    """A kernel whose every row takes a thousandth of the last row of v in memory."""
+    found = dict(problem.reference())
+    found["out"] = found["out"] + problem.inputs["v"].double().flatten()[-1] / 1000
+    return found
+
+
+def test_a_leak_between_sequences_breaks_isolation_and_poison():
+    broken = set()
+    for seed in range(8):
+        problem = make_problem(packed([5, 3], values="normal"), seed=seed)
+        for name, relation in relations_of(problem).items():
+            mine, other = sides(relation, problem, leaky)
+            if relation.exact and not torch.equal(mine["out"], other["out"]):
+                broken.add(name)
+    assert broken == {"isolation_sequence", "poison_neighbours"}
+
+
+def test_a_leak_between_heads_breaks_isolation_of_heads():
+    problem = make_problem(packed([4], kv_heads=2, groups=2, values="normal"))
+    relation = relations_of(problem)["isolation_head"]
+
+    def mixing(p):
+        out = p.reference()["out"]
+        return {"out": out + out.mean(1, keepdim=True)}
+
+    mine, other = sides(relation, problem, mixing)
+    assert mine["out"].shape == (4, 2, 8)
+    assert not torch.equal(mine["out"], other["out"])
+
+
+def test_a_kernel_that_depends_on_key_order_breaks_that_property():
+    def unfair(p):
+        return {"lse": p.reference()["lse"] + p.inputs["k"][0, 0, 0]}
+
+    broken = 0
+    for seed in range(20):
+        problem = make_problem(packed([6, 4], values="normal"), seed=seed)
+        mine, other = sides(relations_of(problem, "property")["keys_permuted"], problem, unfair)
+        broken += not torch.allclose(mine["lse"], other["lse"])
+    assert broken > 3
+
+
+def test_repeat_changes_data_and_scale_and_judges_the_other_run():
+    problem = problem_of(packed([4], scale=0.5))
+    (relation,) = relations_of(problem, "repeat").values()
+    other, again = relation.problems
+    assert relation.judge == (0,)
+    assert other.names["scale"] == 8**-0.5
+    assert other.values["scale"] != problem.values["scale"]
+    assert not torch.equal(other.inputs["q"], problem.inputs["q"])
+    assert torch.equal(again.inputs["q"], problem.inputs["q"])
+    assert again.names["scale"] == 0.5
+
+
+def test_repeat_keeps_the_scale_where_the_spec_has_no_such_axis():
+    problem = problem_of(packed([4]))
+    (relation,) = relations_of(problem, "repeat").values()
+    assert relation.problems[0].names["scale"] == problem.names["scale"]
+
+
+def test_groups_become_heads_only_where_a_group_of_one_is_listed():
+    values = packed([5], groups=3)
+    assert "groups_as_repeated_heads" in relations_of(make_problem(values, axes={"groups": [1, 3]}))
+    assert "groups_as_repeated_heads" not in relations_of(make_problem(values))
+    relation = relations_of(make_problem(values, axes={"groups": [1, 3]}))[
+        "groups_as_repeated_heads"
+    ]
+    names = relation.problems[0].names
+    assert (names["groups"], names["kv_heads"], names["heads"]) == (1, 3, 3)
+
+
+def test_where_rules_forbid_relations_that_leave_the_matrix():
+    values = packed([5], groups=3, causal=True, window=None)
+    axes = {"groups": [1, 3], "window": [None, 2]}
+    where = [{"expr": "groups > 1 and window is none", "because": "a limit of the kernel"}]
+    free = relations_of(make_problem(values, axes=axes))
+    bound = relations_of(make_problem(values, axes=axes, where=where))
+    assert set(free) - set(bound) == {"groups_as_repeated_heads", "window_as_long_as_keys"}
+
+
+@pytest.mark.parametrize("window", [None, 9, 12])
+def test_a_window_as_long_as_the_keys_is_none_and_the_other_way_round(window):
+    problem = problem_of(
+        packed([5, 9], causal=True, window=window), axes={"window": [None, window or 3]}
+    )
+    (other,) = relations_of(problem)["window_as_long_as_keys"].problems
+    assert other.names["window"] == (9 if window is None else None)
+
+
+def test_keys_keep_their_order_under_a_causal_mask():
+    assert "keys_permuted" not in relations_of(make_problem(packed([5], causal=True)))
+    assert "keys_permuted" in relations_of(make_problem(packed([5])))
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+def test_other_layouts_are_tried_where_the_spec_lists_them(layout):
+    problem = problem_of(dense(5, 3, batch=2, kv_heads=2, groups=2, layout=layout))
+    relation = relations_of(problem)["other_layout"]
+    assert relation.problems[0].names["layout"] != layout
+    assert relation.problems[0].values["layout"] == relation.problems[0].names["layout"]
+    alone = make_problem(dense(5, 3, layout=layout))
+    assert "other_layout" not in relations_of(alone)
+
+
+def test_a_relation_on_a_factory_keeps_values_and_names_in_step():
+    problem = make_problem(packed([5, 3, 7]))
+    for relation in relations_of(problem).values():
+        for each in relation.problems:
+            lengths = each.values["seqlens"]
+            assert each.names["seqlens_q"] == list(lengths["q"])
+            assert each.names["batch"] == len(each.names["cu_seqlens_q"]) - 1
+            assert each.inputs["q"].shape[0] == each.names["total_q"]
+
+
+def test_relations_of_partial_results_compare_what_there_is():
+    """A forward-only factory returns out alone."""
+    problem = problem_of(packed([5, 3], groups=2, kv_heads=2, causal=True, window=None, sink=None))
+    for relation in relations_of(problem).values():
+        mine, other = sides(relation, problem, lambda p: {"out": p.lowp()["out"]})
+        assert set(mine) == set(other) == {"out"}
+
+
+def test_every_relation_says_what_it_shows():
+    for relation in relations_of(problem_of({**CASES[1], "window": None})).values():
+        assert len(relation.because.split()) > 5

@@ -1,0 +1,172 @@
+"""Problems declared in YAML: shapes, dtypes, autograd, and errors at their place."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from problem_cases import CPU, make_spec
+
+from tlmatrix.problem import family_for
+from tlmatrix.spec.issues import SpecError
+
+NORM = {
+    "inputs": {
+        "x": {"shape": ["rows", "cols"], "dtype": "$dtype", "grad": True},
+        "w": {"shape": ["cols"], "dtype": "$dtype", "grad": True},
+    },
+    "outputs": ["y"],
+    "reference": "declared_references:rms_norm",
+}
+VALUES = {"rows": 3, "cols": 8, "dtype": "float16", "values": "normal"}
+
+
+@pytest.fixture(autouse=True)
+def _references_beside(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def make(problem=NORM, values=VALUES, *, seed=1, **fields):
+    fields.setdefault("axes", {axis: [value] for axis, value in values.items()})
+    spec = make_spec(problem, **fields)
+    return family_for(spec).problem(spec, values, seed=seed, device=CPU)
+
+
+def one_input(reference, **more):
+    inputs = {"x": {"shape": ["rows", "cols"], "dtype": "$dtype", "grad": True, **more}}
+    return {"inputs": inputs, "outputs": ["y"], "reference": f"declared_references:{reference}"}
+
+
+def test_a_declared_norm_is_differentiated_in_float64():
+    problem = make()
+    names = problem.names
+    assert names["x"].shape == (3, 8)
+    assert names["dtype"] is torch.float16
+    assert problem.returns == ("y",)
+    assert problem.gradient_of == {"dx": "x", "dw": "w"}
+    assert torch.equal(problem.cotangents["y"], names["dy"])
+    x, w = (names[name].double().requires_grad_() for name in ("x", "w"))
+    y = torch.nn.functional.rms_norm(x, (8,), w, eps=1e-6)
+    dx, dw = torch.autograd.grad(y, (x, w), names["dy"].double())
+    found = problem.reference()
+    for name, expected in (("y", y.detach()), ("dx", dx), ("dw", dw)):
+        torch.testing.assert_close(found[name], expected, rtol=1e-12, atol=1e-12)
+        assert found[name].dtype == torch.float64
+        assert problem.outputs[name].shape == expected.shape
+
+
+def test_lowp_is_the_reference_in_the_inputs_dtype():
+    problem = make()
+    low, exact = problem.lowp(), problem.reference()
+    for name in ("y", "dx", "dw"):
+        assert low[name].dtype == torch.float16
+        error = (low[name].double() - exact[name]).abs().max()
+        assert 0 < error < 0.02
+
+
+def test_dims_are_called_as_the_declaration_calls_them():
+    problem = make(tile={"rows": 2})
+    assert [dim.name for dim in problem.outputs["dw"].dims] == ["cols"]
+    assert problem.outputs["y"].dims[0].describe(2) == {"rows": 2, "rows_tile": 1}
+    named = NORM | {"outputs": {"y": {"shape": ["rows", "cols"], "dims": ["row", "column"]}}}
+    assert [dim.name for dim in make(named).outputs["y"].dims] == ["row", "column"]
+
+
+def test_axes_reach_the_reference_and_the_entry():
+    values = VALUES | {"eps": 0.5}
+    problem = make(values=values)
+    assert problem.names["eps"] == 0.5
+    assert not torch.allclose(problem.reference()["y"], make().reference()["y"])
+
+
+def test_several_outputs_some_of_them_integers():
+    problem = make(one_input("best") | {"outputs": ["top", "place"]})
+    assert problem.outputs["top"].dtype == torch.float16
+    assert problem.outputs["place"].dtype == torch.int64
+    assert problem.outputs["place"].roundoff == 0
+    assert list(problem.cotangents) == ["top"]
+    assert problem.reference()["dx"].shape == (3, 8)
+
+
+def test_integer_inputs_stay_integers():
+    inputs = one_input("picks")["inputs"] | {"index": {"shape": [5], "dtype": "int32"}}
+    problem = make(one_input("picks") | {"inputs": inputs})
+    assert problem.inputs["index"].dtype == torch.int32
+    assert problem.outputs["y"].shape == (5, 8)
+
+
+def test_a_declared_output_dtype_holds():
+    outputs = {"y": {"dtype": "float32"}}
+    problem = make(NORM | {"outputs": outputs})
+    assert problem.outputs["y"].dtype == problem.lowp()["y"].dtype == torch.float32
+
+
+def test_float32_stands_in_where_pytorch_lacks_the_dtype():
+    problem = make(one_input("half_only_in_wide"))
+    assert torch.equal(problem.lowp()["y"], (problem.inputs["x"].float() * 3).half())
+
+
+def test_fill_decides_an_inputs_values():
+    problem = make(one_input("rms_norm", fill="constant_rows") | {
+        "inputs": {
+            "x": {"shape": ["rows", "cols"], "dtype": "$dtype", "fill": "constant_rows"},
+            "w": {"shape": ["cols"], "dtype": "float32", "fill": "one_hot"},
+        },
+    })  # fmt: skip
+    x, w = problem.inputs["x"], problem.inputs["w"]
+    assert (x == x[:, :1]).all()
+    assert w.sum() == 1
+    assert w.dtype == torch.float32
+    assert problem.gradient_of == {}
+
+
+def test_a_factory_is_differentiated_only_for_what_it_returns():
+    forward = make(factory="a:b", call=["x", "w"])
+    assert set(forward.outputs) == {"y"}
+    assert forward.names["dtype"] == "float16"
+
+
+def test_repeat_draws_other_inputs_and_comes_back():
+    problem = make()
+    (relation,) = problem.relations("repeat")
+    other, again = relation.problems
+    assert relation.judge == (0,)
+    assert not torch.equal(other.inputs["x"], problem.inputs["x"])
+    assert not torch.equal(other.reference()["y"], problem.reference()["y"])
+    assert torch.equal(again.inputs["x"], problem.inputs["x"])
+    assert not list(problem.relations("isolation"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reference": "declared_references:rms_nrom"}, "did you mean 'rms_norm'?"),
+        ({"reference": "no_such_module:f"}, "cannot be imported: ModuleNotFoundError"),
+        ({"reference": "declared_references:number"}, "is not a function"),
+        ({"outputs": ["y", "z"]}, "returned 1 tensors; outputs are y, z"),
+        (one_input("wants_more"), "parameter 'gain', neither input nor axis"),
+        (
+            {"outputs": {"y": {"shape": ["cols", "rows"]}}},
+            "declared [8, 3]; the reference gives [3, 8]",
+        ),
+        ({"inputs": {"v": {"shape": ["rows"], "dtype": "float16"}}}, "has no parameter 'v'"),
+        (
+            {"inputs": {"x": {"shape": ["rows - 4", 8], "dtype": "float16"}}},
+            "'rows - 4' is -1, not a size",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_an_issue_of_the_spec(change, words):
+    with pytest.raises(SpecError) as caught:
+        make(NORM | change)
+    assert words in str(caught.value)
+
+
+def test_compile_keys_follow_axes_or_compile_arguments():
+    entry = make_spec(NORM, axes={"rows": [1], "cols": [1], "dtype": ["float16"]})
+    key = family_for(entry).compile_key
+    assert key(entry, VALUES) == key(entry, VALUES | {"values": "ramp"})
+    assert key(entry, VALUES) != key(entry, VALUES | {"rows": 4})
+    factory = make_spec(NORM, factory="a:b", call=["x"], compile={"N": "cols", "dtype": "dtype"})
+    key = family_for(factory).compile_key
+    assert key(factory, VALUES) == key(factory, VALUES | {"rows": 4})
+    assert key(factory, VALUES) != key(factory, VALUES | {"dtype": "bfloat16"})

@@ -1,0 +1,96 @@
+"""Input values: each distribution reveals what it says, deterministic and in range."""
+
+import pytest
+import torch
+from problem_cases import make_problem, packed
+
+from tlmatrix.problem.distributions import DISTRIBUTIONS, choose, draw, generator
+from tlmatrix.problem.poison import huge
+
+
+def drawn(name, shape=(64, 2, 32), dtype=torch.float16, **more):
+    return draw(name, generator(3), shape, dtype, **more).float()
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_values_are_reproducible_finite_and_in_every_shape(name, dtype):
+    assert torch.equal(drawn(name, dtype=dtype), drawn(name, dtype=dtype))
+    assert drawn(name, dtype=dtype).isfinite().all()
+    for shape in ((0, 2, 4), (3, 0, 4), (1,), (5, 1)):
+        assert draw(name, generator(0), shape, dtype).shape == shape
+
+
+def test_one_hot_rows_hold_a_single_one():
+    tensor = drawn("one_hot")
+    assert (tensor.sum(-1) == 1).all()
+    assert ((tensor == 0) | (tensor == 1)).all()
+    assert len(tensor.argmax(-1).unique()) > 10
+
+
+def test_ramp_rows_all_differ():
+    rows = drawn("ramp").flatten(0, 1)
+    assert (rows[1:, 0] > rows[:-1, 0]).all()
+    assert (rows[:, 1:] >= rows[:, :-1]).all()
+    assert rows[0, -1] > rows[0, 0]
+
+
+def test_constant_rows_are_constant_and_differ():
+    rows = drawn("constant_rows").flatten(0, 1)
+    assert (rows == rows[:, :1]).all()
+    assert len(rows[:, 0].unique()) > 100
+
+
+def test_outlier_rows_are_few_and_large():
+    large = drawn("outlier_rows").flatten(0, 1).std(-1) > 8
+    assert 2 <= large.sum() <= 20
+
+
+def test_large_is_large_and_cotangents_stay_small():
+    assert 7 < drawn("large").std() < 9
+    assert 15 < drawn("large", dtype=torch.bfloat16).std() < 17
+    assert drawn("large", cotangent=True).std() < 1.1
+
+
+def test_opposed_inputs_make_every_score_negative():
+    problem = make_problem(packed([20, 7], values="opposed", head_dim=64))
+    scores = torch.einsum("qhd,khd->hqk", problem.inputs["q"].float(), problem.inputs["k"].float())
+    assert (scores < -5).all()
+
+
+def test_a_case_names_its_distribution_or_its_seed_picks():
+    assert choose("ramp", 1) == "ramp"
+    picked = [choose(None, seed) for seed in range(400)]
+    assert 150 < picked.count("normal") < 250
+    assert set(picked) == set(DISTRIBUTIONS)
+    with pytest.raises(ValueError, match="did you mean 'normal'"):
+        choose("nromal", 1)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_no_distribution_overflows_the_dtype_of_any_result(name, dtype):
+    values = packed(
+        [200, 65], [150, 200], groups=4, head_dim=128, causal=True, sink=True, dtype=dtype,
+        values=name,
+    )  # fmt: skip
+    for problem in (make_problem(values, seed=seed) for seed in range(2)):
+        low = problem.lowp()
+        assert problem.names["values"] == name
+        for result in ("out", "dq", "dk", "dv"):
+            assert low[result].isfinite().all()
+            assert low[result].abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float16", 2.0**5), ("bfloat16", 2.0**40), ("float32", 2.0**40)]
+)
+def test_poison_is_as_large_as_products_allow(dtype, expected):
+    assert huge(dtype) == expected
+
+
+def test_integers_cover_signs():
+    signed = draw("normal", generator(1), (500,), torch.int8)
+    assert (signed.min(), signed.max()) == (-8, 7)
+    assert draw("normal", generator(1), (500,), torch.uint8).max() == 7
+    assert draw("normal", generator(1), (50,), torch.bool).dtype == torch.bool

@@ -1,0 +1,122 @@
+"""The gemm family against NumPy in float64, and its relations."""
+
+import itertools
+
+import pytest
+import torch
+from problem_cases import CPU, make_spec
+
+from tlmatrix.problem import family_for
+
+FLAGS = {"transpose_a": [False, True], "transpose_b": [False, True]}
+
+
+def make(values, *, seed=1, **fields):
+    base = {"m": 5, "n": 4, "k": 7, "dtype": "float16", "values": "normal", **values}
+    fields["axes"] = {axis: [value] for axis, value in base.items()} | fields.get("axes", {})
+    spec = make_spec("gemm", **fields)
+    return family_for(spec).problem(spec, base, seed=seed, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("transpose_a", "transpose_b", "accumulate"), list(itertools.product([False, True], repeat=3))
+)
+@pytest.mark.parametrize("sizes", [(5, 4, 7), (1, 1, 1), (3, 2, 0), (0, 2, 3)])
+def test_reference_is_numpys_product(sizes, transpose_a, transpose_b, accumulate):
+    m, n, k = sizes
+    problem = make({
+        "m": m, "n": n, "k": k, "transpose_a": transpose_a, "transpose_b": transpose_b,
+        "accumulate": accumulate,
+    })  # fmt: skip
+    names = problem.names
+    assert names["a"].shape == ((k, m) if transpose_a else (m, k))
+    assert names["b"].shape == ((n, k) if transpose_b else (k, n))
+    a, b = (names[name].double().numpy() for name in ("a", "b"))
+    expected = (a.T if transpose_a else a) @ (b.T if transpose_b else b)
+    if accumulate:
+        expected = expected + names["c"].double().numpy()
+    assert ("c" in names) == ("c" in problem.inputs) == accumulate
+    torch.testing.assert_close(
+        problem.reference()["c"], torch.from_numpy(expected), rtol=1e-13, atol=1e-13
+    )
+    assert problem.outputs["c"].shape == (m, n)
+
+
+@pytest.mark.parametrize(("dtype", "out"), [("float16", "float32"), ("bfloat16", None)])
+def test_lowp_sums_in_float32_and_rounds_once(dtype, out):
+    problem = make({"dtype": dtype, "out_dtype": out, "k": 500})
+    info, exact = problem.outputs["c"], problem.reference()["c"]
+    low = problem.lowp()["c"]
+    assert low.dtype == info.dtype == getattr(torch, out or dtype)
+    error = (low.double() - exact).abs()
+    assert (error <= info.roundoff * exact.abs() + 4 * 2.0**-24 * info.magnitude()).all()
+    assert (error > 0).any()
+    assert (exact.abs() <= info.magnitude()).all()
+    assert info.spread().shape == exact.shape
+
+
+def test_names_and_tiles():
+    problem = make({"out_dtype": "float32"}, tile={"m": 2, "n": "k"})
+    assert problem.names["out_dtype"] is torch.float32
+    assert [dim.tile for dim in problem.outputs["c"].dims] == [2, 7]
+    assert problem.outputs["c"].dims[0].describe(3) == {"m": 3, "m_tile": 1}
+    assert problem.cost.flops == 2 * 5 * 4 * 7
+    assert problem.cost.bytes == 2 * (5 * 7 + 7 * 4) + 4 * 5 * 4
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [dict(zip(FLAGS, each, strict=True)) for each in itertools.product([False, True], repeat=2)],
+)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_every_relation_holds_for_the_reference(flags, accumulate):
+    problem = make({**flags, "accumulate": accumulate}, axes=FLAGS)
+    seen = []
+    for kind in ("isolation", "poison", "property", "repeat"):
+        for relation in problem.relations(kind):
+            seen.append(relation.name)
+            mine = relation.left(problem.reference())
+            other = relation.right([each.reference() for each in relation.problems])
+            torch.testing.assert_close(other["c"], mine["c"], rtol=1e-12, atol=1e-12)
+            for each in relation.problems:
+                assert each.names["m"] == each.outputs["c"].shape[0]
+    assert seen == [
+        "isolation_row", "isolation_column", "poison_row", "poison_column", "rows_permuted",
+        "transposed", "repeat",
+    ]  # fmt: skip
+
+
+def test_relations_change_what_they_say():
+    problem = make({})
+    for kind in ("isolation", "poison"):
+        row, column = problem.relations(kind)
+        assert not torch.equal(row.problems[0].inputs["a"], problem.inputs["a"])
+        assert torch.equal(row.problems[0].inputs["b"], problem.inputs["b"])
+        assert not torch.equal(column.problems[0].inputs["b"], problem.inputs["b"])
+        assert row.left(problem.reference())["c"].shape == (4, 4)
+        assert column.left(problem.reference())["c"].shape == (5, 3)
+
+
+def test_no_transposed_product_where_the_spec_has_no_transposes():
+    assert "transposed" not in [each.name for each in make({}).relations("property")]
+
+
+def test_sizes_are_data_for_an_entry():
+    spec = make_spec("gemm")
+    key = family_for(spec).compile_key
+    base = {"m": 1, "n": 2, "k": 3, "dtype": "float16"}
+    assert key(spec, base) == key(spec, {**base, "m": 9, "k": 5, "values": "ramp"})
+    assert key(spec, base) != key(spec, {**base, "dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"m": -1}, "m: -1 is not"),
+        ({"dtype": None}, "unknown dtype None"),
+        ({"transpose_a": 1}, "true or false"),
+    ],
+)
+def test_impossible_values_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        make(change)

@@ -1,0 +1,124 @@
+"""Wrong axes are found without building anything, each at its place with the remedy."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tlmatrix.problem import family_for
+from tlmatrix.spec import load_spec
+
+GOOD = """\
+name: made_up
+problem: attention
+entry: some.module:entry
+axes:
+  dtype: [float16]
+  kv_heads: [1]
+  head_dim: [64]
+"""
+
+
+def issues(tmp_path, text):
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    spec = load_spec(path)
+    return [str(issue).removeprefix(f"{path}:") for issue in family_for(spec).lint(spec)]
+
+
+def test_a_good_spec_has_no_issue_and_unknown_axes_are_the_entrys(tmp_path):
+    text = GOOD + "  seqlens: [{q: [3, 0], k: same}, [4]]\n  backward: [atomic]\n"
+    assert issues(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        ("  seqlens: [{q: [3, -1]}]", "8:13: seqlens: seqlens.q has the length -1; lengths are"),
+        ("  seqlens: [{q: [3], k: [1, 2]}]", "8:13: seqlens: seqlens has 1 query sequences and 2"),
+        ("  seqlens: [{k: [3]}]", "8:13: seqlens: seqlens without q; write {q: [17, 64]"),
+        ("  seqlens: [{q: [3], kv: [3]}]", "8:13: seqlens: unknown key 'kv' in seqlens"),
+        ("  seqlens: [{q: []}]", "8:13: seqlens: seqlens.q is empty"),
+        ("  seqlens: [[3]]\n  batch: [2]", "9:10: batch beside seqlens; lengths are given by"),
+        ("  seqlens: [[3]]\n  layout: [thd, bshd]", "9:17: layout bshd beside seqlens"),
+        ("  seqlen_q: [-1]", "8:14: seqlen_q: -1 is not an integer >= 0"),
+        ("  seqlen_q: [1]\n  layout: [bsdh]", "9:12: layout: unknown layout 'bsdh'; did you mean"),
+        ("  seqlen_q: [1]\n  groups: [0]", "9:12: groups: 0 is not an integer >= 1"),
+        ("  seqlen_q: [1]\n  causal: [1]", "9:12: causal: 1 is not true or false"),
+        ("  seqlen_q: [1]\n  sink: [2]", "9:10: sink: 2 is not none or true"),
+        ("  seqlen_q: [1]\n  scale: [-1]", "9:11: scale: -1 is not none or a number > 0"),
+        ("  seqlen_q: [1]\n  values: [nromal]", "9:12: values: unknown distribution 'nromal'; did"),
+        ("  seqlen_q: [1]\n  head_dim_v: [sam]", "9:16: head_dim_v: 'sam' is not same or an"),
+        (
+            "  seqlen_q: [1]\n  causal: [true]\n  window: [none, 0]",
+            "10:18: window: 0 is not none or a number of keys >= 1",
+        ),
+        ("  seqlen_q: [1]\n  window: [none, 4]", "9:11: window 4 needs causal, which is never"),
+        (
+            "  seqlen_q: [1]\n  heads: [4]\n  groups: [2]",
+            "9:10: heads, kv_heads and groups together say the same thing twice",
+        ),
+        ("  causal: [true]", "5:3: attention needs the axis seqlens (packed) or seqlen_q"),
+        ("  seqlen_q: [1]\ncases: [{seqlen_q: -3}]", "9:20: seqlen_q: -3 is not an integer >= 0"),
+        (
+            "  seqlen_q: [1]\ntiers: {full: {strategy: product, axes: {head_dim: [0]}}}",
+            "9:53: head_dim: 0 is not an integer >= 1",
+        ),
+    ],
+)
+def test_each_wrong_axis_is_named_at_its_place(tmp_path, axes, expected):
+    (found,) = issues(tmp_path, GOOD + axes + "\n")
+    assert found.startswith(expected), found
+
+
+def test_every_missing_axis_is_named(tmp_path):
+    found = issues(tmp_path, GOOD.split("axes:", maxsplit=1)[0] + "axes: {causal: [true]}\n")
+    needed = ("dtype", "head_dim", "heads, or kv_heads", "seqlens (packed) or seqlen_q")
+    assert len(found) == len(needed)
+    for axis, issue in zip(needed, found, strict=True):
+        assert f"attention needs the axis {axis}" in issue
+
+
+def test_gemm_axes_are_checked(tmp_path):
+    text = "name: g\nproblem: gemm\nentry: a:b\naxes:\n  m: [0, -1]\n  n: [4]\n  dtype: [flaot16]\n"
+    assert issues(tmp_path, text + "  transpose_a: [yes_]\n") == [
+        "5:10: m: -1 is not an integer >= 0",
+        "7:11: dtype: unknown dtype 'flaot16'; did you mean 'float16'?",
+        "8:17: transpose_a: 'yes_' is not true or false",
+        "5:3: gemm needs the axis k; add k: [64]",
+    ]
+
+
+def test_declared_fills_and_gradients_are_checked(tmp_path):
+    text = """\
+name: d
+problem:
+  inputs:
+    x: {shape: [rows], dtype: $dtype, grad: true, fill: rmap}
+    i: {shape: [rows], dtype: int32, grad: true}
+  outputs: [y]
+  reference: a:b
+entry: a:b
+axes: {rows: [3], dtype: [float16], values: [odd]}
+"""
+    found = issues(tmp_path, text)
+    assert [issue.split(";")[0] for issue in found] == [
+        "9:46: values: unknown distribution 'odd'",
+        "4:57: fill: unknown distribution 'rmap'",
+        "5:44: grad: i has dtype int32, which has no gradient",
+    ]
+
+
+def test_lint_and_compile_keys_import_no_torch(tmp_path):
+    (tmp_path / "spec.yaml").write_text(GOOD + "  seqlens: [[3]]\n")
+    script = f"""
+import sys
+from tlmatrix.spec import load_spec
+from tlmatrix.problem import family_for
+spec = load_spec({str(tmp_path / "spec.yaml")!r})
+family = family_for(spec)
+assert family.lint(spec) == []
+family.compile_key(spec, {{axis: values[0] for axis, values in spec.axes.items()}})
+assert "torch" not in sys.modules, "torch was imported"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,162 @@
+"""Pieces of an attention problem that are computed at once, whatever the layout.
+
+A chunk is a few sequences (padded to one length), kv heads and query rows. `Rows` moves its rows
+between a tensor's layout and [count, head, row, dim], `mask` says which pairs see each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tlmatrix.problem.attention.axes import Setting
+
+__all__ = ["Chunk", "Rows", "chunks", "mask"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Sequences [first, last), kv heads [head, head_end), query rows [row, row_end)."""
+
+    first: int
+    last: int
+    head: int
+    head_end: int
+    row: int
+    row_end: int
+    keys: int
+
+    @property
+    def count(self) -> int:
+        """Number of sequences."""
+        return self.last - self.first
+
+    @property
+    def rows(self) -> int:
+        """Number of query rows of a sequence."""
+        return self.row_end - self.row
+
+
+def chunks(setting: Setting, budget: int) -> Iterator[Chunk]:
+    """Consecutive sequences padded together while they fit; one too large is cut further."""
+    lengths = list(zip(setting.lengths_q, setting.lengths_k, strict=True))
+    first = 0
+    while first < len(lengths):
+        (rows, keys), last, real = lengths[first], first + 1, 0
+        real = rows * keys
+        while last < len(lengths):
+            more_rows, more_keys = max(rows, lengths[last][0]), max(keys, lengths[last][1])
+            padded = (last + 1 - first) * more_rows * more_keys
+            more_real = real + lengths[last][0] * lengths[last][1]
+            # Measured: more padding costs more than a chunk of its own.
+            if padded * setting.heads > budget or padded > 1.25 * more_real + 2**11:
+                break
+            rows, keys, real, last = more_rows, more_keys, more_real, last + 1
+        if rows and keys:
+            count = last - first
+            heads = max(1, budget // (count * rows * keys * setting.groups))
+            step = rows if heads > 1 else max(1, budget // (count * keys * setting.groups))
+            for head in range(0, setting.kv_heads, heads):
+                for row in range(0, rows, step):
+                    yield Chunk(
+                        first, last, head, min(head + heads, setting.kv_heads),
+                        row, min(row + step, rows), keys,
+                    )  # fmt: skip
+        first = last
+
+
+class Rows:
+    """How the rows of some sequences move between a tensor's layout and [count, head, row, dim].
+
+    `start` and `stop` are the rows of each sequence that are meant, `width` the padded number.
+    Padding rows repeat a real row, so that they are finite; the mask hides them.
+    """
+
+    def __init__(
+        self, setting: Setting, starts: tuple[int, ...], lengths: tuple[int, ...],
+        chunk: Chunk, span: tuple[int, int], device: torch.device,
+    ) -> None:  # fmt: skip
+        self.layout = setting.layout
+        self.first, self.last = chunk.first, chunk.last
+        self.low, self.high = span
+        self.width = self.high - self.low
+        self.gather: torch.Tensor | None = None
+        if setting.packed:
+            self.begin = starts[chunk.first] + self.low
+            mine = lengths[chunk.first : chunk.last]
+            counts = [min(max(length - self.low, 0), self.width) for length in mine]
+            if chunk.count == 1:
+                self.end = self.begin + counts[0]
+            else:
+                # Only whole sequences share a chunk, so low is 0 here.
+                self.end = starts[chunk.last]
+                if any(count != self.width for count in counts):
+                    self._index(starts, counts, device)
+
+    def _index(self, starts: tuple[int, ...], counts: list[int], device: torch.device) -> None:
+        column = torch.arange(self.width)
+        first = torch.tensor(starts[self.first : self.last])[:, None]
+        self.gather = (first + column).clamp_(max=starts[-1] - 1).to(device)
+        real = (column < torch.tensor(counts)[:, None]).to(device)
+        self.real = real.flatten().nonzero().flatten()
+        self.padding = ~real
+
+    def read(self, tensor: torch.Tensor, heads: slice, dtype: torch.dtype) -> torch.Tensor:
+        """[count, head, row, dim] in `dtype`, contiguous."""
+        rows = slice(self.low, self.high)
+        if self.layout == "bshd":
+            block = tensor[self.first : self.last, rows, heads].transpose(1, 2)
+        elif self.layout == "bhsd":
+            block = tensor[self.first : self.last, heads, rows]
+        elif self.gather is not None:
+            block = tensor[:, heads][self.gather].transpose(1, 2)
+        else:
+            flat = tensor[self.begin : self.end, heads]
+            block = flat.reshape(-1, self.width, *flat.shape[1:]).transpose(1, 2)
+        return block.to(dtype).contiguous()
+
+    def write(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
+        """Add [count, head, row, dim] to the rows of `target`."""
+        rows = slice(self.low, self.high)
+        if self.layout == "bshd":
+            target[self.first : self.last, rows, heads] += block.transpose(1, 2)
+        elif self.layout == "bhsd":
+            target[self.first : self.last, heads, rows] += block
+        else:
+            flat = block.transpose(1, 2).flatten(0, 1)
+            if self.gather is not None:
+                flat = flat[self.real]
+            target[self.begin : self.end, heads] += flat
+
+    def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
+        """Store [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
+        if self.layout == "thd":
+            flat = block.transpose(0, 1).flatten(1)
+            if self.gather is not None:
+                flat = flat[:, self.real]
+            target[heads, self.begin : self.end] = flat
+        else:
+            target[self.first : self.last, heads, self.low : self.high] = block
+
+
+def mask(setting: Setting, chunk: Chunk, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[count, row, key]: 0 where the query sees the key, else -inf.
+
+    Added to scores, for a masked fill is ten times slower on a CPU.
+    """
+    lengths_q = torch.tensor(setting.lengths_q[chunk.first : chunk.last])[:, None, None]
+    lengths_k = torch.tensor(setting.lengths_k[chunk.first : chunk.last])[:, None, None]
+    query = torch.arange(chunk.row, chunk.row_end)[:, None]
+    key = torch.arange(chunk.keys)
+    seen = (query < lengths_q) & (key < lengths_k)
+    if setting.causal:
+        behind = query + (lengths_k - lengths_q) - key
+        seen &= behind >= 0
+        if setting.window is not None:
+            seen &= behind < setting.window
+    return torch.where(seen.to(device), 0.0, -torch.inf).to(dtype)

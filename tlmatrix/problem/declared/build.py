@@ -1,0 +1,314 @@
+"""Problems from a declaration: the user's reference in float64, and at the kernel's precision."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.problem.declared.family import declared
+from tlmatrix.problem.distributions import choose, draw, generator
+from tlmatrix.problem.dtypes import DTYPES, torch_dtype
+from tlmatrix.problem.frame import tile_edges
+from tlmatrix.problem.loading import load, refuse
+from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
+from tlmatrix.problem.relate import repeated
+from tlmatrix.problem.words import nearest
+from tlmatrix.spec.models import OutputDecl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tlmatrix.problem.frame import Frame
+    from tlmatrix.problem.model import Relation, RelationKind
+    from tlmatrix.spec.expressions import Expression
+    from tlmatrix.spec.models import DeclaredProblem, InputDecl
+
+__all__ = ["Declared", "declared_case"]
+
+_REFERENCE = ("problem", "reference")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One call of the reference: its outputs, and the leaves it can be differentiated by."""
+
+    outputs: dict[str, torch.Tensor]
+    leaves: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A declared case with its tensors."""
+
+    frame: Frame
+    declaration: DeclaredProblem
+    reference: Callable[..., Any]
+    inputs: dict[str, torch.Tensor]
+    distribution: str
+    seed: int
+
+    @property
+    def differentiable(self) -> dict[str, str]:
+        """Gradient name to input name, for the gradients that are judged."""
+        spec = self.frame.spec
+        found = {f"d{name}": name for name, decl in self.declaration.inputs.items() if decl.grad}
+        if spec.factory is not None:
+            return {name: of for name, of in found.items() if name in spec.returns}
+        return found if "gradients" in spec.checks else {}
+
+    @cached_property
+    def _exact_run(self) -> _Run:
+        return self._run(torch.float64)
+
+    @cached_property
+    def exact(self) -> dict[str, torch.Tensor]:
+        """Outputs and gradients in float64."""
+        return self._values(self._exact_run)
+
+    @cached_property
+    def low(self) -> dict[str, torch.Tensor]:
+        """The same function in the inputs' own dtypes.
+
+        Where PyTorch has no such operation for a dtype (float8, or float16 on a CPU), float32
+        stands in and only inputs and results are rounded, which makes the tolerance no wider.
+        """
+        try:
+            values = self._values(self._run(None))
+        except RuntimeError:
+            values = self._values(self._run(torch.float32))
+        return {name: tensor.to(self.infos[name].dtype) for name, tensor in values.items()}
+
+    def _run(self, dtype: torch.dtype | None) -> _Run:
+        """Call the reference with floating inputs in `dtype` (None: as they are)."""
+        grads = set(self.differentiable.values())
+        given, leaves = {}, {}
+        for name, tensor in self.inputs.items():
+            used = tensor.detach()
+            if dtype is not None and tensor.is_floating_point():
+                used = used.to(dtype)
+            if name in grads:
+                leaves[name] = used = used.clone().requires_grad_()
+            given[name] = used
+        with torch.enable_grad():
+            results = self.reference(**given, **self._other_arguments())
+        found = results if isinstance(results, tuple | list) else (results,)
+        names = self.declaration.output_names
+        spec = self.frame.spec
+        if len(found) != len(names):
+            message = f"returned {len(found)} tensors; outputs are {', '.join(names)}"
+            raise refuse(spec, _REFERENCE, message)
+        for name, result in zip(names, found, strict=True):
+            if not isinstance(result, torch.Tensor):
+                kind = type(result).__name__
+                raise refuse(spec, _REFERENCE, f"returned no tensor for {name!r} but a {kind}")
+        return _Run(dict(zip(names, found, strict=True)), leaves)
+
+    def _other_arguments(self) -> dict[str, Any]:
+        """The axes that the reference has parameters for."""
+        parameters = inspect.signature(self.reference).parameters
+        values = self.frame.values
+        spec = self.frame.spec
+        for name in self.inputs:
+            if name not in parameters and not _takes_anything(parameters):
+                raise refuse(
+                    spec, _REFERENCE, f"has no parameter {name!r}{nearest(name, parameters)}"
+                )
+        known = {*self.inputs, *values}
+        for name, parameter in parameters.items():
+            required = parameter.default is parameter.empty and parameter.kind not in (
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            )
+            if required and name not in known:
+                raise refuse(
+                    spec,
+                    _REFERENCE,
+                    f"has the parameter {name!r}, neither input nor axis{nearest(name, known)}",
+                )
+        return {
+            name: torch_dtype(value) if name in self._dtype_axes else value
+            for name, value in values.items()
+            if name in parameters
+        }
+
+    @cached_property
+    def _dtype_axes(self) -> frozenset[str]:
+        """The axes that hold dtypes: those named with a `$`."""
+        outputs = self.declaration.outputs
+        decls: list[InputDecl | OutputDecl] = list(self.declaration.inputs.values())
+        if isinstance(outputs, Mapping):
+            decls += outputs.values()
+        return frozenset(decl.dtype[1:] for decl in decls if decl.dtype and decl.dtype[0] == "$")
+
+    def _values(self, run: _Run) -> dict[str, torch.Tensor]:
+        values = {name: tensor.detach() for name, tensor in run.outputs.items()}
+        if run.leaves:
+            outputs = [name for name in run.outputs if run.outputs[name].requires_grad]
+            grads = torch.autograd.grad(
+                [run.outputs[name] for name in outputs],
+                list(run.leaves.values()),
+                [self.cotangents[name].to(run.outputs[name].dtype) for name in outputs],
+                retain_graph=True,
+                allow_unused=True,
+            )
+            for (name, leaf), grad in zip(run.leaves.items(), grads, strict=True):
+                values[f"d{name}"] = torch.zeros_like(leaf) if grad is None else grad
+        return values
+
+    @cached_property
+    def cotangents(self) -> dict[str, torch.Tensor]:
+        """By output: normal noise in the output's dtype."""
+        source = generator(self.seed ^ 0xC07A)
+        return {
+            name: draw("normal", source, tensor.shape, self._dtype_of(name)).to(self.frame.device)
+            for name, tensor in self._exact_run.outputs.items()
+            if tensor.requires_grad
+        }
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """As declared; else the reference's if it is no number with a fraction; else as inputs."""
+        outputs = self.declaration.outputs
+        decl = outputs[name] if isinstance(outputs, Mapping) else None
+        if isinstance(decl, OutputDecl) and decl.dtype is not None:
+            return _declared_dtype(self.frame, decl.dtype)
+        result = self._exact_run.outputs[name]
+        floating = [each.dtype for each in self.inputs.values() if each.is_floating_point()]
+        return floating[0] if result.is_floating_point() and floating else result.dtype
+
+    @cached_property
+    def infos(self) -> dict[str, TensorInfo]:
+        """Outputs and gradients: what they are."""
+        infos = {}
+        for name, tensor in self._exact_run.outputs.items():
+            infos[name] = self._info(name, tuple(tensor.shape), self._dtype_of(name))
+        for gradient, name in self.differentiable.items():
+            tensor = self.inputs[name]
+            infos[gradient] = self._info(gradient, tuple(tensor.shape), tensor.dtype)
+        return infos
+
+    def _info(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorInfo:
+        tiles = tile_edges(self.frame.spec, self.frame.values)
+        words = self._dim_names(name, shape)
+        dims = tuple(
+            Dim(word, size, tile=tiles.get(word)) for word, size in zip(words, shape, strict=True)
+        )
+        return TensorInfo(name, dims, dtype, DTYPES[str(dtype)[6:]].roundoff)
+
+    def _dim_names(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """Declared names, else the shape's expressions, else those of an input shaped alike."""
+        outputs, inputs = self.declaration.outputs, self.declaration.inputs
+        decl = outputs.get(name) if isinstance(outputs, Mapping) else None
+        if isinstance(decl, OutputDecl):
+            if decl.shape is not None:
+                self._check_shape(name, decl, shape)
+            if decl.dims is not None and len(decl.dims) == len(shape):
+                return decl.dims
+            if decl.shape is not None:
+                return _words(decl.shape)
+        of = self.differentiable.get(name)
+        if of is not None:
+            return _words(inputs[of].shape)
+        for other, tensor in self.inputs.items():
+            if tuple(tensor.shape) == shape:
+                return _words(inputs[other].shape)
+        return tuple(f"dim{axis}" for axis in range(len(shape)))
+
+    def _check_shape(self, name: str, decl: OutputDecl, shape: tuple[int, ...]) -> None:
+        path = ("problem", "outputs", name, "shape")
+        declared_shape = _sizes(self.frame, decl.shape or (), path)
+        if declared_shape != shape:
+            raise refuse(
+                self.frame.spec,
+                path,
+                f"{name} is declared {list(declared_shape)}; the reference gives {list(shape)}",
+            )
+
+    def problem(self) -> Problem:
+        """The problem; the reference runs once now, for it alone knows the outputs' shapes."""
+        frame, differentiable = self.frame, self.differentiable
+        cotangents = self.cotangents if differentiable else {}
+        names: dict[str, Any] = {
+            name: frame.dtype(str(value)) if name in self._dtype_axes else value
+            for name, value in frame.values.items()
+        }
+        names |= {"device": frame.device, "values": self.distribution}
+        names |= {f"d{name}": tensor for name, tensor in cotangents.items()} | self.inputs
+        moved = [*self.inputs.values(), *self._exact_run.outputs.values()]
+        by_autograd = frame.spec.factory is None
+        return Problem(
+            values=frame.values,
+            names=names,
+            inputs=self.inputs,
+            outputs=self.infos,
+            returns=self.declaration.output_names,
+            cotangents=cotangents if by_autograd else {},
+            gradient_of=differentiable if by_autograd else {},
+            reference=lambda: self.exact,
+            lowp=lambda: self.low,
+            relations=self._relations,
+            cost=Cost(0, sum(each.numel() * each.element_size() for each in moved)),
+        )
+
+    def _relations(self, kind: RelationKind) -> Iterator[Relation]:
+        if kind == "repeat":
+            seed = self.seed + 1
+            inputs = _drawn(self.frame, self.declaration, "normal", seed)
+            other = replace(self, inputs=inputs, distribution="normal", seed=seed)
+            yield repeated(
+                other.problem(), self.problem(), "a second call must not remember the first"
+            )
+
+
+def declared_case(frame: Frame) -> Declared:
+    """The case with tensors drawn from its seed."""
+    declaration = declared(frame.spec)
+    reference = load(frame.spec, _REFERENCE, declaration.reference)
+    if not callable(reference):
+        raise refuse(frame.spec, _REFERENCE, f"{declaration.reference!r} is not a function")
+    distribution = choose(frame.values.get("values"), frame.seed)
+    inputs = _drawn(frame, declaration, distribution, frame.seed)
+    return Declared(frame, declaration, reference, inputs, distribution, frame.seed)
+
+
+def _drawn(
+    frame: Frame, declaration: DeclaredProblem, distribution: str, seed: int
+) -> dict[str, torch.Tensor]:
+    source = generator(seed)
+    inputs = {}
+    for index, (name, decl) in enumerate(declaration.inputs.items()):
+        shape = _sizes(frame, decl.shape, ("problem", "inputs", name, "shape"))
+        dtype = _declared_dtype(frame, decl.dtype)
+        fill = decl.fill or distribution
+        inputs[name] = draw(fill, source, shape, dtype, index=index).to(frame.device)
+    return inputs
+
+
+def _declared_dtype(frame: Frame, name: str) -> torch.dtype:
+    return torch_dtype(frame.values[name[1:]] if name.startswith("$") else name)
+
+
+def _sizes(
+    frame: Frame, shape: tuple[Expression | int, ...], path: tuple[str | int, ...]
+) -> tuple[int, ...]:
+    sizes = []
+    for axis, size in enumerate(shape):
+        value = size if isinstance(size, int) else size.evaluate(frame.values)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise refuse(
+                frame.spec, (*path, axis), f"{str(size)!r} is {value!r}, not a size (0 or more)"
+            )
+        sizes.append(value)
+    return tuple(sizes)
+
+
+def _words(shape: tuple[Expression | int, ...]) -> tuple[str, ...]:
+    return tuple(f"dim{axis}" if isinstance(s, int) else str(s) for axis, s in enumerate(shape))
+
+
+def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(each.kind is each.VAR_KEYWORD for each in parameters.values())

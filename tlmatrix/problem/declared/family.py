@@ -1,0 +1,71 @@
+"""The family of problems declared in a spec; torch is imported when a problem is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.dtypes import DTYPES
+from tlmatrix.problem.frame import Frame, compile_key, places
+from tlmatrix.spec.models import DeclaredProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import torch
+
+    from tlmatrix.problem.model import Problem
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["DeclaredFamily"]
+
+
+class DeclaredFamily:
+    """Inputs by shape and dtype, outputs by name, a reference in PyTorch."""
+
+    def lint(self, spec: Spec) -> Iterable[Issue]:
+        """See `Family.lint`; names and dtypes are checked when a spec is read."""
+        return list(_lint(spec))
+
+    def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
+        """See `Family.compile_key`; of an entry it is not known which axes are only data."""
+        kept = tuple(sorted({decl.dtype[1:] for decl in declared(spec).inputs.values()}))
+        return compile_key(spec, values, values, data=frozenset({"values"}), kept=kept)
+
+    def problem(
+        self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
+    ) -> Problem:
+        """The problem of a case.
+
+        Raises:
+            SpecError: the reference cannot be imported, takes a parameter that is neither input
+                nor axis, raises, or does not return the declared outputs.
+        """
+        from tlmatrix.problem.declared.build import declared_case
+
+        return declared_case(Frame(spec, values, seed, device)).problem()
+
+
+def declared(spec: Spec) -> DeclaredProblem:
+    """The declaration of a spec of this family."""
+    assert isinstance(spec.problem, DeclaredProblem)
+    return spec.problem
+
+
+def _lint(spec: Spec) -> Iterator[Issue]:
+    for path, axis, value in places(spec):
+        if axis == "values" and (reason := explain_distribution(value)):
+            yield spec.issue(path, f"values: {reason}")
+    for name, decl in declared(spec).inputs.items():
+        path = ("problem", "inputs", name)
+        if decl.fill is not None and (reason := explain_distribution(decl.fill)):
+            yield spec.issue((*path, "fill"), f"fill: {reason}")
+        named = spec.axes.get(decl.dtype[1:], ()) if decl.dtype[:1] == "$" else (decl.dtype,)
+        for each in named:
+            if decl.grad and each in DTYPES and not DTYPES[str(each)].floating:
+                yield spec.issue(
+                    (*path, "grad"), f"grad: {name} has dtype {each}, which has no gradient"
+                )
+                break
