@@ -333,6 +333,44 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "5:61: 'rejects[0].matching' must not be empty; got ''",
         ],
     ),
+    "a malformed key that does not belong here, either": (
+        HEAD + "compile: 3\ntiers: {other: {strategy: zip, seed: -1, size: 2}}\nwheer: 3\n",
+        [
+            "5:1: 'compile' belongs to a factory; an entry takes arguments by their names",
+            "5:10: 'compile' must be a mapping of keys to values; got 3",
+            "6:38: 'tiers.other.seed' must be 0 or more; got -1",
+            "7:1: unknown key 'wheer'; did you mean 'where'? Keys here: " + KEYS,
+        ],
+    ),
+    "errors beside malformed entries, in their own places": (
+        HEAD
+        + "where: [{expr: casual, becuase: x}, 3, {expr: windw, because: y}]\n"
+        + "cases: [3, {window: 1}, {windw: 2}]\n"
+        + "fuzz: {examples: {other: 3, quik: 3}}\ntiers: {other: often}\n",
+        [
+            "5:9: the key 'because' is missing in 'where[0]'",
+            "5:24: unknown key 'becuase'; did you mean 'because'? Keys here: expr, because",
+            "5:37: 'where[1]' must be a mapping of keys to values; got 3",
+            "5:47: unknown name 'windw' in 'windw'; did you mean 'window'? Names here: dtype, window, causal",
+            "6:9: 'cases[0]' must be a mapping of keys to values; got 3",
+            "6:26: unknown axis 'windw'; did you mean 'window'? Axes: dtype, window, causal",
+            "7:29: unknown tier 'quik'; did you mean 'quick'? Tiers: other, quick, nightly, full",
+            "8:16: 'tiers.other' must be product, zip, pairwise, t-wise (such as 3-wise), sample or first; got 'often'",
+        ],
+    ),
+    "an axis list that is malformed as a whole": (
+        HEAD.split("axes", maxsplit=1)[0]
+        + "axes: [m]\nwhere: [{expr: m > 1, because: x}]\ncases: [{m: 1}]\n",
+        ["4:7: 'axes' must be a mapping of keys to values; got [m]"],
+    ),
+    "a key that looks like nothing else": (
+        HEAD + "'<mapping>': 3\n",
+        ["5:1: unknown key '<mapping>'. Keys here: " + KEYS],
+    ),
+    "a line end that editors do not know": (
+        "name: trial\nsummary: a\u2028b\n",
+        [r"2:11: the character '\u2028' is not allowed in a spec"],
+    ),
     "a problem that does not exist": (
         HEAD.replace("problem: attention", "problem: attenton"),
         [
@@ -513,7 +551,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a character that YAML does not have": (
         "name: trial\nsummary: a\x07b\n",
-        ["2:11: the character '\\x07' is not allowed in YAML"],
+        ["2:11: the character '\\x07' is not allowed in a spec"],
     ),
     "bytes that are not UTF-8": (
         b"name: trial\nsummary: caf\xe9\n",

@@ -95,11 +95,12 @@ def models_within(annotation: Any) -> list[type[BaseModel]]:  # noqa: ANN401 - a
 def issue_of(error: ErrorDetails, document: Document) -> Issue:
     """The error of pydantic at its place in the file."""
     is_key = error["loc"][-1:] == ("[key]",)
-    full = error["loc"][:-1] if is_key else error["loc"]
-    path: Path = tuple(part for part in full if not str(part).startswith("<"))
+    loc = error["loc"][:-1] if is_key else error["loc"]
+    if error["type"] in ("missing", "extra_forbidden"):
+        path = (*document.written(*loc[:-1]), loc[-1])
+    else:
+        path = document.written(*loc)
     node, entry = document.find(*path)
-    if error["type"] not in ("missing", "extra_forbidden"):
-        path = document.written(*path)
     message = _message(error, path, is_key=is_key)
     line, column = node.line, node.column
     cause = error.get("ctx", {}).get("error")
@@ -134,35 +135,42 @@ def _message(error: ErrorDetails, path: Path, *, is_key: bool) -> str:
         return f"{label}: {cause.reason}: {shorten(cause.text)!r}"
     if is_key:
         label = f"the name {path[-1]!r}" + (f" in '{dotted(path[:-1])}'" if path[:-1] else "")
-        return f"{label} {_expected(kind, context)}"
-    if kind == "literal_error":
-        known = _choices(context)
-        near = guess(value, known)
-        meant = f"; did you mean {near!r}?" if near else ""
-        must = f"must be one of {', '.join(known)}" if len(known) > 1 else f"must be {known[0]}"
-        return f"{label} {must}; got {show(value)}{meant}"
-    if kind == "string_pattern_mismatch" and context.get("pattern") == fields.STRATEGY:
-        near = guess(value, fields.STRATEGIES)
-        meant = f"; did you mean {near!r}?" if near else ""
-        return f"{label} {_expected(kind, context)}; got {show(value)}{meant}"
+        return f"{label} {_expected(error)}"
     if isinstance(cause, ValueError) and not str(cause).startswith("must"):
         return f"{label}: {show(value)} {cause}"
-    hint = ""
-    if kind == "tuple_type" and not isinstance(value, dict | None):
-        hint = f"; write [{value}]" if isinstance(value, str) else f"; write [{show(value)}]"
-    return f"{label} {_expected(kind, context)}; got {show(value)}{hint}"
+    return f"{label} {_expected(error)}; got {show(value)}{_remedy(error)}"
 
 
-def _expected(kind: str, context: dict[str, Any]) -> str:
+def _remedy(error: ErrorDetails) -> str:
+    """What was probably meant."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "tuple_type":
+        alone = isinstance(value, int | float) or str(value).isidentifier()
+        return f"; write [{flow(value)}]" if alone and value is not None else ""
+    known: Iterable[str] = ()
+    if kind == "literal_error":
+        known = _choices(context)
+    elif context.get("pattern") == fields.STRATEGY:
+        known = fields.STRATEGIES
+    near = guess(value, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def _expected(error: ErrorDetails) -> str:
+    """What should have stood there; pydantic's own words where the table has none."""
+    kind, context = error["type"], error.get("ctx", {})
     if "error" in context:
         return str(context["error"])
     if kind == "string_pattern_mismatch":
         return _PATTERNS[context["pattern"]]
+    if kind == "literal_error":
+        known = _choices(context)
+        return f"must be one of {', '.join(known)}" if len(known) > 1 else f"must be {known[0]}"
     if kind == "greater_than":
         return f"must be more than {context['gt']:g}"
     if kind == "greater_than_equal":
         return f"must be {context['ge']:g} or more"
-    return _EXPECTED[kind]
+    return _EXPECTED.get(kind, error["msg"])
 
 
 def _choices(context: dict[str, Any]) -> list[str]:

@@ -195,13 +195,25 @@ def _decoded(content: bytes, path: Path) -> str:
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise SpecError([Issue(path, 1, 1, "the file is UTF-16 text; save it as UTF-8")])
     try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as problem:
         before = content[: problem.start].decode("utf-8-sig")
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         byte = content[problem.start]
         message = f"the byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8"
-        raise SpecError([Issue(path, line, column, message)]) from None
+        raise SpecError([Issue(path, *_end_of(before), message)]) from None
+    if (odd := _ODD_CHARACTER.search(text)) is not None:
+        message = f"the character {odd.group()!a} is not allowed in a spec"
+        raise SpecError([Issue(path, *_end_of(text[: odd.start()]), message)])
+    return text
+
+
+_ODD_CHARACTER = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""What YAML does not allow, and what it counts as the end of a line but editors do not."""
+
+
+def _end_of(before: str) -> tuple[int, int]:
+    """Line and column of what comes after this text."""
+    return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
 class _Builder:
@@ -219,7 +231,7 @@ class _Builder:
             events = iter(yaml.parse(text, Loader=_PARSER))
             return self.stream(events)
         except yaml.YAMLError as problem:
-            raise self.syntax_error(problem, text) from None
+            raise self.syntax_error(problem) from None
 
     def fatal(self, mark: Any, message: str) -> SpecError:  # noqa: ANN401 - a C or Python mark
         issue = Issue(self.path, mark.line + 1, mark.column + 1, message)
@@ -228,17 +240,9 @@ class _Builder:
     def report(self, node: Node | Entry, message: str) -> None:
         self.issues.append(Issue(self.path, node.line, node.column, message))
 
-    def syntax_error(self, problem: yaml.YAMLError, text: str) -> SpecError:
-        if not isinstance(problem, yaml.MarkedYAMLError):  # a character YAML does not allow
-            place = getattr(problem, "position", 0)
-            before = text[:place]
-            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-            sign = next((sign for sign in text if _is_control(sign)), None)
-            if sign is not None:
-                before = text[: text.index(sign)]
-                line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-            message = f"the character {sign!r} is not allowed in YAML"
-            return SpecError([*self.issues, Issue(self.path, line, column, message)])
+    def syntax_error(self, problem: yaml.YAMLError) -> SpecError:
+        if not isinstance(problem, yaml.MarkedYAMLError):
+            return SpecError([*self.issues, Issue(self.path, 1, 1, f"not YAML: {problem}")])
         mark = problem.problem_mark or problem.context_mark
         if mark is None:
             return SpecError([*self.issues, Issue(self.path, 1, 1, f"not YAML: {problem.problem}")])
@@ -377,11 +381,6 @@ _SYNTAX_HINTS = {
     "did not find expected '-' indicator": "check indentation",
 }
 """What usually mends the errors of libyaml."""
-
-
-def _is_control(sign: str) -> bool:
-    code = ord(sign)
-    return (code < 0x20 and sign not in "\t\n\r") or (0x7F <= code < 0xA0 and code != 0x85)
 
 
 # What an unquoted scalar means --------------------------------------------------------------

@@ -179,6 +179,8 @@ def _unknown_names(
     spec: Spec,
     path: tuple[str | int, ...],
 ) -> Iterator[Fault]:
+    if not axes:
+        return  # they are malformed, which is said elsewhere
     known = [*axes, *others]
     for name in sorted(expression.names.difference(known), key=expression.offset_of):
         holders = [axis for axis, values in spec.axes.items() if name in values]
@@ -251,7 +253,7 @@ def _unknown_axes(
     names: Collection[str], axes: Collection[str], path: tuple[str | int, ...]
 ) -> Iterator[Fault]:
     for name in names:
-        if name not in axes:
+        if axes and name not in axes:
             message = f"unknown axis {name!r}{suggestion(name, axes, 'Axes')}"
             yield Fault((*path, name), message, at_key=True)
 
@@ -315,7 +317,7 @@ def _tensor_faults(
             yield Fault(place, f"unknown dtype {tensor.dtype!r}{hint}")
         return
     axis = tensor.dtype[1:]
-    if axis not in axes:
+    if axes and axis not in axes:
         known = [f"${axis}" for axis in axes]
         message = f"{tensor.dtype!r} is no axis{suggestion(tensor.dtype, known, 'Axes')}"
         yield Fault(place, message)
