@@ -44,8 +44,8 @@ __all__ = [
     "interpret",
     "load",
     "read_records",
-    "run_specs",
     "run_case",
+    "run_specs",
 ]
 
 _HOMES = {

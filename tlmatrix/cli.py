@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.run.plan import Plan
 
-    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
 
 __all__ = ["main"]
 

@@ -55,8 +55,10 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 def _pytest_arguments(arguments: argparse.Namespace, paths: list[Path], tier: str) -> list[str]:
     words = [str(path) for path in paths]
-    # A project's own default options (coverage, verbosity) are meant for its own tests.
-    words += ["-o", "addopts=", "-p", "no:cacheprovider", "-n", arguments.workers]
+    # A project's own default options (coverage, verbosity, warnings as errors) are meant for
+    # its own tests, and its assertions are not ours to rewrite.
+    words += ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:warnings", "--assert=plain"]
+    words += ["-n", arguments.workers]
     words += ["--tlmatrix-tier", tier]
     for option, value in (
         ("--tlmatrix-backend", arguments.backend),

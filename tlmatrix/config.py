@@ -87,10 +87,11 @@ def load_config(folder: Path) -> Config:
 
 def _read(file: Path, defaults: Config) -> Config:
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("tlmatrix", {})
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
     place = f"{file}: [tool.tlmatrix]"
+    table: Any = document.get("tool", {}).get("tlmatrix", {})
     if not isinstance(table, dict):
         raise ConfigError(f"{place}: must be a table")
     known = [item.name for item in fields(Config) if item.name != "root"]
@@ -107,7 +108,7 @@ def _read(file: Path, defaults: Config) -> Config:
         ):
             wrong.append(f"{place} {key} = {value!r}: must be {_WORDS[key]}")
         elif key == "specs":
-            values[key] = (value,) if isinstance(value, str) else tuple(value)
+            values[key] = (value,) if isinstance(value, str) else tuple(map(str, value))
         else:
             values[key] = value
     if wrong:

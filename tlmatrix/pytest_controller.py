@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
+    from xdist.workermanage import WorkerController
 
     from tlmatrix.pytest_state import State
     from tlmatrix.run.result import CaseResult
@@ -60,7 +64,7 @@ class Controller:
             )
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
+    def pytest_configure_node(self, node: WorkerController) -> None:
         """What a worker must know: it reads the command line again, but not what became of it."""
         if self._state.config.getvalue("dist") == "loadgroup":
             self._state.group_cases()
@@ -91,7 +95,9 @@ class Controller:
         report.tlmatrix = result.to_json()  # type: ignore[attr-defined]
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+    def pytest_xdist_make_scheduler(
+        self, config: pytest.Config, log: Producer
+    ) -> Scheduling | None:
         """Cases that share kernels stay together, and one that crashed is not run again."""
         if config.getvalue("dist") != "loadgroup":
             return None

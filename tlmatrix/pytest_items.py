@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from _pytest._code.code import TerminalRepr
+
     from tlmatrix.matrix import Case
     from tlmatrix.pytest_state import State
     from tlmatrix.run.result import CaseResult
@@ -76,7 +78,9 @@ class SpecFile(pytest.File):
                 item.extra_keyword_matches.update(case_keywords(case.values))
             yield item
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
+    def repr_failure(  # type: ignore[override]
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> str | TerminalRepr:
         """A spec's errors as `file:line:column: message` lines; anything else as pytest does."""
         from tlmatrix.spec.issues import SpecError
 
@@ -91,7 +95,7 @@ class SpecFile(pytest.File):
 class CaseItem(pytest.Item):
     """One case of a spec."""
 
-    def __init__(self, *, spec: Spec, case: Case, **kwargs: Any) -> None:
+    def __init__(self, *, spec: Spec, case: Case, **kwargs: Any) -> None:  # noqa: ANN401 - pytest's own
         super().__init__(**kwargs)
         self.spec = spec
         self.case = case
@@ -136,7 +140,9 @@ class CaseItem(pytest.Item):
             reason = f"{result.reason}: " if result.reason else ""
             pytest.skip(f"{reason}{result.message}")
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+    def repr_failure(  # type: ignore[override]
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> str | TerminalRepr:
         """The findings of the case; a traceback only for an error inside tlmatrix."""
         if isinstance(excinfo.value, CaseFailure):
             from tlmatrix.report.text import describe_result

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
+    import pytest_timeout
+
     from tlmatrix.run.events import Event
 
 __all__: list[str] = []
@@ -29,7 +31,7 @@ class TlmatrixHooks:
 
     @pytest.hookspec
     def pytest_tlmatrix_event(self, event: Event) -> None:
-        """Something happened in the run (see `tlmatrix.run.events`); called where pytest reports."""
+        """Something happened in the run, see `tlmatrix.run.events`; called where pytest reports."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -168,12 +170,12 @@ def pytest_runtest_makereport(
     report = yield
     result = getattr(item, "result", None)
     if call.when == "call" and result is not None and hasattr(item, "case"):
-        report.tlmatrix = result.to_json()
+        report.tlmatrix = result.to_json()  # type: ignore[attr-defined]
     return report
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
     """Cases have their own timer: it leaves a record, and ends a process that does not stop."""
     if not hasattr(item, "start_timer"):
         return None

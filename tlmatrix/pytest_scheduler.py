@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CaseScheduling"]
 
 
-class CaseScheduling(LoadGroupScheduling):
+class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
     """Groups stay on one worker; a crashed test is not run again.
 
     `groups` gives the group of each case by node id, once the workers have collected.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.backends import Backend
     from tlmatrix.problem.model import Problem, TensorInfo, Tensors
     from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
 
 __all__ = ["Binding", "bind", "execute"]
 
@@ -158,7 +159,7 @@ def _nearest(name: str, offered: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "."
 
 
-def _named(spec: Spec, results: Any, returns: tuple[str, ...]) -> dict[str, torch.Tensor]:
+def _named(spec: Spec, results: object, returns: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """Name what a call gave back: one tensor, or several in the order of `returns`."""
     found = results if isinstance(results, tuple | list) else (results,)
     if results is None:
@@ -259,7 +260,8 @@ class _Factory:
         return problem.outputs[name]
 
     def _kernel(self, names: Names) -> Callable[..., Any]:
-        unknown = [name for name in self.spec.call if name not in names]
+        written = self.spec.returns or ()
+        unknown = [name for name in self.spec.call if name not in names and name not in written]
         if unknown:
             name = unknown[0]
             index = self.spec.call.index(name)
@@ -278,7 +280,7 @@ class _Factory:
             self.kernels[key] = self._build(arguments)
         return self.kernels[key]
 
-    def _compiled(self, name: str, names: Names) -> Any:
+    def _compiled(self, name: str, names: Names) -> object:
         value = self.spec.compile[name]
         if not isinstance(value, str):
             return value
@@ -350,7 +352,7 @@ def _is_prim_func(value: object) -> bool:
     return any(kind.__name__ == "PrimFunc" for kind in type(value).__mro__)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Value:
     """A compile argument as plain data, to tell kernels apart."""
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 

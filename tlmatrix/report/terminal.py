@@ -31,7 +31,10 @@ _INTERVAL = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 _GROUPS = 20
 """Causes that are shown; a run with more has one broken part, not twenty."""
-_WIDE = 110
+_COLUMNS = 62
+"""Width of the columns of numbers."""
+_LEAST = 24
+"""Less than this of an id says nothing."""
 
 
 class TerminalReport:
@@ -116,16 +119,18 @@ class TerminalReport:
             self._console.print(Text(f"results: {self._started.results}", overflow="fold"))
 
     def _table(self) -> Table:
-        wide = self._console.width >= _WIDE
         table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
         table.add_column("spec", overflow="fold")
         for name in ("cases", "passed", "failed", "known", "skipped", "seconds", "slowest"):
             table.add_column(name, justify="right", no_wrap=True)
-        if wide:
-            table.add_column("slowest case", overflow="ellipsis", no_wrap=True)
-        paths = dict.fromkeys(result.path for result in self._results)
-        for path in sorted(paths):
-            table.add_row(*_row([item for item in self._results if item.path == path], wide=wide))
+        paths = sorted({result.path for result in self._results})
+        names = {result.path: result.spec for result in self._results}
+        # What the other columns leave of a wide terminal names the slowest case.
+        left = self._console.width - max(map(len, names.values())) - _COLUMNS
+        if left >= _LEAST:
+            table.add_column("slowest case", no_wrap=True)
+        for path in paths:
+            table.add_row(*_row([item for item in self._results if item.path == path], left))
         return table
 
     def _print_groups(self, groups: Sequence[Group]) -> None:
@@ -171,7 +176,7 @@ class TerminalReport:
             self._console.print(Text(line, style=style), soft_wrap=True, highlight=False)
 
 
-def _row(results: Sequence[CaseResult], *, wide: bool) -> list[str | Text]:
+def _row(results: Sequence[CaseResult], left: int) -> list[str | Text]:
     counts = Counter(result.status for result in results)
     failed = sum(counts[status] for status in FAILURES)
     slowest = max(results, key=lambda result: result.seconds)
@@ -185,7 +190,9 @@ def _row(results: Sequence[CaseResult], *, wide: bool) -> list[str | Text]:
         f"{sum(result.seconds for result in results):.1f}",
         f"{slowest.seconds:.2f}",
     ]
-    return [*row, slowest.case] if wide else row
+    if left < _LEAST:
+        return row
+    return [*row, slowest.case if len(slowest.case) <= left else slowest.case[: left - 1] + "…"]
 
 
 def _group_lines(group: Group, number: int, width: int) -> list[tuple[str, str]]:

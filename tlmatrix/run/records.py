@@ -135,12 +135,12 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-            if not isinstance(record, dict):
-                raise TypeError("not an object")
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             if number == last or _torn(line):
                 continue
             raise RecordsError(f"{path}:{number + 1}: not a record: {error}") from error
+        if not isinstance(record, dict):
+            raise RecordsError(f"{path}:{number + 1}: not a record but {type(record).__name__}")
         yield record
 
 

@@ -21,16 +21,21 @@ _CHECK = "rejects"
 
 
 def reject_problem(
-    spec: Spec, case: Case, reject: Reject, make: Callable[[Mapping[str, Value]], Problem]
+    spec: Spec,
+    case: Case,
+    reject: Reject,
+    make: Callable[[Mapping[str, Value]], Problem],
+    takes: frozenset[str] | None,
 ) -> Problem:
     """The problem of a reject: a good one where its bad values are set.
 
     A bad value of an axis makes another problem where the family can make one of it
     (`head_dim: 48`); what it refuses itself, and names that are no axes (`k.dtype: float32`),
-    replace arguments of a good problem.
+    replace arguments of a good problem. `takes` are the parameters of the entry (None: any).
 
     Raises:
-        ValueError: a bad value is for a name that the problem does not have.
+        ValueError: a bad value is for a name that the problem does not have, or the entry would
+            never see it.
     """
     from tlmatrix.problem import override
 
@@ -38,7 +43,13 @@ def reject_problem(
     values = {name: value for name, value in case.values.items() if name not in others}
     try:
         problem = make(values)
-    except ValueError:
+    except ValueError as error:
+        unseen = [name for name in reject.set if takes is not None and name not in takes]
+        if unseen:
+            raise ValueError(
+                f"no input can be made of it ({error}), and the entry takes no {unseen[0]!r}; "
+                "set a tensor instead, as in `k: {shape: [4, 3, 64]}`"
+            ) from error
         others = dict(reject.set)
         values |= {name: spec.axes[name][0] for name in reject.set if name in spec.axes}
         problem = make(values)

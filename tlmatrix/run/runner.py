@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import (
@@ -28,7 +29,6 @@ from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from tlmatrix.backend import Backend, Binding
     from tlmatrix.matrix import Case
@@ -83,12 +83,13 @@ class Runner:
     def run(self, spec: Spec, case: Case, *, path: str | None = None) -> CaseResult:
         """Run and judge a case. `path` is how the user calls the spec's file."""
         watch = _Watch()
-        outcome = self._outcome(spec, case, watch)
+        shown = path or str(spec.path)
+        outcome = self._outcome(spec, case, shown, watch)
         total = watch.total()
         spent = sum(watch.phases.values())
         return CaseResult(
             spec=spec.name,
-            path=path or str(spec.path),
+            path=shown,
             case=case.id,
             key=case.key,
             values=case.values,
@@ -114,7 +115,7 @@ class Runner:
         problem = self._problem(bound, spec, case)
         return problem, execute(bound.binding, problem)
 
-    def _outcome(self, spec: Spec, case: Case, watch: _Watch) -> _Outcome:
+    def _outcome(self, spec: Spec, case: Case, path: str, watch: _Watch) -> _Outcome:
         from tlmatrix.matrix import known_bug
 
         bug: KnownBug | None = None
@@ -124,7 +125,7 @@ class Runner:
                 return _Outcome(Status.QUARANTINED, message=_bug_words(bug))
             outcome = self._judged(spec, case, watch)
         except SpecError as error:
-            return _error(error)
+            return _spec_error(error, path)
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
             outcome = _error(error)
         return outcome if bug is None else _with_bug(outcome, bug)
@@ -154,7 +155,8 @@ class Runner:
             )
 
         if case.origin == "reject":
-            return reject_problem(spec, case, _reject_of(spec, case), make)
+            takes = bound.binding.parameters
+            return reject_problem(spec, case, _reject_of(spec, case), make, takes)
         return make(case.values)
 
     def _findings(
@@ -205,11 +207,16 @@ class _Outcome:
     message: str = ""
 
 
+def _spec_error(error: SpecError, path: str) -> _Outcome:
+    """What the spec says does not fit what it names; its place is written as the user would."""
+    told = "\n".join(str(replace(issue, path=Path(path))) for issue in error.issues)
+    title, _, detail = told.partition("\n")
+    finding = Finding(check="spec", title=title, detail=detail or None, pattern=title)
+    return _Outcome(Status.ERROR, (finding,))
+
+
 def _error(error: Exception) -> _Outcome:
     """What an exception says about the case that raised it."""
-    if isinstance(error, SpecError):
-        finding = Finding(check="binding", title=str(error), pattern=str(error))
-        return _Outcome(Status.ERROR, (finding,))
     raised = error.error if isinstance(error, EntryError) else error
     if _is_unsupported(raised):
         return _Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
