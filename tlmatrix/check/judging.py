@@ -20,7 +20,7 @@ from tlmatrix.check.relations import CHECK_OF_KIND, check_relation
 from tlmatrix.check.tolerance import Yardstick
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
     from tlmatrix.matrix.case import Case
     from tlmatrix.problem.model import Problem, RelationKind, Tensors
@@ -127,10 +127,9 @@ class _Judge:
         with guarded(problem) as (inside, _):
             return self._execute(inside)
 
-    def _judged_names(self) -> Iterator[str]:
-        for name in self._problem.outputs:
-            if self._check_of(name) in self._checks or "poison" in self._checks:
-                yield name
+    def _judged(self, name: str) -> bool:
+        """Whether a tensor's values are looked at by themselves."""
+        return self._check_of(name) in self._checks or "poison" in self._checks
 
     def _check_of(self, name: str) -> str:
         return "gradients" if name in self._problem.gradient_of else "numeric"
@@ -138,11 +137,11 @@ class _Judge:
     def _split(self, results: Tensors) -> tuple[list[Finding], Tensors]:
         """Findings for tensors that cannot be compared at all, and the others."""
         found, usable = [], {}
-        for name in self._judged_names():
-            mismatch = describe_mismatch(name, self._problem.outputs[name], results.get(name))
+        for name, info in self._problem.outputs.items():
+            mismatch = describe_mismatch(name, info, results.get(name))
             if mismatch is None:
                 usable[name] = results[name]
-            else:
+            elif name in results or self._judged(name):
                 found.append(Finding(self._check_of(name), mismatch, tensor=name, pattern="shape"))
         return found, usable
 
@@ -150,7 +149,8 @@ class _Judge:
         deviations = {
             name: deviation
             for name, tensor in results.items()
-            if (
+            if self._judged(name)
+            and (
                 deviation := compare(
                     tensor, self._yardstick.reference[name], self._yardstick.limits(name)
                 )

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["Deviation", "compare", "describe_mismatch", "difference"]
 
 
+_PART = 0.25
+"""Of a region that is off as a whole, elements off by more than this part of its limit count as
+wrong: a uniform error is there in small elements too, where it is small."""
+
+
 @dataclass(frozen=True)
 class Deviation:
     """A result outside its limits.
@@ -69,12 +74,12 @@ def compare(got: torch.Tensor, reference: torch.Tensor, limits: Limits) -> Devia
         # A region that is off without the elements above is off as a whole; of one that is off
         # because of them, the others are right.
         root = regions.rms(torch.where(finite & ~wrong, error, 0.0))
-        wrong = wrong | (_beyond(error, root, limits) > 1)
+        wrong = wrong | (_beyond(error, root, limits) > _PART)
         return Deviation(reference, got, wrong, largest, worst, "element")
     ratio = _beyond(error, root, limits)
     whole = float(_ratio(regions.rms_of_all(root), limits.whole))
     widest = max(float(_ratio(root, limits.region).max()), whole)
-    return Deviation(reference, got, ratio > 1, widest, int(ratio.argmax()), "rms")
+    return Deviation(reference, got, ratio > _PART, widest, int(ratio.argmax()), "rms")
 
 
 def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> Deviation | None:

@@ -89,7 +89,7 @@ class Side:
             return "one"
         if self.segmented and self.whole_regions:
             return "regions"
-        if self.dim.tile and self._last_tiles:
+        if self.dim.tile and self._last_tiles and self._whole_tiles:
             return "last tiles"
         if self.dim.tile and len(self.tiles) == 1 and self._whole_tiles:
             return "tile"

@@ -1,0 +1,510 @@
+"""Each bug a kernel may have is found by the check that should, and described as what it is."""
+
+import re
+from dataclasses import replace
+
+import attention_world as world
+import pytest
+import torch
+from attention_world import DTYPES, attention, flash, run
+
+from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
+
+LENGTHS = (17, 1, 40, 70)
+EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+
+
+def broken(edit):
+    """A correct kernel whose results are then edited."""
+
+    def kernel(problem):
+        results = flash(problem)
+        edit(results)
+        return results
+
+    return kernel
+
+
+def only(findings):
+    assert len(findings) == 1, [finding.title for finding in findings]
+    return findings[0]
+
+
+def masked_by(monkeypatch, rule, problem):
+    """The findings of a kernel with another mask; the reference keeps the right one."""
+    problem.reference(), problem.lowp()  # noqa: B018 - made with the right mask
+
+    def kernel(inside):
+        with monkeypatch.context() as patch:
+            patch.setattr(world, "visible", rule)
+            return flash(inside)
+
+    return run(problem, kernel)
+
+
+@EVERY_DTYPE
+def test_nothing_is_found_in_a_correct_kernel(dtype):
+    problem = attention(LENGTHS, (17, 30, 2, 70), dtype=dtype)
+    assert run(problem, flash, "numeric", "gradients", "poison", "guards", "determinism") == []
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("name", ["out", "dv"])
+@pytest.mark.parametrize("factor", [0.98, 1.02])
+def test_a_uniform_error_of_two_percent(dtype, name, factor):
+    def edit(results):
+        results[name] = (results[name].double() * factor).to(dtype)
+
+    finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
+    assert finding.check == ("numeric" if name == "out" else "gradients")
+    assert finding.tensor == name
+    assert finding.pattern == "everything"
+    measured = re.search(r"got is (\S+) times expected", finding.hint)
+    assert float(measured[1]) == pytest.approx(factor, abs=1e-3)
+
+
+@EVERY_DTYPE
+def test_two_percent_in_one_head_of_one_sequence(dtype):
+    def edit(results):
+        results["out"][58:, 1] = (results["out"][58:, 1].double() * 1.02).to(dtype)
+
+    finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
+    assert finding.index["sequence"] == 3
+    assert finding.index["head"] == 1
+    assert "of sequence 3, head 1" in finding.where
+
+
+@EVERY_DTYPE
+def test_two_percent_when_every_sequence_has_one_row(dtype):
+    def edit(results):
+        results["out"] = (results["out"].double() * 1.02).to(dtype)
+
+    problem = attention((1,) * 16, (200,) * 16, dtype=dtype, causal=False)
+    assert only(run(problem, broken(edit))).tensor == "out"
+
+
+@EVERY_DTYPE
+def test_all_zero(dtype):
+    problem = attention(LENGTHS, dtype=dtype)
+    finding = only(run(problem, broken(lambda r: r.update(out=torch.zeros_like(r["out"])))))
+    assert (finding.check, finding.tensor, finding.pattern) == ("numeric", "out", "everything")
+    assert finding.got == 0
+    assert "zero" in finding.hint
+
+
+@EVERY_DTYPE
+def test_one_nan(dtype):
+    def edit(results):
+        results["dq"][20, 2, 5] = torch.nan
+
+    finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
+    assert (finding.check, finding.tensor, finding.pattern) == ("gradients", "dq", "one element")
+    assert dict(finding.index) == {
+        "sequence": 2, "position": 2, "position_tile": 0, "head": 2, "dim": 5,
+    }  # fmt: skip
+    assert (finding.wrong, finding.total) == (1, 128 * 3 * 16)
+    assert finding.where == "row 2 of sequence 2, head 2, dim 5, in tile 0"
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+def test_infinite_where_finite_is_expected(dtype, value):
+    def edit(results):
+        results["out"][3, 0, 0] = value
+
+    assert only(run(attention(LENGTHS, dtype=dtype), broken(edit))).pattern == "one element"
+
+
+def sums(dtype, *, size=1000):
+    """A problem with a million sums of 64 terms, as a GEMM has."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(size, 64, generator=generator).to(dtype) for _ in range(2))
+    dims = (Dim("m", size, tile=64), Dim("n", size, tile=64))
+    exact = a.double() @ b.double().T
+    info = TensorInfo(
+        "c", dims, dtype, world.ROUNDOFF[dtype],
+        lambda: a.double().abs() @ b.double().abs().T,
+        lambda: (a.double().square() @ b.double().square().T).sqrt(),
+    )  # fmt: skip
+    return Problem(
+        values={}, names={"a": a, "b": b}, inputs={"a": a, "b": b}, outputs={"c": info},
+        returns=("c",), reference=lambda: {"c": exact},
+        lowp=lambda: {"c": (a.float() @ b.float().T).to(dtype)},
+    )  # fmt: skip
+
+
+def product(problem):
+    a, b = problem.inputs["a"], problem.inputs["b"]
+    return {"c": (a.float() @ b.float().T).to(a.dtype)}
+
+
+@EVERY_DTYPE
+def test_one_wrong_element_in_a_million(dtype):
+    def kernel(problem):
+        result = product(problem)
+        result["c"][321, 654] += 0.5
+        return result
+
+    assert run(sums(dtype), product) == []
+    finding = only(run(sums(dtype), kernel))
+    assert dict(finding.index) == {"m": 321, "m_tile": 5, "n": 654, "n_tile": 10}
+    assert (finding.wrong, finding.total) == (1, 10**6)
+    assert finding.got == pytest.approx(finding.expected + 0.5, abs=0.1)
+    assert finding.ratio > 1
+
+
+@EVERY_DTYPE
+def test_a_transposed_result(dtype):
+    kernel = lambda problem: {"c": product(problem)["c"].T.contiguous()}  # noqa: E731
+    assert "its transpose matches" in only(run(sums(dtype, size=60), kernel)).hint
+
+
+@EVERY_DTYPE
+def test_a_tile_of_a_matrix(dtype):
+    def kernel(problem):
+        result = product(problem)
+        result["c"][64:128, 128:192] = 40
+        return result
+
+    finding = only(run(sums(dtype, size=300), kernel))
+    assert finding.pattern == "a tile"
+    assert finding.where == "rows 64-127, n 128-191, in tile 1 and n tile 2"
+
+
+@EVERY_DTYPE
+def test_an_lse_in_the_wrong_base(dtype):
+    def edit(results):
+        results["lse"] *= world.LOG2E
+
+    finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
+    assert (finding.tensor, finding.pattern) == ("lse", "everything")
+    assert finding.hint.endswith("got is 1.443 times expected: log2 against ln?")
+
+
+@EVERY_DTYPE
+def test_a_transposed_head_pair(dtype):
+    def edit(results):
+        results["out"] = results["out"][:, [0, 2, 1]]
+
+    finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
+    assert (finding.pattern, finding.where) == ("heads", "head 1-2")
+    assert "permuting them makes it match: 1 holds 2, 2 holds 1" in finding.hint
+
+
+@EVERY_DTYPE
+def test_rows_with_no_visible_key(dtype):
+    problem = attention((17, 30), (17, 20), dtype=dtype)
+
+    def edit(results):
+        results["out"][17:27] = torch.nan
+        results["lse"][:, 17:27] = -1e30
+
+    rows, statistic = run(problem, broken(edit))
+    assert (rows.tensor, rows.pattern, rows.where) == (
+        "out", "NaN rows", "rows 0-9 of sequence 1, in tile 0",
+    )  # fmt: skip
+    assert "no visible key must come out as 0" in rows.hint
+    assert (statistic.tensor, statistic.expected) == ("lse", -torch.inf)
+    assert "must be -inf" in statistic.hint
+
+
+def test_a_nan_must_be_there_where_the_reference_has_one():
+    problem = sums(torch.float32, size=8)
+    expected = problem.reference()["c"].clone()
+    expected[2, 3] = torch.nan
+    problem = replace(problem, reference=lambda: {"c": expected})
+
+    def faithful(inside):
+        result = product(inside)
+        result["c"][2, 3] = torch.nan
+        return result
+
+    assert run(problem, faithful) == []
+    assert only(run(problem, product)).pattern == "one element"
+
+
+def test_an_overflow_of_the_dtype_is_expected_as_infinity():
+    problem = sums(torch.float16, size=8)
+    expected = problem.reference()["c"].clone()
+    expected[2, 3] = -1e6
+    problem = replace(problem, reference=lambda: {"c": expected}, lowp=dict)
+
+    def overflowing(value):
+        def kernel(inside):
+            result = product(inside)
+            result["c"][2, 3] = value
+            return result
+
+        return kernel
+
+    assert run(problem, overflowing(-torch.inf)) == []
+    assert only(run(problem, overflowing(torch.inf))).pattern == "one element"
+
+
+def test_a_wrong_shape_dtype_or_missing_tensor_is_said_in_words():
+    problem = attention(LENGTHS)
+    finding = only(run(problem, broken(lambda r: r.update(out=r["out"].float()))))
+    assert finding.title == "out is float32, expected float16"
+    finding = only(run(problem, broken(lambda r: r.update(lse=r["lse"].T))))
+    assert finding.title == "lse has shape [128, 3], expected [3, 128] (head 3, position 128)"
+    finding = only(run(problem, broken(lambda r: r.pop("dk"))))
+    assert finding.title == "dk is missing from what the entry returned"
+    assert finding.check == "gradients"
+
+
+# Patterns ----------------------------------------------------------------------------------------
+
+STARTS = {0: 0, 1: 17, 2: 18, 3: 58}
+
+
+@pytest.mark.parametrize(
+    ("place", "pattern", "where"),
+    [
+        ((21,), "a row", "row 3 of sequence 2, in tile 0"),
+        ((slice(34, 50), slice(1, 3)), "a tile", "rows 16-31 of sequence 2, head 1-2, in tile 1"),
+        ((slice(18, 58),), "a sequence", "all rows of sequence 2, in tile 0-2"),
+        ((slice(0, 18),), "sequences", "all rows of sequences 0-1, in tile 0-1"),
+        ((slice(None), 1), "a head", "head 1"),
+        ((slice(None), slice(0, 2)), "heads", "head 0-1"),
+        ((..., 7), "a column", "dim 7"),
+        ((slice(None, None, 8),), "every 8th row", None),
+        ((slice(122, 128),), "last tile of a sequence", "rows 64-69 of sequence 3, in tile 4"),
+        ((slice(54, 58),), "last rows", "rows 36-39 of sequence 2, in tile 2"),
+        (([*range(18, 23), *range(58, 63)],), "first rows", "rows 0-4 of sequences 2-3, in tile 0"),
+        (([20, 25, 60],), "rows", "rows 2, 7 of sequence 2; row 2 of sequence 3, in tile 0"),
+    ],
+)
+def test_patterns_are_named(place, pattern, where):
+    def edit(results):
+        results["out"][place] = 30
+
+    finding = only(run(attention(LENGTHS), broken(edit)))
+    assert finding.pattern == pattern
+    assert where is None or finding.where == where
+
+
+def test_the_last_tile_of_every_sequence():
+    def edit(results):
+        for start, length in ((0, 17), (17, 40), (57, 70)):
+            results["out"][start + (length - 1) // 16 * 16 : start + length] = 0
+
+    finding = only(run(attention((17, 40, 70)), broken(edit)))
+    assert finding.pattern == "last tile of every sequence"
+    assert "bounded by the length?" in finding.hint
+
+
+def test_first_rows_of_later_sequences_suggest_a_store_past_the_end():
+    def edit(results):
+        results["out"][18:26] = 9
+
+    assert "stores past its end" in only(run(attention(LENGTHS), broken(edit))).hint
+
+
+def test_scattered_elements():
+    def edit(results):
+        for at in range(16):
+            results["out"][at * 8, at % 3, (at * 5) % 16] = 30
+
+    assert only(run(attention(LENGTHS), broken(edit))).pattern == "scattered"
+
+
+# Masks -------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_sees_one_key_too_many(monkeypatch):
+    rule = lambda lq, lk, *_: torch.arange(lk)[None] <= torch.arange(lq)[:, None] + lk - lq + 1  # noqa: E731
+    forward, backward = masked_by(monkeypatch, rule, attention(LENGTHS))
+    assert forward.check == "numeric"
+    assert "one key too many" in forward.hint
+    assert backward.check == "gradients"
+
+
+def test_a_row_that_sees_one_key_too_few(monkeypatch):
+    rule = lambda lq, lk, *_: torch.arange(lk)[None] < torch.arange(lq)[:, None] + lk - lq  # noqa: E731
+    forward = masked_by(monkeypatch, rule, attention(LENGTHS))[0]
+    assert "the first row sees nothing" in forward.hint
+
+
+@pytest.mark.parametrize(("error", "word"), [(1, "wide"), (-1, "narrow")])
+def test_a_window_off_by_one(monkeypatch, error, word):
+    right = world.visible
+    rule = lambda lq, lk, causal, window: right(lq, lk, causal, window + error)  # noqa: E731
+    forward = masked_by(monkeypatch, rule, attention(LENGTHS, window=8))[0]
+    first = 8 if error > 0 else 7
+    assert f"rows {first}-16 of sequence 0" in forward.where
+    assert f"window of 8 is one key too {word}" in forward.hint
+
+
+def test_top_left_alignment(monkeypatch):
+    rule = lambda lq, lk, *_: torch.arange(lk)[None] <= torch.arange(lq)[:, None]  # noqa: E731
+    problem = attention((17, 30, 40), (17, 40, 60))
+    forward = masked_by(monkeypatch, rule, problem)[0]
+    assert (forward.pattern, forward.where) == (
+        "sequences", "all rows of sequences 1-2, in tile 0-2",
+    )  # fmt: skip
+    assert "top-left instead of bottom-right" in forward.hint
+
+
+# Determinism and relations -----------------------------------------------------------------------
+
+
+@EVERY_DTYPE
+def test_a_result_that_changes_from_call_to_call(dtype):
+    calls = []
+
+    def kernel(problem):
+        results = flash(problem)
+        calls.append(1)
+        if len(calls) == 3:
+            row = results["out"][5, 0]
+            row[0] = torch.nextafter(row[0], row.new_tensor(9))
+        return results
+
+    finding = only(run(attention(LENGTHS, dtype=dtype), kernel, "numeric", "determinism"))
+    assert (finding.check, finding.tensor, finding.wrong) == ("determinism", "out", 1)
+    calls.clear()
+    bounded = run(attention(LENGTHS), kernel, "numeric", "determinism", deterministic=False)
+    assert bounded == []
+
+
+@EVERY_DTYPE
+def test_bounded_is_not_boundless(dtype):
+    calls = []
+
+    def kernel(problem):
+        results = flash(problem)
+        calls.append(1)
+        if len(calls) == 2:
+            results["out"][5, 0, 0] += 1
+        return results
+
+    finding = only(run(attention(dtype=dtype), kernel, "determinism", deterministic=False))
+    assert finding.check == "determinism"
+
+
+def with_relation(problem, relation):
+    def relations(kind):
+        return (relation,) if relation.kind == kind else ()
+
+    return replace(problem, relations=relations)
+
+
+def neighbours(dtype, kind, factor):
+    """A relation: other values in sequence 1 change nothing in sequence 0."""
+    problem = attention((17, 40), dtype=dtype)
+    inputs = {name: tensor.clone() for name, tensor in problem.inputs.items()}
+    for tensor in inputs.values():
+        tensor[17:] *= factor
+    changed = replace(problem, inputs=inputs, names={**problem.names, **inputs})
+    part = lambda tensors: {"out": tensors["out"][:17], "lse": tensors["lse"][:, :17]}  # noqa: E731
+    relation = Relation(
+        "neighbours", kind, (changed,), part, lambda results: part(results[0]), exact=True,
+        because="other values in sequence 1",
+    )  # fmt: skip
+    return with_relation(problem, relation)
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize(("kind", "factor"), [("isolation", -1), ("poison", 1024)])
+def test_a_leak_from_the_neighbour_sequence(dtype, kind, factor):
+    problem = neighbours(dtype, kind, factor)
+    assert run(problem, flash, "numeric", kind) == []
+
+    def leaky(inside):
+        results = flash(inside)
+        leak = 2**-9 * world.ROUNDOFF[dtype] / 2**-24 * inside.inputs["v"][17].float()
+        results["out"][16] = (results["out"][16].float() + leak).to(dtype)
+        return results
+
+    findings = run(problem, leaky, kind)
+    assert only(findings).check == kind
+    assert findings[0].title.startswith("neighbours: out: ")
+    assert "other values in sequence 1" in findings[0].detail
+    # After wrong numbers it is still run, for it names the cause.
+    assert kind in {finding.check for finding in run(problem, leaky, "numeric", kind)}
+
+
+@EVERY_DTYPE
+def test_a_scale_kept_from_the_first_call(dtype):
+    problem = attention(dtype=dtype)
+    other = attention(dtype=dtype, seed=1, scale=0.5)
+    relation = Relation(
+        "again", "repeat", (other, problem), lambda mine: mine, lambda results: results[1],
+        exact=True, judge=(0,),
+    )  # fmt: skip
+    problem = with_relation(problem, relation)
+    assert run(problem, flash, "numeric", "repeat") == []
+    kept = []
+
+    def kernel(inside):
+        kept.append(inside.names["scale"])
+        return flash(replace(inside, names={**inside.names, "scale": kept[0]}))
+
+    findings = run(problem, kernel, "numeric", "repeat")
+    assert {finding.check for finding in findings} == {"repeat"}
+    assert all(finding.title.startswith("again: ") for finding in findings)
+
+
+def whole_and_halves(right):
+    problem = attention((17, 40))
+    first = attention((17,))
+    relation = Relation(
+        "split", "property", (first,), lambda mine: {"out": mine["out"][:17]}, right,
+        because="a batch is the sum of its parts",
+    )  # fmt: skip
+    return with_relation(problem, relation)
+
+
+def test_a_property_holds_within_the_sum_of_both_allowances():
+    mine = flash(attention((17, 40)))["out"][:17].float()
+    close = whole_and_halves(lambda _: {"out": (mine * (1 + 2**-11)).half()})
+    assert run(close, flash, "properties") == []
+    far = whole_and_halves(lambda _: {"out": (mine * 1.05).half()})
+    finding = only(run(far, flash, "properties"))
+    assert (finding.check, finding.tensor) == ("properties", "out")
+    assert finding.title.startswith("split: out: ")
+
+
+def test_an_exact_relation_of_a_case_that_is_bounded_falls_back_to_the_allowance():
+    mine = flash(attention((17, 40)))["out"][:17].float()
+    near = whole_and_halves(lambda _: {"out": (mine * (1 + 2**-11)).half()})
+    exact = replace(next(iter(near.relations("property"))), exact=True)
+    problem = with_relation(near, exact)
+    assert only(run(problem, flash, "properties")).check == "properties"
+    assert run(problem, flash, "properties", deterministic=False) == []
+
+
+def test_an_exception_in_a_relation_names_it():
+    def kernel(problem):
+        if problem.names["seqlens_q"] == [17]:
+            raise ValueError("one sequence is not enough")
+        return flash(problem)
+
+    problem = whole_and_halves(lambda results: results[0])
+    finding = only(run(problem, kernel, "numeric", "properties"))
+    assert finding.title == "split: raised ValueError: one sequence is not enough"
+    assert finding.check == "properties"
+
+
+def test_an_exception_in_the_first_run_is_raised():
+    def kernel(_):
+        raise ValueError("no such kernel")
+
+    with pytest.raises(ValueError, match="no such kernel"):
+        run(attention(), kernel, "numeric", "guards")
+
+
+def test_what_would_only_repeat_wrong_numbers_is_left_out():
+    ran = []
+
+    def right(results):
+        ran.append(results)
+        return results[0]
+
+    kernel = broken(lambda results: results["out"].zero_())
+    finding = only(run(whole_and_halves(right), kernel, "numeric", "properties"))
+    assert ran == []
+    assert "properties were left out" in finding.detail
