@@ -107,6 +107,14 @@ def test_values_that_make_no_problem_name_their_axis(change, axis, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("axis", ["groups", "kv_heads", "head_dim", "head_dim_v"])
+def test_a_problem_without_heads_or_dims_can_be_made_for_an_entry_to_reject(axis):
+    names = make_problem({**packed([4]), axis: 0}).names
+    empty = {"groups": "q", "kv_heads": "k", "head_dim": "q", "head_dim_v": "v"}[axis]
+    assert 0 in names[empty].shape
+    assert names[axis] == 0
+
+
 def test_max_seqlen_may_be_larger_than_any_sequence():
     names = make_problem(packed([4, 2], max_seqlen_q=100, max_seqlen_k=None)).names
     assert (names["max_seqlen_q"], names["max_seqlen_k"]) == (100, 4)

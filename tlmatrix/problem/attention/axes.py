@@ -77,9 +77,12 @@ class Setting:
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Setting:
-        """The setting of a case; AxisError where the values make none."""
+        """The setting of a case; AxisError where the values make none.
+
+        Without heads or dims (`groups: 0`) there is one, for an entry to reject.
+        """
         for axis, value in values.items():
-            if reason := explain_value(axis, value):
+            if reason := explain_value(axis, value, empty=True):
                 raise AxisError(axis, f"{axis}: {reason}")
         for axis in ("dtype", "head_dim"):
             if values.get(axis) is None:
@@ -141,7 +144,7 @@ class Setting:
     @property
     def softmax_scale(self) -> float:
         """What q k^T is multiplied by; head_dim**-0.5 unless the case says."""
-        return float(self.head_dim**-0.5) if self.scale is None else self.scale
+        return max(self.head_dim, 1) ** -0.5 if self.scale is None else self.scale
 
     @cached_property
     def starts_q(self) -> tuple[int, ...]:
@@ -243,8 +246,12 @@ def _length_list(side: str, value: Value, form: str) -> tuple[int, ...]:
     return tuple(_int(length) for length in value)
 
 
-def explain_value(axis: str, value: Value) -> str | None:
-    """What is wrong with one value of one axis, by itself; None where nothing is."""
+def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None:
+    """What is wrong with one value of one axis, by itself; None where nothing is.
+
+    `empty` allows tensors to have no heads and dims.
+    """
+    least = 0 if empty else 1
     match axis:
         case "dtype":
             return explain_dtype(value, floating=True)
@@ -271,7 +278,7 @@ def explain_value(axis: str, value: Value) -> str | None:
         case "window":
             return _at_least(value, 1, "none or a number of keys >= 1", optional=True)
         case "head_dim_v":
-            return None if value == "same" else _at_least(value, 1, "same or an integer >= 1")
+            return None if value == "same" else _at_least(value, least, "same or an integer >= 1")
         case "seqlen_q":
             return _at_least(value, 0, "an integer >= 0")
         case "seqlen_k":
@@ -281,7 +288,7 @@ def explain_value(axis: str, value: Value) -> str | None:
         case "max_seqlen_q" | "max_seqlen_k":
             return _at_least(value, 0, "none or an integer >= 0", optional=True)
     if axis in _POSITIVE:
-        return _at_least(value, 1, "an integer >= 1")
+        return _at_least(value, 1 if axis == "batch" else least, "an integer >= 1")
     return None
 
 
@@ -325,7 +332,7 @@ def _heads(values: Mapping[str, Value]) -> tuple[int, int]:
         by, name = (1, "groups") if groups is None else (groups, "groups")
     else:
         by, name = kv_heads, "kv_heads"
-    if heads % by:
+    if by == 0 or heads % by:
         raise AxisError("heads", f"heads {heads} is not a multiple of {name} {by}")
     if kv_heads is None:
         return heads // by, by
