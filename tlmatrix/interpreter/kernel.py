@@ -283,7 +283,9 @@ class InterpretedKernel:
                 # Tiles are too small to share: a second thread costs more than it brings.
                 torch.set_num_threads(1)
                 stack.callback(torch.set_num_threads, threads)
-            arguments = [self._argument(p, v, moved) for p, v in zip(self._parameters, values, strict=True)]
+            arguments = [
+                self._argument(p, v, moved) for p, v in zip(self._parameters, values, strict=True)
+            ]
             try:
                 self._loaded.function(*arguments, *(symbols[n] for n in self._program.symbols))
             except Exception as error:
@@ -357,5 +359,3 @@ def _normalized(out_idx: Sequence[int] | int | None, count: int) -> list[int]:
             raise ArgumentError(f"out_idx names parameter {index} twice")
         found.append(index)
     return found
-
-

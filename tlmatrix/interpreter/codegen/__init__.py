@@ -8,14 +8,11 @@ from typing import Any
 from tlmatrix.interpreter.errors import Unsupported
 
 from .context import Buf
-from .source import Location
+from .source import Location, location_of
 from .statements import StatementMixin
 from .values import LOW_PRECISION, Val, is_float, is_int, literal
 
 __all__ = ["Location", "Parameter", "Program", "generate"]
-
-# TileLang's own macros (reductions, scans) span several lines of its library.
-_LIBRARY = "/tilelang/"
 
 
 @dataclass(frozen=True)
@@ -173,24 +170,14 @@ def _addressed(func: Any) -> set[Any]:
     def visit(node: Any) -> None:
         if (
             isinstance(node, tvm.tirx.Call)
-            and str(getattr(node.op, "name", "")) in ("tl.region", "tl.tileop.region", "tl.access_ptr")
+            and str(getattr(node.op, "name", ""))
+            in ("tl.region", "tl.tileop.region", "tl.access_ptr")
             and isinstance(node.args[0], tvm.tirx.BufferLoad)
         ):
             found.add(node.args[0].buffer)
 
     tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
     return found
-
-
-def location_of(node: Any) -> Location | None:
-    """The user's line of a statement; None for statements of TileLang's own macros."""
-    import tilelang.ir
-
-    span = tilelang.ir.get_stmt_span(node)
-    if span is None:
-        return None
-    file = str(span.source_name.name)
-    return None if _LIBRARY in file and "/site-packages/" in file else Location(file, span.line)
 
 
 def generate(func: Any, *, guard: bool = True) -> Program:

@@ -150,9 +150,7 @@ class Context:
 
     def shape_of(self, axes: frozenset[int]) -> str:
         """Code of the broadcast shape of a value that varies over `axes`."""
-        extents = [
-            self.axis_at(p).extent.code if p in axes else "1" for p in range(self.rank)
-        ]
+        extents = [self.axis_at(p).extent.code if p in axes else "1" for p in range(self.rank)]
         return "(" + ", ".join(extents) + ("," if len(extents) == 1 else "") + ")"
 
     @property

@@ -252,9 +252,7 @@ class ExpressionMixin(BoundsMixin):
         signed = not dtype.startswith("uint")
         low = -(1 << (bits - 1)) if signed else 0
         high = (1 << (bits - 1)) - 1 if signed else (1 << bits) - 1
-        return (
-            value.lo is not None and value.hi is not None and low <= value.lo <= value.hi <= high
-        )
+        return value.lo is not None and value.hi is not None and low <= value.lo <= value.hi <= high
 
     def _wrap(self, value: Val, dtype: str) -> Val:
         if self.wide:
@@ -587,10 +585,7 @@ class ExpressionMixin(BoundsMixin):
         """Whether this value is the last user of the destination's memory."""
         dest = self.dest
         return (
-            dest is not None
-            and value.code == dest.view
-            and dest.live == 1
-            and dest.reads_left == 0
+            dest is not None and value.code == dest.view and dest.live == 1 and dest.reads_left == 0
         )
 
     # -- memory
@@ -857,7 +852,11 @@ class ExpressionMixin(BoundsMixin):
             both = a.lo is not None and a.lo >= 0 and b.lo is not None and b.lo >= 0
             hi = b.hi if name == "tirx.bitwise_and" and both else None
             return self.pure(
-                f"({a.code} {_BITWISE[name]} {b.code})", dtype, (a, b), lo=0 if both else None, hi=hi
+                f"({a.code} {_BITWISE[name]} {b.code})",
+                dtype,
+                (a, b),
+                lo=0 if both else None,
+                hi=hi,
             )
         method = getattr(self, "_call_" + name.replace(".", "_"), None)
         if method is None:

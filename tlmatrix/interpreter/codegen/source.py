@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
-__all__ = ["Location", "Writer"]
+__all__ = ["Location", "Writer", "buffer_location", "location_of"]
+
+# TileLang's own macros (reductions, scans) carry lines of its library.
+_LIBRARY = "/site-packages/tilelang/"
 
 
 @dataclass(frozen=True)
@@ -70,3 +74,24 @@ class Writer:
         """Keep names of helpers and keywords from being given out."""
         for name in names:
             self._names.setdefault(name, 0)
+
+
+def location_of(node: Any) -> Location | None:
+    """The user's line of a statement; None for statements of TileLang's own macros."""
+    import tilelang.ir
+
+    return _location(tilelang.ir.get_stmt_span(node))
+
+
+def buffer_location(buffer: Any) -> Location | None:
+    """The user's line of an allocation."""
+    import tilelang.ir
+
+    return _location(tilelang.ir.get_buffer_span(buffer))
+
+
+def _location(span: Any) -> Location | None:
+    if span is None:
+        return None
+    file = str(span.source_name.name)
+    return None if _LIBRARY in file else Location(file, int(span.line))

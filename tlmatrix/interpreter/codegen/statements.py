@@ -9,6 +9,7 @@ from .context import Buf, Dest
 from .expressions import op_name
 from .tileops import TileOpMixin
 from .bounds import Access, constant_index
+from .source import buffer_location
 from .values import LOW_PRECISION, Val, is_float, is_int, literal, numpy_name
 
 __all__ = ["StatementMixin"]
@@ -40,6 +41,11 @@ _ATOMICS = {
     "tl.atomic_min_elem_op": ("min", False, 1),
     "tl.atomic_min_ret_elem_op": ("min", True, 1),
     "tl.atomic_or_elem_op": ("or", False, 1),
+}
+_JUMPS = {
+    "tl.loop_break": "break",
+    "tirx.break_loop": "break",
+    "tirx.continue_loop": "continue",
 }
 # No grid and no loop that an interpreter could finish is longer.
 _LONGEST = 1 << 24
@@ -78,7 +84,7 @@ class StatementMixin(TileOpMixin):
         for var, value in dict(annotations.get("safe_value_map", {})).items():
             for buf in self.buffers.items():
                 if buf[0].data.same_as(var):
-                    buf[1].safe = self.cast(self.expr(value), buf[1].dtype).code
+                    buf[1].safe = self._safe_value(value, buf[1].dtype)
             for buffer in node.alloc_buffers:
                 if buffer.data.same_as(var):
                     self.safe_later[buffer.name] = value
@@ -86,6 +92,11 @@ class StatementMixin(TileOpMixin):
         for var in dict(annotations.get("layout_map", {})):
             if not any(data.same_as(var) for data in allocated):
                 self.layouts[self._global_of(var)] = annotations["layout_map"][var]
+
+    def _safe_value(self, value: Any, dtype: str) -> str:
+        if isinstance(value, (bool, int, float)):
+            return literal(value, dtype).code
+        return self.cast(self.scalar(value, "a safe value"), dtype).code
 
     def _global_of(self, var: Any) -> str:
         for buffer, buf in self.buffers.items():
@@ -98,6 +109,7 @@ class StatementMixin(TileOpMixin):
 
     def allocate(self, buffer: Any) -> None:
         """Make a buffer, poisoned anew for every block."""
+        self.w.location = buffer_location(buffer) or self.w.location
         scope = str(buffer.scope())
         if scope not in _SCOPES:
             raise self.refuse(f"memory of scope {scope} ({buffer.name})")
@@ -119,7 +131,7 @@ class StatementMixin(TileOpMixin):
             variable=variable,
         )
         if name in self.safe_later:
-            buf.safe = self.cast(self.expr(self.safe_later[name]), dtype).code
+            buf.safe = self._safe_value(self.safe_later[name], dtype)
         self.buffers[buffer] = buf
         blank = _poison(np_dtype)
         if variable:
@@ -330,9 +342,7 @@ class StatementMixin(TileOpMixin):
             np_dtype = numpy_name(buf.dtype)
             source = f"np.array([{buf.code}], {np_dtype!r})" if buf.variable else buf.code
             self.w.line(f"{code} = lanes({source}, ({shape},))")
-            self.buffers[buffer] = replace(
-                buf, code=code, variable=False, lane_axes=axes, views={}
-            )
+            self.buffers[buffer] = replace(buf, code=code, variable=False, lane_axes=axes, views={})
         self.stmt(node.body)
         for buffer, buf in saved.items():
             code = self.buffers[buffer].code
@@ -432,10 +442,8 @@ class StatementMixin(TileOpMixin):
     def _stmt_Evaluate(self, node: Any) -> None:
         call = node.value
         kind = type(call).__name__
-        if kind == "IntImm":
-            return
         if kind != "Call":
-            self.expr(call)
+            # A value that nothing uses.
             return
         name = op_name(call)
         if name in _IGNORED_CALLS:
@@ -443,10 +451,10 @@ class StatementMixin(TileOpMixin):
         if name.startswith("tl.tileop."):
             self._tile_op(call, name.removeprefix("tl.tileop."))
             return
-        if name == "tl.loop_break":
+        if name in _JUMPS:
             if self.mask is not None:
-                raise self.refuse("a break that only some lanes of a parallel loop take")
-            self.w.line("break")
+                raise self.refuse("a jump that only some lanes of a parallel loop take")
+            self.w.line(_JUMPS[name])
             return
         if name == "tl.atomic_store_elem_op":
             load = call.args[0].args[0]
@@ -603,8 +611,7 @@ class StatementMixin(TileOpMixin):
             nonlocal reads, clean
             if isinstance(child, tvm.tirx.BufferLoad) and self.buffers.get(child.buffer) is buf:
                 same = all(
-                    tvm.ir.structural_equal(x, y)
-                    for x, y in zip(child.indices, nodes, strict=True)
+                    tvm.ir.structural_equal(x, y) for x, y in zip(child.indices, nodes, strict=True)
                 )
                 reads += same
                 clean = clean and same

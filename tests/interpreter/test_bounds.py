@@ -1,0 +1,284 @@
+"""TileLang's bounds rules: what is guarded, what reads zero, what is skipped, what is an error."""
+
+import inspect
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import InterpreterError
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+GUARDS_OFF = {tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True}
+
+
+@tilelang.jit(out_idx=[-1])
+def shifted_load(dtype, safe=None):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(X: T.Tensor((n,), dtype), shift: T.int32, Y: T.Tensor((32,), dtype)):
+        with T.Kernel(1, threads=32):
+            if safe is not None:
+                T.annotate_safe_value({X: safe})
+            for i in T.Parallel(32):
+                Y[i] = X[i + shift]
+
+    return main
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
+@pytest.mark.parametrize("shift", [-40, -5, 0, 3, 10, 100])
+def test_a_guarded_load_outside_reads_zero(dtype, shift):
+    x = (torch.arange(20) + 1).to(getattr(torch, dtype))
+    expected = [x[i + shift].item() if 0 <= i + shift < 20 else 0 for i in range(32)]
+    assert shifted_load(dtype)(x, shift).tolist() == expected
+
+
+def test_a_guarded_load_outside_reads_the_annotated_safe_value():
+    got = shifted_load("float32", -7.0)(torch.ones(20), 3)
+    assert got.tolist() == [1.0] * 17 + [-7.0] * 15
+
+
+@pytest.mark.parametrize("shift", [-5, 0, 9, 50])
+def test_a_guarded_store_outside_is_skipped(shift):
+    @tilelang.jit
+    def store():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(Y: T.Tensor((n,), "float16"), shift: T.int32):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(8):
+                    Y[i + shift] = 1.0
+
+        return main
+
+    y = torch.zeros(12).half()
+    store()(y, shift)
+    assert y.tolist() == [1.0 if 0 <= k - shift < 8 else 0.0 for k in range(12)]
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (-3, -3), (10, 20), (14, 30), (40, 40)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_copy_is_predicated_on_both_sides(row, column, dtype):
+    @tilelang.jit
+    def through():
+        m, n = T.dynamic("m"), T.dynamic("n")
+
+        @T.prim_func
+        def main(
+            X: T.Tensor((m, n), dtype),
+            Y: T.Tensor((m, n), dtype),
+            r: T.int32,
+            c: T.int32,
+            S: T.Tensor((16, 16), dtype),
+        ):
+            with T.Kernel(1, threads=128):
+                s = T.alloc_shared((16, 16), dtype)
+                T.copy(X[r : r + 16, c : c + 16], s)
+                T.copy(s, S)
+                T.copy(s, Y[r : r + 16, c : c + 16])
+
+        return main
+
+    x = (torch.randn(20, 33) + 5).to(getattr(torch, dtype))
+    y = torch.zeros_like(x)
+    s = torch.empty(16, 16, dtype=x.dtype)
+    through()(x, y, row, column, s)
+    padded = torch.zeros(100, 110, dtype=x.dtype)
+    padded[10:30, 10:43] = x
+    expected = padded[10 + row : 26 + row, 10 + column : 26 + column]
+    assert torch.equal(s, expected)
+    back = torch.zeros_like(padded)
+    back[10 + row : 26 + row, 10 + column : 26 + column] = expected
+    assert torch.equal(y, back[10:30, 10:43])
+
+
+def test_a_copy_into_a_shared_tile_that_is_too_small_skips_the_rest():
+    @tilelang.jit(out_idx=[-1])
+    def narrow():
+        @T.prim_func
+        def main(X: T.Tensor((16,), "float32"), o: T.int32, Y: T.Tensor((16,), "float32")):
+            with T.Kernel(1, threads=32):
+                s = T.alloc_shared((16,), "float32")
+                T.fill(s, -1)
+                T.copy(X[0:8], s[o : o + 8])
+                T.copy(s, Y)
+
+        return main
+
+    x = torch.randn(16)
+    got = narrow()(x, 12)
+    assert torch.equal(got[12:], x[:4])
+    assert got[:12].eq(-1).all()
+
+
+def test_a_loaded_index_is_guarded_element_by_element():
+    @tilelang.jit(out_idx=[-1])
+    def gather():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(
+            X: T.Tensor((n, 4), "float16"),
+            I: T.Tensor((8,), "int32"),
+            Y: T.Tensor((8, 4), "float16"),
+        ):
+            with T.Kernel(1, threads=32):
+                for i, j in T.Parallel(8, 4):
+                    Y[i, j] = X[I[i], j]
+
+        return main
+
+    x = torch.randn(5, 4).half()
+    index = torch.tensor([0, 4, 5, -1, 100, 2, -100, 3], dtype=torch.int32)
+    expected = torch.stack([x[k] if 0 <= k < 5 else torch.zeros(4).half() for k in index.tolist()])
+    assert torch.equal(gather()(x, index), expected)
+
+
+def test_a_scalar_load_outside_reads_zero():
+    @tilelang.jit(out_idx=[-1])
+    def scalar():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(C: T.Tensor((n,), "int32"), Y: T.Tensor((4,), "int32")):
+            with T.Kernel(4, threads=32) as bx:
+                length = C[bx + 1] - C[bx]
+                Y[bx] = length
+
+        return main
+
+    assert scalar()(torch.tensor([3, 5, 9], dtype=torch.int32)).tolist() == [2, 4, -9, 0]
+
+
+def line_of(function, text):
+    """The line of `text` in this file, searched from the start of a function."""
+    lines, start = inspect.getsourcelines(function)
+    return start + next(k for k, line in enumerate(lines) if text in line)
+
+
+def check_error(error, function, text, *words):
+    message = str(error.value)
+    assert f"{__file__}:{line_of(function, text)}" in message
+    for word in words:
+        assert word in message
+
+
+def test_without_guards_a_load_outside_is_an_error_that_names_the_line():
+    @tilelang.jit(pass_configs=GUARDS_OFF, out_idx=[-1])
+    def unguarded():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((32,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(32):
+                    Y[i] = X[i]  # the bad line
+
+        return main
+
+    with pytest.raises(InterpreterError) as error:
+        unguarded()(torch.ones(20))
+    here = test_without_guards_a_load_outside_is_an_error_that_names_the_line
+    check_error(error, here, "# the bad line", "X[0:32]", "(20,)", "in kernel main")
+
+
+def test_a_constant_index_is_not_guarded():
+    @tilelang.jit(out_idx=[-1])
+    def constant():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((1,), "float32")):
+            with T.Kernel(1, threads=32):
+                Y[0] = X[7]  # the bad line
+
+        return main
+
+    assert constant()(torch.arange(8.0)).item() == 7.0
+    with pytest.raises(InterpreterError) as error:
+        constant()(torch.arange(7.0))
+    check_error(error, test_a_constant_index_is_not_guarded, "# the bad line", "X", "7")
+
+
+@pytest.mark.parametrize("scope", ["shared", "fragment"])
+def test_shared_and_fragment_memory_outside_is_an_error(scope):
+    alloc = T.alloc_shared if scope == "shared" else T.alloc_fragment
+
+    @tilelang.jit(out_idx=[-1])
+    def outside():
+        @T.prim_func
+        def main(shift: T.int32, Y: T.Tensor((16,), "float32")):
+            with T.Kernel(1, threads=32):
+                s = alloc((16,), "float32")
+                T.clear(s)
+                for i in T.Parallel(16):
+                    Y[i] = s[i + shift]  # the bad line
+
+        return main
+
+    assert outside()(0).eq(0).all()
+    for shift in (-1, 1):
+        with pytest.raises(InterpreterError) as error:
+            outside()(shift)
+        here = test_shared_and_fragment_memory_outside_is_an_error
+        check_error(error, here, "# the bad line", f"s[{shift}:{16 + shift}]", "(16,)")
+
+
+def test_a_branch_that_is_not_taken_reads_nothing():
+    @tilelang.jit(out_idx=[-1])
+    def lazy():
+        @T.prim_func
+        def main(Y: T.Tensor((32,), "float32"), Z: T.Tensor((32,), "float32")):
+            with T.Kernel(1, threads=32):
+                s = T.alloc_shared((16,), "float32")
+                T.fill(s, 3)
+                for i in T.Parallel(32):
+                    Y[i] = T.if_then_else(i < 16, s[i], -1.0)
+                for i in T.Parallel(32):
+                    if i >= 16:
+                        Z[i] = s[i - 16]
+                    else:
+                        Z[i] = 0.0
+
+        return main
+
+    z = lazy()(y := torch.empty(32))
+    assert y.tolist() == [3.0] * 16 + [-1.0] * 16
+    assert z.tolist() == [0.0] * 16 + [3.0] * 16
+
+
+def test_a_lane_that_is_outside_is_named():
+    @tilelang.jit(out_idx=[-1])
+    def lane():
+        @T.prim_func
+        def main(I: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32):
+                s = T.alloc_shared((4,), "float32")
+                T.clear(s)
+                for i in T.Parallel(8):
+                    Y[i] = s[I[i]]
+
+        return main
+
+    index = torch.tensor([0, 1, 2, 3, 9, 0, 0, 0], dtype=torch.int32)
+    with pytest.raises(InterpreterError, match=r"s\[9\]"):
+        lane()(index)
+
+
+def test_integer_division_by_zero_is_an_error():
+    @tilelang.jit(out_idx=[-1])
+    def divide():
+        @T.prim_func
+        def main(d: T.int32, Y: T.Tensor((4,), "int32")):
+            with T.Kernel(4, threads=32) as bx:
+                Y[bx] = 100 // d
+
+        return main
+
+    assert divide()(7).tolist() == [14] * 4
+    with pytest.raises(InterpreterError, match="division by zero"):
+        divide()(0)

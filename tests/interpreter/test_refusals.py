@@ -1,0 +1,127 @@
+"""What is not modelled is refused by name and line, never skipped."""
+
+import inspect
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import Unsupported
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+@tilelang.jit
+def thread_index():
+    @T.prim_func
+    def main(Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding(0)
+            Y[tx] = 1.0  # here
+
+    return main
+
+
+@tilelang.jit
+def barrier():
+    @T.prim_func
+    def main(Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            b = T.alloc_barrier(32)  # here
+            T.mbarrier_wait_parity(b, 0)
+
+    return main
+
+
+@tilelang.jit
+def extern():
+    @T.prim_func
+    def main(Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                Y[i] = T.call_extern("float32", "my_device_function", i)  # here
+
+    return main
+
+
+@tilelang.jit
+def shuffle():
+    @T.prim_func
+    def main(Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                Y[i] = T.shfl_xor(Y[i], 1)  # here
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("factory", "word"),
+    [
+        (thread_index, "thread index"),
+        (barrier, "shared.barrier"),
+        (extern, "call_extern"),
+        (shuffle, "shfl"),
+    ],
+)
+def test_refused_by_name_and_line(factory, word):
+    with pytest.raises(Unsupported) as error:
+        factory()
+    source, start = inspect.getsourcelines(factory.func.orig_func)
+    offset = next(k for k, line in enumerate(source) if "# here" in line)
+    assert word in str(error.value)
+    assert f"{__file__}:{start + offset}" in str(error.value)
+
+
+def test_a_thread_index_that_nothing_uses_is_no_obstacle():
+    @tilelang.jit
+    def unused():
+        @T.prim_func
+        def main(Y: T.Tensor((32,), "float32")):
+            with T.Kernel(1, threads=32):
+                T.get_thread_binding(0)
+                for i in T.Parallel(32):
+                    Y[i] = 1.0
+
+        return main
+
+    y = torch.zeros(32)
+    unused()(y)
+    assert y.eq(1).all()
+
+
+def test_a_local_variable_that_lanes_disagree_on_is_poisoned_after_the_loop():
+    @tilelang.jit(out_idx=[-1])
+    def disagree():
+        @T.prim_func
+        def main(Y: T.Tensor((2,), "float32")):
+            with T.Kernel(1, threads=32):
+                v = T.alloc_var("float32")
+                w = T.alloc_var("float32")
+                for i in T.Parallel(8):
+                    v = i
+                    w = 3.0
+                Y[0] = v
+                Y[1] = w
+
+        return main
+
+    got = disagree()()
+    assert got[0].isnan()
+    assert got[1] == 3.0
+
+
+def test_profiling_is_refused():
+    @tilelang.jit(out_idx=[-1])
+    def fine():
+        @T.prim_func
+        def main(Y: T.Tensor((32,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(32):
+                    Y[i] = 1.0
+
+        return main
+
+    with pytest.raises(Unsupported, match="no GPU to time"):
+        fine().get_profiler()
