@@ -88,8 +88,10 @@ def exact(problem, compute=torch.float64, store=None, *, sizes=False):
     t = {k: v.to(compute) for k, v in {**problem.inputs, **problem.cotangents}.items()}
     scale = problem.names["scale"]
     results = empty_results(problem, store or compute, torch.float32 if store else compute)
-    magnitude = empty_results(problem, torch.float64, torch.float64)
-    spread = empty_results(problem, torch.float64, torch.float64)
+    magnitude, spread = (
+        {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in results.items()}
+        for _ in range(2)
+    )
     for rows, cols, seen in sequences(problem):
         q, do = t["q"][rows].transpose(0, 1), t["out"][rows].transpose(0, 1)
         k, v = t["k"][cols].transpose(0, 1), t["v"][cols].transpose(0, 1)
@@ -181,7 +183,7 @@ def attention(
         return lambda: once("ref", lambda: exact(problem, sizes=True))[which][name]
 
     def exponent():
-        return size("lse", 1)().amax()
+        return torch.cat([size("lse", 1)().flatten(), torch.zeros(1)]).amax()
 
     def info(name, dims, kind, u, *, with_spread=True):
         return TensorInfo(

@@ -1,0 +1,132 @@
+"""What is allowed: by region, never only absolute, and as the spec says."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_world import DTYPES, FakeSpec, attention, flash, run
+
+from tlmatrix.check.regions import Regions
+from tlmatrix.check.tolerance import Yardstick, limits
+from tlmatrix.problem.model import Dim, TensorInfo
+from tlmatrix.spec.models import Tolerance
+
+PACKED = Dim("position", 7, [0, 0, 0, 2, 2, 3, 3], [0, 3, 3, 5, 7], "sequence")
+HEADS = Dim("head", 2, range(2))
+INSIDE = Dim("dim", 5)
+CPU = torch.device("cpu")
+
+
+def test_regions_reduce_as_a_loop_over_them_would():
+    regions = Regions((PACKED, HEADS, INSIDE), CPU)
+    values = torch.rand(7, 2, 5, dtype=torch.float64)
+    for region in range(4):
+        rows = [row for row, number in enumerate(PACKED.region) if number == region]
+        for head in range(2):
+            part = values[rows, head]
+            at = (region, head, 0)
+            assert regions.elements[at] == part.numel()
+            assert regions.sum(values)[at] == pytest.approx(float(part.sum()))
+            assert regions.largest(values)[at] == (part.max() if part.numel() else 0)
+            mean = float(part.square().mean().sqrt()) if part.numel() else 0
+            assert regions.rms(values)[at] == pytest.approx(mean)
+    whole = regions.rms_of_all(regions.rms(values))
+    assert float(whole) == pytest.approx(float(values.square().mean().sqrt()))
+    assert torch.equal(regions.spread(regions.sum(values))[3], regions.sum(values)[2])
+
+
+def test_regions_refuse_a_dim_that_numbers_too_few():
+    with pytest.raises(ValueError, match="position has 8 entries and 7 regions"):
+        Regions((replace(PACKED, size=8),), CPU)
+
+
+def scaled(problem, factor):
+    """The same problem with every value, and so every error, times a power of two."""
+
+    def times(make):
+        return lambda: {name: tensor * factor for name, tensor in make().items()}
+
+    outputs = {
+        name: replace(
+            info,
+            magnitude=lambda info=info: info.magnitude() * factor,
+            spread=info.spread and (lambda info=info: info.spread() * factor),
+        )
+        for name, info in problem.outputs.items()
+    }
+    return replace(
+        problem, outputs=outputs, reference=times(problem.reference), lowp=times(problem.lowp)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: str(d)[6:])
+def test_the_allowance_grows_and_shrinks_with_the_values(dtype):
+    problem = attention(dtype=dtype)
+    small = Yardstick(scaled(problem, 2.0**-20), Tolerance(), "interpreter").limits("out")
+    large = Yardstick(problem, Tolerance(), "interpreter").limits("out")
+    assert torch.allclose(small.element * 2**20, large.element, rtol=1e-6)
+    assert torch.allclose(small.region * 2**20, large.region, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+def test_the_allowance_does_not_collapse_where_rounding_is_exact_by_luck(dtype):
+    problem = attention((1, 2), dtype=dtype)
+    lucky = replace(problem, lowp=problem.reference)
+    yardstick = Yardstick(lucky, Tolerance(), "interpreter")
+    for name, info in problem.outputs.items():
+        assert (yardstick.limits(name).element >= info.roundoff * info.magnitude() / 4).all()
+        assert (yardstick.limits(name).region > 0).all()
+
+
+def test_the_floor_of_the_root_mean_square_is_below_that_of_an_element():
+    bounds = Yardstick(attention((64, 100)), Tolerance(), "interpreter").limits("out")
+    largest = bounds.regions.largest(bounds.element)
+    assert (largest > 2 * bounds.region)[:2].all()
+    assert float(bounds.whole) <= float(bounds.region.max())
+
+
+def test_factor_and_floor_come_from_the_spec_by_tensor_and_architecture():
+    problem = attention()
+    tolerance = Tolerance.model_validate(
+        {
+            "default": {"factor": 2, "floor": 0.0},
+            "dq": {"factor": 3},
+            "by_arch": {"sm_100": {"dq": {"factor": 6}}},
+        }
+    )
+    here, there = (Yardstick(problem, tolerance, arch) for arch in ("sm_90", "sm_100"))
+    error = (problem.lowp()["out"].double() - problem.reference()["out"]).abs()
+    assert torch.equal(here.limits("out").element[:17, 1], (2 * error[:17, 1].max()).expand(17, 16))
+    assert torch.allclose(there.limits("dq").element, 2 * here.limits("dq").element)
+    assert torch.equal(there.limits("dk").element, here.limits("dk").element)
+
+
+def test_a_floor_in_numbers_is_added_as_it_stands():
+    problem = attention()
+    tolerance = Tolerance.model_validate({"default": {"floor": 0.5}})
+    bounds = Yardstick(problem, tolerance, "interpreter").limits("out")
+    assert (bounds.element >= 0.5).all()
+    assert (bounds.element < 0.51).all()
+
+
+@pytest.mark.parametrize("factor", [0.01, 2])
+def test_a_tolerance_too_small_for_a_correct_kernel_fails_it(factor):
+    tolerance = Tolerance.model_validate({"default": {"factor": factor, "floor": 0.0}})
+    found = run(attention((64, 100)), flash, tolerance=tolerance)
+    assert bool(found) == (factor < 1)
+
+
+def test_without_sizes_the_reference_is_its_own_measure():
+    info = TensorInfo("y", (Dim("row", 4), Dim("col", 3)), torch.float16, 2.0**-11)
+    reference = torch.full((4, 3), 3.0, dtype=torch.float64)
+    allowance = FakeSpec(Tolerance()).tolerance.for_tensor("y", "sm_90")
+    bounds = limits(info, reference, None, allowance)
+    assert ((bounds.element > 3 * 2.0**-11) & (bounds.element < 40 * 2.0**-11)).all()
+    nothing = limits(info, torch.zeros_like(reference), None, allowance)
+    assert (nothing.element < 1e-6).all()
+
+
+def test_a_dense_batch_has_a_region_for_each_head_of_each_entry():
+    dims = (Dim("batch", 2, range(2)), Dim("position", 3), Dim("head", 4, range(4)), INSIDE)
+    assert Regions(dims, CPU).shape == (2, 1, 4, 1)
+    assert Regions((), CPU).shape == ()
