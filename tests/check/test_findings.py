@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention_world import DTYPES, attention, flash, run
 
+from tlmatrix.check.numeric import alike
 from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
 
 LENGTHS = (17, 1, 40, 70)
@@ -369,6 +370,16 @@ def test_a_result_that_changes_from_call_to_call(dtype):
     calls.clear()
     bounded = run(attention(LENGTHS), kernel, "numeric", "determinism", deterministic=False)
     assert bounded == []
+
+
+@EVERY_DTYPE
+def test_equal_bits_whatever_the_strides_and_offsets(dtype):
+    values = torch.randn(9, 5).to(dtype)
+    values[0, 0] = torch.nan
+    for part in (values, values.T, values.flatten()[1:], values[:0], values[0, 0]):
+        assert alike(part, part.clone())
+    assert not alike(values[1:], values[:-1])
+    assert not alike(torch.zeros(3, dtype=dtype), -torch.zeros(3, dtype=dtype))
 
 
 @EVERY_DTYPE

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.check.explain import explain
-from tlmatrix.check.numeric import Deviation, difference
+from tlmatrix.check.numeric import Deviation, alike, difference
 
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.tolerance import Yardstick
     from tlmatrix.problem.model import Tensors
 
-__all__ = ["alike", "compare_runs"]
-
-_INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+__all__ = ["compare_runs"]
 
 
 def compare_runs(
@@ -50,14 +48,6 @@ def compare_runs(
                 )
             )
     return found
-
-
-def alike(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bits."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    kind = _INT_OF_SIZE[left.element_size()]
-    return torch.equal(left.detach().view(kind), right.detach().view(kind))
 
 
 def _bits(got: torch.Tensor, expected: torch.Tensor) -> Deviation | None:

@@ -15,7 +15,7 @@ import torch
 
 from tlmatrix.check.explain import explain
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.numeric import compare, describe_mismatch, difference
+from tlmatrix.check.numeric import alike, compare, describe_mismatch, difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ def _differences(
             title = f"{name} has shape {list(other.shape)}, expected {list(tensor.shape)}"
             found.append(Finding(CHECK_OF_KIND[relation.kind], title, tensor=name))
             continue
-        if torch.equal(tensor, other):
+        if alike(tensor, other):
             continue
         if exact:
             limit = torch.zeros_like(tensor, dtype=torch.float64)
