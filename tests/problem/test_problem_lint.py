@@ -89,6 +89,46 @@ def test_gemm_axes_are_checked(tmp_path):
     ]
 
 
+def test_names_of_a_factory_are_checked(tmp_path):
+    text = (
+        GOOD.replace("entry: some.module:entry", "factory: a:b")
+        + """\
+  seqlen_q: [4]
+  block: [64]
+compile: {heads: heads * groups, dim: headdim, rows: block + seqlen_q, q: q, scale: 3}
+call: [q, k, vv, lse]
+returns: [out, lsee]
+tolerance: {dqq: {factor: 3}, by_arch: {sm_90: {dv: {factor: 2}, dkk: {factor: 2}}}}
+"""
+    )
+    assert issues(tmp_path, text) == [
+        "11:14: call: the problem has no 'vv'; did you mean 'v'?",
+        "10:39: compile: dim: the name 'headdim' is unknown; did you mean 'head_dim'?",
+        "10:75: compile: q: the name 'q' is a tensor",
+        "12:16: returns: the problem has no output 'lsee'; did you mean 'lse'?",
+        "13:18: tolerance: unknown tensor 'dqq'; did you mean 'dq'?",
+        "13:74: tolerance: unknown tensor 'dkk'; did you mean 'dk'?",
+    ]
+
+
+def test_names_of_a_declared_factory_are_checked(tmp_path):
+    text = """\
+name: d
+problem:
+  inputs: {x: {shape: [rows], dtype: float16}}
+  outputs: [y]
+  reference: a:b
+factory: a:b
+compile: {M: rows, N: cols}
+call: [x, y, z]
+axes: {rows: [3]}
+"""
+    assert [issue.split(";")[0] for issue in issues(tmp_path, text)] == [
+        "8:14: call: the problem has no 'z'",
+        "7:23: compile: N: the name 'cols' is unknown",
+    ]
+
+
 def test_declared_fills_and_gradients_are_checked(tmp_path):
     text = """\
 name: d

@@ -98,3 +98,6 @@ def places(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
         for number, case in enumerate(cases):
             for axis, value in case.items():
                 yield (key, number, axis), axis, value
+    for number, case in enumerate(spec.bench.cases if spec.bench else ()):
+        for axis, value in case.items():
+            yield ("bench", "cases", number, axis), axis, value

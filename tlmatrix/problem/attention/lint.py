@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.axes import AXES, explain_value
 from tlmatrix.problem.frame import places
+from tlmatrix.problem.naming import lint_arguments, lint_results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
 
 __all__ = ["lint"]
+
+
+_NAMES = frozenset(
+    {
+        "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k",
+        "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "head_dim", "head_dim_v", "causal",
+        "window", "scale", "layout", "dtype", "device", "values",
+    }
+)  # fmt: skip
+_RESULTS = frozenset({"out", "lse", "dq", "dk", "dv", "dsink"})
+_TENSORS = _RESULTS | {"q", "k", "v", "do", "delta", "sink", "cu_seqlens_q", "cu_seqlens_k"}
 
 
 def lint(spec: Spec) -> Iterator[Issue]:
@@ -36,6 +48,8 @@ def lint(spec: Spec) -> Iterator[Issue]:
             "heads, kv_heads and groups together say the same thing twice; leave one out",
         )
     yield from _lint_lengths(spec)
+    yield from lint_arguments(spec, _NAMES, _TENSORS)
+    yield from lint_results(spec, _RESULTS)
     windows = [value for value in axes.get("window", ()) if value is not None]
     if windows and True not in axes.get("causal", ()):
         yield spec.issue(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.dtypes import DTYPES
 from tlmatrix.problem.frame import Frame, compile_key, places
+from tlmatrix.problem.naming import lint_arguments
 from tlmatrix.spec.models import DeclaredProblem
 
 if TYPE_CHECKING:
@@ -58,7 +59,11 @@ def _lint(spec: Spec) -> Iterator[Issue]:
     for path, axis, value in places(spec):
         if axis == "values" and (reason := explain_distribution(value)):
             yield spec.issue(path, f"values: {reason}")
-    for name, decl in declared(spec).inputs.items():
+    problem = declared(spec)
+    cotangents = {f"d{name}" for name in problem.output_names}
+    tensors = {*problem.inputs, *problem.tensors, *cotangents}
+    yield from lint_arguments(spec, {"device", "values"}, tensors)
+    for name, decl in problem.inputs.items():
         path = ("problem", "inputs", name)
         if decl.fill is not None and (reason := explain_distribution(decl.fill)):
             yield spec.issue((*path, "fill"), f"fill: {reason}")

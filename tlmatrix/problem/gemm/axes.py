@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.dtypes import explain_dtype
 from tlmatrix.problem.frame import places
+from tlmatrix.problem.naming import lint_arguments, lint_results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,3 +95,6 @@ def lint(spec: Spec) -> Iterator[Issue]:
         if axis not in spec.axes:
             example = "[float16]" if axis == "dtype" else "[64]"
             yield spec.issue(("axes",), f"gemm needs the axis {axis}; add {axis}: {example}")
+    names = {*_SIZES, *_FLAGS, "dtype", "out_dtype", "device", "values"}
+    yield from lint_arguments(spec, names, {"a", "b", "c"})
+    yield from lint_results(spec, {"c"})

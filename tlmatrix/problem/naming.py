@@ -1,0 +1,63 @@
+"""Names that a spec uses of its problem: in `call`, `compile`, `returns` and `tolerance`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.words import nearest
+from tlmatrix.spec.expressions import Expression, ExpressionError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["lint_arguments", "lint_results"]
+
+
+def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str]) -> Iterator[Issue]:
+    """Unknown names in `call` (tensors and other names) and in `compile` (no tensors).
+
+    The axes of the spec and its `returns` are known besides.
+    """
+    known = {*names, *spec.axes}
+    for index, name in enumerate(spec.call):
+        if name not in known and name not in tensors and name not in spec.returns:
+            hint = nearest(name, {*known, *tensors})
+            yield spec.issue(("call", index), f"call: the problem has no {name!r}{hint}")
+    for argument, value in spec.compile.items():
+        if not isinstance(value, str):
+            continue
+        try:
+            used = Expression(value).names
+        except ExpressionError:
+            continue  # an issue of the loader's
+        for name in sorted(used - known):
+            what = "a tensor" if name in tensors else f"unknown{nearest(name, known)}"
+            yield spec.issue(
+                ("compile", argument),
+                f"compile: {argument}: the name {name!r} is {what}",
+            )
+
+
+def lint_results(spec: Spec, results: Collection[str]) -> Iterator[Issue]:
+    """Names in `returns` and `tolerance` that are no output or gradient of the problem."""
+    for index, name in enumerate(spec.returns):
+        if name not in results:
+            yield spec.issue(
+                ("returns", index),
+                f"returns: the problem has no output {name!r}{nearest(name, results)}",
+            )
+    for name in spec.tolerance.tensors:
+        if name not in results:
+            yield spec.issue(
+                ("tolerance", name), f"tolerance: unknown tensor {name!r}{nearest(name, results)}"
+            )
+    for arch, changes in spec.tolerance.by_arch.items():
+        for name in changes:
+            if name != "default" and name not in results:
+                yield spec.issue(
+                    ("tolerance", "by_arch", arch, name),
+                    f"tolerance: unknown tensor {name!r}{nearest(name, {*results, 'default'})}",
+                )
