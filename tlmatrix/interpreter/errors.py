@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["ArgumentError", "InterpreterError", "Unsupported"]
 
 
-class Unsupported(NotImplementedError):
+class Unsupported(NotImplementedError):  # noqa: N818  # reads as what it says: Unsupported
     """The kernel uses an operation that the interpreter does not model; names it and its line."""
 
 

@@ -99,13 +99,12 @@ def interpreted(
     line = _first_line(prim_func)
     with _lock:
         key = (tvm.ir.structural_hash(prim_func), guard, line)
-        for known, loaded in _programs.setdefault(key, []):
-            if tvm.ir.structural_equal(known, prim_func):
-                break
-        else:
-            program = generate(prim_func, guard=guard)
-            loaded = load_program(program, next(_numbers))
-            _programs[key].append((prim_func, loaded))
+        known = _programs.setdefault(key, [])
+        same = (loaded for func, loaded in known if tvm.ir.structural_equal(func, prim_func))
+        loaded = next(same, None)
+        if loaded is None:
+            loaded = load_program(generate(prim_func, guard=guard), next(_numbers))
+            known.append((prim_func, loaded))
             _dump(loaded)
     return InterpretedKernel(prim_func, loaded, out_idx)
 

@@ -126,7 +126,7 @@ class InterpretedKernel:
             for p in self.prim_func.params
         ]
 
-    def get_profiler(self, *args: Any, **kwargs: Any) -> Any:
+    def get_profiler(self, *_args: Any, **_kwargs: Any) -> Any:
         """Profiling is refused: the interpreter's time says nothing of a GPU's.
 
         Raises:
@@ -203,13 +203,13 @@ class InterpretedKernel:
                 raise self._mismatch(p, what, axis, str(shown), got, value)
 
     def _evaluate(self, code: str, symbols: dict[str, int], solve: int | None = None) -> int:
-        """The value of an expression over symbolic dims; binds the one it may lack to fit `solve`."""
+        """An expression over symbolic dims; binds the one it may lack so that it is `solve`."""
         if code in symbols:
             return symbols[code]
         function = self._expressions.get(code)
         if function is None:
             raise ArgumentError(
-                f"kernel {self._program.name}: the symbolic dimension {code} is not bound by any input"
+                f"kernel {self._program.name}: no input binds the symbolic dimension {code}"
             )
         names = self._program.symbols
         missing = [n for n in names if n not in symbols and _mentions(code, n)]
@@ -233,16 +233,16 @@ class InterpretedKernel:
         full = tuple(value.shape) if what == "shape" else tuple(value.stride())
         hint = "; pass a contiguous tensor" if what == "strides" else ""
         return ArgumentError(
-            f"kernel {self._program.name}: argument {p.name} must have {what}[{axis}] = {expected}, "
-            f"got {got} ({what} {full}){hint}"
+            f"kernel {self._program.name}: argument {p.name} must have "
+            f"{what}[{axis}] = {expected}, got {got} ({what} {full}){hint}"
         )
 
     def _check_scalar(self, p: Parameter, value: Any) -> None:
         wanted = numbers.Real if p.dtype.startswith("float") else numbers.Integral
         if isinstance(value, torch.Tensor) or not isinstance(value, wanted):
             raise TypeError(
-                f"kernel {self._program.name}: argument {p.name} must be a number of type {p.dtype}, "
-                f"got {type(value).__name__}"
+                f"kernel {self._program.name}: argument {p.name} must be "
+                f"a number of type {p.dtype}, got {type(value).__name__}"
             )
 
     def _check_tensor(self, p: Parameter, value: Any) -> None:
@@ -276,7 +276,7 @@ class InterpretedKernel:
         moved: list[tuple[Any, Any, Any]] = []
         with ExitStack() as stack:
             stack.enter_context(np.errstate(all="ignore"))
-            if _python_dispatch._len_torch_dispatch_stack() > 0:  # noqa: SLF001
+            if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
                 stack.enter_context(_python_dispatch._disable_current_modes())  # noqa: SLF001
             stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
             if threads != 1:

@@ -72,4 +72,5 @@ def positions(layout: Any, shape: tuple[int, ...], name: str) -> np.ndarray[Any,
             f"{int(offset.max())}, but only {size} elements are allocated: "
             "pad the tensor to the layout's tile"
         )
-    return offset
+    found: np.ndarray[Any, Any] = offset
+    return found

@@ -10,7 +10,7 @@ from tlmatrix.interpreter.errors import Unsupported
 from .context import Buf
 from .source import Location, location_of
 from .statements import StatementMixin
-from .values import LOW_PRECISION, Val, is_float, is_int, literal
+from .values import LOW_PRECISION, Val, is_float, is_int
 
 __all__ = ["Location", "Parameter", "Program", "generate"]
 
@@ -61,10 +61,8 @@ class _Generator(StatementMixin):
     """One generation; see `generate`."""
 
     def __init__(self, func: Any, *, guard: bool) -> None:
-        super().__init__(guard, location_of, {})
+        super().__init__(guard, location_of)
         self.func = func
-        self.layouts = {}
-        self.safe_later = {}
         self.addressed = _addressed(func)
         self.symbols: dict[str, Val] = {}
         self.parameters: list[Parameter] = []

@@ -13,7 +13,16 @@ from typing import Any
 from .context import Buf, Context
 from .values import Affine, Val, literal
 
-__all__ = ["Access", "BoundsMixin", "Dim", "add", "times"]
+__all__ = [
+    "Access",
+    "BoundsMixin",
+    "Dim",
+    "add",
+    "constant_index",
+    "scalar_affine",
+    "subtract",
+    "times",
+]
 
 
 def add(a: Val, b: Val) -> Val:
@@ -28,6 +37,17 @@ def add(a: Val, b: Val) -> Val:
     lo = a.lo + b.lo if a.lo is not None and b.lo is not None else None
     hi = a.hi + b.hi if a.hi is not None and b.hi is not None else None
     return Val(code, a.dtype, lo=lo, hi=hi)
+
+
+def subtract(a: Val, b: Val) -> Val:
+    """The scalar integer `a - b`."""
+    if b.lit is not None:
+        return add(a, literal(-b.lit, b.dtype))
+    lo = a.lo - b.hi if a.lo is not None and b.hi is not None else None
+    hi = a.hi - b.lo if a.hi is not None and b.lo is not None else None
+    if a.lit == 0:
+        return Val(f"(-{b.code})", a.dtype, lo=lo, hi=hi)
+    return Val(f"({a.code} - {b.code})", a.dtype, lo=lo, hi=hi)
 
 
 def times(a: Val, factor: int) -> Val:
@@ -148,20 +168,16 @@ class BoundsMixin(Context):
         conditions: list[str] = []
         if block:
             for dim, n in zip(dims, shape, strict=True):
-                conditions += self.conditions(dim, n, buf)
+                conditions += self.conditions(dim, n)
         return Access(buf, tuple(dims), block, tuple(conditions))
 
-    def conditions(self, dim: Dim, n: Val, buf: Buf) -> list[str]:
+    def conditions(self, dim: Dim, n: Val) -> list[str]:
         """What is not proven of `0 <= first` and `last < n`."""
         found = []
         first, last = dim.base, dim.last
         if first.lo is None or first.lo < 0:
-            if first.lit is not None:
-                self._constant_outside(buf, first, n)
             found.append(f"{first.code} >= 0")
         if not self._below(dim, last, n):
-            if first.lit is not None and last.lit is not None and n.lit is not None:
-                self._constant_outside(buf, last, n)
             found.append(f"{last.code} < {n.code}")
         return found
 
@@ -173,9 +189,6 @@ class BoundsMixin(Context):
             return last.below is not None and last.below == n.code
         return dim.base.lit == 0 and dim.step == 1 and dim.extent.code == n.code
 
-    def _constant_outside(self, buf: Buf, index: Val, n: Val) -> None:
-        """A constant index that is certainly outside: leave it to the run time to report."""
-
     def difference(self, a: Val, b: Val) -> tuple[Val, Val] | None:
         """Scalars `min(a - b)` and `max(a - b)` over all lanes, where both are affine."""
         left, right = a.affine or scalar_affine(a), b.affine or scalar_affine(b)
@@ -184,7 +197,7 @@ class BoundsMixin(Context):
         coefficients: dict[int, int] = dict(left.coefficients)
         for axis, c in right.coefficients:
             coefficients[axis] = coefficients.get(axis, 0) - c
-        low = high = add(left.base, negate(right.base))
+        low = high = subtract(left.base, right.base)
         for axis, c in coefficients.items():
             if c == 0:
                 continue
@@ -199,15 +212,6 @@ class BoundsMixin(Context):
 def scalar_affine(value: Val) -> Affine | None:
     """A scalar integer as an affine form without axes."""
     return Affine(value, ()) if value.scalar else None
-
-
-def negate(value: Val) -> Val:
-    """The scalar `-value`."""
-    if value.lit is not None:
-        return literal(-value.lit, value.dtype)
-    lo = None if value.hi is None else -value.hi
-    hi = None if value.lo is None else -value.lo
-    return Val(f"(-{value.code})", value.dtype, lo=lo, hi=hi)
 
 
 def constant_index(index: Any) -> bool:

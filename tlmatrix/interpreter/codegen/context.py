@@ -11,7 +11,7 @@ from .source import Location, Writer
 from .values import LOW_PRECISION, Affine, Val, literal, numpy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = ["Axis", "Buf", "Context", "Dest"]
 
@@ -82,14 +82,11 @@ class Dest:
 class Context:
     """State of one generation."""
 
-    def __init__(
-        self, guard: bool, spans: Callable[[Any], Location | None], safe_values: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, guard: bool, spans: Callable[[Any], Location | None]) -> None:
         self.w = Writer()
         self.prologue = Writer(_names=self.w._names)  # noqa: SLF001  # one pool of names
         self.guard = guard
         self.span_of = spans
-        self.safe_values = safe_values
         self.vars: dict[Any, Val | Any] = {}
         self.deferred: dict[Any, Any] = {}
         self.buffers: dict[Any, Buf] = {}
@@ -99,7 +96,19 @@ class Context:
         self.dest: Dest | None = None
         # Shapes and strides are computed on the host, in 64 bits.
         self.wide = False
+        # Safe values and layouts that a block annotates; buffers whose address is taken.
+        self.safe_later: dict[str, Any] = {}
+        self.layouts: dict[str, Any] = {}
+        self.addressed: set[Any] = set()
         self._iotas: dict[tuple[str, int, int], str] = {}
+
+    def expr(self, node: Any) -> Val:
+        """The value of an expression."""
+        raise NotImplementedError
+
+    def stmt(self, node: Any) -> None:
+        """Write one statement."""
+        raise NotImplementedError
 
     # -- names and errors
 

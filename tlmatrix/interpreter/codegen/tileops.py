@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .bounds import Dim, add, constant_index
-from .context import Buf
-from .expressions import ExpressionMixin, op_name
-from .values import Val, is_float, literal
+from .calls import CallMixin
+from .expressions import op_name
+from .values import Val, is_float
+
+if TYPE_CHECKING:
+    from .context import Buf
 
 __all__ = ["Region", "TileOpMixin"]
 
@@ -36,7 +39,7 @@ _LEVEL = {"global": 0, "shared": 1, "shared.dyn": 1, "local": 2, "local.fragment
 _REDUCTIONS = {"sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor"}
 
 
-class TileOpMixin(ExpressionMixin):
+class TileOpMixin(CallMixin):
     """Turns tile operations into calls of the runtime."""
 
     def region(self, node: Any, *, keep_units: bool = False) -> Region:
@@ -62,7 +65,7 @@ class TileOpMixin(ExpressionMixin):
     def _boxed(self, buf: Buf, dims: list[Dim]) -> Region:
         conditions: list[str] = []
         for dim, n in zip(dims, buf.shape, strict=True):
-            conditions += self.conditions(dim, n, buf)
+            conditions += self.conditions(dim, n)
         return Region(buf, tuple(dims), tuple(conditions))
 
     def region_view(self, region: Region) -> str:
@@ -149,7 +152,7 @@ class TileOpMixin(ExpressionMixin):
         if not self.guarded(buf):
             return
         for k, (dim, n) in enumerate(zip(region.dims, buf.shape, strict=True)):
-            if dim.constant and dim.extent is None and self.conditions(dim, n, buf):
+            if dim.constant and dim.extent is None and self.conditions(dim, n):
                 self.w.line(f"require({buf.name!r}, {k}, {dim.base.code}, {buf.code}.shape)")
 
     def _copy_inside(self, src: Region, dst: Region) -> None:
@@ -219,7 +222,7 @@ class TileOpMixin(ExpressionMixin):
         transpose_a, transpose_b = (
             self.scalar(node.args[k], "a transposition").code for k in (3, 4)
         )
-        if len(node.args) > 10 and type(node.args[10]).__name__ not in ("IntImm",):
+        if len(node.args) > 10 and type(node.args[10]).__name__ != "IntImm":
             raise self.refuse("T.gemm with an mbarrier")
         annotations = dict(node.annotations.items()) if node.annotations is not None else {}
         if annotations.get("use_2cta"):
@@ -309,99 +312,3 @@ class TileOpMixin(ExpressionMixin):
                 f"an atomic from {src.buf.name} to {dst.buf.name} with ranges of different rank"
             )
         return self._matched(src, dst)
-
-    def element_atomic(self, node: Any, kind: str, *, previous: bool, width: int = 1) -> Val:
-        """An atomic on one element (or `width` consecutive ones) a lane."""
-        pointer = node.args[0]
-        if op_name(pointer) != "tl.access_ptr":
-            raise self.refuse(f"an atomic through {op_name(pointer)}")
-        load = pointer.args[0]
-        buf = self.buffer(load.buffer)
-        value = literal(0, buf.dtype)
-        for k in range(width):
-            indices = [self.expr(i) for i in load.indices]
-            constant = [constant_index(i) for i in load.indices]
-            if width == 1:
-                value = self.cast(self.expr(node.args[1]), buf.dtype)
-            else:
-                source = node.args[1].args[0]
-                source_indices = [self.expr(i) for i in source.indices]
-                source_indices[-1] = self._shifted(source_indices[-1], k)
-                value = self.cast(
-                    self._load_values(self.buffer(source.buffer), source_indices), buf.dtype
-                )
-                indices[-1] = self._shifted(indices[-1], k)
-            value = self._one_atomic(buf, indices, constant, value, kind, previous=previous)
-        return value
-
-    def _shifted(self, index: Val, offset: int) -> Val:
-        if offset == 0:
-            return index
-        other = literal(offset, "int32")
-        if index.scalar:
-            return add(index, other)
-        affine = self._affine("+", index, other)
-        return Val(f"({index.code} + {offset})", index.dtype, index.axes, affine=affine)
-
-    def _load_values(self, buf: Buf, indices: list[Val]) -> Val:
-        access = self.access(buf, indices)
-        if not access.axes:
-            return self._load_scalar(access)
-        if access.block:
-            return self._load_block(access)
-        name = self.temp()
-        mask = self.mask.code if self.mask is not None else "None"
-        self.w.line(
-            f"{name} = gather({buf.code}, {buf.codec}, {access.index_code}, {mask}, "
-            f"{buf.safe}, {buf.name!r}, {self.guarded(buf)})"
-        )
-        return Val(name, buf.dtype, access.axes, owned=True)
-
-    def _one_atomic(
-        self,
-        buf: Buf,
-        indices: list[Val],
-        constant: list[bool],
-        value: Val,
-        kind: str,
-        *,
-        previous: bool,
-    ) -> Val:
-        value = self.rounded(value)
-        access = self.access(buf, indices, constant=constant)
-        self.check_constants(access)
-        mask_axes = self.mask.axes if self.mask is not None else frozenset[int]()
-        everything = access.axes | value.axes | mask_axes
-        if self.all_axes - everything:
-            # Every lane of the loop performs the atomic, whether or not it shows in the index.
-            everything = self.all_axes
-        mask = self.mask.code if self.mask is not None else "None"
-        if access.block and access.axes and access.axes == everything and not previous:
-            where = self.to_dims(self.mask, access) if self.mask is not None else "None"
-            self.w.line(
-                f"atomic_block({kind!r}, {buf.code}, {buf.codec}, {access.dims_code}, "
-                f"{self.to_dims(value, access)}, {where}, {buf.name!r}, {self.guarded(buf)})"
-            )
-            return literal(0, buf.dtype)
-        shape = self.shape_of(everything) if everything else "()"
-        name = self.temp("old")
-        self.w.line(
-            f"{name} = atomic_lanes({kind!r}, {buf.code}, {buf.codec}, {access.index_code}, "
-            f"{value.code}, {mask}, {shape}, {buf.name!r}, {self.guarded(buf)}, {previous})"
-        )
-        if not everything and not is_float(buf.dtype):
-            return Val(f"int({name})", buf.dtype)
-        return Val(name if everything else f"{name}[()]", buf.dtype, everything)
-
-    def to_dims(self, value: Val, access: Any) -> str:
-        """Code of a value in the order of a block's own dims."""
-        if value.scalar:
-            return value.code
-        axes = [d.axis for d in access.dims if d.axis is not None]
-        order = sorted(axes)
-        code = value.code
-        if order != list(range(self.rank)):
-            code += "[" + ", ".join(":" if p in order else "0" for p in range(self.rank)) + "]"
-        if axes != order:
-            code += ".transpose(" + ", ".join(str(order.index(a)) for a in axes) + ")"
-        return code

@@ -19,6 +19,7 @@ __all__ = [
     "is_int",
     "literal",
     "numpy_name",
+    "numpy_type",
 ]
 
 LOW_PRECISION = {
@@ -46,6 +47,11 @@ def numpy_name(dtype: str) -> str:
     if dtype in LOW_PRECISION:
         return "float32"
     return dtype
+
+
+def numpy_type(dtype: str) -> str:
+    """The name of the numpy scalar type (numpy has no `np.bool` before 2)."""
+    return "bool_" if dtype == "bool" else numpy_name(dtype)
 
 
 @dataclass(frozen=True)

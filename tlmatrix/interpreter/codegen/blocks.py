@@ -1,0 +1,102 @@
+"""Blocks: their buffers, fresh for every block of the grid, and their annotations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .context import Buf
+from .lanes import LaneMixin
+from .source import buffer_location
+from .values import LOW_PRECISION, is_float, is_int, literal, numpy_name
+
+__all__ = ["BlockMixin"]
+
+_SCOPES = frozenset({"global", "shared", "shared.dyn", "local", "local.fragment", "local.var"})
+
+
+class BlockMixin(LaneMixin):
+    """Allocates buffers."""
+
+    def _stmt_SBlockRealize(self, node: Any) -> None:
+        self.stmt(node.block)
+
+    def _stmt_SBlock(self, node: Any) -> None:
+        annotations = dict(node.annotations.items()) if node.annotations is not None else {}
+        self._annotate(node, annotations)
+        for buffer in node.alloc_buffers:
+            self.allocate(buffer)
+        self.stmt(node.body)
+
+    def _annotate(self, node: Any, annotations: dict[str, Any]) -> None:
+        """Take note of safe values; refuse annotations that change what a kernel means."""
+        for var, value in dict(annotations.get("safe_value_map", {})).items():
+            for buf in self.buffers.items():
+                if buf[0].data.same_as(var):
+                    buf[1].safe = self._safe_value(value, buf[1].dtype)
+            for buffer in node.alloc_buffers:
+                if buffer.data.same_as(var):
+                    self.safe_later[buffer.name] = value
+        allocated = [buffer.data for buffer in node.alloc_buffers]
+        for var in dict(annotations.get("layout_map", {})):
+            if not any(data.same_as(var) for data in allocated):
+                self.layouts[self._global_of(var)] = annotations["layout_map"][var]
+
+    def _safe_value(self, value: Any, dtype: str) -> str:
+        if isinstance(value, (bool, int, float)):
+            return literal(value, dtype).code
+        return self.cast(self.scalar(value, "a safe value"), dtype).code
+
+    def _global_of(self, var: Any) -> str:
+        for buffer, buf in self.buffers.items():
+            if buffer.data.same_as(var):
+                return buf.name
+        raise self.refuse(f"a layout of {var}, which is not a buffer of the kernel")
+
+    def allocate(self, buffer: Any) -> None:
+        """Make a buffer, poisoned anew for every block."""
+        self.w.location = buffer_location(buffer) or self.w.location
+        scope = str(buffer.scope())
+        if scope not in _SCOPES:
+            raise self.refuse(f"memory of scope {scope} ({buffer.name})")
+        dtype = str(buffer.dtype)
+        if "x" in dtype or not (is_float(dtype) or is_int(dtype) or dtype == "bool"):
+            raise self.refuse(f"a buffer of dtype {dtype} ({buffer.name})")
+        shape = tuple(self.scalar(n, "a buffer shape") for n in buffer.shape)
+        name = str(buffer.name)
+        code = self.w.fresh(name)
+        np_dtype = numpy_name(dtype)
+        variable = scope == "local.var" and buffer not in self.addressed
+        buf = Buf(
+            name,
+            code,
+            dtype,
+            shape,
+            scope,
+            rounding=LOW_PRECISION.get(dtype),
+            variable=variable,
+        )
+        if name in self.safe_later:
+            buf.safe = self._safe_value(self.safe_later[name], dtype)
+        self.buffers[buffer] = buf
+        blank = _poison(np_dtype)
+        if variable:
+            self.w.line(f"{code} = {f'np.{np_dtype}({blank})' if is_float(dtype) else blank}")
+            return
+        shape_code = "(" + ", ".join(n.code for n in shape) + ",)"
+        static = buf.static_shape is not None
+        if scope == "global":
+            # A workspace of the whole launch, which every block sees.
+            self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
+        elif static:
+            self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
+            self.w.line(f"{code}.fill({blank})")
+        else:
+            self.w.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
+
+
+def _poison(np_dtype: str) -> str:
+    """Code of what unwritten memory holds (`runtime.poison`)."""
+    from tlmatrix.interpreter.runtime import poison
+
+    value = poison(np_dtype)
+    return "NAN" if is_float(np_dtype) else repr(value.item() if hasattr(value, "item") else value)

@@ -1,0 +1,143 @@
+"""Parallel loops, and the local variables that have one value a lane inside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .stores import StoreMixin
+from .values import Val, numpy_name
+
+if TYPE_CHECKING:
+    from .context import Buf
+
+__all__ = ["LaneMixin"]
+
+
+class LaneMixin(StoreMixin):
+    """Enters and leaves parallel loops."""
+
+    def _parallel(self, node: Any) -> None:
+        start = self.scalar(node.min, "a parallel loop whose start")
+        extent = self.scalar(node.extent, "a parallel loop whose extent")
+        if self.axes:
+            self._lane_loop(node, start, extent)
+            return
+        self.rank = _depth(node)
+        restore = self._expand_locals(node)
+        self._lane_loop(node, start, extent, restore)
+        self.rank = 0
+
+    def _lane_loop(
+        self, node: Any, start: Val, extent: Val, expanded: dict[Any, tuple[int, ...]] | None = None
+    ) -> None:
+        axis = self.push_axis(extent)
+        shifted = axis.iota
+        if start.lit != 0:
+            affine = self._affine("+", start, axis.iota)
+            shifted = Val(
+                f"({start.code} + {axis.iota.code})", "int32", axis.iota.axes, affine=affine
+            )
+        dtype = str(node.loop_var.dtype)
+        self.vars[node.loop_var] = replace(shifted, dtype=dtype)
+        if expanded:
+            self._with_lanes(node, expanded)
+        else:
+            self.stmt(node.body)
+        self.axes.pop()
+
+    def _expand_locals(self, node: Any) -> dict[Any, tuple[int, ...]]:
+        """Which local buffers a parallel loop writes, and over which axes they then vary."""
+        from tilelang import tvm
+
+        written: dict[Any, set[int]] = {}
+
+        def visit(child: Any, depth: int) -> None:
+            if isinstance(child, tvm.tirx.For):
+                inner = depth + 1 if int(child.kind) in (1, 2) else depth
+                visit(child.body, inner)
+            elif isinstance(child, tvm.tirx.BufferStore):
+                if str(child.buffer.scope()) in ("local", "local.var"):
+                    written.setdefault(child.buffer, set()).update(range(depth))
+            elif isinstance(child, tvm.tirx.SeqStmt):
+                for part in child.seq:
+                    visit(part, depth)
+            elif isinstance(child, tvm.tirx.IfThenElse):
+                visit(child.then_case, depth)
+                if child.else_case is not None:
+                    visit(child.else_case, depth)
+            elif isinstance(child, (tvm.tirx.While, tvm.tirx.AttrStmt)):
+                visit(child.body, depth)
+
+        visit(node, 0)
+        return {buffer: tuple(sorted(axes)) for buffer, axes in written.items()}
+
+    def _with_lanes(self, node: Any, expanded: dict[Any, tuple[int, ...]]) -> None:
+        """Run a parallel body with one copy of each written local buffer a lane.
+
+        The copies are made along the axes that are known when the outermost loop is entered;
+        the extents of inner axes are read ahead.
+        """
+        extents = self._inner_extents(node)
+        saved: dict[Any, Buf] = {}
+        for buffer, axes in expanded.items():
+            buf = self.buffer(buffer)
+            saved[buffer] = buf
+            shape = ", ".join(extents[p] for p in axes)
+            code = self.temp(f"{buf.code}_lanes")
+            np_dtype = numpy_name(buf.dtype)
+            source = f"np.array([{buf.code}], {np_dtype!r})" if buf.variable else buf.code
+            self.w.line(f"{code} = lanes({source}, ({shape},))")
+            self.buffers[buffer] = replace(buf, code=code, variable=False, lane_axes=axes, views={})
+        self.stmt(node.body)
+        for buffer, buf in saved.items():
+            code = self.buffers[buffer].code
+            if buf.variable:
+                self.w.line(f"{buf.code} = agreed({code})")
+            else:
+                self.w.line(f"{buf.code}[...] = collapse({code}, {len(buf.shape)})")
+            self.buffers[buffer] = buf
+
+    def _inner_extents(self, node: Any) -> list[str]:
+        from tilelang import tvm
+
+        extents: dict[int, str] = {}
+
+        def visit(child: Any, depth: int) -> None:
+            if isinstance(child, tvm.tirx.For):
+                parallel = int(child.kind) in (1, 2)
+                if parallel:
+                    code = self.scalar(child.extent, "a parallel loop whose extent").code
+                    if extents.setdefault(depth, code) != code:
+                        raise self.refuse(
+                            "local variables written in parallel loops of different extents"
+                        )
+                visit(child.body, depth + 1 if parallel else depth)
+            elif isinstance(child, tvm.tirx.SeqStmt):
+                for part in child.seq:
+                    visit(part, depth)
+            elif isinstance(child, tvm.tirx.IfThenElse):
+                visit(child.then_case, depth)
+                if child.else_case is not None:
+                    visit(child.else_case, depth)
+            elif isinstance(child, (tvm.tirx.While, tvm.tirx.AttrStmt)):
+                visit(child.body, depth)
+
+        visit(node, 0)
+        return [extents[k] for k in range(len(extents))]
+
+
+def _depth(node: Any) -> int:
+    """How many parallel loops are nested at most in a statement."""
+    from tilelang import tvm
+
+    if isinstance(node, tvm.tirx.For):
+        return _depth(node.body) + (1 if int(node.kind) in (1, 2) else 0)
+    if isinstance(node, tvm.tirx.SeqStmt):
+        return max((_depth(child) for child in node.seq), default=0)
+    if isinstance(node, tvm.tirx.IfThenElse):
+        cases = [node.then_case] + ([node.else_case] if node.else_case is not None else [])
+        return max(_depth(case) for case in cases)
+    if isinstance(node, (tvm.tirx.While, tvm.tirx.AttrStmt)):
+        return _depth(node.body)
+    return 0

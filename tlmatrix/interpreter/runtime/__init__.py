@@ -1,0 +1,29 @@
+"""What generated kernels call: memory with TileLang's bounds rules, tile operations, mathematics.
+
+Values are numpy arrays and numbers; torch works on the same memory where it is faster (rounding
+to low precision, exp2, matrix products, reductions).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import atomics, mathematics, memory, tiles
+from .codecs import CODECS, F32, Codec
+from .memory import poison
+
+__all__ = ["CODECS", "Codec", "environment", "poison"]
+
+
+def environment() -> dict[str, Any]:
+    """The names that generated source may use."""
+    found: dict[str, Any] = {}
+    for module in (memory, tiles, atomics, mathematics):
+        found.update({name: getattr(module, name) for name in module.__all__})
+    found.update(CODECS)
+    found.update(F32=F32, np=np, torch=torch, INF=math.inf, NAN=math.nan)
+    return found

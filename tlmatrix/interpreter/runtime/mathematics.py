@@ -1,0 +1,169 @@
+"""Functions of numbers and arrays, with the meaning they have on a GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tlmatrix.interpreter.errors import InterpreterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .codecs import Array
+
+__all__ = [
+    "bits",
+    "div",
+    "erf",
+    "exp2",
+    "exp10",
+    "log",
+    "log2",
+    "mod",
+    "popcount",
+    "round_away",
+    "rsqrt",
+    "select",
+    "sigmoid",
+    "tanh",
+    "to_int",
+    "trunc_div",
+    "trunc_mod",
+    "wrap",
+]
+
+
+# Below this many elements numpy's smaller call overhead wins.
+_TORCH_FROM = 512
+
+
+def _mixed(in_torch: Callable[..., Any], in_numpy: Callable[..., Any]) -> Callable[..., Any]:
+    def call(x: Any, out: Array | None = None) -> Any:
+        if isinstance(x, np.ndarray) and x.size >= _TORCH_FROM:
+            if out is None:
+                return in_torch(torch.from_numpy(x)).numpy()
+            in_torch(torch.from_numpy(x), out=torch.from_numpy(out))
+            return out
+        if out is None:
+            return in_numpy(x)
+        np.copyto(out, in_numpy(x))
+        return out
+
+    return call
+
+
+def _np_sigmoid(x: Any) -> Any:
+    one = np.asarray(x).dtype.type(1)
+    return one / (one + np.exp(-x))
+
+
+def _np_rsqrt(x: Any) -> Any:
+    return np.asarray(x).dtype.type(1) / np.sqrt(x)
+
+
+def _np_erf(x: Any) -> Any:
+    return torch.erf(torch.as_tensor(x)).numpy()[()]
+
+
+exp2 = _mixed(torch.exp2, np.exp2)
+log = _mixed(torch.log, np.log)
+log2 = _mixed(torch.log2, np.log2)
+tanh = _mixed(torch.tanh, np.tanh)
+sigmoid = _mixed(torch.sigmoid, _np_sigmoid)
+rsqrt = _mixed(torch.rsqrt, _np_rsqrt)
+erf = _mixed(torch.erf, _np_erf)
+
+
+def round_away(x: Any, out: Any = None) -> Any:
+    """Round half away from zero, as C's `round`."""
+    return np.copysign(np.floor(np.abs(x) + x.dtype.type(0.5)), x, out)
+
+
+def exp10(x: Any, out: Any = None) -> Any:
+    """Ten to the power `x`."""
+    return np.power(x.dtype.type(10), x, out)
+
+
+def to_int(x: Any, dtype: str) -> Any:
+    """Float to integer: towards zero, saturating, NaN to 0, as CUDA converts."""
+    info = np.iinfo(dtype)
+    if not isinstance(x, np.ndarray):
+        number = float(x)
+        if math.isnan(number):
+            return 0
+        return int(min(max(number, info.min), info.max))
+    with np.errstate(invalid="ignore"):
+        out = x.astype(dtype)
+    odd = ~(np.abs(x) < float(info.max))
+    if odd.any():
+        out[x >= float(info.max)] = info.max
+        out[x <= float(info.min)] = info.min
+        out[np.isnan(x)] = 0
+    return out
+
+
+def wrap(x: int, bits: int, signed: bool) -> int:
+    """A Python integer in two's complement of `bits`."""
+    x &= (1 << bits) - 1
+    return x - (1 << bits) if signed and x >> (bits - 1) else x
+
+
+def div(a: Any, b: Any) -> Any:
+    """Integer division that rounds down."""
+    if not isinstance(b, np.ndarray) and b == 0:
+        raise InterpreterError("integer division by zero")
+    return a // b
+
+
+def mod(a: Any, b: Any) -> Any:
+    """The remainder of `div`; has the sign of `b`."""
+    if not isinstance(b, np.ndarray) and b == 0:
+        raise InterpreterError("integer modulo by zero")
+    return a % b
+
+
+def trunc_div(a: Any, b: Any) -> Any:
+    """Integer division towards zero, as C's `/`."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        quotient = np.floor_divide(a, b)
+        return quotient + ((quotient < 0) & (quotient * b != a)).astype(quotient.dtype)
+    if b == 0:
+        raise InterpreterError("integer division by zero")
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def trunc_mod(a: Any, b: Any) -> Any:
+    """The remainder of `trunc_div`; has the sign of `a`."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.fmod(a, b)
+    return a - b * trunc_div(a, b)
+
+
+def select(condition: Any, a: Any, b: Any, dtype: Any) -> Array:
+    """`a` where `condition` holds, else `b`, as a new array of `dtype`."""
+    if not isinstance(a, np.ndarray) or a.dtype != dtype:
+        a = np.asarray(a, dtype)
+    if not isinstance(b, np.ndarray) or b.dtype != dtype:
+        b = np.asarray(b, dtype)
+    chosen: Array = np.where(condition, a, b)
+    return chosen
+
+
+def bits(value: Any, source: str, target: str) -> Any:
+    """`T.reinterpret`: the same bits as another dtype of the same width."""
+    array = np.asarray(value).astype(source).view(target)
+    if isinstance(value, np.ndarray):
+        return array
+    return array[()] if array.dtype.kind == "f" else array.item()
+
+
+def popcount(x: Any) -> Any:
+    """How many bits are set."""
+    if isinstance(x, np.ndarray):
+        unsigned = x.view(x.dtype.str.replace("i", "u"))
+        return np.bitwise_count(unsigned).astype(x.dtype)
+    return (x & 0xFFFFFFFFFFFFFFFF).bit_count()

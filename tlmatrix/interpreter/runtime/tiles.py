@@ -1,0 +1,158 @@
+"""Tile operations on numpy arrays; torch where it is faster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tlmatrix.interpreter.errors import Unsupported
+
+from .mathematics import to_int
+from .memory import Dim, load_block, outside, store_block
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .codecs import Array, Codec
+
+__all__ = ["convert", "copy_block", "gemm", "reduce", "scan"]
+
+
+def copy_block(
+    dst: Array,
+    dst_codec: Codec | None,
+    dst_dims: Sequence[Dim],
+    src: Array,
+    src_codec: Codec | None,
+    src_dims: Sequence[Dim],
+    *,
+    rounding: Codec | None,
+    safe: Any,
+    src_name: str,
+    dst_name: str,
+    src_units: bool,
+    dst_units: bool,
+) -> None:
+    """`T.copy` with its predicates: outside the source reads `safe`, outside the destination skips.
+
+    Ranges are predicated on both sides whatever the memory; a single index (an extent of one)
+    is guarded only in global memory (`src_units`, `dst_units`).
+    """
+    for dims, shape, name, units in (
+        (src_dims, src.shape, src_name, src_units),
+        (dst_dims, dst.shape, dst_name, dst_units),
+    ):
+        if not units:
+            for dim, n in zip(dims, shape, strict=True):
+                if not isinstance(dim, tuple) and not 0 <= dim < n:
+                    outside(name, dims, shape)
+    value = load_block(src, src_codec, src_dims, safe, src_name, guard=True)
+    if dst_codec is None:
+        value = convert(value, dst.dtype, rounding)
+    shape = tuple(d[1] for d in dst_dims if isinstance(d, tuple))
+    store_block(dst, dst_codec, dst_dims, value.reshape(shape), None, dst_name, guard=True)
+
+
+def convert(value: Array, dtype: Any, rounding: Codec | None) -> Array:
+    """`value` as an array of `dtype`, as a cast in C++ on the GPU would make it."""
+    if value.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+        return to_int(value, np.dtype(dtype).name)  # type: ignore[no-any-return]
+    if value.dtype != dtype:
+        value = value.astype(dtype)
+    if rounding is not None:
+        value = rounding.round(value)
+    return value
+
+
+def gemm(
+    a: Array, b: Array, c: Array, transpose_a: bool, transpose_b: bool, clear: Any, rounding: Any
+) -> None:
+    """`c = a @ b` or `c += a @ b`, accumulated in the precision of `c` (float32 at least)."""
+    if transpose_a:
+        a = a.T
+    if transpose_b:
+        b = b.T
+    if c.dtype.kind in "iu":
+        # Exact below 2^53: products of 8-bit integers never come near it.
+        product = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int64)
+        total = product if clear else c.astype(np.int64) + product
+        np.copyto(c, total.astype(c.dtype))
+        return
+    if a.dtype != c.dtype:
+        a = a.astype(c.dtype)
+    if b.dtype != c.dtype:
+        b = b.astype(c.dtype)
+    target = torch.from_numpy(c)
+    left, right = torch.from_numpy(a), torch.from_numpy(b)
+    if clear:
+        torch.mm(left, right, out=target)
+    else:
+        target.addmm_(left, right)
+    if rounding is not None:
+        rounding.round_into(c, c)
+
+
+def _float_extreme(values: Array, axis: int, largest: bool) -> Array:
+    tensor = torch.from_numpy(values)
+    found: Array = (torch.amax(tensor, axis) if largest else torch.amin(tensor, axis)).numpy()
+    if np.isnan(found).any():
+        # CUDA's fmaxf and fminf ignore NaN beside a number.
+        found = (np.fmax if largest else np.fmin).reduce(values, axis)
+    return found
+
+
+_COMBINE: dict[str, Any] = {
+    "sum": np.add,
+    "abssum": np.add,
+    "max": np.fmax,
+    "absmax": np.fmax,
+    "min": np.fmin,
+    "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or,
+    "bitxor": np.bitwise_xor,
+}
+
+
+def reduce(
+    kind: str, src: Array, axis: int, dst: Array, clear: Any, rounding: Codec | None
+) -> None:
+    """`T.reduce_*` over `axis` of `src` into `dst`; without `clear` combined with what it holds."""
+    if kind in ("abssum", "absmax"):
+        src = np.abs(src)
+    if src.shape[axis] == 0:
+        raise Unsupported(f"T.reduce_{kind} over an empty dimension")
+    value: Any
+    if src.dtype.kind == "f":
+        if kind in ("sum", "abssum"):
+            value = torch.sum(torch.from_numpy(src), axis).numpy()
+        else:
+            value = _float_extreme(src, axis, kind != "min")
+    elif kind in ("sum", "abssum"):
+        value = np.add.reduce(src, axis, dtype=dst.dtype)
+    else:
+        value = _COMBINE[kind].reduce(src, axis)
+    value = value.reshape(dst.shape)
+    if not clear:
+        value = _COMBINE[kind](dst, value)
+    if rounding is not None:
+        rounding.round_into(dst, np.ascontiguousarray(value, np.float32))
+    else:
+        np.copyto(dst, value, casting="unsafe")
+
+
+def scan(
+    kind: str, src: Array, axis: int, reverse: bool, dst: Array, rounding: Codec | None
+) -> None:
+    """`T.cumsum` and `T.cummax` along `axis`."""
+    source = np.flip(src, axis) if reverse else src
+    if kind == "cumsum":
+        value = np.cumsum(source, axis, dtype=src.dtype)
+    else:
+        value = np.maximum.accumulate(source, axis)
+    if reverse:
+        value = np.flip(value, axis)
+    if rounding is not None:
+        value = rounding.round(np.ascontiguousarray(value))
+    np.copyto(dst, value.reshape(dst.shape))
