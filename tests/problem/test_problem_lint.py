@@ -107,7 +107,7 @@ tolerance: {dqq: {factor: 3}, by_arch: {sm_90: {dv: {factor: 2}, dkk: {factor: 2
         "10:75: compile: q: the name 'q' is a tensor",
         "12:16: returns: the problem has no output 'lsee'; did you mean 'lse'?",
         "13:18: tolerance: unknown tensor 'dqq'; did you mean 'dq'?",
-        "13:74: tolerance: unknown tensor 'dkk'; did you mean 'dk'?",
+        "13:71: tolerance: unknown tensor 'dkk'; did you mean 'dk'?",
     ]
 
 
