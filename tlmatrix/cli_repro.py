@@ -51,7 +51,8 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     make_importable(Path(path), (config.root,))
     spec = load_spec(path)
     case = _case(spec, case_id, arguments.values)
-    faulthandler.enable()
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     try:
         backend = backend_named(arguments.backend or config.backend)
     except BackendUnavailableError as error:

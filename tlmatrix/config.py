@@ -104,11 +104,11 @@ def _read(file: Path, defaults: Config) -> Config:
             not isinstance(value, _KINDS[key])
             or isinstance(value, bool)
             or (key == "backend" and value not in BACKENDS)
-            or (key == "specs" and not _is_paths(value))
+            or (key == "specs" and not all(_paths(value)))
         ):
             wrong.append(f"{place} {key} = {value!r}: must be {_WORDS[key]}")
         elif key == "specs":
-            values[key] = (value,) if isinstance(value, str) else tuple(map(str, value))
+            values[key] = _paths(value)
         else:
             values[key] = value
     if wrong:
@@ -116,9 +116,10 @@ def _read(file: Path, defaults: Config) -> Config:
     return replace(defaults, **values)
 
 
-def _is_paths(value: object) -> bool:
+def _paths(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever TOML holds
+    """The paths of `specs`; an empty one stands for what is no path."""
     items = [value] if isinstance(value, str) else value
-    return isinstance(items, list) and all(isinstance(item, str) and item for item in items)
+    return tuple(item if isinstance(item, str) else "" for item in items)
 
 
 def _meant(name: str, known: tuple[str, ...] | list[str]) -> str:

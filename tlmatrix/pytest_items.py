@@ -101,6 +101,7 @@ class CaseItem(pytest.Item):
         self.case = case
         self.group: str | None = None
         self.result: CaseResult | None = None
+        self.seconds_allowed: float | None = None
         self._timed_out = False
         self._watchdog: threading.Timer | None = None
 
@@ -112,10 +113,11 @@ class CaseItem(pytest.Item):
     def runtest(self) -> None:
         """Run and judge the case; the result goes to the results file before pytest hears of it."""
         state = self._state()
+        runner = state.runner()
         state.record_start(self.shown_path, self.name)
         try:
-            with _one_thread():
-                self.result = state.runner().run(self.spec, self.case, path=self.shown_path)
+            with _one_thread(), self._timer():
+                self.result = runner.run(self.spec, self.case, path=self.shown_path)
         except _CaseTimeout as error:
             self.result = self._timeout_result(traceback.format_tb(error.__traceback__))
         if self._timed_out:
@@ -124,7 +126,7 @@ class CaseItem(pytest.Item):
         assert self.result is not None
         state.record_case(self.result)
         self._tell_pytest(self.result)
-        if state.runner().backend.broken():
+        if runner.backend.broken():
             # A CUDA context after a fault: nothing can run here any more. pytest-xdist replaces
             # the worker; the case itself is on record.
             self.session.shouldstop = "the GPU cannot be used after a fault in this process"
@@ -154,27 +156,32 @@ class CaseItem(pytest.Item):
         """The spec's file and the case; there is no line of Python to show."""
         return self.path, None, f"{self.spec.name}: {self.name}"
 
-    def start_timer(self, seconds: float) -> None:
-        """Stop the case after `seconds`, and its process where that does not help.
+    @contextmanager
+    def _timer(self) -> Iterator[None]:
+        """Stop what runs inside after the time allowed, and the process where that does not help.
 
         A signal raises an exception in Python code. Code that never returns to Python (a hanging
         kernel) does not see it; then a thread writes the result and ends the process.
         """
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGALRM, self._on_alarm)
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-        self._watchdog = threading.Timer(seconds + min(_GRACE, seconds), self._end_process)
-        self._watchdog.daemon = True
-        self._watchdog.start()
-
-    def cancel_timer(self) -> None:
-        """The case is done."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
-            if threading.current_thread() is threading.main_thread():
+        seconds = self.seconds_allowed
+        if seconds is None:
+            yield
+            return
+        watchdog = threading.Timer(seconds + min(_GRACE, seconds), self._end_process)
+        watchdog.daemon = True
+        watchdog.start()
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            handler = signal.signal(signal.SIGALRM, self._on_alarm)
+            left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            watchdog.cancel()
+            if is_main:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.signal(signal.SIGALRM, handler)
+                signal.setitimer(signal.ITIMER_REAL, left)
 
     def _on_alarm(self, _signal: int, _frame: FrameType | None) -> None:
         self._timed_out = True

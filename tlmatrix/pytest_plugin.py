@@ -177,22 +177,18 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
     """Cases have their own timer: it leaves a record, and ends a process that does not stop."""
-    if not hasattr(item, "start_timer"):
+    if not hasattr(item, "seconds_allowed"):
         return None
     import pytest_timeout
 
-    if not pytest_timeout.is_debugging():
-        item.start_timer(settings.timeout)
+    item.seconds_allowed = None if pytest_timeout.is_debugging() else settings.timeout
     return True
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
-    """The case is done."""
-    if not hasattr(item, "cancel_timer"):
-        return None
-    item.cancel_timer()
-    return True
+    """A case's timer ends with the case."""
+    return True if hasattr(item, "seconds_allowed") else None
 
 
 @pytest.hookimpl(trylast=True)

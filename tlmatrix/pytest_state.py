@@ -150,6 +150,7 @@ class State:
                 roots=(self.config.rootpath,),
                 asked=self.backend,
             )
+            self._runner.prepare()
         return self._runner
 
     def record_start(self, path: str, case: str) -> None:

@@ -200,10 +200,10 @@ def _group_lines(group: Group, number: int, width: int) -> list[tuple[str, str]]
     cases = _count(len(group.results), "case")
     lines = [(f"{number}. {example.spec}: {example.status} in {cases}", "bold red")]
     if group.shared:
-        but = (
-            f" ({group.passing} with it passed)" if group.passing else " (and none with it passed)"
+        passed = f"{_count(group.passing, 'case')}" if group.passing else "no case"
+        lines.append(
+            (f"   all have {', '.join(group.shared)}; {passed} with that passed", "yellow")
         )
-        lines.append((f"   all have {', '.join(group.shared)}{but}", "yellow"))
     *told, repro = describe_result(example, width=width - 3, brief=True)
     lines += [(f"   {line}", "") for line in told]
     lines.append((f"   {repro}", "cyan"))

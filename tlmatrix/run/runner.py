@@ -80,6 +80,13 @@ class Runner:
     asked: str = "auto"
     _bound: dict[Path, _Bound] = field(default_factory=dict)
 
+    def prepare(self) -> None:
+        """Import what every case needs, so that the first one is not charged for it."""
+        from tlmatrix.check import judge  # noqa: F401
+
+        with self.backend.active():
+            pass
+
     def run(self, spec: Spec, case: Case, *, path: str | None = None) -> CaseResult:
         """Run and judge a case. `path` is how the user calls the spec's file."""
         watch = _Watch()

@@ -1,0 +1,149 @@
+"""A project of a user's own, in a folder of its own: a kernel file, a spec beside it, no packaging.
+
+The entry is plain PyTorch, so a run costs milliseconds; its axis `how` makes it fail in every way
+that a run must survive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tlmatrix import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_KERNEL = """
+import os
+import time
+
+import torch
+
+
+def reference(x):
+    return 2 * x
+
+
+def scale(x, how="right"):
+    if how == "raise":
+        raise RuntimeError("the kernel gave up")
+    if how == "refuse":
+        raise ValueError("how must be right")
+    if how == "exit":
+        os._exit(3)
+    if how == "sleep":
+        time.sleep(60)
+    if how == "hang":
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:
+                pass
+    y = 2 * x
+    if how == "slow":
+        time.sleep(1)
+    if how == "wrong":
+        y = y + torch.eye(*x.shape, dtype=x.dtype)
+    return y
+"""
+
+_SPEC = """\
+name: {name}
+problem:
+  inputs:
+    x: {{shape: [rows, cols], dtype: $dtype, grad: true}}
+  outputs: [y]
+  reference: {module}:reference
+entry: {module}:scale
+axes:
+  dtype: [float32, float16]
+  rows: {rows}
+  cols: [3]
+  how: {how}
+tiers: {{quick: product}}
+checks: [numeric, gradients]
+"""
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Outcome:
+    """What a run said and returned."""
+
+    code: int
+    out: str
+
+
+class Project:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Python keeps modules: two projects of one process need two names.
+        self.module = f"outside_kernel_{os.getpid()}_{next(_numbers)}"
+        (folder / f"{self.module}.py").write_text(_KERNEL)
+
+    def spec(
+        self,
+        name: str = "scale",
+        *,
+        how: str = "[right]",
+        rows: str = "[1, 5]",
+        more: str = "",
+    ) -> Path:
+        path = self.folder / f"{name}.yaml"
+        text = _SPEC.format(name=name, module=self.module, how=how, rows=rows)
+        path.write_text(text + textwrap.dedent(more))
+        return path
+
+    def pytest(self, *arguments: str) -> Outcome:
+        """`pytest` in this process, as if called in the project's folder."""
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            code = pytest.main(
+                ["-p", "no:cacheprovider", "-p", "no:warnings", "--assert=plain", *arguments]
+            )
+        return Outcome(int(code), out.getvalue())
+
+    def tlmatrix(self, *arguments: str) -> Outcome:
+        """The command line in this process."""
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                code = cli.main(arguments)
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+        return Outcome(code, out.getvalue())
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """A command in a process of its own."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield Project(tmp_path)
+    for name in set(sys.modules) - before:
+        if name.startswith("outside_kernel_"):
+            del sys.modules[name]

@@ -1,0 +1,310 @@
+"""The command line: what each command prints, and what it tells the shell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outside_project import project
+from tlmatrix.exit_codes import ExitCode
+from tlmatrix.run import Status, read_records
+from tlmatrix.spec import load_spec
+
+if TYPE_CHECKING:
+    from outside_project import Project
+
+__all__ = ["project"]
+
+
+def _modules_after(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+# What is imported -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tlmatrix; dir(tlmatrix)",
+        "import tlmatrix.pytest_plugin",
+        "from tlmatrix.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from tlmatrix.cli import main\nmain(['list', 'specs'])",
+        "from tlmatrix.cli import main\nmain(['check', 'specs'])",
+    ],
+)
+def test_torch_stays_out_until_a_case_runs(code: str) -> None:
+    modules = _modules_after(code)
+    assert "tlmatrix" in modules
+    assert not modules & {"torch", "tilelang", "hypothesis"}
+
+
+def test_the_plugin_costs_other_peoples_runs_next_to_nothing() -> None:
+    assert not _modules_after("import tlmatrix.pytest_plugin") & {"pydantic", "yaml", "rich"}
+
+
+# run ------------------------------------------------------------------------------------------
+
+
+def test_run_prints_a_table_the_cause_what_cases_share_and_the_repro(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5, 8]")
+    outcome = project.tlmatrix("run", ".", "-n", "0", "--results", "out.jsonl")
+    assert outcome.code == ExitCode.FINDINGS
+    assert "8 cases of 1 spec" in outcome.out
+    assert "1. scale: failed in 4 cases" in outcome.out
+    assert "all have how=wrong; no case with that passed" in outcome.out
+    assert "tlmatrix repro 'scale.yaml::cols=3-dtype=float16-how=wrong-rows=5'" in outcome.out
+    assert "4 passed, 4 failed" in outcome.out
+    assert "results: out.jsonl" in outcome.out
+    (row,) = [line.split() for line in outcome.out.splitlines() if line.startswith("scale ")]
+    assert row[:6] == ["scale", "8", "4", "4", "0", "0"]
+
+
+def test_run_of_correct_kernels_is_ok(project: Project) -> None:
+    project.spec()
+    assert project.tlmatrix("run", ".", "-n", "0").code == ExitCode.OK
+    assert len(list((project.folder / ".tlmatrix").glob("*.jsonl"))) == 1
+
+
+def test_run_takes_specs_from_the_configuration(project: Project) -> None:
+    project.spec()
+    (project.folder / "pyproject.toml").write_text(
+        '[tool.tlmatrix]\nspecs = ["scale.yaml"]\nresults = "out"\n'
+        '[tool.pytest.ini_options]\naddopts = "--no-such-option"\nfilterwarnings = ["error"]\n'
+    )
+    outcome = project.tlmatrix("run", "-n", "0")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert len(list((project.folder / "out").glob("*.jsonl"))) == 1
+
+
+def test_run_selects_by_axis(project: Project) -> None:
+    project.spec()
+    outcome = project.tlmatrix("run", ".", "-n", "0", "-k", "dtype=float16 and rows=5")
+    assert "1 case of 1 spec" in outcome.out
+    outcome = project.tlmatrix("run", ".", "-n", "0", "-k", "dtype=float64")
+    assert outcome.code == ExitCode.USAGE
+    assert "no case matches" in outcome.out
+
+
+def test_run_tells_errors_of_all_specs_before_it_runs_any(project: Project) -> None:
+    for name in ("one", "two"):
+        path = project.spec(name)
+        path.write_text(path.read_text() + "wrong_key: 1\n")
+    project.spec("three")
+    outcome = project.tlmatrix("run", ".", "-n", "0")
+    assert outcome.code == ExitCode.USAGE
+    assert "one.yaml:15:1: " in outcome.out
+    assert "two.yaml:15:1: " in outcome.out
+    assert not list(project.folder.rglob("*.jsonl"))
+
+
+def test_run_writes_junit(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5]")
+    project.tlmatrix("run", ".", "-n", "0", "--junitxml", "junit.xml")
+    text = (project.folder / "junit.xml").read_text()
+    assert 'tests="4"' in text
+    assert "tlmatrix repro" in text
+
+
+def test_run_says_when_a_known_bug_or_a_skip_hides_something(project: Project) -> None:
+    project.spec(
+        how="[wrong]",
+        rows="[5]",
+        more="""\
+        known_bugs:
+          - {when: dtype == 'float32', issue: "#7", expires: 2999-01-01, mode: tolerate}
+          - {when: dtype == 'float16', issue: "#8", expires: 2999-01-01, mode: quarantine}
+        """,
+    )
+    outcome = project.tlmatrix("run", ".", "-n", "0")
+    assert outcome.code == ExitCode.OK
+    assert "1 case known-bug: known bug #7" in outcome.out
+    assert "1 case quarantined: known bug #8" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "nowhere"], "no such file or folder: nowhere"),
+        (["run"], "set `specs` in [tool.tlmatrix]"),
+        (["run", "."], "no spec in"),
+        (["run", "--resume", "nothing.jsonl"], "nothing.jsonl"),
+        (["run", "--backend", "gpu"], "invalid choice: 'gpu'"),
+        (["repro", "nowhere.yaml::a=1"], "no such spec: nowhere.yaml"),
+        (["list", "--explain", "a=1", "."], "no spec in"),
+    ],
+)
+def test_arguments_that_make_no_sense(project: Project, arguments: list[str], words: str) -> None:
+    outcome = project.tlmatrix(*arguments)
+    assert outcome.code == ExitCode.USAGE
+    assert words in outcome.out
+
+
+def test_help_tells_the_exit_codes(project: Project) -> None:
+    outcome = project.tlmatrix("--help")
+    assert outcome.code == 0
+    for code in ExitCode:
+        assert f"  {code.value:>3}  " in outcome.out
+
+
+# list and check -------------------------------------------------------------------------------
+
+
+def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
+    project.spec(
+        rows="[1, 5, 7]", more="where: [{expr: rows != 7 or dtype == 'float32', because: so}]"
+    )
+    outcome = project.tlmatrix("list", ".", "--cases")
+    assert outcome.code == ExitCode.OK
+    assert "quick: 5 cases (product) of 6 combinations" in outcome.out
+    assert "where rows != 7 or dtype == 'float32': removes 1, so" in outcome.out
+    assert sum("cols=3-dtype=" in line for line in outcome.out.splitlines()) == 5
+    assert "5 cases of 1 specs in the tier quick" in outcome.out
+
+
+def test_list_explains_a_case(project: Project) -> None:
+    project.spec(more="where: [{expr: rows != 5 or dtype == 'float32', because: so it is}]")
+    outcome = project.tlmatrix(
+        "list", ".", "--explain", "scale.yaml::cols=3-dtype=float16-how=right-rows=5"
+    )
+    assert outcome.code == ExitCode.OK
+    assert "so it is" in outcome.out
+    outcome = project.tlmatrix("list", ".", "--explain", "cols=3-dtype=float61-how=right-rows=5")
+    assert outcome.code == ExitCode.USAGE
+    assert "float16" in outcome.out
+
+
+def test_list_and_check_import_no_entry(project: Project) -> None:
+    path = project.spec()
+    (project.folder / f"{project.module}.py").write_text("raise SystemExit('imported')\n")
+    assert project.tlmatrix("list", str(path)).code == ExitCode.OK
+    assert project.tlmatrix("check", str(path)).code == ExitCode.OK
+
+
+def test_check_prints_every_error_at_its_place(project: Project) -> None:
+    path = project.spec()
+    path.write_text(path.read_text().replace("rows: [1, 5]", "rows: []") + "wrong_key: 1\n")
+    outcome = project.tlmatrix("check", ".")
+    assert outcome.code == ExitCode.USAGE
+    places = [line.split(": ")[0] for line in outcome.out.splitlines()]
+    assert places == ["scale.yaml:10:3", "scale.yaml:15:1"], outcome.out
+
+
+# repro ----------------------------------------------------------------------------------------
+
+
+def test_repro_runs_the_case_that_a_finding_names(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5]")
+    project.tlmatrix("run", ".", "-n", "0", "--results", "out.jsonl", "--seed", "3")
+    records = read_records(project.folder / "out.jsonl")
+    failed = next(item for item in records.results if item.status is Status.FAILED)
+    words = failed.command.replace("'", "").split()
+    assert words[:2] == ["tlmatrix", "repro"]
+    outcome = project.tlmatrix(*words[1:], "--verbose")
+    assert outcome.code == ExitCode.FINDINGS
+    assert failed.findings[0].title in " ".join(outcome.out.split())
+    assert "expected: y [" in outcome.out
+    assert "got: y [" in outcome.out
+    outcome = project.tlmatrix(*[word.replace("wrong", "right") for word in words[1:]])
+    assert outcome.code == ExitCode.OK
+
+
+def test_repro_takes_values_of_no_tier(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5]")
+    outcome = project.tlmatrix("repro", "scale.yaml", "--values", '{"rows": 77, "how": "wrong"}')
+    assert outcome.code == ExitCode.FINDINGS
+    assert "rows=77" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("case", "values", "words"),
+    [
+        ("scale.yaml::cols=3-dtype=float16-how=write-rows=5", None, "right"),
+        ("scale.yaml", None, "name a case"),
+        ("scale.yaml", '{"row": 1}', "rows"),
+        ("scale.yaml", "{rows: 1}", "not JSON"),
+    ],
+)
+def test_repro_says_what_is_wrong_with_a_case(
+    project: Project, case: str, values: str | None, words: str
+) -> None:
+    project.spec()
+    options = [] if values is None else ["--values", values]
+    outcome = project.tlmatrix("repro", case, *options)
+    assert outcome.code == ExitCode.USAGE
+    assert words in outcome.out
+
+
+# new and schema -------------------------------------------------------------------------------
+
+_TARGETS = '''
+def attention(q, k, v, *, causal=False, window=None, fast=True):
+    """Plain attention: "quoted"."""
+
+def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, *, causal=False):
+    pass
+
+def product(a, b, transpose_a=False, block=64):
+    pass
+
+def norm(x, w, eps=1e-6, mode="fast"):
+    pass
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("attention", {"causal", "window", "fast", "seqlen_q", "head_dim"}),
+        ("packed", {"causal", "seqlens", "head_dim"}),
+        ("product", {"m", "n", "k", "transpose_a", "block"}),
+        ("norm", {"rows", "cols", "mode"}),
+    ],
+)
+def test_new_writes_a_spec_that_check_accepts(project: Project, name: str, axes: set[str]) -> None:
+    (project.folder / f"{project.module}.py").write_text(_TARGETS)
+    target = f"{project.module}:{name}"
+    outcome = project.tlmatrix("new", target, "-o", f"{name}.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    outcome = project.tlmatrix("check", f"{name}.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    spec = load_spec(project.folder / f"{name}.yaml")
+    assert spec.entry == target
+    assert axes <= set(spec.axes)
+    assert project.tlmatrix("new", target, "-o", f"{name}.yaml").code == ExitCode.USAGE
+
+
+def test_new_writes_a_spec_for_a_tilelang_factory(project: Project) -> None:
+    outcome = project.tlmatrix("new", "tlmatrix_kernels.norm.kernel:no_such_factory")
+    assert outcome.code == ExitCode.USAGE
+    assert "no_such_factory" in outcome.out
+    (project.folder / f"{project.module}.py").write_text(
+        "import tilelang\nimport tilelang.language as T\n"
+        "@tilelang.jit\n"
+        "def factory(M, N, block=64, dtype='float16'):\n"
+        "    @T.prim_func\n"
+        "    def main(x: T.Tensor((M, N), dtype), y: T.Tensor((M, N), dtype)):\n"
+        "        with T.Kernel(1) as _:\n"
+        "            y[0, 0] = x[0, 0]\n"
+        "    return main\n"
+    )
+    outcome = project.tlmatrix("new", f"{project.module}:factory", "-o", "factory.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    outcome = project.tlmatrix("check", "factory.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    spec = load_spec(project.folder / "factory.yaml")
+    assert spec.factory == f"{project.module}:factory"
+    assert set(spec.compile) == {"M", "N", "block", "dtype"}
+
+
+def test_schema_is_json(project: Project) -> None:
+    outcome = project.tlmatrix("schema")
+    assert "axes" in json.loads(outcome.out)["properties"]

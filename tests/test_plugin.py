@@ -1,0 +1,300 @@
+"""The plugin in a project of a user's own: what is collected, run, printed and recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outside_project import project
+from tlmatrix.run import Status, read_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outside_project import Project
+
+__all__ = ["project"]
+
+
+def _results(path: Path) -> dict[str, Status]:
+    return {result.case: result.status for result in read_records(path).results}
+
+
+# Collection ---------------------------------------------------------------------------------
+
+
+def test_a_spec_beside_its_kernel_file_runs_with_no_packaging(project: Project) -> None:
+    project.spec()
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert outcome.code == pytest.ExitCode.OK, outcome.out
+    assert "4 passed" in outcome.out
+
+
+def test_only_yaml_files_that_are_specs_are_collected_from_a_folder(project: Project) -> None:
+    project.spec()
+    (project.folder / "ci.yaml").write_text("on: push\njobs: {}\n")
+    (project.folder / "broken.yaml").write_text("{not yaml")
+    outcome = project.pytest(".", "-q", "-n", "0", "--collect-only")
+    assert outcome.code == pytest.ExitCode.OK, outcome.out
+    assert "4 tests collected" in outcome.out
+
+
+def test_collecting_writes_no_results(project: Project) -> None:
+    project.spec()
+    project.pytest(".", "-q", "-n", "0", "--collect-only")
+    assert not list(project.folder.rglob("*.jsonl"))
+
+
+def test_a_file_named_on_the_command_line_is_a_spec_whatever_it_holds(project: Project) -> None:
+    path = project.folder / "broken.yaml"
+    path.write_text("name: x\n")
+    outcome = project.pytest("broken.yaml", "-q", "-n", "0")
+    assert outcome.code == pytest.ExitCode.INTERRUPTED
+    assert "broken.yaml:1:" in outcome.out
+
+
+def test_errors_of_a_spec_are_lines_with_their_place_and_no_traceback(project: Project) -> None:
+    path = project.spec()
+    path.write_text(path.read_text().replace("checks:", "check:") + "nonsense: 1\n")
+    outcome = project.pytest(".", "-q", "-n", "0")
+    places = re.findall(r"^scale\.yaml:(\d+):(\d+): .+$", outcome.out, re.MULTILINE)
+    assert [line for line, _ in places] == ["14", "15"], outcome.out
+    assert "Traceback" not in outcome.out
+    assert "pydantic" not in outcome.out
+
+
+def test_a_tier_without_cases_is_an_error(project: Project) -> None:
+    project.spec(more="where: [{expr: rows > 100, because: only large ones}]")
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert outcome.code == pytest.ExitCode.INTERRUPTED
+    assert "scale.yaml:" in outcome.out
+
+
+def test_an_expired_known_bug_is_an_error_at_its_place(project: Project) -> None:
+    project.spec(
+        more="""\
+        known_bugs:
+          - {when: rows == 5, issue: "#7", expires: 2020-01-01, mode: tolerate}
+        """
+    )
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert outcome.code == pytest.ExitCode.INTERRUPTED
+    assert re.search(r"^scale\.yaml:16:\d+: .*#7.*2020-01-01", outcome.out, re.MULTILINE)
+
+
+def test_a_value_added_to_an_axis_adds_its_cases(project: Project) -> None:
+    project.spec(rows="[1, 5]")
+    before = project.pytest(".", "-q", "-n", "0", "--collect-only").out
+    project.spec(rows="[1, 5, 64]")
+    after = project.pytest(".", "-q", "-n", "0", "--collect-only").out
+    assert "4 tests" in before
+    assert "6 tests" in after
+
+
+@pytest.mark.parametrize(
+    ("select", "count"),
+    [
+        ("dtype=float16", 2),
+        ("dtype=float16 and rows=5", 1),
+        ("not rows=5", 2),
+        ("rows=5 or (rows=1 and dtype=float32)", 3),
+        ("cols=3-dtype=float16-how=right-rows=1", 1),
+        ("rows=50", 0),
+        ("ows=5", 0),
+        ("float16", 2),
+    ],
+)
+def test_k_selects_by_the_value_of_an_axis(project: Project, select: str, count: int) -> None:
+    project.spec(rows="[1, 5]")
+    outcome = project.pytest(".", "-q", "-n", "0", "--collect-only", "-k", select)
+    listed = [line for line in outcome.out.splitlines() if "::" in line]
+    assert len(listed) == count, outcome.out
+
+
+def test_one_case_can_be_named(project: Project) -> None:
+    project.spec()
+    outcome = project.pytest("scale.yaml::cols=3-dtype=float16-how=right-rows=5", "-q", "-n", "0")
+    assert "1 passed" in outcome.out
+
+
+def test_project_settings_choose_the_tier(project: Project) -> None:
+    project.spec(more="")
+    path = project.folder / "scale.yaml"
+    path.write_text(path.read_text().replace("quick: product", "tiny: {strategy: first, size: 1}"))
+    (project.folder / "pyproject.toml").write_text('[tool.tlmatrix]\ntier = "tiny"\n')
+    assert "1 passed" in project.pytest(".", "-q", "-n", "0").out
+
+
+def test_a_wrong_setting_is_told_with_the_nearest_right_one(project: Project) -> None:
+    project.spec()
+    (project.folder / "pyproject.toml").write_text("[tool.tlmatrix]\nbackends = 'cuda'\n")
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert outcome.code == pytest.ExitCode.USAGE_ERROR
+    assert "did you mean 'backend'" in outcome.out
+
+
+# Results ------------------------------------------------------------------------------------
+
+
+def test_a_failing_case_prints_its_finding_and_how_to_repeat_it(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5]")
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert outcome.code == pytest.ExitCode.TESTS_FAILED
+    assert "2 failed, 2 passed" in outcome.out
+    assert "numeric: y:" in outcome.out
+    assert "worst at  y at" in outcome.out
+    assert "tlmatrix repro 'scale.yaml::cols=3-dtype=float32-how=wrong-rows=5'" in outcome.out
+    assert "Traceback" not in outcome.out
+    assert "pytest_items.py" not in outcome.out
+
+
+def test_an_entry_that_raises_shows_its_own_frames_only(project: Project) -> None:
+    project.spec(how="[raise]", rows="[5]")
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert "entry: raises RuntimeError: the kernel gave up" in outcome.out
+    assert f"{project.module}.py:14 in scale" in outcome.out
+    assert "binding.py" not in outcome.out
+
+
+def test_every_case_is_recorded_with_what_is_needed_to_read_it_alone(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5]")
+    project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl", "--tlmatrix-seed", "7")
+    records = read_records(project.folder / "out.jsonl")
+    assert records.header.tier == "quick"
+    assert records.header.seed == 7
+    assert records.summary is not None
+    assert records.summary.counts == {"passed": 2, "failed": 2}
+    wrong = next(item for item in records.results if item.status is Status.FAILED)
+    assert wrong.values == {"cols": 3, "dtype": wrong.values["dtype"], "how": "wrong", "rows": 5}
+    assert wrong.findings[0].check == "numeric"
+    assert wrong.backend == "interpreter"
+    assert wrong.command.endswith("--seed 7")
+
+
+def test_rejects_are_cases(project: Project) -> None:
+    project.spec(
+        more="""\
+        rejects:
+          - {set: {how: refuse}, raises: ValueError, matching: how must be}
+          - {set: {how: raise}, raises: ValueError, matching: gave up}
+          - {set: {how: slow}, raises: ValueError, matching: slow}
+        """
+    )
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert "2 failed, 5 passed" in outcome.out
+    assert "raises RuntimeError where ValueError with 'gave up'" in outcome.out
+    assert "accepts input that must be refused" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("how", "mode", "code", "words"),
+    [
+        ("wrong", "tolerate", 0, "1 xfailed"),
+        ("right", "tolerate", 1, "passes, though known_bugs says that #7 breaks it"),
+        ("wrong", "quarantine", 0, "1 skipped"),
+    ],
+)
+def test_known_bugs(project: Project, how: str, mode: str, code: int, words: str) -> None:
+    project.spec(
+        how=f"[{how}]",
+        rows="[5]",
+        more=f"""\
+        known_bugs:
+          - {{when: rows == 5, issue: "#7", expires: 2999-01-01, mode: {mode}}}
+        where: [{{expr: dtype == 'float32', because: one is enough}}]
+        """,
+    )
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert outcome.code == code, outcome.out
+    assert words in outcome.out
+
+
+def test_a_case_out_of_time_is_a_timeout_and_the_next_one_runs(project: Project) -> None:
+    project.spec(how="[sleep, right]", rows="[5]")
+    outcome = project.pytest(
+        ".", "-q", "-n", "0", "--timeout", "0.3", "--tlmatrix-results", "out.jsonl", "-k", "float32"
+    )
+    assert outcome.code == pytest.ExitCode.TESTS_FAILED
+    assert _results(project.folder / "out.jsonl") == {
+        "cols=3-dtype=float32-how=sleep-rows=5": Status.TIMEOUT,
+        "cols=3-dtype=float32-how=right-rows=5": Status.PASSED,
+    }
+
+
+def test_resuming_runs_only_what_did_not_pass(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5]")
+    project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl")
+    outcome = project.pytest(".", "-q", "-n", "0", "--tlmatrix-resume", "out.jsonl")
+    assert "2 failed, 2 deselected" in outcome.out
+    assert len(_results(project.folder / "out.jsonl")) == 4
+
+
+# Workers ------------------------------------------------------------------------------------
+
+
+def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(project: Project) -> None:
+    project.spec(how="[right, exit, hang, wrong]", rows="[5, 7]")
+    process = project.start(
+        "pytest", ".", "-q", "-n", "2", "--timeout", "1", "--tlmatrix-results", "out.jsonl",
+        "-k", "how=right or how=wrong or (how=exit and rows=5 and dtype=float32) or "
+        "(how=hang and rows=5 and dtype=float16)",
+    )  # fmt: skip
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, out
+    by_how: dict[str, list[Status]] = {}
+    for case, status in _results(project.folder / "out.jsonl").items():
+        by_how.setdefault(re.search(r"how=(\w+)", case)[1], []).append(status)
+    assert by_how == {
+        "right": [Status.PASSED] * 4,
+        "exit": [Status.CRASHED],
+        "hang": [Status.TIMEOUT],
+        "wrong": [Status.FAILED] * 4,
+    }
+    assert "the process ended while this case was running" in out
+
+
+def test_cases_that_share_kernels_run_on_one_worker(project: Project) -> None:
+    project.spec(rows="[1, 2, 3, 4]")
+    process = project.start("pytest", ".", "-q", "-n", "2", "--tlmatrix-results", "out.jsonl")
+    process.communicate(timeout=120)
+    workers: dict[str, set[str]] = {}
+    for line in (project.folder / "out.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["record"] == "start":
+            dtype = re.search(r"dtype=(\w+)-how=right-rows=(\d)", record["case"])
+            workers.setdefault(dtype[1] + dtype[2], set()).add(record["worker"])
+    assert set.union(*workers.values()) == {"gw0", "gw1"}
+    assert all(len(found) == 1 for found in workers.values())
+
+
+def test_ctrl_c_leaves_a_file_that_resume_goes_on_from(project: Project) -> None:
+    project.spec(how="[slow]", rows="[1, 2, 3, 4, 5]")
+    process = project.start(
+        "tlmatrix", "run", ".", "-n", "0", "--results", "out.jsonl", "--backend", "interpreter"
+    )
+    file = project.folder / "out.jsonl"
+    deadline = time.monotonic() + 60
+    while not (file.exists() and '"passed"' in file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "tlmatrix run --resume out.jsonl" in out
+    records = read_records(file)
+    assert records.summary is None
+    passed = len(records.passed)
+    assert 1 <= passed < 10
+    project.spec(how="[slow]", rows="[1, 2, 3, 4, 5]")
+    (project.folder / f"{project.module}.py").write_text(
+        (project.folder / f"{project.module}.py").read_text().replace("time.sleep(1)", "pass")
+    )
+    outcome = project.tlmatrix("run", "--resume", "out.jsonl", "-n", "0")
+    assert outcome.code == 0, outcome.out
+    assert f"{10 - passed} cases of 1 spec; {passed} passed before" in outcome.out
+    assert len(read_records(file).passed) == 10
