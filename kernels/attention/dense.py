@@ -13,13 +13,15 @@ from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.masks import Mask
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
+from tlmatrix_kernels.attention.tiles import tiles_for
 
 __all__ = ["atomic_gradients", "delta_pass", "forward", "query_gradients", "split_key_gradients"]
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
-    """Build the forward kernel: q, k, v to out and lse."""
+def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+    """Build the forward kernel: q, k, v to out and lse; with the tiles of its dims if not given."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).forward
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
 
