@@ -313,6 +313,32 @@ def test_scattered_elements():
     assert only(run(attention(LENGTHS), broken(edit))).pattern == "scattered"
 
 
+def test_one_cause_in_several_tensors_is_one_finding_and_two_causes_are_two():
+    def same(results):
+        results["out"][:, 1] = 0
+        results["lse"][1] = 0
+
+    finding = only(run(attention(LENGTHS), broken(same)))
+    assert "the same: lse: " in finding.detail or "the same: out: " in finding.detail
+
+    def different(results):
+        results["out"] *= -1
+        results["lse"] *= world.LOG2E
+
+    assert len(run(attention(LENGTHS), broken(different))) == 2
+
+
+def test_gradients_of_wrong_outputs_are_one_finding():
+    def edit(results):
+        results["out"][3] = 9
+        results["dq"][:, 1] = 9
+        results["dk"][:, 2] = 9
+
+    forward, backward = run(attention(LENGTHS), broken(edit))
+    assert (forward.check, backward.check) == ("numeric", "gradients")
+    assert "also wrong: " in backward.detail
+
+
 # Masks -------------------------------------------------------------------------------------------
 
 

@@ -105,13 +105,23 @@ def _dims(name: str, problem: Problem, shape: Sequence[int]) -> tuple[Dim, ...]:
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """One finding for each cause: the same check, pattern and place in several tensors is one.
 
-    The worst stands for the others, which its detail names.
+    The worst stands for the others, which its detail names. Two that hint at different causes
+    stay two; one without a hint goes with any.
     """
-    groups: dict[tuple[str, str | None, str | None], list[Finding]] = {}
+    groups: list[list[Finding]] = []
     for finding in findings:
-        key = (finding.check, finding.pattern, finding.where)
-        groups.setdefault(key, []).append(finding)
-    return [one_of(group, "the same") for group in groups.values()]
+        for group in groups:
+            if all(_alike(finding, other) for other in group):
+                group.append(finding)
+                break
+        else:
+            groups.append([finding])
+    return [one_of(group, "the same") for group in groups]
+
+
+def _alike(one: Finding, other: Finding) -> bool:
+    same = (one.check, one.pattern, one.where) == (other.check, other.pattern, other.where)
+    return same and (one.hint == other.hint or None in (one.hint, other.hint))
 
 
 def one_of(findings: Sequence[Finding], words: str) -> Finding:
