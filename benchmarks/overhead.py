@@ -1,0 +1,192 @@
+"""What the framework itself costs a case, beside the code under test and the reference.
+
+    python benchmarks/overhead.py [--cases 200] [--specs SPEC.yaml ...]
+
+Runs cases of the quick tier in this process and splits the time of each: the entry (kernels,
+gradients), the reference and its low-precision twin, making inputs, judging (comparing, guards,
+explaining), and what pytest adds (collection, hooks, recording, reporting; measured on cases that
+do next to nothing). The target is 5 ms a case for all that is neither entry nor reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tlmatrix.backend import backend_named, bind, execute, make_importable
+from tlmatrix.check import judge
+from tlmatrix.problem import Problem, Relation, RelationKind, family_for
+from tlmatrix.run.plan import plan
+from tlmatrix.run.records import RecordsWriter
+from tlmatrix.run.result import CaseResult, Status
+from tlmatrix.run.runner import case_seed
+from tlmatrix.spec import find_specs, load_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = """\
+name: tiny
+problem:
+  inputs: {x: {shape: [rows, cols], dtype: float32}}
+  outputs: [y]
+  reference: tiny_kernel:reference
+entry: tiny_kernel:entry
+axes:
+  rows: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+  cols: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+  repeat: %s
+tiers: {quick: product}
+checks: [numeric]
+"""
+TINY_KERNEL = """\
+def reference(x, repeat=0):
+    return x + 1
+
+def entry(x):
+    return x + 1
+"""
+
+
+class Clock:
+    """Adds up the time of nested parts; a part does not count in what is around it."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+        self._inner = [0.0]
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with its time charged to `part`."""
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            self._inner.append(0.0)
+            begin = time.perf_counter()
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                whole = time.perf_counter() - begin
+                self.spent[part] += whole - self._inner.pop()
+                self._inner[-1] += whole
+
+        return call
+
+
+def main() -> None:
+    """Print a row a spec, in milliseconds a case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--specs", nargs="+", default=[str(ROOT / "specs")])
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    table = Table("spec", "cases", "entry", "reference", "inputs", "judge", "own (of 5)")
+    for path in find_specs(arguments.specs):
+        cases, spent = measure(path, arguments.cases)
+        own = spent["inputs"] + spent["judge"]
+        row = [spent[part] for part in ("entry", "reference", "inputs", "judge")]
+        table.add_row(path.stem, str(cases), *(f"{1e3 * part / cases:.2f}" for part in row),
+                      f"{1e3 * own / cases:.2f}")  # fmt: skip
+    console = Console()
+    console.print("milliseconds a case, the first case of each spec left out")
+    console.print(table)
+    console.print(f"pytest, hooks and records: {1e3 * around():.2f} ms a case")
+    console.print(f"of that, writing two records: {1e3 * writing():.3f} ms a case")
+
+
+def measure(path: Path, most: int) -> tuple[int, dict[str, float]]:
+    """Cases run, and seconds by part."""
+    make_importable(path)
+    spec = load_spec(path)
+    backend = backend_named()
+    family, binding = family_for(spec), bind(spec, backend)
+    clock = Clock()
+
+    def run_entry(problem: Problem) -> Any:
+        return execute(binding, problem)
+
+    def make(values: Any, seed: int) -> Problem:
+        return clocked(family.problem(spec, values, seed=seed, device=backend.device), clock)
+
+    def run_case(case: Any) -> None:
+        problem = clock.timed("inputs", make)(case.values, case_seed(case))
+        entry = clock.timed("entry", run_entry)
+        clock.timed("judge", judge)(
+            spec, case, problem, entry, checks=spec.checks, arch=backend.arch, deterministic=True
+        )
+
+    cases = [case for case in plan(spec).cases() if case.origin != "reject"]
+    run_case(cases[0])
+    clock.spent.clear()
+    count = 0
+    for case in islice(cases[1:], most):
+        run_case(case)
+        count += 1
+    return max(count, 1), clock.spent
+
+
+def clocked(problem: Problem, clock: Clock) -> Problem:
+    """The problem, with the time of its references charged to them, in its relations too."""
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        for relation in problem.relations(kind):
+            inner = tuple(clocked(each, clock) for each in relation.problems)
+            yield replace(relation, problems=inner)
+
+    return replace(
+        problem,
+        reference=clock.timed("reference", problem.reference),
+        lowp=clock.timed("reference", problem.lowp),
+        relations=relations,
+    )
+
+
+def around() -> float:
+    """Seconds a case that pytest and the plugin take around cases that do next to nothing."""
+    few, many = (min(tiny_run(count) for _ in range(2)) for count in (1, 21))
+    return (many - few) / 2000
+
+
+def tiny_run(repeats: int) -> float:
+    """Seconds to run 100 cases for each repeat, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder) / "tiny.yaml"
+        spec.write_text(TINY % list(range(repeats)), encoding="utf-8")
+        (Path(folder) / "tiny_kernel.py").write_text(TINY_KERNEL, encoding="utf-8")
+        begin = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "tlmatrix", "run", "-n", "0", "--backend", "interpreter", "."],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+        )
+        return time.perf_counter() - begin
+
+
+def writing() -> float:
+    """Seconds to write the two records of a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RecordsWriter(Path(folder) / "run.jsonl")
+        result = CaseResult(spec="x", path="x.yaml", case="a=1-b=2", status=Status.PASSED)
+        begin = time.perf_counter()
+        for _ in range(1000):
+            writer.start("x.yaml", "a=1-b=2", "main")
+            writer.case(result)
+        seconds = time.perf_counter() - begin
+        writer.close()
+    return seconds / 1000
+
+
+if __name__ == "__main__":
+    main()
