@@ -88,9 +88,13 @@ class Regions:
             )
         return values
 
-    def rms(self, values: torch.Tensor) -> torch.Tensor:
-        """The root mean square over each region; 0 for an empty one."""
-        return (self.sum(values.square()) / self.elements.clamp_min(1)).sqrt_()
+    def rms(self, values: torch.Tensor, scratch: torch.Tensor | None = None) -> torch.Tensor:
+        """The root mean square over each region; 0 for an empty one.
+
+        Squares are written to `scratch`, where it is given; it may be `values` itself.
+        """
+        squares = torch.mul(values, values, out=scratch)
+        return (self.sum(squares) / self.elements.clamp_min(1)).sqrt_()
 
     def rms_of_all(self, per_region: torch.Tensor) -> torch.Tensor:
         """The root mean square over the tensor, from that of its regions."""

@@ -81,27 +81,34 @@ def limits(
     only the floor counts. Elements where either is not finite allow nothing.
     """
     regions = Regions(info.dims, reference.device)
-    size = _finite(reference).abs()
-    root = regions.rms(size)
+    size = _finite(reference).abs_()
+    # Temporaries of a tensor's size cost more than the arithmetic on them: one is reused.
+    scratch = torch.empty_like(size)
+    root = regions.rms(size, scratch)
     if allowance.floor == "auto":
-        element, per_region, whole = _floors(info, size, root, regions)
+        element, per_region, whole = _floors(info, size, root, regions, scratch)
     else:
         element = torch.full_like(size, float(allowance.floor))
         per_region = torch.full_like(root, float(allowance.floor))
         whole = per_region.new_tensor(float(allowance.floor))
     if lowp is not None:
-        error = _finite(lowp.double() - reference).abs_()
-        error_rms = regions.rms(error)
-        element = element + regions.spread(regions.largest(error)) * allowance.factor
+        scratch.copy_(lowp)
+        error = _finite_in_place(scratch.sub_(reference)).abs_()
+        element += regions.spread(regions.largest(error)) * allowance.factor
+        error_rms = regions.rms(error, scratch)
         per_region = per_region + error_rms * allowance.factor
         whole = whole + regions.rms_of_all(error_rms) * allowance.factor
     return Limits(element, per_region, whole, regions)
 
 
 def _floors(
-    info: TensorInfo, size: torch.Tensor, root: torch.Tensor, regions: Regions
+    info: TensorInfo,
+    size: torch.Tensor,
+    root: torch.Tensor,
+    regions: Regions,
+    scratch: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The floors of the elements, the regions and the whole tensor."""
+    """The floors of the elements, the regions and the whole tensor; overwrites `scratch`."""
     u = info.roundoff
     exponent = size.new_tensor(_USUAL_EXPONENT) if info.exponent is None else info.exponent()
     units = _UNITS + _UNITS_PER_EXPONENT * exponent.double()
@@ -113,7 +120,7 @@ def _floors(
     else:
         magnitude = info.magnitude().double()
     # Rows that sum nothing (no visible key) say nothing about how steady the others are.
-    rows = regions.rows(magnitude.sign())
+    rows = regions.rows(torch.sign(magnitude, out=scratch))
     if info.spread is not None:
         spread = info.spread().double()
     elif info.magnitude is None:
@@ -124,10 +131,12 @@ def _floors(
         spread = torch.hypot(
             regions.spread(root), magnitude / regions.spread(rows.clamp_min(1).sqrt())
         )
-    element = torch.minimum(4 * magnitude, 2 * size + 6 * spread).mul_(u).add_(tiny)
-    magnitude = arithmetic * magnitude
-    element += magnitude
-    root_magnitude, root_spread = regions.rms(magnitude), regions.rms(spread)
+    root_spread = regions.rms(spread, scratch)
+    element = torch.add(2 * size, spread, alpha=6)
+    torch.minimum(element, torch.mul(magnitude, 4, out=scratch), out=element)
+    element.mul_(u).add_(tiny)
+    element += torch.mul(magnitude, arithmetic, out=scratch)
+    root_magnitude = regions.rms(scratch, scratch)
 
     def root_floor(
         size: torch.Tensor, spread: torch.Tensor, magnitude: torch.Tensor, rows: torch.Tensor
@@ -146,6 +155,10 @@ def _floors(
 
 def _finite(values: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(values.double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _finite_in_place(values: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num_(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class Yardstick:
