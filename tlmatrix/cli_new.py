@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.backend.signature import is_tilelang_factory, parameters_of
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -64,14 +65,13 @@ def spec_text(target: str) -> str:
         UsageError: there is no such thing, or it cannot be called.
     """
     found = _imported(target)
-    is_factory = hasattr(found, "get_tir") or hasattr(found, "jit_impl")
     parameters = _parameters(found, target)
     names = [parameter.name for parameter in parameters]
     head = [
         f"name: {_spec_name(target)}",
         f"summary: {_summary(found)}",
     ]
-    if is_factory:
+    if is_tilelang_factory(found):
         return _join(head, _factory(target, parameters))
     if {"q", "k", "v"} <= set(names):
         return _join(head, _attention(target, parameters))
@@ -98,17 +98,11 @@ def _imported(target: str) -> Callable[..., Any]:
 
 
 def _parameters(found: Callable[..., Any], target: str) -> Sequence[inspect.Parameter]:
-    for candidate in (getattr(found, "jit_impl", None), getattr(found, "func", None), found):
-        original = getattr(candidate, "orig_func", candidate)
-        if callable(original):
-            try:
-                parameters = inspect.signature(original).parameters.values()
-            except (TypeError, ValueError):
-                continue
-            kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-            named = [parameter for parameter in parameters if parameter.kind in kinds]
-            if named:
-                return named
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = (parameters_of(found) or {}).values()
+    named = [parameter for parameter in parameters if parameter.kind in kinds]
+    if named:
+        return named
     raise UsageError(f"{target!r}: its parameters cannot be read, or it has none")
 
 

@@ -7,7 +7,6 @@ tensors of `call`, in order. Either way `execute` gives named outputs and their 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -17,10 +16,12 @@ import torch
 
 from tlmatrix.backend.errors import BindingError, EntryError
 from tlmatrix.backend.resolve import make_importable, resolve
+from tlmatrix.backend.signature import parameters_of
 from tlmatrix.spec.expressions import Expression, ExpressionError
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -72,7 +73,7 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
             [spec.issue((where,), f"{where}: {target!r} is not callable but of type {kind}")]
         )
     if where == "entry":
-        parameters = _parameters(found)
+        parameters = parameters_of(found)
         entry = _Entry(spec, found, parameters)
         anything = parameters is None or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -144,14 +145,6 @@ def _misfit(spec: Spec, message: str) -> BindingError:
     where = "entry" if spec.entry is not None else "factory"
     target = spec.entry or spec.factory
     return BindingError([spec.issue((where,), f"{where}: {target!r}: {message}")])
-
-
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Parameters by name; None where Python cannot tell (some builtins)."""
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return None
 
 
 def _nearest(name: str, offered: Iterable[str]) -> str:
@@ -294,7 +287,7 @@ class _Factory:
     def _build(self, arguments: dict[str, Any]) -> Callable[..., Any]:
         if type(self.function).__name__ == "JITKernel":
             return self.function
-        parameters = _parameters(self.function)
+        parameters = parameters_of(self.function)
         if parameters is not None:
             self._check_names(arguments, parameters)
             needed = [

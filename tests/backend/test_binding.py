@@ -1,0 +1,398 @@
+"""Entries and factories: arguments by name, results by name, and errors a user can act on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tlmatrix.backend import (
+    Backend,
+    BindingError,
+    EntryError,
+    backend_named,
+    bind,
+    execute,
+    refuse_unknown_axes,
+    user_traceback,
+)
+from tlmatrix.problem import family_for
+from tlmatrix.spec import load_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tlmatrix.spec import Spec
+
+_CODE = """
+import torch
+import tilelang
+import tilelang.language as T
+
+
+def reference(x, w):
+    return x * w, x.sum(0)
+
+
+def by_keyword(w, x, *, rows, scale=None, unheard_of=5):
+    assert rows == x.shape[0] and unheard_of == 5
+    return x * w, x.sum(0)
+
+
+def first_only(x, w):
+    return x * w
+
+
+def any_keyword(x, w, **others):
+    assert others == {"flag": True}, others
+    return first_only(x, w)
+
+
+def detached(x, w):
+    return (x * w).detach()
+
+
+def without_w(x, w):
+    return x * torch.ones_like(w)
+
+
+def asks_for_more(x, w, colums):
+    return x * w
+
+
+def gives_text(x, w):
+    return "text"
+
+
+def gives_nothing(x, w):
+    pass
+
+
+def gives_three(x, w):
+    return x, x, x
+
+
+def raises(x, w):
+    return deeper(x)
+
+
+def deeper(x):
+    raise RuntimeError("deep inside")
+
+
+def backward_raises(x, w):
+    return _Broken.apply(x * w), x.sum(0)
+
+
+class _Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("no way back")
+
+
+not_callable = 5
+
+
+def prim_func(rows, cols, dtype="float32", fill=0.0):
+    @T.prim_func
+    def main(x: T.Tensor((rows, cols), dtype), y: T.Tensor((rows, cols), dtype)):
+        with T.Kernel(rows, threads=32) as row:
+            for col in T.Parallel(cols):
+                y[row, col] = x[row, col] * 2.0 + fill
+
+    return main
+
+
+@tilelang.jit(out_idx=[1])
+def lazy(rows, cols, dtype="float32"):
+    @T.prim_func
+    def main(x: T.Tensor((rows, cols), dtype), y: T.Tensor((rows, cols), dtype)):
+        with T.Kernel(rows, threads=32) as row:
+            for col in T.Parallel(cols):
+                y[row, col] = x[row, col] * 2.0
+
+    return main
+
+
+@tilelang.jit
+def forgets_a_row(rows, cols, dtype="float32"):
+    @T.prim_func
+    def main(x: T.Tensor((rows, cols), dtype), y: T.Tensor((rows, cols), dtype)):
+        with T.Kernel(rows - 1, threads=32) as row:
+            for col in T.Parallel(cols):
+                y[row, col] = x[row, col] * 2.0
+
+    return main
+
+
+def gives_no_kernel(rows):
+    return {"rows": rows}
+
+
+def double(x):
+    return 2 * x
+"""
+
+_SPEC = """\
+name: product
+problem:
+  inputs:
+    x: {{shape: [rows, cols], dtype: float32, grad: true}}
+    w: {{shape: [cols], dtype: float32, grad: true}}
+  outputs: [y, s]
+  reference: {module}:reference
+{binding}
+axes: {{rows: [4], cols: [3]{axes}}}
+checks: [{checks}]
+"""
+
+_numbers = itertools.count()
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Spec]]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    module = f"bound_code_{os.getpid()}_{next(_numbers)}"
+    (tmp_path / f"{module}.py").write_text(_CODE)
+
+    def make_spec(
+        entry: str = "", *, binding: str = "", axes: str = "", checks: str = "numeric, gradients"
+    ) -> Spec:
+        path = tmp_path / "product.yaml"
+        text = binding.format(module=module) or f"entry: {module}:{entry}"
+        path.write_text(_SPEC.format(module=module, binding=text, axes=axes, checks=checks))
+        return load_spec(path)
+
+    yield make_spec
+    sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return backend_named("interpreter")
+
+
+def _run(spec: Spec, backend: Backend) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    values = {name: axis[0] for name, axis in spec.axes.items()}
+    problem = family_for(spec).problem(spec, values, seed=1, device=backend.device)
+    return execute(bind(spec, backend), problem), dict(problem.reference())
+
+
+def _close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+    return all(torch.allclose(found[name].double(), wanted[name], rtol=1e-4) for name in found)
+
+
+# Entries --------------------------------------------------------------------------------------
+
+
+def test_arguments_are_matched_by_name_and_results_by_order(make: Make, backend: Backend) -> None:
+    found, wanted = _run(make("by_keyword", checks="numeric"), backend)
+    assert set(found) == {"y", "s"}
+    assert _close(found, wanted)
+
+
+def test_gradients_are_those_of_the_outputs(make: Make, backend: Backend) -> None:
+    found, wanted = _run(make("by_keyword"), backend)
+    assert set(found) == {"y", "s", "dx", "dw"}
+    assert _close(found, wanted)
+
+
+def test_an_entry_may_give_back_fewer_outputs(make: Make, backend: Backend) -> None:
+    found, wanted = _run(make("first_only", checks="numeric"), backend)
+    assert set(found) == {"y"}
+    assert _close(found, wanted)
+
+
+def test_an_entry_of_any_keyword_gets_the_axes_that_are_no_parameters(
+    make: Make, backend: Backend
+) -> None:
+    spec = make("any_keyword", axes=", flag: [true]", checks="numeric")
+    with pytest.raises(EntryError, match="rows"):
+        _run(spec, backend)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("detached", "'y' does not require grad"),
+        ("asks_for_more", "no value for its parameter 'colums'; did you mean 'cols'?"),
+        ("gives_text", "'y' is not a tensor but of type str"),
+        ("gives_nothing", "returned nothing"),
+        ("gives_three", "gave 3 results, but 2 have names: y, s"),
+    ],
+)
+def test_what_does_not_fit_is_told_at_the_entry_of_the_spec(
+    make: Make, backend: Backend, entry: str, words: str
+) -> None:
+    spec = make(entry)
+    with pytest.raises(BindingError) as caught:
+        _run(spec, backend)
+    (issue,) = caught.value.issues
+    assert words in issue.message
+    assert (issue.path, issue.line) == (spec.path, 8)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("by_keywrod", "did you mean 'by_keyword'?"),
+        ("not_callable", "not callable but of type int"),
+    ],
+)
+def test_an_entry_that_is_not_there(make: Make, backend: Backend, entry: str, words: str) -> None:
+    with pytest.raises(BindingError, match=words.replace("?", r"\?")):
+        bind(make(entry), backend)
+
+
+def test_a_missing_module_names_the_nearest_file_beside_the_spec(
+    make: Make, backend: Backend
+) -> None:
+    spec = make(binding="entry: {module}x:double")
+    with pytest.raises(BindingError, match="did you mean 'bound_code_"):
+        bind(spec, backend)
+
+
+def test_a_module_that_breaks_on_import_shows_where(
+    make: Make, backend: Backend, tmp_path: Path
+) -> None:
+    (tmp_path / "breaks_on_import.py").write_text("\nlen(5)\n")
+    spec = make(binding="entry: breaks_on_import:double")
+    with pytest.raises(BindingError, match="TypeError") as caught:
+        bind(spec, backend)
+    assert "breaks_on_import.py:2" in str(caught.value)
+
+
+def test_two_files_of_one_name_are_not_mixed_up(
+    make: Make, backend: Backend, tmp_path: Path
+) -> None:
+    first = make("first_only")
+    bind(first, backend)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / f"{first.entry.split(':')[0]}.py").write_text(_CODE)
+    (other / "product.yaml").write_text(first.path.read_text())
+    with pytest.raises(BindingError, match="already loaded from"):
+        bind(load_spec(other / "product.yaml"), backend)
+
+
+def test_an_error_of_the_entry_keeps_the_frames_of_the_user_only(
+    make: Make, backend: Backend
+) -> None:
+    with pytest.raises(EntryError, match="RuntimeError: deep inside") as caught:
+        _run(make("raises"), backend)
+    lines = user_traceback(caught.value.error).splitlines()
+    assert [line.split(" in ")[1] for line in lines] == [
+        "raises: return deeper(x)",
+        'deeper: raise RuntimeError("deep inside")',
+    ]
+
+
+def test_an_error_in_the_backward_is_the_entrys(make: Make, backend: Backend) -> None:
+    with pytest.raises(EntryError, match="no way back"):
+        _run(make("backward_raises"), backend)
+
+
+def test_inputs_are_handed_over_without_a_copy(make: Make, backend: Backend) -> None:
+    spec = make("by_keyword")
+    values = {"rows": 4, "cols": 3}
+    problem = family_for(spec).problem(spec, values, seed=1, device=backend.device)
+    before = {name: tensor.clone() for name, tensor in problem.inputs.items()}
+    execute(bind(spec, backend), problem)
+    assert all(not tensor.requires_grad for tensor in problem.inputs.values())
+    assert all(torch.equal(before[name], problem.inputs[name]) for name in before)
+
+
+def test_an_axis_nobody_reads_is_an_error_at_its_key(make: Make, backend: Backend) -> None:
+    spec = make("by_keyword", axes=", scael: [1]")
+    with pytest.raises(BindingError) as caught:
+        refuse_unknown_axes(bind(spec, backend), family_for(spec))
+    (issue,) = caught.value.issues
+    assert "takes the axis 'scael'; did you mean 'scale'?" in issue.message
+    assert (issue.line, issue.column) == (9, 30)
+    spec = make("by_keyword", axes=", scale: [1]")
+    refuse_unknown_axes(bind(spec, backend), family_for(spec))
+
+
+# Factories ------------------------------------------------------------------------------------
+
+_FACTORY = """\
+factory: {{module}}:{name}
+compile: {{{{rows: rows, cols: "cols"{more}}}}}
+call: [{call}]
+returns: [y]"""
+
+
+def _factory(name: str, *, call: str = "x", more: str = "") -> str:
+    return _FACTORY.format(name=name, call=call, more=more)
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [_factory("lazy"), _factory("prim_func"), _factory("prim_func", call="x, y")],
+    ids=["lazy jit", "PrimFunc, result returned", "PrimFunc, buffer written"],
+)
+def test_factories_of_every_kind(make: Make, backend: Backend, binding: str) -> None:
+    spec = make(binding=binding, checks="numeric")
+    values = {"rows": 4, "cols": 3}
+    problem = family_for(spec).problem(spec, values, seed=1, device=backend.device)
+    found = execute(bind(spec, backend), problem)
+    assert torch.equal(found["y"], 2 * problem.inputs["x"])
+
+
+def test_compile_arguments_may_be_numbers_and_a_kernel_is_made_once(
+    make: Make, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make(binding=_factory("prim_func", more=", fill: 1.5"), checks="numeric")
+    binding = bind(spec, backend)
+    problem = family_for(spec).problem(spec, {"rows": 4, "cols": 3}, seed=1, device=backend.device)
+    first = execute(binding, problem)
+    assert torch.equal(first["y"], 2 * problem.inputs["x"] + 1.5)
+    import tilelang
+
+    monkeypatch.setattr(tilelang, "compile", None)
+    assert torch.equal(execute(binding, problem)["y"], first["y"])
+
+
+def test_a_buffer_the_kernel_forgets_to_write_is_nan(make: Make, backend: Backend) -> None:
+    spec = make(binding=_factory("forgets_a_row", call="x, y"), checks="numeric")
+    found, _ = _run(spec, backend)
+    assert found["y"][-1].isnan().all()
+    assert not found["y"][:-1].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("binding", "words"),
+    [
+        (_factory("lazy", more=", colls: 3"), "has no parameter 'colls'; did you mean 'cols'?"),
+        (_factory("lazy", call="x, ww"), "the problem has no 'ww'; did you mean 'w'?"),
+        (_factory("gives_no_kernel").replace(', cols: "cols"', ""), "gave no kernel but"),
+    ],
+)
+def test_what_does_not_fit_a_factory(
+    make: Make, backend: Backend, binding: str, words: str
+) -> None:
+    with pytest.raises(BindingError) as caught:
+        _run(make(binding=binding, checks="numeric"), backend)
+    assert words in str(caught.value)
+
+
+# Backends -------------------------------------------------------------------------------------
+
+
+def test_backends_by_name() -> None:
+    assert backend_named("interpreter").device.type == "cpu"
+    wanted = "cuda" if torch.cuda.is_available() else "interpreter"
+    assert backend_named("auto").name == wanted
+    with pytest.raises(ValueError, match="no backend 'interpretr'; did you mean 'interpreter'"):
+        backend_named("interpretr")

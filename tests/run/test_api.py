@@ -1,0 +1,97 @@
+"""The product from Python: load a spec, list its cases, run some, look at findings."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tlmatrix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_numbers = itertools.count()
+_CODE = """
+def reference(x):
+    return 2 * x
+
+def double(x, how):
+    return x + x + (0.5 if how == "wrong" else 0.0)
+"""
+_SPEC = """\
+name: double
+problem:
+  inputs: {{x: {{shape: [rows, 3], dtype: float32, grad: true}}}}
+  outputs: [y]
+  reference: {module}:reference
+entry: {module}:double
+axes: {{rows: [1, 5], how: [right, wrong]}}
+tiers: {{quick: product}}
+"""
+
+
+@pytest.fixture
+def spec_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    module = f"api_code_{os.getpid()}_{next(_numbers)}"
+    (tmp_path / f"{module}.py").write_text(_CODE)
+    (tmp_path / "double.yaml").write_text(_SPEC.format(module=module))
+    yield tmp_path / "double.yaml"
+    sys.modules.pop(module, None)
+
+
+def test_load_list_run_look(spec_path: Path) -> None:
+    spec = tlmatrix.load(spec_path)
+    cases = list(tlmatrix.cases(spec))
+    assert cases[0].id == "how=right-rows=1"
+    seen: list[str] = []
+    results = tlmatrix.run_specs(
+        spec, backend="interpreter", on_result=lambda result: seen.append(result.case)
+    )
+    assert seen == [case.id for case in cases]
+    assert not results.ok
+    assert {result["how"] for result in (item.values for item in results.failed)} == {"wrong"}
+    assert all(finding.check == "numeric" for finding in results.findings)
+    assert "tlmatrix repro" in str(results)
+
+
+def test_cases_are_selected_and_limited(spec_path: Path) -> None:
+    results = tlmatrix.run_specs(
+        spec_path,
+        backend="interpreter",
+        select=lambda case: case["how"] == "right",
+        limit=1,
+    )
+    assert results.ok
+    assert [result.case for result in results] == ["how=right-rows=1"]
+
+
+def test_one_case_runs_alone_and_a_seed_changes_its_inputs(spec_path: Path) -> None:
+    spec = tlmatrix.load(spec_path)
+    case = next(case for case in tlmatrix.cases(spec) if case["how"] == "wrong")
+    one, same, other = (
+        tlmatrix.run_case(spec, case, "interpreter", seed=seed) for seed in (0, 0, 1)
+    )
+    assert one.status is tlmatrix.Status.FAILED
+    assert one.findings == same.findings
+    assert one.findings[0].expected != other.findings[0].expected
+    assert other.command.endswith("--seed 1 --backend interpreter")
+
+
+def test_a_wrong_spec_raises_with_its_place(spec_path: Path) -> None:
+    spec_path.write_text(spec_path.read_text() + "more: 1\n")
+    with pytest.raises(tlmatrix.SpecError) as caught:
+        tlmatrix.load(spec_path)
+    assert (caught.value.issues[0].line, caught.value.issues[0].column) == (9, 1)
+
+
+def test_the_package_offers_what_it_says() -> None:
+    for name in tlmatrix.__all__:
+        assert getattr(tlmatrix, name) is not None
+    with pytest.raises(AttributeError, match="nothing_like_that"):
+        tlmatrix.nothing_like_that  # noqa: B018

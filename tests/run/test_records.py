@@ -1,0 +1,170 @@
+"""Results on disk: what is written is read back, whatever cut the writing short."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tlmatrix.check import Finding
+from tlmatrix.run import (
+    CaseResult,
+    RecordsError,
+    RecordsWriter,
+    RunHeader,
+    SkipReason,
+    Status,
+    Summary,
+    read_records,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HEADER = RunHeader(
+    tier="quick",
+    backend="auto",
+    seed=0,
+    paths=("specs",),
+    command="pytest specs",
+    started="2026-01-01T00:00:00+00:00",
+    folder="/somewhere",
+    versions={"torch": "2"},
+)
+_FAILED = CaseResult(
+    spec="x",
+    path="specs/x.yaml",
+    case="a=1-b=none",
+    key='x:{"a":1,"b":null}',
+    status=Status.FAILED,
+    values={"a": 1, "b": None, "c": {"q": [1, 2]}},
+    findings=(
+        Finding(
+            check="numeric",
+            title="off",
+            tensor="out",
+            index={"head": 0},
+            expected=0.0,
+            got=float("nan"),
+            ratio=float("inf"),
+        ),
+        Finding(check="guards", title="wrote past the end"),
+    ),
+    seconds=0.25,
+    phases={"entry": 0.125},
+    backend="interpreter",
+    arch="interpreter",
+    seed=3,
+)
+_SKIPPED = CaseResult(
+    spec="x",
+    path="specs/x.yaml",
+    case="a=2-b=none",
+    status=Status.SKIPPED,
+    reason=SkipReason.UNSUPPORTED,
+    message="T.thing",
+)
+
+
+def _write(path: Path, *results: CaseResult) -> None:
+    writer = RecordsWriter(path)
+    writer.header(_HEADER)
+    for result in results:
+        writer.start(result.path, result.case, "gw0")
+        writer.case(result)
+    writer.summary(Summary({"failed": 1}, 1.5, 1))
+    writer.close()
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    _write(tmp_path / "a" / "run.jsonl", _FAILED, _SKIPPED)
+    records = read_records(tmp_path / "a" / "run.jsonl")
+    assert records.header == _HEADER
+    assert records.summary == Summary({"failed": 1}, 1.5, 1)
+    assert records.results[1] == _SKIPPED
+    # NaN is equal to nothing, so by text.
+    assert repr(records.results[0]) == repr(_FAILED)
+    assert records.counts() == {Status.FAILED: 1, Status.SKIPPED: 1}
+
+
+@pytest.mark.parametrize("keep", range(1, 120, 7))
+def test_a_file_cut_anywhere_in_its_last_line_is_read_without_it(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "run.jsonl"
+    _write(path, _SKIPPED)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]) + lines[2][: min(keep, len(lines[2]) - 2)])
+    (result,) = read_records(path).results
+    assert result.status is Status.CRASHED
+    assert result.case == _SKIPPED.case
+
+
+def test_a_resumed_run_writes_on_after_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    _write(path, _SKIPPED)
+    path.write_bytes(path.read_bytes()[:-20])
+    _write(path, _FAILED)
+    records = read_records(path)
+    assert [item.status for item in records.results] == [Status.SKIPPED, Status.FAILED]
+
+
+def test_the_last_word_on_a_case_counts(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    passed = CaseResult(spec="x", path=_FAILED.path, case=_FAILED.case, status=Status.PASSED)
+    _write(path, _FAILED, _SKIPPED, passed)
+    records = read_records(path)
+    assert records.passed == {(_FAILED.path, _FAILED.case)}
+    assert len(records.results) == 2
+
+
+def test_a_case_that_never_ended_is_crashed_and_the_run_has_no_summary(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    writer = RecordsWriter(path)
+    writer.header(_HEADER)
+    writer.start("specs/x.yaml", "a=1", "gw0")
+    records = read_records(path)
+    assert records.summary is None
+    assert [item.status for item in records.results] == [Status.CRASHED]
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no record"),
+        ('{"record":"case"}\n{"record":"case"}\n', "header of a run"),
+        ('{"a": 1}\n', "header of a run"),
+        ("not json\n[1]\n", ":1: not a record"),
+        ("[1]\n", ":1: not a record but list"),
+    ],
+)
+def test_what_is_no_results_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(RecordsError, match=words):
+        read_records(path)
+
+
+def _append(path: Path, worker: str, count: int) -> None:
+    writer = RecordsWriter(path)
+    for number in range(count):
+        case = f"a={number}-b={worker * 200}"
+        writer.start("specs/x.yaml", case, worker)
+        writer.case(CaseResult(spec="x", path="specs/x.yaml", case=case, status=Status.PASSED))
+    writer.close()
+
+
+def test_processes_share_a_file_without_tearing_each_others_lines(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    writer = RecordsWriter(path)
+    writer.header(_HEADER)
+    context = multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(target=_append, args=(path, f"gw{number}", 300)) for number in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    writer.close()
+    assert len(read_records(path).passed) == 900

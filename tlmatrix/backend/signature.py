@@ -1,0 +1,28 @@
+"""The parameters of a callable as a user wrote them, also behind TileLang's decorators."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["is_tilelang_factory", "parameters_of"]
+
+
+def is_tilelang_factory(function: object) -> bool:
+    """Whether it was made by `@tilelang.jit`, autotuned or not."""
+    return hasattr(function, "get_tir") or hasattr(function, "jit_impl")
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Parameters by name; None where Python cannot tell (some builtins)."""
+    original: Any = getattr(function, "jit_impl", function)
+    if is_tilelang_factory(original):
+        original = getattr(original, "func", original)
+        original = getattr(original, "orig_func", original)
+    try:
+        return inspect.signature(original).parameters
+    except (TypeError, ValueError):
+        return None
