@@ -59,7 +59,7 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
         raise UsageError(str(error)) from error
     seed = arguments.seed if arguments.seed is not None else config.seed
     runner = Runner(backend, seed=seed, roots=(config.root,))
-    print(f"{spec.name}: {case.id}\non {backend.name} ({backend.arch})\n")
+    print(f"{spec.name}: {case.id}\non {backend.name}, {backend.arch}, seed {seed}\n")
     result = runner.run(spec, case, path=path)
     for line in _told(result):
         print(line)

@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     plan_all(paths, tier, seed=arguments.seed, roots=[config.root])
     with _console() as console:
         report = TerminalReport(console)
+        report.announce(f"{tier} tier; starting")
         engine = _Engine(report)
         try:
             status = pytest.main(_pytest_arguments(arguments, paths, tier), plugins=[engine])

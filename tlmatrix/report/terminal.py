@@ -60,6 +60,13 @@ class TerminalReport:
             case RunFinished():
                 self._on_end(event)
 
+    def announce(self, words: str) -> None:
+        """Say what happens while nothing can be counted yet."""
+        if self._console.is_terminal:
+            self._progress = self._bar()
+            self._progress.add_task(words, total=None, failed="")
+            self._progress.start()
+
     def close(self) -> None:
         """Leave the terminal as it was, also after an error elsewhere."""
         if self._progress is not None:
@@ -67,6 +74,7 @@ class TerminalReport:
             self._progress = None
 
     def _on_start(self, event: RunStarted) -> None:
+        self.close()
         self._started = event
         self._total = sum(event.cases.values())
         self._begin = self._last_line = time.monotonic()
@@ -76,18 +84,21 @@ class TerminalReport:
             words += f"; {earlier} passed before and are not run again"
         self._console.print(words, highlight=False)
         if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[failed]}"),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-                expand=True,
-            )
-            self._progress.add_task("starting", total=self._total, failed="")
+            self._progress = self._bar()
+            self._progress.add_task("first cases", total=self._total, failed="")
             self._progress.start()
+
+    def _bar(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failed]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            expand=True,
+        )
 
     def _on_case(self, result: CaseResult) -> None:
         self._results.append(result)
@@ -163,6 +174,9 @@ class TerminalReport:
         parts = [f"{count} {status}" for status in Status if (count := counts[status])]
         bad = any(counts[status] for status in FAILURES)
         words = f"{_count(len(self._results), 'case')} in {event.seconds:.1f} s"
+        places = dict.fromkeys(_place(result) for result in self._results if result.backend)
+        if places:
+            words += f" on {', '.join(places)}"
         if parts:
             words += ": " + ", ".join(parts)
         if event.interrupted:
@@ -208,6 +222,13 @@ def _group_lines(group: Group, number: int, width: int) -> list[tuple[str, str]]
     lines += [(f"   {line}", "") for line in told]
     lines.append((f"   {repro}", "cyan"))
     return lines
+
+
+def _place(result: CaseResult) -> str:
+    """`interpreter`, or `cuda (sm_90)`."""
+    if result.arch in ("", result.backend):
+        return result.backend
+    return f"{result.backend} ({result.arch})"
 
 
 def _count(number: int, noun: str) -> str:

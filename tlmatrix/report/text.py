@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_finding", "describe_result", "number"]
 
 _LABEL = 10
+_UNDER = " " * (_LABEL + 2)
 
 
 def number(value: float | None) -> str:
@@ -26,7 +27,7 @@ def describe_finding(finding: Finding, *, width: int = 100, full: bool = False) 
     """The lines of a finding, the first its title; `full` keeps long details whole."""
     lines = _wrap(_title(finding), width, "", "  ")
     for name, text in _facts(finding):
-        lines += _wrap(text, width, f"  {name:<{_LABEL}}", " " * (_LABEL + 2))
+        lines += _wrap(text, width, f"  {name:<{_LABEL}}", _UNDER)
     if finding.detail:
         detail = finding.detail.splitlines()
         shown = detail if full or len(detail) <= 12 else [*detail[:4], "…", *detail[-7:]]
@@ -44,13 +45,13 @@ def describe_result(
     lines: list[str] = []
     for number, finding in enumerate(result.findings):
         if brief and number:
-            lines.append(f"  {'also':<{_LABEL}}{_title(finding)}")
+            lines += _wrap(_title(finding), width, f"  {'also':<{_LABEL}}", _UNDER)
         else:
             lines += describe_finding(finding, width=width, full=full)
     if not lines:
         lines = [str(result.status)]
     if result.message:
-        lines += _wrap(result.message, width, f"  {'because':<{_LABEL}}", " " * (_LABEL + 2))
+        lines += _wrap(result.message, width, f"  {'because':<{_LABEL}}", _UNDER)
     # Never broken: it is there to be copied.
     lines.append(f"  {'repro':<{_LABEL}}{result.command}")
     return lines
