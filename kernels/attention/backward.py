@@ -52,16 +52,19 @@ __all__ = [
 
 @T.macro
 def delta_block(out, do, delta, queries, query, head, rows, head_dim_v):
-    """The pre-pass: delta = rowsum(out * do) of `rows` queries from `query`."""
-    width_v = padded(head_dim_v)
-    out_tile = T.alloc_fragment([rows, width_v], out.dtype)
-    do_tile = T.alloc_fragment([rows, width_v], do.dtype)
-    product = T.alloc_fragment([rows, width_v], "float32")
+    """The pre-pass: delta = rowsum(out * do) of `rows` queries from `query`.
+
+    In steps of 32 columns: the compiler finds a layout for a tile of threads and elements only
+    where its width is a power of two.
+    """
+    step = 32
+    product = T.alloc_fragment([rows, step], "float32")
     total = T.alloc_fragment([rows], "float32")
-    T.copy(queries.tile(out, head, query, rows, width_v), out_tile)
-    T.copy(queries.tile(do, head, query, rows, width_v), do_tile)
-    for i, d in T.Parallel(rows, width_v):
-        product[i, d] = T.cast(out_tile[i, d], "float32") * T.cast(do_tile[i, d], "float32")
+    T.clear(product)
+    for part in T.serial(T.ceildiv(head_dim_v, step)):
+        for i, d in T.Parallel(rows, step):
+            here = queries.index(head, query + i, part * step + d)
+            product[i, d] += T.cast(out[here], "float32") * T.cast(do[here], "float32")
     T.reduce_sum(product, total, dim=1)
     for i in T.Parallel(rows):
         if queries.holds(query + i):
