@@ -15,6 +15,8 @@ from tlmatrix.run import Status, read_records
 from tlmatrix.spec import load_spec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from outside_project import Project
 
 __all__ = ["project"]
@@ -47,8 +49,16 @@ def test_torch_stays_out_until_a_case_runs(code: str) -> None:
     assert not modules & {"torch", "tilelang", "hypothesis"}
 
 
-def test_the_plugin_costs_other_peoples_runs_next_to_nothing() -> None:
-    assert not _modules_after("import tlmatrix.pytest_plugin") & {"pydantic", "yaml", "rich"}
+def test_a_run_without_specs_imports_next_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
+    modules = _modules_after(
+        "import pytest, contextlib, io\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        f"    pytest.main([{str(tmp_path)!r}, '-n', '0', '-p', 'no:hypothesispytest'])\n"
+        "assert '1 passed' in out.getvalue(), out.getvalue()"
+    )
+    assert "tlmatrix.pytest_plugin" in modules
+    assert not modules & {"torch", "tilelang", "rich", "tlmatrix.spec.models", "pydantic"}
 
 
 # run ------------------------------------------------------------------------------------------

@@ -238,11 +238,11 @@ def test_resuming_runs_only_what_did_not_pass(project: Project) -> None:
 
 
 def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(project: Project) -> None:
-    project.spec(how="[right, exit, hang, wrong]", rows="[5, 7]")
+    project.spec(how="[right, exit, sleep, hang, wrong]", rows="[5, 7]")
     process = project.start(
-        "pytest", ".", "-q", "-n", "2", "--timeout", "1", "--tlmatrix-results", "out.jsonl",
+        "pytest", ".", "-q", "-n", "2", "--timeout", "4", "--tlmatrix-results", "out.jsonl",
         "-k", "how=right or how=wrong or (how=exit and rows=5 and dtype=float32) or "
-        "(how=hang and rows=5 and dtype=float16)",
+        "(how=hang and rows=5 and dtype=float16) or (how=sleep and rows=7 and dtype=float16)",
     )  # fmt: skip
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1, out
@@ -253,6 +253,7 @@ def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(project: Projec
         "right": [Status.PASSED] * 4,
         "exit": [Status.CRASHED],
         "hang": [Status.TIMEOUT],
+        "sleep": [Status.TIMEOUT],
         "wrong": [Status.FAILED] * 4,
     }
     assert "the process ended while this case was running" in out

@@ -141,6 +141,7 @@ class _Engine:
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Ctrl-C."""
         self._interrupted = excinfo.errisinstance(KeyboardInterrupt)
+        self._report.note("interrupted; ending the workers")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Say how to go on, when the results file is known."""

@@ -106,12 +106,12 @@ class Controller:
         return CaseScheduling(config, log, self._state.read_groups)
 
     def _recorded(self, path: str, case: str) -> CaseResult | None:
-        """What the worker itself wrote before it ended (a timeout), if it did."""
+        """What the worker itself wrote before it ended, if it did (a timeout, a GPU fault)."""
         from tlmatrix.run.records import read_records
-        from tlmatrix.run.result import Status
 
         for result in read_records(self._state.results_path).results:
-            if (result.path, result.case) == (path, case) and result.status is Status.TIMEOUT:
+            # Without a key it is only known to have begun.
+            if (result.path, result.case) == (path, case) and result.key:
                 return result
         return None
 

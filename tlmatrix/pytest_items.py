@@ -36,6 +36,8 @@ __all__ = ["CaseFailure", "CaseItem", "SpecFile"]
 
 _GRACE = 10.0
 """Seconds between asking a case to stop and ending its process."""
+_ENDED = 70
+"""Exit status of a process that a case left unusable."""
 
 
 class CaseFailure(Exception):  # noqa: N818 - it reports a failure; nothing went wrong here
@@ -125,11 +127,14 @@ class CaseItem(pytest.Item):
             self.result = self._timeout_result([])
         assert self.result is not None
         state.record_case(self.result)
-        self._tell_pytest(self.result)
-        if runner.backend.broken():
-            # A CUDA context after a fault: nothing can run here any more. pytest-xdist replaces
-            # the worker; the case itself is on record.
+        broken = runner.backend.broken()
+        if state.is_worker and (broken or self._timed_out):
+            # A CUDA context after a fault, or modules whose import was cut short: whatever ran
+            # next would fail for no fault of its own. pytest-xdist starts another worker.
+            os._exit(_ENDED)
+        if broken:
             self.session.shouldstop = "the GPU cannot be used after a fault in this process"
+        self._tell_pytest(self.result)
 
     def _tell_pytest(self, result: CaseResult) -> None:
         from tlmatrix.run.result import Status
@@ -193,7 +198,7 @@ class CaseItem(pytest.Item):
         self._state().record_case(result)
         line = f"\n{result.node}: no end in sight; the process is stopped\n"
         os.write(2, line.encode())
-        os._exit(70)
+        os._exit(_ENDED)
 
     def _timeout_result(self, frames: list[str]) -> CaseResult:
         from tlmatrix.check.finding import Finding

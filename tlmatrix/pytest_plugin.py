@@ -6,6 +6,7 @@ This module is loaded by every pytest where tlmatrix is installed, so it imports
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     import pytest_timeout
 
+    from tlmatrix.pytest_items import CaseItem
     from tlmatrix.run.events import Event
 
 __all__: list[str] = []
@@ -123,43 +125,40 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what passed in the run that is resumed; give each case the project's timeout."""
-    from tlmatrix.pytest_items import CaseItem
     from tlmatrix.pytest_state import state_of
 
     state = state_of(config)
+    cases = _cases(items)
     passed = state.passed_before
-    if passed:
-        done = [
-            item
-            for item in items
-            if isinstance(item, CaseItem) and (str(item.path.resolve()), item.name) in passed
-        ]
-        gone = set(done)
-        items[:] = [item for item in items if item not in gone]
-        config.hook.pytest_deselected(items=done)
+    done = {item for item in cases if (str(item.path.resolve()), item.name) in passed}
+    if done:
+        items[:] = [item for item in items if item not in done]
+        config.hook.pytest_deselected(items=list(done))
     own_timeout = config.getoption("timeout", None) or config.getini("timeout")
     if state.project.timeout and not own_timeout:
-        for item in items:
-            if isinstance(item, CaseItem):
-                item.add_marker(pytest.mark.timeout(state.project.timeout))
+        for item in cases:
+            item.add_marker(pytest.mark.timeout(state.project.timeout))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Without workers: cases are known, the run begins."""
-    from tlmatrix.pytest_items import CaseItem
+    """Cases are known: without workers the run begins, a worker says what belongs together."""
     from tlmatrix.pytest_state import state_of
 
+    cases = _cases(session.items)
     state = state_of(session.config)
     if state.is_worker:
-        groups = {
-            item.nodeid: item.group
-            for item in session.items
-            if isinstance(item, CaseItem) and item.group is not None
-        }
+        groups = {item.nodeid: item.group for item in cases if item.group is not None}
         state.write_groups(groups)
     elif not session.config.option.collectonly:
-        cases = [item for item in session.items if isinstance(item, CaseItem)]
         state.begin(Counter(item.shown_path for item in cases))
+
+
+def _cases(items: list[pytest.Item]) -> list[CaseItem]:
+    """The items that are cases; where no spec was collected, nothing is imported to find none."""
+    module = sys.modules.get("tlmatrix.pytest_items")
+    if module is None:
+        return []
+    return [item for item in items if isinstance(item, module.CaseItem)]
 
 
 @pytest.hookimpl(wrapper=True)
