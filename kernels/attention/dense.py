@@ -43,7 +43,7 @@ def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
             queries = Rows(layout, sequence, 0, seqlen_q)
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
-            query = tile * tiles.queries
+            query = mask.heavy_first(tile, T.ceildiv(seqlen_q, tiles.queries)) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 fwd.forward_block(
                     q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
@@ -184,7 +184,7 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
             queries = Rows(layout, sequence, 0, seqlen_q)
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
-            query = tile * tiles.queries
+            query = mask.heavy_first(tile, T.ceildiv(seqlen_q, tiles.queries)) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 bwd.query_block(
                     q, k, v, do, lse, delta, dq, queries, keys, mask, query, head,

@@ -63,6 +63,14 @@ class Mask:
             cut = T.Or(cut, key <= query + queries - 1 + self.offset - self.window)
         return cut
 
+    def heavy_first(self, tile, tiles):
+        """Which of the `tiles` tiles of queries the block `tile` takes.
+
+        Blocks start in order. Causal queries see more keys the later they stand: the longest
+        work starts first, so that little of it is left for a few blocks at the end.
+        """
+        return tiles - 1 - tile if self.causal else tile
+
     def key_tiles(self, query, queries, keys):
         """The tiles of `keys` keys that the `queries` queries from `query` see.
 

@@ -47,10 +47,10 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
         with T.Kernel(
             T.ceildiv(max_seqlen_q, tiles.queries), heads, bounds - 1, threads=tiles.threads
         ) as (tile, head, sequence):
-            query = tile * tiles.queries
             queries = _rows(cu_seqlens_q, sequence)
             keys = _rows(cu_seqlens_k, sequence)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
+            query = mask.heavy_first(tile, T.ceildiv(max_seqlen_q, tiles.queries)) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 fwd.forward_block(
                     q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
@@ -186,10 +186,10 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
         with T.Kernel(
             T.ceildiv(max_seqlen_q, tiles.queries), heads, bounds - 1, threads=tiles.threads
         ) as (tile, head, sequence):
-            query = tile * tiles.queries
             queries = _rows(cu_seqlens_q, sequence)
             keys = _rows(cu_seqlens_k, sequence)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
+            query = mask.heavy_first(tile, T.ceildiv(max_seqlen_q, tiles.queries)) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 bwd.query_block(
                     q, k, v, do, lse, delta, dq, queries, keys, mask, query, head,
