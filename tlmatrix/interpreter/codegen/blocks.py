@@ -88,6 +88,7 @@ class BlockMixin(LaneMixin):
             # A workspace of the whole launch, which every block sees.
             self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
         elif static:
+            self.fixed.add(code)
             self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
             self.w.line(f"{code}.fill({blank})")
         else:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Axis", "Buf", "Context", "Dest"]
 
+# Functions that torch computes faster than numpy on the memory of a tile.
+TORCH_FUNCTIONS = {
+    name: f"torch.{name}" for name in ("exp2", "log2", "log", "tanh", "sigmoid", "rsqrt")
+}
+
 
 @dataclass
 class Buf:
@@ -100,6 +105,9 @@ class Context:
         self.safe_later: dict[str, Any] = {}
         self.layouts: dict[str, Any] = {}
         self.addressed: set[Any] = set()
+        # Arrays and views made once, before the grid; and torch's views of them.
+        self.fixed: set[str] = set()
+        self._tensors: dict[str, str] = {}
         self._iotas: dict[tuple[str, int, int], str] = {}
 
     def expr(self, node: Any) -> Val:
@@ -120,6 +128,16 @@ class Context:
     def temp(self, stem: str = "t") -> str:
         """A fresh name."""
         return self.w.fresh(stem)
+
+    def tensor(self, code: str) -> str:
+        """Code of torch's view of an array, made once where the array is."""
+        if code not in self.fixed:
+            return f"torch.from_numpy({code})"
+        if code not in self._tensors:
+            name = self.prologue.fresh(f"{code}_t")
+            self.prologue.line(f"{name} = torch.from_numpy({code})")
+            self._tensors[code] = name
+        return self._tensors[code]
 
     # -- axes
 
@@ -214,7 +232,10 @@ class Context:
                 ):
                     out = a.code
                     break
-        if out is not None:
+        in_torch = TORCH_FUNCTIONS.get(function)
+        if out is not None and in_torch and out in self.fixed and args[0].code in self.fixed:
+            self.w.line(f"{in_torch}({self.tensor(args[0].code)}, out={self.tensor(out)})")
+        elif out is not None:
             self.w.line(f"{function}({codes}, out={out})")
         else:
             out = self.temp()

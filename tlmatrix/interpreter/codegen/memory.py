@@ -138,6 +138,7 @@ class MemoryMixin(LogicMixin):
             name = self.prologue.fresh(f"{buf.code}_v")
             self.prologue.line(f"{name} = {code}")
             buf.views[code] = name
+            self.fixed.add(name)
         return name
 
     def _load_block(self, access: Access) -> Val:

@@ -72,7 +72,7 @@ class StoreMixin(ElementMixin):
         extra = result.axes | (self.mask.axes if self.mask is not None else frozenset[int]())
         if dest is not None and result.code == dest.view:
             if buf.rounding and not result.exact:
-                self.w.line(f"{buf.rounding}.round_into({dest.view}, {dest.view})")
+                self.round_into(buf.rounding, dest.view, dest.view)
             return
         if access.block and not extra - access.axes:
             self._store_block(access, result)
@@ -166,7 +166,7 @@ class StoreMixin(ElementMixin):
             self.w.line(f"{buf.codec}.narrow({view}, {value.code}{where})")
         elif buf.rounding and not value.exact and self.mask is None and not value.scalar:
             if value.axes == access.axes:
-                self.w.line(f"{buf.rounding}.round_into({view}, {value.code})")
+                self.round_into(buf.rounding, view, value.code)
             else:
                 self.w.line(f"np.copyto({view}, {buf.rounding}.round({value.code}))")
         elif value.scalar and self.mask is None and view == buf.code:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .bounds import Dim, add, constant_index
 from .calls import CallMixin
 from .expressions import op_name
-from .values import Val, is_float
+from .values import Val, is_float, is_int
 
 if TYPE_CHECKING:
     from .context import Buf
@@ -36,6 +36,8 @@ class Region:
 
 
 _LEVEL = {"global": 0, "shared": 1, "shared.dyn": 1, "local": 2, "local.fragment": 2}
+# Codecs whose conversion does not saturate, and torch's name of their dtype.
+EXACT_RANGE = {"f16": "float16", "bf16": "bfloat16"}
 _REDUCTIONS = {"sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor"}
 
 
@@ -177,7 +179,7 @@ class TileOpMixin(CallMixin):
                 self.w.line(f"{target} = {value.code}")
                 return
             if same or dst.buf.dtype == "float32":
-                self.w.line(f"{src.buf.codec}.widen_into({target}, {source})")
+                self.w.line(f"{src.buf.codec}.widen_into({self.tensor(target)}, {source})")
                 return
             source = f"{src.buf.codec}.widen({source})"
         if not dst.ranges:
@@ -188,9 +190,17 @@ class TileOpMixin(CallMixin):
         elif is_float(src.buf.dtype) and not is_float(dst.buf.dtype) and dst.buf.dtype != "bool":
             self.w.line(f"np.copyto({target}, to_int({source}, {dst.buf.dtype!r}))")
         elif dst.buf.rounding:
-            self.w.line(f"{dst.buf.rounding}.round_into({target}, {source})")
+            self.round_into(dst.buf.rounding, target, source)
         else:
             self.w.line(f"np.copyto({target}, {source}, casting='unsafe')")
+
+    def round_into(self, codec: str, target: str, source: str) -> None:
+        """Write the rounding of a float32 array into another (or itself)."""
+        if target in self.fixed and source in self.fixed and codec in EXACT_RANGE:
+            low = f"{self.tensor(source)}.to(torch.{EXACT_RANGE[codec]})"
+            self.w.line(f"{self.tensor(target)}.copy_({low})")
+        else:
+            self.w.line(f"{codec}.round_into({target}, {source})")
 
     # -- fill
 
@@ -231,10 +241,19 @@ class TileOpMixin(CallMixin):
         operands = [self._operand(a), self._operand(b)]
         if c.buf.codec:
             raise self.refuse(f"T.gemm into the global buffer {c.buf.name}")
-        self.w.line(
-            f"gemm({operands[0]}, {operands[1]}, {self.checked_view(c)}, "
-            f"{transpose_a}, {transpose_b}, {clear.code}, {c.buf.rounding})"
-        )
+        target = self.checked_view(c)
+        flags = f"{transpose_a}, {transpose_b}, {clear.code}"
+        if is_int(c.buf.dtype):
+            self.w.line(f"gemm_int({operands[0]}, {operands[1]}, {target}, {flags})")
+            return
+        if c.buf.dtype == "float64":
+            operands = [f"np.asarray({code}, np.float64)" for code in operands]
+        elif any(r.buf.dtype == "float64" or not is_float(r.buf.dtype) for r in (a, b)):
+            raise self.refuse(f"T.gemm of {a.buf.dtype} and {b.buf.dtype} into {c.buf.dtype}")
+        tensors = ", ".join(self.tensor(code) for code in (*operands, target))
+        self.w.line(f"gemm({tensors}, {flags})")
+        if c.buf.rounding:
+            self.round_into(c.buf.rounding, target, target)
 
     def _matrix(self, node: Any) -> Region:
         """A region whose last two dims are the matrix."""
@@ -255,11 +274,14 @@ class TileOpMixin(CallMixin):
         clear = self.scalar(node.args[4], "clear")
         if dst.buf.codec:
             raise self.refuse(f"T.reduce_{kind} into the global buffer {dst.buf.name}")
-        source = self._operand(src)
-        self.w.line(
-            f"reduce({kind!r}, {source}, {axis}, {self.checked_view(dst)}, "
-            f"{clear.code}, {dst.buf.rounding})"
-        )
+        source, target = self._operand(src), self.checked_view(dst)
+        if is_float(src.buf.dtype):
+            self.w.line(
+                f"reduce_float({kind!r}, {self.tensor(source)}, {axis}, {target}, "
+                f"{clear.code}, {dst.buf.rounding})"
+            )
+            return
+        self.w.line(f"reduce_int({kind!r}, {source}, {axis}, {target}, {clear.code})")
 
     def tile_scan(self, node: Any, kind: str) -> None:
         """`T.cumsum` and `T.cummax` along one dimension."""

@@ -46,9 +46,9 @@ class Codec:
         out: Array = self._torch(array).float().numpy()
         return out
 
-    def widen_into(self, out: Array, array: Array) -> None:
+    def widen_into(self, out: torch.Tensor, array: Array) -> None:
         """Like `widen`, into `out`."""
-        torch.from_numpy(out).copy_(self._torch(array))
+        out.copy_(self._torch(array))
 
     def _saturated(self, values: Any) -> Any:
         return values if self.limit is None else np.clip(values, -self.limit, self.limit)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .codecs import Array, Codec
 
-__all__ = ["convert", "copy_block", "gemm", "reduce", "scan"]
+__all__ = ["convert", "copy_block", "gemm", "gemm_int", "reduce_float", "reduce_int", "scan"]
 
 
 def copy_block(
@@ -67,40 +67,33 @@ def convert(value: Array, dtype: Any, rounding: Codec | None) -> Array:
 
 
 def gemm(
-    a: Array, b: Array, c: Array, transpose_a: bool, transpose_b: bool, clear: Any, rounding: Any
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    transpose_a: bool,
+    transpose_b: bool,
+    clear: Any,
 ) -> None:
-    """`c = a @ b` or `c += a @ b`, accumulated in the precision of `c` (float32 at least)."""
+    """`c = a @ b` or `c += a @ b` in the precision of `c`."""
     if transpose_a:
-        a = a.T
+        a = a.t()
     if transpose_b:
-        b = b.T
-    if c.dtype.kind in "iu":
-        # Exact below 2^53: products of 8-bit integers never come near it.
-        product = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int64)
-        total = product if clear else c.astype(np.int64) + product
-        np.copyto(c, total.astype(c.dtype))
-        return
-    if a.dtype != c.dtype:
-        a = a.astype(c.dtype)
-    if b.dtype != c.dtype:
-        b = b.astype(c.dtype)
-    target = torch.from_numpy(c)
-    left, right = torch.from_numpy(a), torch.from_numpy(b)
+        b = b.t()
     if clear:
-        torch.mm(left, right, out=target)
+        torch.mm(a, b, out=c)
     else:
-        target.addmm_(left, right)
-    if rounding is not None:
-        rounding.round_into(c, c)
+        c.addmm_(a, b)
 
 
-def _float_extreme(values: Array, axis: int, largest: bool) -> Array:
-    tensor = torch.from_numpy(values)
-    found: Array = (torch.amax(tensor, axis) if largest else torch.amin(tensor, axis)).numpy()
-    if np.isnan(found).any():
-        # CUDA's fmaxf and fminf ignore NaN beside a number.
-        found = (np.fmax if largest else np.fmin).reduce(values, axis)
-    return found
+def gemm_int(
+    a: Array, b: Array, c: Array, transpose_a: bool, transpose_b: bool, clear: Any
+) -> None:
+    """`gemm` of integers, exact and wrapping in the width of `c`."""
+    # Exact below 2^53: products of 8-bit integers never come near it.
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    product = (left.T if transpose_a else left) @ (right.T if transpose_b else right)
+    total = product.astype(np.int64) + (0 if clear else c.astype(np.int64))
+    np.copyto(c, total.astype(c.dtype))
 
 
 _COMBINE: dict[str, Any] = {
@@ -115,24 +108,22 @@ _COMBINE: dict[str, Any] = {
 }
 
 
-def reduce(
-    kind: str, src: Array, axis: int, dst: Array, clear: Any, rounding: Codec | None
+def reduce_float(
+    kind: str, src: torch.Tensor, axis: int, dst: Array, clear: Any, rounding: Codec | None
 ) -> None:
     """`T.reduce_*` over `axis` of `src` into `dst`; without `clear` combined with what it holds."""
-    if kind in ("abssum", "absmax"):
-        src = np.abs(src)
     if src.shape[axis] == 0:
         raise Unsupported(f"T.reduce_{kind} over an empty dimension")
+    if kind in ("abssum", "absmax"):
+        src = src.abs()
     value: Any
-    if src.dtype.kind == "f":
-        if kind in ("sum", "abssum"):
-            value = torch.sum(torch.from_numpy(src), axis).numpy()
-        else:
-            value = _float_extreme(src, axis, kind != "min")
-    elif kind in ("sum", "abssum"):
-        value = np.add.reduce(src, axis, dtype=dst.dtype)
+    if kind in ("sum", "abssum"):
+        value = torch.sum(src, axis).numpy()
     else:
-        value = _COMBINE[kind].reduce(src, axis)
+        value = (torch.amin if kind == "min" else torch.amax)(src, axis).numpy()
+        if np.isnan(value).any():
+            # CUDA's fmaxf and fminf ignore NaN beside a number.
+            value = _COMBINE[kind].reduce(src.numpy(), axis)
     value = value.reshape(dst.shape)
     if not clear:
         value = _COMBINE[kind](dst, value)
@@ -140,6 +131,20 @@ def reduce(
         rounding.round_into(dst, np.ascontiguousarray(value, np.float32))
     else:
         np.copyto(dst, value, casting="unsafe")
+
+
+def reduce_int(kind: str, src: Array, axis: int, dst: Array, clear: Any) -> None:
+    """`reduce_float` of integers and booleans."""
+    if src.shape[axis] == 0:
+        raise Unsupported(f"T.reduce_{kind} over an empty dimension")
+    if kind in ("abssum", "absmax"):
+        src = np.abs(src)
+    if kind in ("sum", "abssum"):
+        value = np.add.reduce(src, axis, dtype=dst.dtype)
+    else:
+        value = _COMBINE[kind].reduce(src, axis)
+    value = value.reshape(dst.shape)
+    np.copyto(dst, value if clear else _COMBINE[kind](dst, value), casting="unsafe")
 
 
 def scan(
