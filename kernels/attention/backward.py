@@ -73,10 +73,11 @@ def delta_block(out, do, delta, queries, query, head, rows, head_dim_v):
 
 @T.macro
 def load_statistic(statistic, tile, queries, head, query):
-    """Load lse or delta of a tile of queries; 0 beyond the sequence.
+    """Load lse or delta of a tile of queries into registers; 0 beyond the sequence.
 
-    Element by element: rows of 4 bytes at any start are no matter for the copy engine, which
-    wants 16-byte alignment.
+    Element by element: the copy engine wants rows that start at multiples of 16 bytes, which a
+    packed sequence does not promise. And into registers: by way of shared memory the compiler
+    would give the load to as many extra warps as there are, and halve the registers of each.
     """
     for j in T.Parallel(tile.shape[0]):
         tile[j] = T.if_then_else(
@@ -111,7 +112,7 @@ def split_key_block(
     q, k, v, do, lse, delta, dk_parts, dv_parts,
     queries, keys, mask, key, head, groups, scale, dims, tiles,
 ):  # fmt: skip
-    """Dk and dv of the keys from `key`, the share of one query head: [groups, *k.shape].
+    """The share of one query head in dk and dv of the keys from `key`: [groups, *k.shape].
 
     There must be at least one tile of queries that sees them.
     """
