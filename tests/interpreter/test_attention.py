@@ -22,7 +22,7 @@ def dense_forward(heads, dim, causal, dtype, block_m=64, block_n=64):
         Q: T.Tensor((batch, heads, seq_q, dim), dtype),
         K: T.Tensor((batch, heads, seq_k, dim), dtype),
         V: T.Tensor((batch, heads, seq_k, dim), dtype),
-        O: T.Tensor((batch, heads, seq_q, dim), dtype),
+        Out: T.Tensor((batch, heads, seq_q, dim), dtype),
     ):
         with T.Kernel(T.ceildiv(seq_q, block_m), heads, batch, threads=128) as (bx, by, bz):
             q = T.alloc_shared((block_m, dim), dtype)
@@ -35,10 +35,10 @@ def dense_forward(heads, dim, causal, dtype, block_m=64, block_n=64):
             m_old = T.alloc_fragment((block_m,), "float32")
             alpha = T.alloc_fragment((block_m,), "float32")
             row = T.alloc_fragment((block_m,), "float32")
-            l = T.alloc_fragment((block_m,), "float32")
+            norm = T.alloc_fragment((block_m,), "float32")
             T.copy(Q[bz, by, bx * block_m : (bx + 1) * block_m, :], q)
             T.clear(acc)
-            T.clear(l)
+            T.clear(norm)
             T.fill(m, -T.infinity("float32"))
             past = seq_k - seq_q
             stop = T.ceildiv(seq_k, block_n)
@@ -65,15 +65,15 @@ def dense_forward(heads, dim, causal, dtype, block_m=64, block_n=64):
                     s[i, j] = T.exp2(s[i, j] * scale - m[i] * scale)
                 T.reduce_sum(s, row, dim=1)
                 for i in T.Parallel(block_m):
-                    l[i] = l[i] * alpha[i] + row[i]
+                    norm[i] = norm[i] * alpha[i] + row[i]
                 for i, j in T.Parallel(block_m, dim):
                     acc[i, j] *= alpha[i]
                 T.copy(s, p)
                 T.copy(V[bz, by, kb * block_n : (kb + 1) * block_n, :], v)
                 T.gemm(p, v, acc)
             for i, j in T.Parallel(block_m, dim):
-                acc[i, j] /= l[i]
-            T.copy(acc, O[bz, by, bx * block_m : (bx + 1) * block_m, :])
+                acc[i, j] /= norm[i]
+            T.copy(acc, Out[bz, by, bx * block_m : (bx + 1) * block_m, :])
 
     return main
 
@@ -114,7 +114,7 @@ def packed_forward(heads, groups, dim, block=64):
         CQ: T.Tensor((batch + 1,), "int32"),
         CK: T.Tensor((batch + 1,), "int32"),
         longest: T.int32,
-        O: T.Tensor((total_q, heads, dim), "float16"),
+        Out: T.Tensor((total_q, heads, dim), "float16"),
         L: T.Tensor((heads, total_q), "float32"),
     ):
         with T.Kernel(T.ceildiv(longest, block), heads, batch, threads=128) as (bx, by, bz):
@@ -127,7 +127,7 @@ def packed_forward(heads, groups, dim, block=64):
             m = T.alloc_fragment((block,), "float32")
             m_old = T.alloc_fragment((block,), "float32")
             row = T.alloc_fragment((block,), "float32")
-            l = T.alloc_fragment((block,), "float32")
+            norm = T.alloc_fragment((block,), "float32")
             q0 = CQ[bz]
             k0 = CK[bz]
             len_q = CQ[bz + 1] - q0
@@ -135,7 +135,7 @@ def packed_forward(heads, groups, dim, block=64):
             if bx * block < len_q:
                 T.copy(Q[q0 + bx * block : q0 + (bx + 1) * block, by, :], q)
                 T.clear(acc)
-                T.clear(l)
+                T.clear(norm)
                 T.fill(m, -1e30)
                 stop = T.min(
                     T.ceildiv(len_k, block),
@@ -159,7 +159,7 @@ def packed_forward(heads, groups, dim, block=64):
                         s[i, j] = T.exp2(s[i, j] - m[i])
                     T.reduce_sum(s, row, dim=1)
                     for i in T.Parallel(block):
-                        l[i] = l[i] * T.exp2(m_old[i] - m[i]) + row[i]
+                        norm[i] = norm[i] * T.exp2(m_old[i] - m[i]) + row[i]
                     for i, j in T.Parallel(block, dim):
                         acc[i, j] = acc[i, j] * T.exp2(m_old[i] - m[i])
                     T.copy(s, p)
@@ -167,14 +167,14 @@ def packed_forward(heads, groups, dim, block=64):
                     T.gemm(p, v, acc)
                 for i, j in T.Parallel(block, dim):
                     if bx * block + i < len_q:
-                        O[q0 + bx * block + i, by, j] = T.if_then_else(
-                            l[i] > 0, acc[i, j] / l[i], 0.0
+                        Out[q0 + bx * block + i, by, j] = T.if_then_else(
+                            norm[i] > 0, acc[i, j] / norm[i], 0.0
                         )
                 for i in T.Parallel(block):
                     if bx * block + i < len_q:
                         L[by, q0 + bx * block + i] = T.if_then_else(
-                            l[i] > 0,
-                            (T.log2(l[i]) + m[i]) * 0.6931471805599453,
+                            norm[i] > 0,
+                            (T.log2(norm[i]) + m[i]) * 0.6931471805599453,
                             -T.infinity("float32"),
                         )
 

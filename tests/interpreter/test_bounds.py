@@ -123,12 +123,12 @@ def test_a_loaded_index_is_guarded_element_by_element():
         @T.prim_func
         def main(
             X: T.Tensor((n, 4), "float16"),
-            I: T.Tensor((8,), "int32"),
+            Index: T.Tensor((8,), "int32"),
             Y: T.Tensor((8, 4), "float16"),
         ):
             with T.Kernel(1, threads=32):
                 for i, j in T.Parallel(8, 4):
-                    Y[i, j] = X[I[i], j]
+                    Y[i, j] = X[Index[i], j]
 
         return main
 
@@ -255,12 +255,12 @@ def test_a_lane_that_is_outside_is_named():
     @tilelang.jit(out_idx=[-1])
     def lane():
         @T.prim_func
-        def main(I: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "float32")):
+        def main(Index: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "float32")):
             with T.Kernel(1, threads=32):
                 s = T.alloc_shared((4,), "float32")
                 T.clear(s)
                 for i in T.Parallel(8):
-                    Y[i] = s[I[i]]
+                    Y[i] = s[Index[i]]
 
         return main
 

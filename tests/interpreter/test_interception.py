@@ -27,8 +27,8 @@ def add_one(n, k=1.0):
 @tilelang.jit
 def eager_add(A, B, block: int = 16):
     n = T.const("n")
-    A: T.Tensor[[n], "float32"]
-    B: T.Tensor[[n], "float32"]
+    A: T.Tensor[[n], T.float32]
+    B: T.Tensor[[n], T.float32]
     C = T.empty([n], "float32")
     with T.Kernel(T.ceildiv(n, block), threads=32) as bx:
         for i in T.Parallel(block):

@@ -271,12 +271,12 @@ def test_gather_by_loaded_indices():
         @T.prim_func
         def main(
             X: T.Tensor((50, 16), "float16"),
-            I: T.Tensor((32,), "int32"),
+            Index: T.Tensor((32,), "int32"),
             Y: T.Tensor((32, 16), "float16"),
         ):
             with T.Kernel(1, threads=128):
                 for i, j in T.Parallel(32, 16):
-                    Y[i, j] = X[I[i], j]
+                    Y[i, j] = X[Index[i], j]
 
         return main
 
@@ -290,10 +290,10 @@ def test_atomic_add_of_single_elements_with_collisions(dtype):
     @tilelang.jit
     def histogram(dtype):
         @T.prim_func
-        def main(I: T.Tensor((64,), "int32"), H: T.Tensor((8,), dtype)):
+        def main(Index: T.Tensor((64,), "int32"), H: T.Tensor((8,), dtype)):
             with T.Kernel(2, threads=32) as bx:
                 for i in T.Parallel(32):
-                    T.atomic_add(H[I[bx * 32 + i]], 1)
+                    T.atomic_add(H[Index[bx * 32 + i]], 1)
 
         return main
 
@@ -366,3 +366,70 @@ def test_vector_atomics_and_previous_values():
     torch.testing.assert_close(y, expected)
     assert sorted(previous.tolist()) == list(range(5, 37, 2))
     assert n.item() == 37
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_reducers_combine_the_contributions_of_all_lanes(op):
+    @tilelang.jit(out_idx=[-1])
+    def reducer(op):
+        @T.prim_func
+        def main(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
+            with T.Kernel(1, threads=128):
+                x = T.alloc_fragment((16, 24), "float32")
+                y = T.alloc_fragment((16,), "float32")
+                acc = T.alloc_reducer((16,), "float32", op=op)
+                T.copy(X, x)
+                T.reducer_init(acc)
+                for i, j in T.Parallel(16, 24):
+                    T.reducer_update(acc[i], x[i, j])
+                T.finalize_reducer(acc, y)
+                T.copy(y, Y)
+
+        return main
+
+    x = torch.randn(16, 24)
+    expected = {"sum": x.sum(1), "max": x.amax(1), "min": x.amin(1)}[op]
+    torch.testing.assert_close(reducer(op)(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:alloc_reducer")
+def test_reducers_written_by_assignment():
+    @tilelang.jit(out_idx=[-1])
+    def reducer():
+        @T.prim_func
+        def main(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
+            with T.Kernel(1, threads=128):
+                x = T.alloc_fragment((16, 24), "float32")
+                acc = T.alloc_reducer((16,), "float32", op="sum", replication="all")
+                T.copy(X, x)
+                T.clear(acc)
+                for i, j in T.Parallel(16, 24):
+                    acc[i] += x[i, j]
+                T.finalize_reducer(acc)
+                T.copy(acc, Y)
+
+        return main
+
+    x = torch.randn(16, 24)
+    torch.testing.assert_close(reducer()(x), x.sum(1))
+
+
+def test_reshaped_and_reinterpreted_views_share_memory():
+    @tilelang.jit(out_idx=[-1])
+    def views():
+        @T.prim_func
+        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "int32")):
+            with T.Kernel(1, threads=128):
+                s = T.alloc_shared((8, 16), "float32")
+                flat = T.reshape(s, [128])
+                T.copy(X, s)
+                for i in T.Parallel(128):
+                    flat[i] = flat[i] + i
+                as_bits = T.view(s, [8, 16], "int32")
+                T.copy(as_bits, Y)
+
+        return main
+
+    x = torch.randn(8, 16)
+    expected = x + torch.arange(128).reshape(8, 16)
+    assert torch.equal(views()(x).view(torch.float32), expected)

@@ -11,7 +11,9 @@ from .values import LOW_PRECISION, is_float, is_int, literal, numpy_name
 
 __all__ = ["BlockMixin"]
 
-_SCOPES = frozenset({"global", "shared", "shared.dyn", "local", "local.fragment", "local.var"})
+_SCOPES = frozenset(
+    {"global", "shared", "shared.dyn", "local", "local.fragment", "local.var", "local.reducer"}
+)
 
 
 class BlockMixin(LaneMixin):
@@ -29,6 +31,11 @@ class BlockMixin(LaneMixin):
 
     def _annotate(self, node: Any, annotations: dict[str, Any]) -> None:
         """Take note of safe values; refuse annotations that change what a kernel means."""
+        for key in ("reducer_info", "reducer_info_v2"):
+            for var, info in dict(annotations.get(key, {})).items():
+                for buffer in node.alloc_buffers:
+                    if buffer.data.same_as(var):
+                        self.reducers[str(buffer.name)] = str(info["op"])
         for var, value in dict(annotations.get("safe_value_map", {})).items():
             for buf in self.buffers.items():
                 if buf[0].data.same_as(var):

@@ -173,7 +173,8 @@ class CallMixin(MemoryMixin):
             )
         method = getattr(self, "_call_" + name.replace(".", "_"), None)
         if method is None:
-            raise self.refuse(f"the operation {name}")
+            external = f" of {node.args[0]}" if name == "tirx.call_extern" else ""
+            raise self.refuse(f"the operation {name}{external}")
         value: Val = method(node, dtype)
         return value
 

@@ -105,6 +105,8 @@ class Context:
         self.safe_later: dict[str, Any] = {}
         self.layouts: dict[str, Any] = {}
         self.addressed: set[Any] = set()
+        # Reducers: what combines their contributions.
+        self.reducers: dict[str, str] = {}
         # Arrays and views made once, before the grid; and torch's views of them.
         self.fixed: set[str] = set()
         self._tensors: dict[str, str] = {}

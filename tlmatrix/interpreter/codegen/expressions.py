@@ -78,7 +78,7 @@ class ExpressionBase(BoundsMixin):
         """A value that several expressions may use: held in a variable where that matters."""
         if value.lit is not None or (value.axes and not is_float(value.dtype) and not value.alias):
             return replace(value, owned=False)
-        if value.scalar and value.affine is None and value.code.isidentifier():
+        if value.scalar and not value.mutable and value.code.isidentifier():
             return value
         code = self.temp(name)
         self.consume(value)
@@ -86,7 +86,7 @@ class ExpressionBase(BoundsMixin):
         if is_float(value.dtype) and value.scalar:
             source = self.as_scalar(value)
         self.w.line(f"{code} = {source}")
-        return replace(value, code=code, owned=False, alias=None)
+        return replace(value, code=code, owned=False, alias=None, mutable=False)
 
     def as_scalar(self, value: Val) -> str:
         """Code of a scalar with its own precision (a literal alone would be a Python float)."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .bounds import Access, add, constant_index
 from .logic import LogicMixin
-from .values import Val, is_float, literal, numpy_type
+from .values import LOW_PRECISION, Val, is_float, literal, numpy_type
 
 if TYPE_CHECKING:
     from .context import Buf
@@ -20,8 +21,32 @@ class MemoryMixin(LogicMixin):
     def buffer(self, node: Any) -> Buf:
         """The buffer record of an IR buffer."""
         found = self.buffers.get(node)
-        if found is None:
+        return found if found is not None else self._reshaped(node)
+
+    def _reshaped(self, node: Any) -> Buf:
+        """A `T.reshape` or `T.view` of a buffer: another shape or dtype of the same memory."""
+        whole = next((b for k, b in self.buffers.items() if k.data.same_as(node.data)), None)
+        if whole is None:
             raise self.refuse(f"the buffer {node.name}, which is not allocated where it is used")
+        dtype = str(node.dtype)
+        offset = (
+            self.scalar(node.elem_offset, "an offset") if node.elem_offset is not None else None
+        )
+        if whole.variable or whole.lane_axes or (offset is not None and offset.lit != 0):
+            raise self.refuse(f"a view of {whole.name} ({node.name})")
+        if dtype != whole.dtype and (
+            LOW_PRECISION.keys() & {dtype, whole.dtype} or dtype == "bool"
+        ):
+            raise self.refuse(f"a view of {whole.name} ({whole.dtype}) as {dtype}")
+        shape = tuple(self.scalar(n, "a buffer shape") for n in node.shape)
+        code = self.prologue.fresh(whole.code + "_as")
+        cast = "" if dtype == whole.dtype else f".view(np.{dtype})"
+        extents = ", ".join(n.code for n in shape)
+        self.prologue.line(f"{code} = {whole.code}{cast}.reshape({extents})")
+        if whole.code in self.fixed:
+            self.fixed.add(code)
+        found = replace(whole, code=code, dtype=dtype, shape=shape, views={})
+        self.buffers[node] = found
         return found
 
     def _expr_BufferLoad(self, node: Any) -> Val:
@@ -33,7 +58,7 @@ class MemoryMixin(LogicMixin):
     def load(self, buf: Buf, nodes: list[Any]) -> Val:
         """The value at indices of a buffer."""
         if buf.variable:
-            return Val(buf.code, buf.dtype)
+            return Val(buf.code, buf.dtype, mutable=True)
         indices = [self.expr(i) for i in nodes]
         access = self.access(buf, indices, constant=[constant_index(i) for i in nodes])
         if not access.axes:

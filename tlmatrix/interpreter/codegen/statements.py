@@ -66,12 +66,7 @@ class StatementMixin(BlockMixin):
             self.vars.pop(node.var, None)
             return
         found = self.expr(value)
-        if found.scalar and found.lit is None and not found.code.isidentifier():
-            name = self.w.fresh(str(node.var.name))
-            self.w.line(f"{name} = {self.as_scalar(found)}")
-            self.vars[node.var] = replace(found, code=name)
-        else:
-            self.vars[node.var] = self.keep(found, str(node.var.name))
+        self.vars[node.var] = self.keep(found, str(node.var.name))
 
     def _undefined(self, value: Any) -> bool:
         from tilelang import tvm
@@ -253,6 +248,9 @@ class StatementMixin(BlockMixin):
             with self.w.block(f"if not {code}"):
                 self.w.line("raise AssertionError('T.device_assert failed')")
             return
+        if name == "tl.reducer_update":
+            self.reducer_update(call)
+            return
         self.expr(call)
 
     def _tile_op(self, call: Any, name: str) -> None:
@@ -276,6 +274,13 @@ class StatementMixin(BlockMixin):
             self.tile_transpose(call)
         elif name in ("atomicadd", "atomicmax", "atomicmin"):
             self.tile_atomic(call, name.removeprefix("atomic"))
+        elif name == "reducer_init":
+            self.reducer_init(call)
+        elif name == "finalize_reducer_v2":
+            self.tile_copy(call)
+        elif name == "finalize_reducer":
+            # The contributions of all lanes are already in one place.
+            self.region(call.args[0])
         else:
             raise self.refuse(f"the tile operation T.{name}")
 

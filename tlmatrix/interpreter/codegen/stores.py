@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from .bounds import Access, constant_index
 from .context import Dest
-from .elements import ATOMICS, ElementMixin
+from .elements import ATOMICS
 from .expressions import op_name
+from .reducers import ReducerMixin
 from .values import Val, is_int, numpy_name
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["StoreMixin"]
 
 
-class StoreMixin(ElementMixin):
+class StoreMixin(ReducerMixin):
     """Writes buffers."""
 
     def _store(self, buf: Buf, nodes: list[Any], value: Any, ir: Any = None) -> None:
@@ -25,6 +26,8 @@ class StoreMixin(ElementMixin):
             raise self.refuse(f"a vector store to {buf.name}")
         if buf.variable:
             self._store_variable(buf, self.expr(value))
+            return
+        if self.contribution_by_assignment(buf, nodes, value):
             return
         choice = self._root_choice(value)
         if choice is not None and self.mask is None and self.axes:

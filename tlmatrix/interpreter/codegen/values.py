@@ -79,6 +79,7 @@ class Val:
         alias: the buffer whose memory `code` is a view of, if any.
         below: code of a scalar that the value is known to be smaller than.
         inverse: code of the negated comparison, if it is an integer comparison.
+        mutable: whether `code` is a variable that the kernel may set again.
     """
 
     code: str
@@ -93,6 +94,7 @@ class Val:
     alias: str | None = None
     below: str | None = None
     inverse: str | None = None
+    mutable: bool = False
 
     @property
     def scalar(self) -> bool:

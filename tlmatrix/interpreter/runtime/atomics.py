@@ -20,7 +20,9 @@ _ATOMIC: dict[str, Any] = {
     "add": np.add,
     "max": np.fmax,
     "min": np.fmin,
+    "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 
 
