@@ -165,6 +165,47 @@ def test_help_tells_the_exit_codes(project: Project) -> None:
         assert f"  {code.value:>3}  " in outcome.out
 
 
+_PLANTED = '''
+import torch
+
+def attention(q, k, v, *, causal):
+    """Bottom-right causal attention that, from position 64 on, also sees the next key."""
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) * q.shape[-1] ** -0.5
+    position = torch.arange(q.shape[1])
+    last = position + (position >= 64)
+    if causal:
+        scores = scores.masked_fill(torch.arange(k.shape[1]) > last[:, None], float("-inf"))
+    out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.float())
+    return out.to(q.dtype)
+'''
+_PLANTED_SPEC = """\
+name: planted
+problem: attention
+entry: {module}:attention
+axes:
+  dtype: [float16]
+  kv_heads: [2]
+  head_dim: [16]
+  layout: [bshd]
+  seqlen_q: [64, 130]
+  causal: [false, true]
+  values: [normal]
+tiers: {{quick: product}}
+checks: [numeric, gradients]
+"""
+
+
+def test_a_planted_error_in_a_mask_names_the_rows(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_PLANTED)
+    (project.folder / "planted.yaml").write_text(_PLANTED_SPEC.format(module=project.module))
+    outcome = project.tlmatrix("run", ".", "-n", "0")
+    assert outcome.code == ExitCode.FINDINGS
+    assert "1 failed" in outcome.out
+    assert "rows 64-128" in outcome.out
+    assert "causal=true-" in outcome.out
+    assert "seqlen_q=130" in outcome.out
+
+
 # list and check -------------------------------------------------------------------------------
 
 
@@ -177,7 +218,7 @@ def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
     assert "quick: 5 cases (product) of 6 combinations" in outcome.out
     assert "where rows != 7 or dtype == 'float32': removes 1, so" in outcome.out
     assert sum("cols=3-dtype=" in line for line in outcome.out.splitlines()) == 5
-    assert "5 cases of 1 specs in the tier quick" in outcome.out
+    assert "5 cases of 1 spec in the tier quick" in outcome.out
 
 
 def test_list_explains_a_case(project: Project) -> None:

@@ -186,6 +186,7 @@ def _run(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 def _list(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.report.listing import list_lines
+    from tlmatrix.report.text import count
 
     if arguments.explain:
         return _explain(arguments, config)
@@ -194,7 +195,8 @@ def _list(arguments: argparse.Namespace, config: Config) -> ExitCode:
         for line in list_lines(plan, cases=arguments.cases):
             print(line)
     total = sum(plan.count() for plan in plans)
-    print(f"{total:,} cases of {len(plans)} specs in the tier {arguments.tier or config.tier}")
+    tier = arguments.tier or config.tier
+    print(f"{count(total, 'case')} of {count(len(plans), 'spec')} in the tier {tier}")
     return ExitCode.OK
 
 
@@ -220,7 +222,9 @@ def _explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 def _check(arguments: argparse.Namespace, config: Config) -> ExitCode:
     plans = _planned(arguments, config)
-    print(f"{len(plans)} specs, no errors")
+    from tlmatrix.report.text import count
+
+    print(f"{count(len(plans), 'spec')}, no errors")
     return ExitCode.OK
 
 

@@ -238,7 +238,7 @@ def _tail() -> list[str]:
         "# rejects:                         # bad input that must raise, with these words",
         "#   - {set: {dtype: float32}, raises: ValueError, matching: dtype}",
         "# known_bugs:",
-        "#   - {when: rows == 65, issue: '#1', expires: 2099-12-31, mode: tolerate}",
+        "#   - {when: dtype == 'float16', issue: '#1', expires: 2099-12-31, mode: tolerate}",
     ]
 
 

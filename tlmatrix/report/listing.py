@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.report.text import count
 from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     if spec.summary:
         yield f"    {spec.summary}"
     yield (
-        f"    {plan.tier}: {_count(plan.count(), 'case')} ({expansion.strategy}) "
+        f"    {plan.tier}: {count(plan.count(), 'case')} ({expansion.strategy}) "
         f"of {expansion.combinations:,} combinations"
     )
     parts = {
@@ -31,14 +32,14 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
         "rejects": len(plan.rejects),
         "known bugs": len(spec.known_bugs),
     }
-    told = ", ".join(f"{count} {name}" for name, count in parts.items() if count)
+    told = ", ".join(f"{items} {name}" for name, items in parts.items() if items)
     if told:
         yield f"    with {told}"
     others = [f"{name} ({tier.strategy})" for name, tier in spec.tiers.items() if name != plan.tier]
     if others:
         yield f"    other tiers: {', '.join(others)}"
-    for rule, count in expansion.removed.items():
-        yield f"    where {rule.expr.text}: removes {count:,}, {rule.because}"
+    for rule, removed in expansion.removed.items():
+        yield f"    where {rule.expr.text}: removes {removed:,}, {rule.because}"
     if cases:
         for case in plan.cases():
             origin = "" if case.origin == "tier" else f"  ({case.origin})"
@@ -61,7 +62,3 @@ def explain_lines(explanation: Explanation) -> Iterator[str]:
     for bug in explanation.undecided:
         yield f"    known bug {bug.issue}, depending on where it runs: {bug.when.text}"
     yield f"    seed {explanation.seed}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.groups import Group, group_failures
-from tlmatrix.report.text import describe_result
+from tlmatrix.report.text import count, describe_result
 from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
 from tlmatrix.run.result import FAILURES, CaseResult, Status
 
@@ -67,6 +67,11 @@ class TerminalReport:
             self._progress.add_task(words, total=None, failed="")
             self._progress.start()
 
+    def note(self, words: str) -> None:
+        """Say something in place of the progress."""
+        self.close()
+        self._console.print(words, highlight=False)
+
     def close(self) -> None:
         """Leave the terminal as it was, also after an error elsewhere."""
         if self._progress is not None:
@@ -78,7 +83,7 @@ class TerminalReport:
         self._started = event
         self._total = sum(event.cases.values())
         self._begin = self._last_line = time.monotonic()
-        words = f"{_count(self._total, 'case')} of {_count(len(event.cases), 'spec')}"
+        words = f"{count(self._total, 'case')} of {count(len(event.cases), 'spec')}"
         earlier = sum(event.earlier.values())
         if earlier:
             words += f"; {earlier} passed before and are not run again"
@@ -153,7 +158,7 @@ class TerminalReport:
             more = groups[_GROUPS:]
             cases = sum(len(group.results) for group in more)
             self._console.print(
-                f"\n{len(more)} more causes with {_count(cases, 'case')} are in the results file",
+                f"\n{len(more)} more causes with {count(cases, 'case')} are in the results file",
                 highlight=False,
             )
 
@@ -165,15 +170,15 @@ class TerminalReport:
                 aside[(result.spec, f"{result.status}: {result.message}")] += 1
         if aside:
             self._console.print()
-        for (spec, words), count in sorted(aside.items()):
-            line = f"{spec}: {_count(count, 'case')} {words}"
+        for (spec, words), cases in sorted(aside.items()):
+            line = f"{spec}: {count(cases, 'case')} {words}"
             self._console.print(Text(line, style="yellow"), soft_wrap=not self._console.is_terminal)
 
     def _last_words(self, event: RunFinished) -> Text:
         counts = Counter(result.status for result in self._results)
-        parts = [f"{count} {status}" for status in Status if (count := counts[status])]
+        parts = [f"{cases} {status}" for status in Status if (cases := counts[status])]
         bad = any(counts[status] for status in FAILURES)
-        words = f"{_count(len(self._results), 'case')} in {event.seconds:.1f} s"
+        words = f"{count(len(self._results), 'case')} in {event.seconds:.1f} s"
         places = dict.fromkeys(_place(result) for result in self._results if result.backend)
         if places:
             words += f" on {', '.join(places)}"
@@ -211,10 +216,10 @@ def _row(results: Sequence[CaseResult], left: int) -> list[str | Text]:
 
 def _group_lines(group: Group, number: int, width: int) -> list[tuple[str, str]]:
     example = group.example
-    cases = _count(len(group.results), "case")
+    cases = count(len(group.results), "case")
     lines = [(f"{number}. {example.spec}: {example.status} in {cases}", "bold red")]
     if group.shared:
-        passed = f"{_count(group.passing, 'case')}" if group.passing else "no case"
+        passed = f"{count(group.passing, 'case')}" if group.passing else "no case"
         lines.append(
             (f"   all have {', '.join(group.shared)}; {passed} with that passed", "yellow")
         )
@@ -229,7 +234,3 @@ def _place(result: CaseResult) -> str:
     if result.arch in ("", result.backend):
         return result.backend
     return f"{result.backend} ({result.arch})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

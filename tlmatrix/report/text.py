@@ -10,10 +10,15 @@ if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["describe_finding", "describe_result", "number"]
+__all__ = ["count", "describe_finding", "describe_result", "number"]
 
 _LABEL = 10
 _UNDER = " " * (_LABEL + 2)
+
+
+def count(items: int, noun: str) -> str:
+    """`1 case`, `1,024 cases`."""
+    return f"{items:,} {noun}" if items == 1 else f"{items:,} {noun}s"
 
 
 def number(value: float | None) -> str:

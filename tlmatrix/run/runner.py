@@ -25,6 +25,7 @@ from tlmatrix.backend import (
 from tlmatrix.check.finding import Finding
 from tlmatrix.run.rejects import judge_reject, reject_problem
 from tlmatrix.run.result import CaseResult, SkipReason, Status
+from tlmatrix.run.returned import narrowed
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
@@ -60,10 +61,11 @@ def run_case(
     return Runner(place, seed=seed, asked=name).run(spec, case)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Bound:
     binding: Binding
     family: Family
+    returned: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -152,8 +154,18 @@ class Runner:
         if case.origin == "reject":
             findings = judge_reject(_reject_of(spec, case), problem, run_entry)
         else:
+            problem = narrowed(problem, self._returned(bound, spec, case))
             findings = self._findings(spec, case, problem, run_entry)
         return _Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
+
+    def _returned(self, bound: _Bound, spec: Spec, case: Case) -> tuple[str, ...]:
+        """Outputs that the code gives back; where the spec does not say, one run is the answer."""
+        if spec.returns:
+            return spec.returns
+        if bound.returned is None:
+            # On a problem of its own: an entry that writes to its inputs must not spoil ours.
+            bound.returned = tuple(execute(bound.binding, self._problem(bound, spec, case)))
+        return bound.returned
 
     def _problem(self, bound: _Bound, spec: Spec, case: Case) -> Problem:
         def make(values: Mapping[str, Value]) -> Problem:
