@@ -76,6 +76,7 @@ def changed(position, value):
         ),
         (changed(2, "two"), TypeError, ["s", "float32", "str"]),
         (changed(3, 1.5), TypeError, ["k", "int32", "float"]),
+        (changed(3, 2**31), ArgumentError, ["k", "int32", "2147483648"]),
         (changed(3, torch.tensor(1)), TypeError, ["k", "int32", "Tensor"]),
         (changed(0, [1.0]), TypeError, ["A", "tensor", "list"]),
         (changed(0, torch.ones(6, 8, device="meta").half()), ArgumentError, ["A", "meta", "CPU"]),

@@ -156,6 +156,7 @@ def test_an_autotuned_factory_takes_its_first_configuration():
     with interpret():
         assert tuned(20)().eq(8).all()
         assert tuned(20, block=16)().eq(16).all()
+        assert tuned.compile(20)().eq(8).all()
 
 
 def test_only_the_thread_that_entered_is_concerned():

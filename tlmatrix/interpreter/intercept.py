@@ -255,21 +255,14 @@ def _untuned(original: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _local.stack:
             return original(self, *args, **kwargs)
-        kwargs.pop("__return_kernel", None)
-        configs = self.configs
-        if callable(configs):
-            configs = configs(*args, **kwargs)
-        bound = self.jit_impl.signature.bind_partial(*args, **kwargs)
+        only_compile = kwargs.pop("__return_kernel", False)
+        configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
         if configs:
-            first = dict(configs[0] if isinstance(configs, (list, tuple)) else configs)
-            kwargs.update(
-                {
-                    k: v
-                    for k, v in first.items()
-                    if k in self.jit_impl.signature.parameters and k not in bound.arguments
-                }
-            )
-        return self.jit_impl(*args, **kwargs)
+            first = configs[0] if isinstance(configs, (list, tuple)) else configs
+            parameters = list(self.jit_impl.signature.parameters)
+            given = {*parameters[: len(args)], *kwargs}
+            kwargs.update({k: v for k, v in first.items() if k in parameters and k not in given})
+        return (self.jit_impl.compile if only_compile else self.jit_impl)(*args, **kwargs)
 
     return call
 

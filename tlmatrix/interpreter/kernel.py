@@ -244,6 +244,13 @@ class InterpretedKernel:
                 f"kernel {self._program.name}: argument {p.name} must be "
                 f"a number of type {p.dtype}, got {type(value).__name__}"
             )
+        if p.dtype.startswith(("int", "uint")):
+            limits = np.iinfo(p.dtype)
+            if not limits.min <= int(value) <= limits.max:
+                raise ArgumentError(
+                    f"kernel {self._program.name}: argument {p.name} must fit {p.dtype} "
+                    f"({limits.min} to {limits.max}), got {value}"
+                )
 
     def _check_tensor(self, p: Parameter, value: Any) -> None:
         assert p.shape is not None
@@ -300,6 +307,9 @@ class InterpretedKernel:
                 return int(value)
             if p.dtype == "bool":
                 return bool(value)
+            low = _CODEC_OF.get(_TORCH[p.dtype])
+            if low is not None:
+                return low.round(float(value))
             return np.float64(value) if p.dtype == "float64" else np.float32(value)
         if value is None:
             return None

@@ -40,6 +40,10 @@ def _evaluate(node: Any, variables: dict[Any, Any]) -> Any:
     if kind == "IntImm":
         return int(node.value)
     if kind in ("Var", "SizeVar"):
+        if node not in variables:
+            raise Unsupported(
+                f"the interpreter does not model a layout over the symbolic dimension {node.name}"
+            )
         return variables[node]
     if kind in _ARITHMETIC:
         return _ARITHMETIC[kind](_evaluate(node.a, variables), _evaluate(node.b, variables))
