@@ -246,7 +246,8 @@ class InterpretedKernel:
             )
         if p.dtype.startswith(("int", "uint")):
             limits = np.iinfo(p.dtype)
-            if not limits.min <= int(value) <= limits.max:
+            number: Any = value
+            if not limits.min <= number <= limits.max:
                 raise ArgumentError(
                     f"kernel {self._program.name}: argument {p.name} must fit {p.dtype} "
                     f"({limits.min} to {limits.max}), got {value}"

@@ -1,0 +1,211 @@
+"""Index patterns of parallel loops: strides, permutations, dynamic extents, lane-varying locals."""
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+@pytest.mark.parametrize("length", [0, 1, 17])
+def test_a_dynamic_extent(length):
+    @tilelang.jit(out_idx=[-1])
+    def dynamic():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(n):
+                    Y[i] = X[i] * 2.0
+
+        return main
+
+    x = torch.randn(length)
+    assert torch.equal(dynamic()(x), x * 2)
+
+
+def test_strided_reversed_and_divided_indices():
+    @tilelang.jit(out_idx=[-1])
+    def patterns():
+        @T.prim_func
+        def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((32, 4), "int32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(32):
+                    Y[i, 0] = X[i * 2 + 1]
+                    Y[i, 1] = X[63 - i]
+                    Y[i, 2] = X[i // 4 + i % 4]
+                    Y[31 - i, 3] = X[i]
+
+        return main
+
+    x = torch.randint(0, 1000, (64,), dtype=torch.int32)
+    i = torch.arange(32)
+    expected = torch.stack([x[i * 2 + 1], x[63 - i], x[i // 4 + i % 4], x[31 - i]], 1)
+    assert torch.equal(patterns()(x), expected)
+
+
+def test_the_same_axis_in_two_dimensions_is_a_diagonal():
+    @tilelang.jit(out_idx=[-1])
+    def diagonal():
+        @T.prim_func
+        def main(X: T.Tensor((16, 16), "float16"), Y: T.Tensor((16,), "float16")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(16):
+                    Y[i] = X[i, i]
+
+        return main
+
+    x = torch.randn(16, 16).half()
+    assert torch.equal(diagonal()(x), x.diagonal())
+
+
+def test_three_axes_in_another_order_than_the_buffer():
+    @tilelang.jit(out_idx=[-1])
+    def permuted():
+        @T.prim_func
+        def main(X: T.Tensor((4, 6, 8), "bfloat16"), Y: T.Tensor((8, 4, 6), "bfloat16")):
+            with T.Kernel(1, threads=32):
+                s = T.alloc_shared((8, 4, 6), "float32")
+                for i, j, k in T.Parallel(4, 6, 8):
+                    s[k, i, j] = X[i, j, k]
+                for i, j, k in T.Parallel(4, 6, 8):
+                    Y[k, i, j] = s[k, i, j]
+
+        return main
+
+    x = torch.randn(4, 6, 8).bfloat16()
+    assert torch.equal(permuted()(x), x.permute(2, 0, 1))
+
+
+def test_a_broadcast_row_and_column():
+    @tilelang.jit(out_idx=[-1])
+    def outer():
+        @T.prim_func
+        def main(
+            A: T.Tensor((8,), "float32"),
+            B: T.Tensor((12,), "float32"),
+            Y: T.Tensor((8, 12), "float32"),
+        ):
+            with T.Kernel(1, threads=32):
+                a = T.alloc_fragment((8,), "float32")
+                b = T.alloc_fragment((12,), "float32")
+                T.copy(A, a)
+                T.copy(B, b)
+                for i, j in T.Parallel(8, 12):
+                    Y[i, j] = a[i] * b[j] + a[i]
+
+        return main
+
+    a, b = torch.randn(8), torch.randn(12)
+    torch.testing.assert_close(outer()(a, b), a[:, None] * b + a[:, None])
+
+
+def test_a_local_array_indexed_by_the_lane():
+    @tilelang.jit(out_idx=[-1])
+    def table():
+        @T.prim_func
+        def main(I: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "float32")):  # noqa: E741
+            with T.Kernel(1, threads=32):
+                local = T.alloc_local([4], "float32")
+                for i in T.Parallel(16):
+                    for k in T.serial(4):
+                        local[k] = k * 10 + i
+                    local[I[i]] = -1.0
+                    Y[i] = local[0] + local[1] + local[2] + local[3]
+
+        return main
+
+    index = torch.randint(0, 4, (16,), dtype=torch.int32)
+    rows = torch.arange(16)[:, None] + torch.arange(4) * 10.0
+    rows[torch.arange(16), index.long()] = -1.0
+    assert torch.equal(table()(index), rows.sum(1))
+
+
+def test_a_conditional_update_of_a_variable_by_lane():
+    @tilelang.jit(out_idx=[-1])
+    def running_best():
+        @T.prim_func
+        def main(X: T.Tensor((16, 10), "float32"), Y: T.Tensor((16,), "int32")):
+            with T.Kernel(1, threads=32):
+                best = T.alloc_var("float32")
+                where = T.alloc_var("int32")
+                for i in T.Parallel(16):
+                    best = -T.infinity("float32")
+                    where = 0
+                    for k in T.serial(10):
+                        if X[i, k] > best:
+                            best = X[i, k]
+                            where = k
+                    Y[i] = where
+
+        return main
+
+    x = torch.randn(16, 10)
+    assert torch.equal(running_best()(x), x.argmax(1).int())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64", "bool", "float64"])
+def test_every_memory_dtype_is_copied_bit_by_bit(dtype):
+    @tilelang.jit(out_idx=[-1])
+    def through(dtype):
+        @T.prim_func
+        def main(X: T.Tensor((40,), dtype), Y: T.Tensor((40,), dtype)):
+            with T.Kernel(2, threads=32) as bx:
+                s = T.alloc_shared((32,), dtype)
+                T.copy(X[bx * 32 : bx * 32 + 32], s)
+                T.copy(s, Y[bx * 32 : bx * 32 + 32])
+
+        return main
+
+    x = (torch.randn(40) * 100).to(getattr(torch, dtype))
+    assert torch.equal(through(dtype)(x), x)
+
+
+def test_in_place_arguments_share_memory():
+    @tilelang.jit
+    def shift():
+        @T.prim_func
+        def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(8):
+                    Y[i] = X[i] + 1.0
+
+        return main
+
+    x = torch.zeros(8)
+    shift()(x, x)
+    assert x.eq(1).all()
+
+
+def test_a_guard_of_several_conditions_and_scalars():
+    @tilelang.jit(out_idx=[-1])
+    def window():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(
+            X: T.Tensor((n, n), "float32"),
+            left: T.int32,
+            on: T.int32,
+            Y: T.Tensor((n, n), "float32"),
+        ):
+            with T.Kernel(T.ceildiv(n, 16), T.ceildiv(n, 16), threads=32) as (bx, by):
+                for i, j in T.Parallel(16, 16):
+                    if by * 16 + i < n and bx * 16 + j < n:
+                        if T.And(
+                            bx * 16 + j <= by * 16 + i,
+                            T.Or(on == 0, bx * 16 + j > by * 16 + i - left),
+                        ):
+                            Y[by * 16 + i, bx * 16 + j] = X[by * 16 + i, bx * 16 + j]
+                        else:
+                            Y[by * 16 + i, bx * 16 + j] = 0.0
+
+        return main
+
+    x = torch.randn(50, 50)
+    i, j = torch.arange(50)[:, None], torch.arange(50)[None, :]
+    for left, on in ((7, 1), (20, 1), (7, 0)):
+        seen = (j <= i) & ((j > i - left) | (on == 0))
+        assert torch.equal(window()(x, left, on), torch.where(seen, x, torch.tensor(0.0)))
