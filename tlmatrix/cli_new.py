@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.signature import is_tilelang_factory, parameters_of
+from tlmatrix.backend.signature import is_tilelang_factory, parameters_of, written
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _spec_name(target: str) -> str:
     return re.sub(r"\W+", "_", target.partition(":")[2])
 
 
-def _summary(found: object) -> str:
-    document = inspect.getdoc(found) or ""
+def _summary(found: Callable[..., Any]) -> str:
+    document = inspect.getdoc(written(found)) or ""
     line = document.strip().splitlines()[0] if document.strip() else "What it does, in a sentence."
     return '"' + line.replace("\\", "\\\\").replace('"', '\\"') + '"'

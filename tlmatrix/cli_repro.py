@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,8 +52,8 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     make_importable(Path(path), (config.root,))
     spec = load_spec(path)
     case = _case(spec, case_id, arguments.values)
-    if not faulthandler.is_enabled():
-        faulthandler.enable()
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # A crash shows where; a replaced stderr has no file.
     try:
         backend = backend_named(arguments.backend or config.backend)
     except BackendUnavailableError as error:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tlmatrix.pytest_state import shown_path
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
@@ -76,7 +77,7 @@ class Controller:
         found = [match for match in map(_NODE.match, ids) if match]
         root = self._state.config.rootpath
         counts = Counter(match["path"] for match in found)
-        self._state.begin({_shown(root / path): count for path, count in counts.items()})
+        self._state.begin({shown_path(root / path): count for path, count in counts.items()})
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
@@ -84,7 +85,7 @@ class Controller:
         match = _NODE.match(crashitem)
         if match is None:
             return
-        path = _shown(self._state.config.rootpath / match["path"])
+        path = shown_path(self._state.config.rootpath / match["path"])
         result = self._recorded(path, match["case"])
         if result is None:
             result = _crashed(path, match["case"], self._state)
@@ -114,12 +115,6 @@ class Controller:
             if (result.path, result.case) == (path, case) and result.key:
                 return result
         return None
-
-
-def _shown(path: Path) -> str:
-    from tlmatrix.pytest_items import shown_path
-
-    return shown_path(path)
 
 
 def _crashed(path: str, case_id: str, state: State) -> CaseResult:

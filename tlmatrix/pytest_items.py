@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tlmatrix.keywords import case_keywords
+from tlmatrix.pytest_state import shown_path, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,6 @@ class SpecFile(pytest.File):
             SpecError: the spec is wrong, or has no case.
         """
         from tlmatrix.backend import make_importable
-        from tlmatrix.pytest_state import state_of
         from tlmatrix.run.plan import plan
         from tlmatrix.spec.loader import load_spec
 
@@ -231,15 +231,7 @@ class CaseItem(pytest.Item):
         )
 
     def _state(self) -> State:
-        from tlmatrix.pytest_state import state_of
-
         return state_of(self.config)
-
-
-def shown_path(path: Path) -> str:
-    """A path as one would write it in the working directory."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
 
 
 @contextmanager

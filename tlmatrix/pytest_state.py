@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult, Status
     from tlmatrix.run.runner import Runner
 
-__all__ = ["State", "close_state", "set_state", "state_of"]
+__all__ = ["State", "close_state", "set_state", "shown_path", "state_of"]
 
 _KEY = pytest.StashKey["State"]()
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -52,6 +52,12 @@ def close_state(config: pytest.Config) -> None:
     state = config.stash.get(_KEY, None)
     if state is not None:
         state.close()
+
+
+def shown_path(path: Path) -> str:
+    """A path as one would write it in the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
 
 
 class State:
@@ -205,8 +211,7 @@ class State:
     @property
     def shown_results(self) -> str:
         """The results file as one would write it in the working directory."""
-        relative = os.path.relpath(self.results_path)
-        return str(self.results_path) if relative.startswith("..") else relative
+        return shown_path(self.results_path)
 
     def resume_command(self) -> str:
         """What goes on where this run stopped."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["is_tilelang_factory", "parameters_of"]
+__all__ = ["is_tilelang_factory", "parameters_of", "written"]
 
 
 def is_tilelang_factory(function: object) -> bool:
@@ -18,11 +18,17 @@ def is_tilelang_factory(function: object) -> bool:
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
     """Parameters by name; None where Python cannot tell (some builtins)."""
+    try:
+        return inspect.signature(written(function)).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as its author wrote it."""
     original: Any = getattr(function, "jit_impl", function)
     if is_tilelang_factory(original):
         original = getattr(original, "func", original)
         original = getattr(original, "orig_func", original)
-    try:
-        return inspect.signature(original).parameters
-    except (TypeError, ValueError):
-        return None
+    found: Callable[..., Any] = original
+    return found

@@ -137,12 +137,13 @@ class TerminalReport:
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
         table.add_column("spec", overflow="fold")
-        for name in ("cases", "passed", "failed", "known", "skipped", "seconds", "slowest"):
-            table.add_column(name, justify="right", no_wrap=True)
         paths = sorted({result.path for result in self._results})
         names = {result.path: result.spec for result in self._results}
         # What the other columns leave of a wide terminal names the slowest case.
         left = self._console.width - max(map(len, names.values())) - _COLUMNS
+        columns = ["cases", "passed", "failed", "known", "skipped", "seconds", "slowest"]
+        for name in columns if left >= 0 else columns[:-1]:
+            table.add_column(name, justify="right", no_wrap=True)
         if left >= _LEAST:
             table.add_column("slowest case", no_wrap=True)
         for path in paths:
@@ -209,6 +210,8 @@ def _row(results: Sequence[CaseResult], left: int) -> list[str | Text]:
         f"{sum(result.seconds for result in results):.1f}",
         f"{slowest.seconds:.2f}",
     ]
+    if left < 0:
+        return row[:-1]
     if left < _LEAST:
         return row
     return [*row, slowest.case if len(slowest.case) <= left else slowest.case[: left - 1] + "…"]
