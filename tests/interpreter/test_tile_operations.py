@@ -433,3 +433,27 @@ def test_reshaped_and_reinterpreted_views_share_memory():
     x = torch.randn(8, 16)
     expected = x + torch.arange(128).reshape(8, 16)
     assert torch.equal(views()(x).view(torch.float32), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_tiles_of_one_element_are_filled_copied_and_reduced_in_place(dtype):
+    @tilelang.jit(out_idx=[-1])
+    def row_sum():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(X: T.Tensor((n, 8), dtype), Y: T.Tensor((n,), dtype)):
+            with T.Kernel(n, threads=32) as row:
+                x = T.alloc_fragment((1, 8), dtype)
+                total = T.alloc_fragment((1,), dtype)
+                shared = T.alloc_shared((1,), dtype)
+                T.fill(total, 1)
+                T.copy(X[row, 0], x)
+                T.reduce_sum(x, total, dim=1, clear=False)
+                T.copy(total, shared)
+                T.copy(shared, Y[row])
+
+        return main
+
+    x = torch.arange(24).reshape(3, 8).to(getattr(torch, dtype))
+    assert torch.equal(row_sum()(x), x.sum(1).to(x.dtype) + 1)

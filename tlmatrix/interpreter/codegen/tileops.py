@@ -88,7 +88,9 @@ class TileOpMixin(CallMixin):
         while parts and parts[-1] == ":":
             parts.pop()
         code = f"{region.buf.code}[{', '.join(parts)}]"
-        if all(d.base.lit is not None for d in region.dims) and region.buf.static_shape is not None:
+        fixed = all(d.base.lit is not None for d in region.dims)
+        # One element has no view to make once: its name would be a copy of the value.
+        if fixed and region.ranges and region.buf.static_shape is not None:
             return self._hoisted(region.buf, code)
         return code
 
