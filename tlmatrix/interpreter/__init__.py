@@ -1,10 +1,23 @@
 """TileLang kernels on the CPU: the traced tile IR run as generated Python.
 
 `with interpret():` redirects TileLang's entry points; see `intercept` for how, `codegen` for
-what is generated and `runtime` for what it calls.
+what is generated and `runtime` for what it calls. `kernel.source` shows the generated source;
+with TLMATRIX_DUMP set to a folder every source is written there, annotated with the user's lines.
 
-Memory that nothing has written reads as NaN (integers: a number no index can be), so a read
-before a write shows.
+What to know of the results:
+
+- Memory that nothing has written reads as NaN (integers: a number no index can be), in every
+  block anew, so a read before a write shows.
+- Blocks run one after another, in the order of the loops of the grid; atomics add up in that order.
+- Low-precision values are rounded at stores, casts and each operation of their dtype; matrix
+  products and sums accumulate in float32, in another order than on a GPU. There is no TF32 and
+  no fast-math.
+- Lanes of a parallel loop execute each statement together. Of lanes that store to one element
+  the last wins; a local variable on which lanes disagree is poisoned after the loop.
+- Sums of 32-bit scalars are not wrapped (products and shifts are), so an index past 2^31 is
+  outside rather than negative.
+- Barriers between threads of a block (`T.sync_threads`) have nothing to do; everything that
+  depends on the thread index, on mbarriers or on inline code is refused (`Unsupported`).
 """
 
 from __future__ import annotations
