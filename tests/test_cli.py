@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from outside_project import project
 from tlmatrix.exit_codes import ExitCode
@@ -82,6 +83,7 @@ def test_run_of_correct_kernels_is_ok(project: Project) -> None:
     project.spec()
     assert project.tlmatrix("run", ".", "-n", "0").code == ExitCode.OK
     assert len(list((project.folder / ".tlmatrix").glob("*.jsonl"))) == 1
+    assert (project.folder / ".tlmatrix" / ".gitignore").read_text() == "*\n"
 
 
 def test_run_takes_specs_from_the_configuration(project: Project) -> None:
@@ -150,9 +152,18 @@ def test_run_says_when_a_known_bug_or_a_skip_hides_something(project: Project) -
         (["run", "--backend", "gpu"], "invalid choice: 'gpu'"),
         (["repro", "nowhere.yaml::a=1"], "no such spec: nowhere.yaml"),
         (["list", "--explain", "a=1", "."], "no spec in"),
+        (["run", "scale", "--tier", "quik"], "did you mean 'quick'?"),
+        pytest.param(
+            ["run", "scale", "-n", "0", "--backend", "cuda"],
+            "PyTorch sees no GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
 )
 def test_arguments_that_make_no_sense(project: Project, arguments: list[str], words: str) -> None:
+    if "scale" in arguments:
+        (project.folder / "scale").mkdir()
+        project.spec().rename(project.folder / "scale" / "scale.yaml")
     outcome = project.tlmatrix(*arguments)
     assert outcome.code == ExitCode.USAGE
     assert words in outcome.out

@@ -168,9 +168,14 @@ class State:
         self._records().case(result)
 
     def begin(self, cases: Mapping[str, int]) -> None:
-        """Cases are about to run: write the header, tell listeners."""
+        """Cases are about to run: write the header, tell listeners.
+
+        Raises:
+            UsageError: the backend that was asked for cannot run here.
+        """
         if self.running or not cases:
             return
+        self._refuse_missing_backend()
         from tlmatrix.run.events import RunStarted
 
         self._began = time.monotonic()
@@ -179,6 +184,16 @@ class State:
         self.config.hook.pytest_tlmatrix_event(
             event=RunStarted(dict(cases), self.shown_results, dict(earlier))
         )
+
+    def _refuse_missing_backend(self) -> None:
+        if self.backend == "auto":
+            return  # Takes what there is; no need to import PyTorch to ask.
+        from tlmatrix.backend import BackendUnavailableError, backend_named
+
+        try:
+            backend_named(self.backend)
+        except BackendUnavailableError as error:
+            raise pytest.UsageError(str(error)) from error
 
     def finished(self, result: CaseResult) -> None:
         """A result reached the process that reports."""
@@ -221,7 +236,12 @@ class State:
         if self._writer is None:
             from tlmatrix.run.records import RecordsWriter
 
+            folder = self.project.root / self.project.results
+            is_new = not folder.exists()
             self._writer = RecordsWriter(self.results_path)
+            if is_new and folder.is_dir():
+                # Results are no part of anybody's repository.
+                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         return self._writer
 
     def _resumed(self, path: str | None) -> RunRecords | None:

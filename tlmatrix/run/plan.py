@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.matrix import expand, expired, reject_cases
 from tlmatrix.problem import family_for
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.messages import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,8 +57,8 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
     family = family_for(spec)
     issues = [*family.lint(spec), *expired(spec)]
     if tier not in spec.tiers:
-        message = f"the spec has no tier {tier!r}; it has {', '.join(spec.tiers)}"
-        issues.append(spec.issue(("tiers",), message))
+        words = suggestion(tier, spec.tiers, "Its tiers")
+        issues.append(spec.issue(("tiers",), f"the spec has no tier {tier!r}{words}"))
     if issues:
         raise SpecError(issues)
     expansion = expand(spec, tier, seed=seed)
