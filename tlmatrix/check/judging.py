@@ -15,7 +15,7 @@ from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.explain import explain, merged, one_of
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.memory import guarded, poisoned
-from tlmatrix.check.numeric import Deviation, compare, describe_mismatch
+from tlmatrix.check.numeric import Deviation, describe_mismatch, judged
 from tlmatrix.check.relations import CHECK_OF_KIND, check_relation
 from tlmatrix.check.tolerance import Yardstick
 
@@ -149,12 +149,7 @@ class _Judge:
         deviations = {
             name: deviation
             for name, tensor in results.items()
-            if self._judged(name)
-            and (
-                deviation := compare(
-                    tensor, self._yardstick.reference[name], self._yardstick.limits(name)
-                )
-            )
+            if self._judged(name) and (deviation := judged(name, tensor, self._yardstick))
         }
         if not deviations:
             return []

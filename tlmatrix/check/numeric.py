@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from tlmatrix.check.regions import farthest
+
 if TYPE_CHECKING:
-    from tlmatrix.check.tolerance import Limits
+    from tlmatrix.check.tolerance import Limits, Yardstick
     from tlmatrix.problem.model import TensorInfo
 
-__all__ = ["Deviation", "alike", "compare", "describe_mismatch", "difference"]
+__all__ = ["Deviation", "alike", "compare", "describe_mismatch", "difference", "judged", "near"]
 
 
 _INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -48,6 +50,34 @@ def describe_mismatch(name: str, info: TensorInfo, got: torch.Tensor | None) -> 
     if got.dtype != info.dtype:
         return f"{name} is {_dtype(got.dtype)}, expected {_dtype(info.dtype)}"
     return None
+
+
+def judged(name: str, got: torch.Tensor, yardstick: Yardstick) -> Deviation | None:
+    """What `compare` says of an output or gradient; limits are only made where it takes them."""
+    if got.numel() == 0 or _surely_within(name, got, yardstick):
+        return None
+    return compare(got, yardstick.reference[name], yardstick.limits(name))
+
+
+def _surely_within(name: str, got: torch.Tensor, yardstick: Yardstick) -> bool:
+    reference, regions = yardstick.reference[name], yardstick.regions(name)
+    largest, root = regions.distances(got, reference)
+    if yardstick.least(name).allows(largest, root, regions):
+        return True
+    if bool(largest.isnan().any()):
+        error = _error(got, reference)
+        largest, root = regions.largest(error), regions.rms(error)
+    return yardstick.least_with_floor(name).allows(largest, root, regions)
+
+
+def near(left: torch.Tensor, right: torch.Tensor, least: float) -> bool:
+    """Whether no two elements are further apart than `least`; equal infinities and NaN are not."""
+    if left.numel() == 0:
+        return True
+    distance = farthest(left, right)
+    if bool(distance.isnan()):
+        distance = _error(left, right.double()).max()
+    return bool(distance <= least)
 
 
 def compare(got: torch.Tensor, reference: torch.Tensor, limits: Limits) -> Deviation | None:

@@ -4,6 +4,9 @@ A uniform small error of one head must not drown in a large tensor, so every dis
 per region; a batch of a thousand sequences has many thousand regions, so reductions are
 vectorised: dimensions inside a region are reduced at once, and only a packed dimension, whose
 regions have lengths of their own, is added up by segment.
+
+`distances` is what every comparison that passes costs, so on a CPU it goes a few rows at a time:
+temporaries that stay in the cache cost a third of those of a tensor's size.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Dim
 
-__all__ = ["Regions"]
+__all__ = ["Regions", "farthest"]
+
+_PIECE = 2**14
+"""Elements that a CPU takes at once: 128 KiB of float64, which its second cache holds."""
 
 
 class Regions:
@@ -30,12 +36,13 @@ class Regions:
     def __init__(self, dims: Sequence[Dim], device: torch.device) -> None:
         self._inside = tuple(axis for axis, dim in enumerate(dims) if dim.region is None)
         self._segments: dict[int, torch.Tensor] = {}
+        shape, size = [1] * len(dims), 1
         counts: list[torch.Tensor] = []
         for axis, dim in enumerate(dims):
             if dim.region is None:
-                sizes = torch.tensor([float(dim.size)], dtype=torch.float64)
+                size *= dim.size
             elif dim.region == range(dim.size):
-                sizes = torch.ones(dim.size, dtype=torch.float64)
+                shape[axis] = dim.size
             else:
                 index = torch.tensor(dim.region, dtype=torch.int64)
                 if index.shape != (dim.size,):
@@ -44,15 +51,18 @@ class Regions:
                     )
                 number = max(int(index.max()) + 1 if dim.size else 1, len(dim.starts or ()))
                 sizes = torch.bincount(index, minlength=number).double()
+                shape[axis] = number
                 self._segments[axis] = index.to(device)
-            counts.append(sizes.reshape([-1 if at == axis else 1 for at in range(len(dims))]))
-        elements = torch.ones([1] * len(dims), dtype=torch.float64)
+                counts.append(sizes.reshape([-1 if at == axis else 1 for at in range(len(dims))]))
+        elements = torch.full(shape, float(size), dtype=torch.float64)
         for sizes in counts:
-            elements = elements * sizes
+            elements *= sizes
         self.elements = elements.to(device)
         """How many elements each region has."""
         inside = len(dims) > 1 and dims[-1].region is None
         self._columns = max(dims[-1].size, 1) if inside else 1
+        self._divisor = self.elements.clamp_min(1)
+        self._whole = max(float(elements.sum()), 1.0)
 
     @property
     def shape(self) -> torch.Size:
@@ -94,15 +104,63 @@ class Regions:
         Squares are written to `scratch`, where it is given; it may be `values` itself.
         """
         squares = torch.mul(values, values, out=scratch)
-        return (self.sum(squares) / self.elements.clamp_min(1)).sqrt_()
+        return self.sum(squares).div_(self._divisor).sqrt_()
+
+    def distances(
+        self, got: torch.Tensor, reference: torch.Tensor, *, finite: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Largest |got - reference| of each region, and its root mean square; 0 where empty.
+
+        NaN where a distance is: for equal infinities too. With `finite`, a distance that is no
+        finite number counts as 0.
+        """
+        if self._columns == 1:
+            error = _size(got.double() - reference, finite=finite)
+            return self.largest(error), self.rms(error)
+        largest, norms = _by_row(got, reference, finite=finite)
+        rows = (*reference.shape[:-1], 1)
+        squares = self.sum(norms.square_().view(rows))
+        return self.largest(largest.view(rows)), squares.div_(self._divisor).sqrt_()
 
     def rms_of_all(self, per_region: torch.Tensor) -> torch.Tensor:
         """The root mean square over the tensor, from that of its regions."""
-        total = (per_region.square() * self.elements).sum()
-        return (total / self.elements.sum().clamp_min(1)).sqrt_()
+        return per_region.square().mul_(self.elements).sum().div_(self._whole).sqrt_()
 
     def spread(self, per_region: torch.Tensor) -> torch.Tensor:
         """Every region's value at its elements, in a shape that broadcasts over the tensor."""
         for axis, index in self._segments.items():
             per_region = per_region.index_select(axis, index)
         return per_region
+
+
+def farthest(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The largest |left - right| of tensors of one shape, not empty; NaN where one is NaN."""
+    if left.ndim == 0:
+        return (left.double() - right).abs_()
+    return _by_row(left, right, finite=False)[0].max()
+
+
+def _by_row(
+    got: torch.Tensor, reference: torch.Tensor, *, finite: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest distance and root of the sum of squares along the last dimension, row after row."""
+    width = reference.shape[-1]
+    got, reference = got.detach().reshape(-1, width), reference.reshape(-1, width)
+    rows = len(reference)
+    step = max(1, _PIECE // width) if reference.device.type == "cpu" else rows
+    largest, norms = torch.empty(2, rows, dtype=torch.float64, device=reference.device)
+    scratch = torch.empty(min(step, rows), width, dtype=torch.float64, device=reference.device)
+    for begin in range(0, rows, step):
+        end = min(begin + step, rows)
+        error = scratch[: end - begin].copy_(got[begin:end]).sub_(reference[begin:end])
+        _size(error, finite=finite)
+        torch.linalg.vector_norm(error, dim=1, out=norms[begin:end])
+        torch.amax(error, 1, out=largest[begin:end])
+    return largest, norms
+
+
+def _size(error: torch.Tensor, *, finite: bool) -> torch.Tensor:
+    """Absolute values, in place."""
+    if finite:
+        torch.nan_to_num_(error, nan=0.0, posinf=0.0, neginf=0.0)
+    return error.abs_()

@@ -15,7 +15,7 @@ import torch
 
 from tlmatrix.check.explain import explain
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.numeric import alike, compare, describe_mismatch, difference
+from tlmatrix.check.numeric import alike, describe_mismatch, difference, judged, near
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +73,7 @@ def _differences(
     exact: bool,
 ) -> list[Finding]:
     left, right = relation.left(mine), relation.right(results)
+    least: Tensors | None = None
     bounds: Tensors | None = None
     found = []
     for name, tensor in left.items():
@@ -86,6 +87,9 @@ def _differences(
         if exact:
             limit = torch.zeros_like(tensor, dtype=torch.float64)
         else:
+            least = _least(relation, yardstick, mine) if least is None else least
+            if near(other, tensor, 2 * float(least[name].abs().amin())):
+                continue
             bounds = _bounds(relation, yardstick, mine) if bounds is None else bounds
             limit = 2 * bounds[name].abs()
         deviation = difference(other, tensor, limit)
@@ -109,6 +113,18 @@ def _bounds(relation: Relation, yardstick: Yardstick, mine: Tensors) -> Tensors:
     return relation.left(known)
 
 
+def _least(relation: Relation, yardstick: Yardstick, mine: Tensors) -> Tensors:
+    """Like `_bounds`, with the smallest allowance of a tensor for all of its elements."""
+    known = {
+        name: tensor.new_tensor(
+            yardstick.least_with_floor(name).anywhere, dtype=torch.float64
+        ).expand(tensor.shape)
+        for name, tensor in mine.items()
+        if name in yardstick.reference
+    }
+    return relation.left(known)
+
+
 def _judged(check: str, yardstick: Yardstick, results: Tensors) -> list[Finding]:
     """What is wrong with a relation's own results, against their own reference."""
     found = []
@@ -116,7 +132,7 @@ def _judged(check: str, yardstick: Yardstick, results: Tensors) -> list[Finding]
         if mismatch := describe_mismatch(name, info, results.get(name)):
             found.append(Finding(check, mismatch, tensor=name))
             continue
-        deviation = compare(results[name], yardstick.reference[name], yardstick.limits(name))
+        deviation = judged(name, results[name], yardstick)
         if deviation is not None:
             found.append(explain(check, name, deviation, yardstick.problem, yardstick.reference))
     return found

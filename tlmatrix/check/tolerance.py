@@ -35,6 +35,9 @@ squares, and R the number of rows of the region that sum anything,
 A uniform error of 2 % is 5 u of bfloat16 and 41 u of float16. The error of `lowp` is about 0.6 u,
 so the bound on the root mean square is 1.2 u + 1.8 u: such an error shows wherever the result
 is as large as `spread`, that is, wherever its terms do not cancel.
+
+The floors take several times the arithmetic of the error of `lowp`, and hardly a correct result
+needs them: `Least` is what the limits allow without, and what passes it passes them.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem, TensorInfo
     from tlmatrix.spec.models import Allowance, Tolerance
 
-__all__ = ["Limits", "Yardstick", "limits"]
+__all__ = ["Least", "Limits", "Yardstick", "limits"]
 
 _UNITS = 64
 _UNITS_PER_EXPONENT = 8
@@ -72,15 +75,48 @@ class Limits:
     regions: Regions
 
 
+@dataclass(frozen=True)
+class Least:
+    """What the limits of a tensor allow at the least.
+
+    `element` bounds the elements of each region from below, `region` its root mean square and
+    `whole` that of the tensor; `anywhere` is the smallest bound of an element.
+    """
+
+    element: torch.Tensor
+    region: torch.Tensor
+    whole: torch.Tensor
+    anywhere: float
+
+    def allows(self, largest: torch.Tensor, root: torch.Tensor, regions: Regions) -> bool:
+        """Whether errors of that size by region are surely within the limits."""
+        return bool(
+            (largest <= self.element).all()
+            & (root <= self.region).all()
+            & (regions.rms_of_all(root) <= self.whole)
+        )
+
+    def raised(self, floor: float) -> Least:
+        """The same with a floor under every bound."""
+        return Least(
+            self.element + floor, self.region + floor, self.whole + floor, self.anywhere + floor
+        )
+
+
 def limits(
-    info: TensorInfo, reference: torch.Tensor, lowp: torch.Tensor | None, allowance: Allowance
+    info: TensorInfo,
+    reference: torch.Tensor,
+    lowp: torch.Tensor | None,
+    allowance: Allowance,
+    regions: Regions | None = None,
 ) -> Limits:
     """The limits of one tensor, by the formulas of this module.
 
     reference: float64, of the tensor's shape. lowp: of the same shape, any dtype; without it
-    only the floor counts. Elements where either is not finite allow nothing.
+    only the floor counts. Elements where either is not finite allow nothing. regions: those of
+    `info.dims`, where they are at hand.
     """
-    regions = Regions(info.dims, reference.device)
+    regions = Regions(info.dims, reference.device) if regions is None else regions
     size = _finite(reference).abs_()
     # Temporaries of a tensor's size cost more than the arithmetic on them: one is reused.
     scratch = torch.empty_like(size)
@@ -112,7 +148,7 @@ def _floors(
     u = info.roundoff
     exponent = size.new_tensor(_USUAL_EXPONENT) if info.exponent is None else info.exponent()
     units = _UNITS + _UNITS_PER_EXPONENT * exponent.double()
-    arithmetic = units * (2.0**-53 if info.dtype == torch.float64 else 2.0**-24)
+    arithmetic = units * _unit(info)
     tiny = torch.finfo(info.dtype).smallest_normal * u if info.dtype.is_floating_point else 0.0
     if info.magnitude is None:
         # Where a region comes out as zero by cancellation, the others show the size of its terms.
@@ -153,6 +189,21 @@ def _floors(
     return element, root_floor(root, root_spread, root_magnitude, rows), whole
 
 
+def _least_floor(info: TensorInfo, allowance: Allowance) -> float:
+    """No floor of any element, region or the whole is below this: a M / 2, of the smallest."""
+    if allowance.floor != "auto":
+        return float(allowance.floor)
+    if info.magnitude is None:
+        return 0.0
+    magnitude = info.magnitude()
+    return _UNITS * _unit(info) * float(magnitude.min()) / 2 if magnitude.numel() else 0.0
+
+
+def _unit(info: TensorInfo) -> float:
+    """Of the arithmetic inside a kernel."""
+    return 2.0**-53 if info.dtype == torch.float64 else 2.0**-24
+
+
 def _finite(values: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(values.double(), nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -168,7 +219,10 @@ class Yardstick:
         self.problem = problem
         self._tolerance = tolerance
         self._arch = arch
+        self._regions: dict[str, Regions] = {}
         self._limits: dict[str, Limits] = {}
+        self._least: dict[str, Least] = {}
+        self._least_with_floor: dict[str, Least] = {}
 
     @cached_property
     def reference(self) -> dict[str, torch.Tensor]:
@@ -188,5 +242,36 @@ class Yardstick:
                 self.reference[name],
                 self.lowp.get(name),
                 self._tolerance.for_tensor(name, self._arch),
+                self.regions(name),
             )
         return self._limits[name]
+
+    def regions(self, name: str) -> Regions:
+        """The regions of the output or gradient of that name."""
+        if name not in self._regions:
+            dims = self.problem.outputs[name].dims
+            self._regions[name] = Regions(dims, self.reference[name].device)
+        return self._regions[name]
+
+    def least(self, name: str) -> Least:
+        """What its limits allow whatever their floors, which is cheap to know."""
+        if name not in self._least:
+            regions, low = self.regions(name), self.lowp.get(name)
+            largest = root = torch.zeros_like(regions.elements)
+            if low is not None and low.numel():
+                largest, root = regions.distances(low, self.reference[name], finite=True)
+            factor = self._tolerance.for_tensor(name, self._arch).factor
+            element = largest * factor
+            anywhere = torch.where(regions.elements > 0, element, torch.inf).min()
+            self._least[name] = Least(
+                element, root * factor, regions.rms_of_all(root) * factor, float(anywhere)
+            )
+        return self._least[name]
+
+    def least_with_floor(self, name: str) -> Least:
+        """The same with the least that any floor of the tensor comes to."""
+        if name not in self._least_with_floor:
+            allowance = self._tolerance.for_tensor(name, self._arch)
+            floor = _least_floor(self.problem.outputs[name], allowance)
+            self._least_with_floor[name] = self.least(name).raised(floor)
+        return self._least_with_floor[name]
