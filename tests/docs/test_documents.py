@@ -1,0 +1,68 @@
+"""Every command in the documents does what the document says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documents import blocks, play
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def env():
+    """A reader's shell: the environment's scripts on the path, one thread, at 80 columns."""
+    scripts = Path(sys.executable).parent
+    return {
+        **os.environ,
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "80",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def test_first_spec_leads_from_nothing_to_a_tested_kernel(tmp_path, env):
+    assert play(ROOT / "docs/first-spec.md", tmp_path, env, skip=("pip install",)) >= 8
+
+
+def test_readme_commands_do_what_it_says(tmp_path, env):
+    for folder in ("kernels", "specs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    # The reader's clone is installed in place: its kernels are what the specs name.
+    link = tmp_path / ".installed"
+    link.mkdir()
+    (link / "tlmatrix_kernels").symlink_to(tmp_path / "kernels")
+    env["PYTHONPATH"] = str(link)
+    assert play(ROOT / "README.md", tmp_path, env, skip=("make", "git clone")) >= 5
+
+
+def test_make_targets_that_the_readme_names_exist():
+    text = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^\$ make ([a-z]+)", text, re.MULTILINE))
+    assert {"run", "test"} <= targets
+    for target in targets:
+        subprocess.run(["make", "-n", target], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    "document", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]), ids=lambda path: path.name
+)
+def test_relative_links_lead_somewhere(document):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_a_document_that_lies_is_caught(tmp_path, env):
+    lie = tmp_path / "lie.md"
+    lie.write_text("```console\n$ echo one; echo two\ntwo\none\n```\n")
+    with pytest.raises(AssertionError, match="no line like 'one'"):
+        play(lie, tmp_path, env)
+    lie.write_text("```console exit=3\n$ true\n```\n")
+    with pytest.raises(AssertionError, match="exit 0, not 3"):
+        play(lie, tmp_path, env)
+    assert len(blocks(lie)) == 1
