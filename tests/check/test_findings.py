@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention_world import DTYPES, attention, flash, run
 
-from tlmatrix.check.numeric import alike
+from tlmatrix.check.bits import alike
 from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
 
 LENGTHS = (17, 1, 40, 70)

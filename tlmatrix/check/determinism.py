@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.check.bits import alike
 from tlmatrix.check.explain import explain
-from tlmatrix.check.numeric import Deviation, alike, difference, near
+from tlmatrix.check.numeric import Deviation, difference, near
 
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding

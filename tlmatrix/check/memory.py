@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tlmatrix.check.bits import INT_OF_SIZE, alike
 from tlmatrix.check.finding import Finding
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ _PAD = 4096
 """Bytes of canary on either side; a multiple of ALIGNMENT, and more than a row of most tensors."""
 
 _CANARY = -11  # 0xFFF5: NaN in float16, bfloat16, and repeated in float32 and float64
-
-_INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _POISON: dict[torch.dtype, int] = {
     torch.float16: 0x7E5D,
@@ -82,23 +81,34 @@ _WITH_VALUES = frozenset(
 
 @dataclass
 class _Fence:
-    """One guarded buffer: `memory` in bytes, with the payload in [start, end)."""
+    """One guarded buffer: `halves`, memory in int16, with the payload in the bytes [start, end)."""
 
-    memory: torch.Tensor
+    halves: torch.Tensor
     start: int
     end: int
     label: str
     itemsize: int
 
     @property
+    def memory(self) -> torch.Tensor:
+        """In bytes."""
+        return self.halves.view(torch.uint8)
+
+    @property
+    def sides(self) -> torch.Tensor:
+        """The canaries before and after, [2, _PAD / 2] in int16."""
+        # From an even byte, so that every canary starts with the same half of the pattern.
+        end = self.end + self.end % 2
+        begin = self.start - _PAD
+        return self.halves.as_strided((2, _PAD // 2), ((end - begin) // 2, 1), begin // 2)
+
+    @property
     def before(self) -> torch.Tensor:
-        return self.memory[self.start - _PAD : self.start]
+        return self.sides[0]
 
     @property
     def after(self) -> torch.Tensor:
-        # From an even byte, so that every canary starts with the same half of the pattern.
-        end = self.end + self.end % 2
-        return self.memory[end : end + _PAD]
+        return self.sides[1]
 
     @property
     def odd_byte_hit(self) -> bool:
@@ -149,28 +159,25 @@ class Guards:
     def _allocate(self, like: torch.Tensor, label: str) -> torch.Tensor:
         extent = _extent(like) * like.element_size()
         room = _PAD + -(-(extent + 1) // ALIGNMENT) * ALIGNMENT + _PAD
-        memory = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device).fill_(
-            _CANARY
-        )
-        memory = memory.view(torch.uint8)
-        start = -memory.data_ptr() % ALIGNMENT + _PAD
-        self._fences.append(_Fence(memory, start, start + extent, label, like.element_size()))
+        halves = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device)
+        halves.fill_(_CANARY)
+        start = -halves.data_ptr() % ALIGNMENT + _PAD
+        self._fences.append(_Fence(halves, start, start + extent, label, like.element_size()))
         result = torch.empty(0, dtype=like.dtype, device=like.device)
         result.set_(
-            memory.untyped_storage(), start // like.element_size(), like.size(), like.stride()
+            halves.untyped_storage(), start // like.element_size(), like.size(), like.stride()
         )
         return result
 
     def _overwritten(self) -> list[_Fence]:
         by_device: dict[torch.device, list[_Fence]] = {}
         for fence in self._fences:
-            by_device.setdefault(fence.memory.device, []).append(fence)
+            by_device.setdefault(fence.halves.device, []).append(fence)
         found = []
         for fences in by_device.values():
-            sides = [side for fence in fences for side in (fence.before, fence.after)]
-            canaries = torch.stack(sides).view(torch.int16)
+            canaries = torch.cat([fence.sides for fence in fences])
             # One comparison, and on a GPU one wait, for all buffers.
-            if bool((canaries == _CANARY).all()):
+            if alike(canaries, torch.full_like(canaries, _CANARY)):
                 found += [fence for fence in fences if fence.odd_byte_hit]
                 continue
             broken = (canaries != _CANARY).any(1).reshape(-1, 2).any(1).tolist()
@@ -186,7 +193,7 @@ class Guards:
             name
             for name, tensor in results.items()
             if tensor.numel()
-            and tensor.untyped_storage().data_ptr() == fence.memory.untyped_storage().data_ptr()
+            and tensor.untyped_storage().data_ptr() == fence.halves.untyped_storage().data_ptr()
         ]
         label = names[0] if names else fence.label
         before = _hits(fence.before)
@@ -267,7 +274,7 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor | None:
     """Where `tensor` still holds the poison, as a mask; None where nowhere."""
     if tensor.dtype not in _POISON or not tensor.dtype.is_floating_point:
         return None
-    bits = tensor.detach().view(_INT_OF_SIZE[tensor.element_size()])
+    bits = tensor.detach().view(INT_OF_SIZE[tensor.element_size()])
     mask = bits == _POISON[tensor.dtype]
     return mask if bool(mask.any()) else None
 
@@ -294,11 +301,11 @@ def _extent(tensor: torch.Tensor) -> int:
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor, gaps included, as one row of integers of its element size."""
     row = tensor.detach().as_strided((_extent(tensor),), (1,))
-    return row.view(_INT_OF_SIZE[tensor.element_size()])
+    return row.view(INT_OF_SIZE[tensor.element_size()])
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return torch.equal(_flat(left), _flat(right))
+    return alike(_flat(left), _flat(right))
 
 
 def _fill_poison(tensor: torch.Tensor) -> None:
@@ -321,8 +328,7 @@ def _caller() -> str:
 
 def _hits(canary: torch.Tensor) -> list[int]:
     """Byte offsets at which a canary was overwritten."""
-    halves = canary.view(torch.int16) != _CANARY
-    offsets: list[int] = (halves.nonzero().flatten() * 2).tolist()
+    offsets: list[int] = ((canary != _CANARY).nonzero().flatten() * 2).tolist()
     return offsets
 
 

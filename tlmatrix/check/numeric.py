@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import Limits, Yardstick
     from tlmatrix.problem.model import TensorInfo
 
-__all__ = ["Deviation", "alike", "compare", "describe_mismatch", "difference", "judged", "near"]
+__all__ = ["Deviation", "compare", "describe_mismatch", "difference", "judged", "near"]
 
-
-_INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _PART = 0.25
 """Of a region that is off as a whole, elements off by more than this part of its limit count as
@@ -112,23 +110,6 @@ def compare(got: torch.Tensor, reference: torch.Tensor, limits: Limits) -> Devia
     whole = float(_ratio(regions.rms_of_all(root), limits.whole))
     widest = max(float(_ratio(root, limits.region).max()), whole)
     return Deviation(reference, got, ratio > _PART, widest, int(ratio.argmax()), "rms")
-
-
-def alike(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bits."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    left, right = left.detach(), right.detach()
-    # Integers compare four times as fast as halves, and a NaN equals itself.
-    size = left.element_size()
-    counts = (left.numel(), left.storage_offset(), right.storage_offset())
-    if (
-        left.is_contiguous()
-        and right.is_contiguous()
-        and all(count * size % 4 == 0 for count in counts)
-    ):
-        left, right, size = left.view(-1), right.view(-1), 4
-    return torch.equal(left.view(_INT_OF_SIZE[size]), right.view(_INT_OF_SIZE[size]))
 
 
 def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> Deviation | None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.check.bits import alike
 from tlmatrix.check.explain import explain
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.numeric import alike, describe_mismatch, difference, judged, near
+from tlmatrix.check.numeric import describe_mismatch, difference, judged, near
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -219,6 +219,7 @@ class Yardstick:
         self.problem = problem
         self._tolerance = tolerance
         self._arch = arch
+        self._allowances: dict[str, Allowance] = {}
         self._regions: dict[str, Regions] = {}
         self._limits: dict[str, Limits] = {}
         self._least: dict[str, Least] = {}
@@ -241,10 +242,15 @@ class Yardstick:
                 self.problem.outputs[name],
                 self.reference[name],
                 self.lowp.get(name),
-                self._tolerance.for_tensor(name, self._arch),
+                self._allowance(name),
                 self.regions(name),
             )
         return self._limits[name]
+
+    def _allowance(self, name: str) -> Allowance:
+        if name not in self._allowances:
+            self._allowances[name] = self._tolerance.for_tensor(name, self._arch)
+        return self._allowances[name]
 
     def regions(self, name: str) -> Regions:
         """The regions of the output or gradient of that name."""
@@ -260,7 +266,7 @@ class Yardstick:
             largest = root = torch.zeros_like(regions.elements)
             if low is not None and low.numel():
                 largest, root = regions.distances(low, self.reference[name], finite=True)
-            factor = self._tolerance.for_tensor(name, self._arch).factor
+            factor = self._allowance(name).factor
             element = largest * factor
             anywhere = torch.where(regions.elements > 0, element, torch.inf).min()
             self._least[name] = Least(
@@ -271,7 +277,6 @@ class Yardstick:
     def least_with_floor(self, name: str) -> Least:
         """The same with the least that any floor of the tensor comes to."""
         if name not in self._least_with_floor:
-            allowance = self._tolerance.for_tensor(name, self._arch)
-            floor = _least_floor(self.problem.outputs[name], allowance)
+            floor = _least_floor(self.problem.outputs[name], self._allowance(name))
             self._least_with_floor[name] = self.least(name).raised(floor)
         return self._least_with_floor[name]

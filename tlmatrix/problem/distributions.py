@@ -7,6 +7,7 @@ that a GPU and the interpreter judge the same bits. The names are known without 
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["DISTRIBUTIONS", "choose", "draw", "explain_distribution", "generator"]
+__all__ = ["DISTRIBUTIONS", "choose", "draw", "explain_distribution", "generator", "other"]
 
 DISTRIBUTIONS = {
     "normal": "independent N(0, 1)",
@@ -33,6 +34,9 @@ DISTRIBUTIONS = {
     "negative, so that a zero read out of bounds would win the softmax",
 }
 """Each name with what it reveals."""
+
+_PERIOD = 4099
+"""Of `other`: a prime, so that hardly two rows of a tensor begin at the same number."""
 
 _OTHERS = tuple(name for name in DISTRIBUTIONS if name != "normal")
 
@@ -122,6 +126,26 @@ def draw(
         tilt = torch.linspace(-0.125, 0.125, size, dtype=torch.float32)
         result = row + tilt * (1 + index)
     return result.to(dtype)
+
+
+def other(source: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor that takes the place of an input in a relation: `normal`, drawn more cheaply.
+
+    What counts there is that values are others, not that all are independent: few numbers are
+    drawn, and follow one another again and again along the tensor's memory.
+    """
+    import torch
+
+    shape = tuple(shape)
+    count = math.prod(shape)
+    if count <= _PERIOD or not dtype.is_floating_point:
+        return draw("normal", source, shape, dtype)
+    few = draw("normal", source, (_PERIOD,), dtype)
+    result = torch.empty(count, dtype=dtype)
+    whole = count // _PERIOD * _PERIOD
+    result[:whole].view(-1, _PERIOD).copy_(few)
+    result[whole:].copy_(few[: count - whole])
+    return result.view(shape)
 
 
 def _integers(source: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

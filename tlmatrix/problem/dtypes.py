@@ -66,9 +66,9 @@ _SHORT = {
 
 def explain_dtype(name: object, *, floating: bool = False) -> str | None:
     """Why `name` is not the name of a (floating) dtype, or None where it is one."""
-    names = [dtype.name for dtype in DTYPES.values() if dtype.floating or not floating]
-    if isinstance(name, str) and name in names:
+    if isinstance(name, str) and name in DTYPES and (DTYPES[name].floating or not floating):
         return None
+    names = [dtype.name for dtype in DTYPES.values() if dtype.floating or not floating]
     short = _SHORT.get(str(name))
     return f"unknown dtype {name!r}{nearest(short or name, names)}"
 

@@ -83,7 +83,7 @@ class Attention:
             values=self.frame.values,
             names=names,
             inputs=inputs,
-            outputs={name: self._info(name, names) for name in ("out", "lse", *gradients)},
+            outputs=self._infos(("out", "lse", *gradients), tile_edges(self.frame.spec, names)),
             returns=("out", "lse"),
             cotangents={"out": operands.do} if by_autograd else {},
             gradient_of=gradients if by_autograd else {},
@@ -125,22 +125,33 @@ class Attention:
         found = {"out": low["out"], "lse": low["lse"], "delta": delta.contiguous()}
         return {name: found[name] for name in saved}
 
-    def _info(self, name: str, names: dict[str, Any]) -> TensorInfo:
+    def _infos(self, names: Iterable[str], tiles: dict[str, int]) -> dict[str, TensorInfo]:
         setting = self.setting
-        tiles = tile_edges(self.frame.spec, names)
+        queries, keys = (
+            (
+                _rows(setting, keys=of_keys, tile=tiles.get("k" if of_keys else "q")),
+                Dim(name, count, region=range(count)),
+            )
+            for of_keys, name, count in (
+                (False, "head", setting.heads),
+                (True, "kv_head", setting.kv_heads),
+            )
+        )
+        return {
+            name: self._info(name, *(keys if name in ("dk", "dv") else queries), tiles.get("dim"))
+            for name in names
+        }
+
+    def _info(self, name: str, rows: Dim, heads: Dim, tile: int | None) -> TensorInfo:
+        setting = self.setting
         single = name in ("lse", "dsink")
         # Where lse and delta carry the rounding of dtype, and where only float32's.
         stored = dtype_named("float32" if name == "lse" else setting.dtype)
-        heads = Dim("head", setting.heads, region=range(setting.heads))
         if name == "dsink":
             dims: tuple[Dim, ...] = (replace(heads, region=None),)
         else:
-            keys = name in ("dk", "dv")
-            if keys:
-                heads = Dim("kv_head", setting.kv_heads, region=range(setting.kv_heads))
-            rows = _rows(setting, keys=keys, tile=tiles.get("k" if keys else "q"))
             last = setting.head_dim_v if name in ("out", "dv") else setting.head_dim
-            dim = Dim("dim", last, tile=tiles.get("dim"))
+            dim = Dim("dim", last, tile=tile)
             if name == "lse":
                 dims = (heads, rows)
             else:

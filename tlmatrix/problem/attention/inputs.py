@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.distributions import draw, generator
+from tlmatrix.problem.distributions import draw, generator, other
 from tlmatrix.problem.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from tlmatrix.problem.attention.axes import Setting
 
-__all__ = ["draw_operands", "shape_of"]
+__all__ = ["draw_operands", "other_values", "shape_of"]
 
 
 def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
@@ -43,4 +43,17 @@ def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.
     sink = None
     if setting.sink:
         sink = torch.randn(setting.heads, generator=source, dtype=torch.float32).to(device)
+    return Operands(q, k, v, do, sink)
+
+
+def other_values(setting: Setting, seed: int, device: torch.device) -> Operands:
+    """The same with the values that a relation puts in the place of the case's own."""
+    source = generator(seed)
+    dtype = torch_dtype(setting.dtype)
+    q, k, v, do = (
+        other(source, shape_of(setting, name), dtype).to(device) for name in ("q", "k", "v", "do")
+    )
+    sink = None
+    if setting.sink:
+        sink = other(source, (setting.heads,), torch.float32).to(device)
     return Operands(q, k, v, do, sink)

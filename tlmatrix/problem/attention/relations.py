@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.attention.inputs import draw_operands
+from tlmatrix.problem.attention.inputs import other_values
 from tlmatrix.problem.attention.properties import properties
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.attention.sequences import (
@@ -69,7 +69,8 @@ def _isolation(case: Attention) -> Iterator[Relation]:
         )
     if setting.kv_heads > 1:
         group = pick.randrange(setting.kv_heads)
-        other = draw_operands(setting, "normal", case.frame.seed + 2, case.frame.device)
+        alone = replace(setting, kv_heads=1)
+        other = other_values(alone, case.frame.seed + 2, case.frame.device)
         assert operands.do is not None
         assert other.do is not None
         tensors = {}
@@ -77,10 +78,10 @@ def _isolation(case: Attention) -> Iterator[Relation]:
             ("q", operands.q, other.q), ("k", operands.k, other.k),
             ("v", operands.v, other.v), ("do", operands.do, other.do),
         ):  # fmt: skip
-            shape = [1] * mine.ndim
-            shape[head_dim(setting, name)] = -1
-            keep = _other_heads(case, name, group).to(mine.device).view(shape)
-            tensors[name] = torch.where(keep, mine, its)
+            dim = head_dim(setting, name)
+            heads = alone.kv_heads if name in ("k", "v") else alone.heads
+            tensors[name] = mine.clone()
+            tensors[name].narrow(dim, group * heads, heads).copy_(its)
         yield untouched(
             "isolation_head",
             "isolation",
@@ -145,7 +146,7 @@ def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
 
 
 def _repeat(case: Attention) -> Relation:
-    operands = draw_operands(case.setting, "normal", case.frame.seed + 3, case.frame.device)
+    operands = other_values(case.setting, case.frame.seed + 3, case.frame.device)
     other = replace(case, operands=operands, distribution="normal")
     because = "a second call with other data must not remember the first, nor the third the second"
     scale = _other_scale(case)

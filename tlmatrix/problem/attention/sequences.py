@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.attention.inputs import draw_operands
+from tlmatrix.problem.attention.inputs import other_values
 from tlmatrix.problem.attention.reference import Operands
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def parts(setting: Setting, name: str, tensor: torch.Tensor) -> tuple[torch.Tens
 
 
 def joined(setting: Setting, name: str, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The inverse of `parts`."""
+    """The inverse of `parts`; one part alone is not copied."""
+    if len(pieces) == 1:
+        return pieces[0]
     return torch.cat(list(pieces), _dim(setting, name))
 
 
@@ -99,7 +101,7 @@ def with_parts(case: Attention, changes: dict[int, Operands]) -> Attention:
 def other_operands(case: Attention, sequences: Sequence[int]) -> Operands:
     """Other values, N(0, 1), for the sequences `sequences`, packed or stacked as they come."""
     setting = selected_setting(case.setting, sequences)
-    return draw_operands(setting, "normal", case.frame.seed + 1, case.frame.device)
+    return other_values(setting, case.frame.seed + 1, case.frame.device)
 
 
 def some_sequence(case: Attention, fraction: float) -> int:

@@ -114,16 +114,17 @@ class Gemm:
     def _disturbed(self, kind: RelationKind, size: float, what: str) -> Iterator[Relation]:
         """One row of op(a), and then one column of op(b), made anew; the rest of c must stay."""
         setting, pick = self.setting, chooser(self.frame.seed)
-        other = _drawn(self.frame, setting, "normal", self.frame.seed + 1)
+        source = generator(self.frame.seed + 1)
         for name, dim, count in (("row", 0, setting.m), ("column", 1, setting.n)):
             if count < 2:
                 continue
             place = pick.randrange(count)
             of_a = dim == 0
-            mine, its = (self.a, other.a) if of_a else (self.b, other.b)
+            mine = self.a if of_a else self.b
             stored = dim ^ int(setting.transpose_a if of_a else setting.transpose_b)
             changed = mine.clone()
-            changed.select(stored, place).copy_(its.select(stored, place) * size)
+            line = changed.select(stored, place)
+            line.copy_(draw("normal", source, line.shape, line.dtype) * size)
             case = replace(self, a=changed) if of_a else replace(self, b=changed)
             matrix = "a" if of_a else "b"
             yield untouched(
