@@ -148,9 +148,34 @@ def test_a_failing_case_prints_its_finding_and_how_to_repeat_it(project: Project
     assert "2 failed, 2 passed" in outcome.out
     assert "numeric: y:" in outcome.out
     assert "worst at  y at" in outcome.out
-    assert "tlmatrix repro 'scale.yaml::cols=3-dtype=float32-how=wrong-rows=5'" in outcome.out
+    assert "tlmatrix repro 'scale.yaml::cols=3-dtype=float16-how=wrong-rows=5'" in outcome.out
     assert "Traceback" not in outcome.out
     assert "pytest_items.py" not in outcome.out
+
+
+def test_cases_that_fail_alike_are_told_once_and_with_v_each(project: Project) -> None:
+    project.spec(how="[right, wrong, raise]", rows="[5, 8]")
+    outcome = project.pytest(".", "-q", "-n", "0")
+    assert outcome.out.count("tlmatrix repro") == 2
+    assert "all have how=wrong; no case with that passed" in outcome.out
+    assert "all have how=raise; no case with that passed" in outcome.out
+    assert outcome.out.count("\nFAILED scale.yaml::") == 8
+    assert "8 failed, 4 passed" in outcome.out
+    outcome = project.pytest(".", "-v", "-n", "0")
+    assert outcome.out.count("tlmatrix repro") == 8
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_findings_fit_the_terminal(
+    project: Project, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    project.spec(how="[right, wrong]", rows="[5]")
+    outcome = project.pytest(".", "-q", "-n", "0")
+    lines = outcome.out.splitlines()
+    told = lines[lines.index("scale: failed in 2 cases") :]
+    told = told[: told.index(next(line for line in told if line.startswith("  repro")))]
+    assert 0.6 * columns < max(map(len, told)) <= columns
 
 
 def test_an_entry_that_raises_shows_its_own_frames_only(project: Project) -> None:

@@ -49,9 +49,37 @@ class Controller:
         """Ctrl-C, or `pytest.exit`: what ran is on record, the rest is not."""
         self._state.interrupted = True
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Nothing more will run."""
         self._state.end(int(exitstatus))
+        if self._state.running and self._state.config.option.verbose <= 0:
+            self._tell_groups_once()
+
+    def _tell_groups_once(self) -> None:
+        """Of cases that fail alike, leave one to be shown; pytest's summary lists them all."""
+        reporter = self._state.config.pluginmanager.getplugin("terminalreporter")
+        reports = [] if reporter is None else _case_reports(reporter)
+        if not any(report.failed for report in reports):
+            return
+        from tlmatrix.report.groups import group_failures
+        from tlmatrix.report.text import describe_group
+        from tlmatrix.run.result import CaseResult
+
+        by_node = {}
+        for report in reports:
+            result = CaseResult.from_json(report.tlmatrix)
+            by_node[result.node] = (result, report)
+        for group in group_failures(result for result, _ in by_node.values()):
+            if len(group.results) == 1:
+                continue
+            for result in group.results:
+                _, report = by_node[result.node]
+                if result.node == group.example.node:
+                    report.longrepr = "\n".join(describe_group(group, width=self._state.width))
+                else:
+                    # What pytest's debugger sets on a failure it has shown: no section of its own.
+                    report._pdbshown = True  # type: ignore[attr-defined]  # noqa: SLF001
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Where the results are, and how to go on."""
@@ -90,9 +118,7 @@ class Controller:
         if result is None:
             result = _crashed(path, match["case"], self._state)
             self._state.record_case(result)
-        from tlmatrix.report.text import describe_result
-
-        report.longrepr = "\n".join(describe_result(result))
+        report.longrepr = self._state.describe(result)
         report.tlmatrix = result.to_json()  # type: ignore[attr-defined]
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -115,6 +141,16 @@ class Controller:
             if (result.path, result.case) == (path, case) and result.key:
                 return result
         return None
+
+
+def _case_reports(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+    """The reports of cases that have a result."""
+    return [
+        report
+        for reports in reporter.stats.values()
+        for report in reports
+        if getattr(report, "tlmatrix", None) is not None
+    ]
 
 
 def _crashed(path: str, case_id: str, state: State) -> CaseResult:

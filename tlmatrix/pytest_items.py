@@ -152,9 +152,7 @@ class CaseItem(pytest.Item):
     ) -> str | TerminalRepr:
         """The findings of the case; a traceback only for an error inside tlmatrix."""
         if isinstance(excinfo.value, CaseFailure):
-            from tlmatrix.report.text import describe_result
-
-            return "\n".join(describe_result(excinfo.value.result))
+            return self._state().describe(excinfo.value.result)
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

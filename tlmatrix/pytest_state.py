@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["State", "close_state", "set_state", "shown_path", "state_of"]
 
 _KEY = pytest.StashKey["State"]()
+_WIDEST = 120
+"""Lines of prose longer than this are hard to read on any terminal."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -94,6 +97,14 @@ class State:
         self.passed_before = _passed(resumed)
         self.groups_path = None
 
+    @cached_property
+    def width(self) -> int:
+        """Columns for prose; a worker has no terminal and is told."""
+        worker: Mapping[str, Any] | None = getattr(self.config, "workerinput", None)
+        if worker is not None:
+            return int(worker["tlmatrix_width"])
+        return min(self.config.get_terminal_writer().fullwidth, _WIDEST)
+
     def for_worker(self) -> dict[str, Any]:
         """What a worker of pytest-xdist is told, in plain data."""
         return {
@@ -103,6 +114,7 @@ class State:
             "tlmatrix_results": str(self.results_path),
             "tlmatrix_passed": sorted(self.passed_before),
             "tlmatrix_groups": str(self.groups_path or ""),
+            "tlmatrix_width": self.width,
         }
 
     def group_cases(self) -> None:
@@ -158,6 +170,13 @@ class State:
             )
             self._runner.prepare()
         return self._runner
+
+    def describe(self, result: CaseResult) -> str:
+        """A case as pytest prints it: the first finding, and of others the title; `-v` for all."""
+        from tlmatrix.report.text import describe_result
+
+        brief = self.config.option.verbose <= 0
+        return "\n".join(describe_result(result, width=self.width, brief=brief))
 
     def record_start(self, path: str, case: str) -> None:
         """A case begins in this process."""

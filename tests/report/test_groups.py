@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tlmatrix.check import Finding
-from tlmatrix.report import describe_result, group_failures
+from tlmatrix.report import Group, describe_group, describe_result, group_failures
 from tlmatrix.run import CaseResult, Status
 
 
@@ -27,38 +31,140 @@ def _result(
     )
 
 
-def test_the_same_cause_is_one_group_and_the_largest_comes_first() -> None:
-    groups = group_failures(
+def _error(number: int, title: str, **values: object) -> CaseResult:
+    finding = Finding(check="entry", title=title, pattern="ValueError")
+    return replace(_result(number, Status.ERROR, **values), findings=(finding,))
+
+
+def _cases(groups: list[Group]) -> list[list[str]]:
+    return [[item.case for item in group.results] for group in groups]
+
+
+def _text(group: Group, width: int = 80) -> str:
+    return " ".join(" ".join(describe_group(group, width=width)).split())
+
+
+# One fault, many faces ------------------------------------------------------------------------
+
+
+def test_wrong_numbers_that_share_what_no_passing_case_has_are_one_group() -> None:
+    (group,) = group_failures(
         [
-            _result(1, tensor="dq"),
-            _result(2),
-            _result(3, Status.PASSED),
-            _result(4),
-            _result(5, path="y.yaml"),
-            _result(6, pattern="everything"),
-            _result(7, Status.CRASHED),
+            _result(1, causal=True, window=1, pattern="everything"),
+            _result(2, causal=True, window=63, tensor="lse"),
+            _result(3, causal=True, window=63, tensor="dq"),
+            _result(4, Status.PASSED, causal=False, window=63),
+            _result(5, Status.PASSED, causal=False, window=1),
         ]
     )
-    assert [[item.case for item in group.results] for group in groups] == [
-        ["n=2", "n=4"],
-        ["n=1"],
-        ["n=6"],
-        ["n=7"],
-        ["n=5"],
-    ]
+    assert len(group.results) == 3
+    assert group.evidence.shared == ("causal=true",)
+    text = _text(group)
+    assert "x: failed in 3 cases all have causal=true; no case with that passed" in text
+    assert "other patterns, and what runs a case of each: 2 cases a row -k 'n=2'" in text
 
 
-def test_what_failing_cases_share_is_what_others_do_not_have() -> None:
+def test_values_that_explain_only_together_are_all_told() -> None:
     (group,) = group_failures(
         [
             _result(1, causal=True, window=63, dtype="float16"),
-            _result(2, causal=True, window=63, dtype="float16"),
+            _result(2, causal=True, window=63, dtype="float16", pattern="everything"),
             _result(3, Status.PASSED, causal=True, window=None, dtype="float16"),
             _result(4, Status.PASSED, causal=False, window=63, dtype="float16"),
         ]
     )
-    assert group.shared == ("causal=true", "window=63")
-    assert group.passing == 0
+    assert group.evidence.shared == ("causal=true", "window=63")
+    assert group.evidence.passing == 0
+
+
+def test_a_value_that_spares_a_case_is_named() -> None:
+    empty = {"lengths": {"q": [0, 5], "k": [7, 0]}}
+    (group,) = group_failures(
+        [
+            _result(1, causal=True, lengths={"q": [3]}),
+            _result(2, causal=True, lengths={"q": [4]}, pattern="everything"),
+            _result(3, causal=True, lengths={"q": [4]}, pattern="scattered"),
+            _result(4, Status.PASSED, causal=True, **empty),
+            _result(5, Status.PASSED, causal=True, **empty),
+            _result(6, Status.PASSED, causal=False, lengths={"q": [3]}),
+        ]
+    )
+    words = "all have causal=true; 2 cases with that passed, only with lengths=q0.5_k7.0"
+    assert words in _text(group)
+
+
+def test_an_axis_whose_values_part_failing_from_passing_is_evidence() -> None:
+    (group,) = group_failures(
+        [
+            _result(1, window=63, causal=True),
+            _result(2, window=1, causal=False, pattern="everything"),
+            _result(3, window=1, causal=True),
+            _result(4, Status.PASSED, window=None, causal=True),
+            _result(5, Status.PASSED, window=None, causal=False),
+            _result(6, Status.PASSED, window=None, causal=False),
+        ]
+    )
+    assert group.evidence.shared == ("window=1 or 63",)
+
+
+def test_a_spec_of_which_nothing_passes_is_one_group() -> None:
+    (group,) = group_failures([_result(1), _result(2, pattern="everything")])
+    assert "no case of this spec passed" in _text(group)
+
+
+def test_without_evidence_patterns_stay_apart() -> None:
+    groups = group_failures(
+        [
+            _result(1, causal=True),
+            _result(2, causal=False),
+            _result(3, causal=False, pattern="everything"),
+            _result(4, Status.PASSED, causal=True),
+            _result(5, Status.PASSED, causal=False),
+        ]
+    )
+    assert _cases(groups) == [["n=1", "n=2"], ["n=3"]]
+
+
+def test_a_second_fault_does_not_hide_the_first() -> None:
+    groups = group_failures(
+        [
+            *(_result(n, causal=True, pattern=f"pattern {n}", dtype="float16") for n in (1, 2, 3)),
+            _result(4, causal=False, dtype="float16"),
+            _result(5, Status.PASSED, causal=False, dtype="float16"),
+            _result(6, Status.PASSED, causal=False, dtype="float32"),
+        ]
+    )
+    assert _cases(groups) == [["n=1", "n=2", "n=3"], ["n=4"]]
+
+
+# What stays apart -----------------------------------------------------------------------------
+
+
+def test_other_specs_endings_and_checks_stay_apart() -> None:
+    guards = Finding(check="guards", title="wrote past the end", tensor="out")
+    groups = group_failures(
+        [
+            _result(1, causal=True),
+            _result(2, causal=True),
+            _result(3, Status.PASSED, causal=False),
+            _result(4, Status.CRASHED, causal=True),
+            replace(_result(5, causal=True), findings=(guards,)),
+            _result(6, path="y.yaml"),
+        ]
+    )
+    assert _cases(groups) == [["n=1", "n=2"], ["n=4"], ["n=5"], ["n=6"]]
+
+
+def test_exceptions_are_one_group_by_type_and_first_line() -> None:
+    groups = group_failures(
+        [
+            _error(1, "raises ValueError: q has 65 rows"),
+            _error(2, "raises ValueError: q has 129 rows"),
+            _error(3, "raises ValueError: no kernel for this"),
+            _error(4, "raises TypeError: q has 65 rows"),
+        ]
+    )
+    assert _cases(groups) == [["n=1", "n=2"], ["n=3"], ["n=4"]]
 
 
 def test_cases_that_passed_with_all_that_is_shared_are_counted() -> None:
@@ -67,21 +173,85 @@ def test_cases_that_passed_with_all_that_is_shared_are_counted() -> None:
             _result(1, causal=True),
             _result(2, causal=True),
             _result(3, Status.PASSED, causal=True),
+            _result(4, Status.PASSED, causal=True),
+            _result(5, Status.PASSED, causal=False),
+        ]
+    )
+    assert "all have causal=true; 2 cases with that passed" in _text(group)
+
+
+@pytest.mark.parametrize("status", [Status.SKIPPED, Status.QUARANTINED, Status.KNOWN_BUG])
+def test_a_case_that_was_not_judged_did_not_pass(status: Status) -> None:
+    (group,) = group_failures(
+        [
+            _result(1, causal=True),
+            _result(2, causal=True),
+            _result(3, status, causal=True),
             _result(4, Status.PASSED, causal=False),
         ]
     )
-    assert group.shared == ("causal=true",)
-    assert group.passing == 1
+    assert group.evidence.passing == 0
+
+
+def test_bad_input_that_was_refused_is_no_evidence() -> None:
+    (group,) = group_failures(
+        [
+            _result(1, causal=True),
+            _result(2, causal=True),
+            replace(_result(3, Status.PASSED, causal=True), origin="reject"),
+            _result(4, Status.PASSED, causal=False),
+        ]
+    )
+    assert group.evidence.passing == 0
 
 
 def test_one_case_shares_nothing_worth_telling() -> None:
     (group,) = group_failures([_result(1, causal=True), _result(2, Status.PASSED, causal=False)])
-    assert group.shared == ()
+    assert group.evidence.shared == ()
+    assert "all have" not in _text(group)
 
 
-def test_the_example_does_not_depend_on_the_order_of_workers() -> None:
-    results = [_result(number) for number in (12, 3, 7)]
-    assert group_failures(results)[0].example == group_failures(results[::-1])[0].example
+# What is shown --------------------------------------------------------------------------------
+
+
+def test_the_smallest_case_is_the_example_whatever_the_order_of_workers() -> None:
+    results = [
+        replace(_result(number), elements=elements)
+        for number, elements in ((12, 300), (3, 200), (7, 200))
+    ]
+    assert group_failures(results)[0].example.case == "n=3"
+    assert group_failures(results[::-1])[0].example.case == "n=3"
+
+
+def test_a_selection_runs_the_case_it_stands_for_and_no_other() -> None:
+    (group,) = group_failures(
+        [
+            replace(_result(number, status, pattern=pattern), values={"m": m, "k": k})
+            for number, (status, pattern, m, k) in enumerate(
+                [
+                    (Status.FAILED, "a row", 1, 1),
+                    (Status.FAILED, "everything", 2, 1),
+                    (Status.PASSED, "", 2, 2),
+                    (Status.PASSED, "", 3, 2),
+                ]
+            )
+        ]
+    )
+    assert [pattern.select for pattern in group.others] == ["m=2 and k=1"]
+
+
+def test_prose_keeps_to_the_width_and_commands_stay_whole() -> None:
+    long = {f"axis_{number}": "value" for number in range(12)}
+    groups = group_failures(
+        [
+            _result(1, causal=True, pattern="first rows", **long),
+            _result(2, causal=True, pattern="everything", **long),
+            _result(3, Status.PASSED, causal=False, **long),
+        ]
+    )
+    lines = describe_group(groups[0], width=60)
+    assert all(len(line) <= 60 or line.startswith("  repro ") for line in lines)
+    assert sum("tlmatrix repro" in line for line in lines) == 1
 
 
 def test_a_result_is_told_with_its_command_unbroken() -> None:

@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.groups import Group, group_failures
-from tlmatrix.report.text import count, describe_result
+from tlmatrix.report.text import count, describe_group
 from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
 from tlmatrix.run.result import FAILURES, CaseResult, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -217,19 +217,11 @@ def _row(results: Sequence[CaseResult], left: int) -> list[str | Text]:
     return [*row, slowest.case if len(slowest.case) <= left else slowest.case[: left - 1] + "…"]
 
 
-def _group_lines(group: Group, number: int, width: int) -> list[tuple[str, str]]:
-    example = group.example
-    cases = count(len(group.results), "case")
-    lines = [(f"{number}. {example.spec}: {example.status} in {cases}", "bold red")]
-    if group.shared:
-        passed = f"{count(group.passing, 'case')}" if group.passing else "no case"
-        lines.append(
-            (f"   all have {', '.join(group.shared)}; {passed} with that passed", "yellow")
-        )
-    *told, repro = describe_result(example, width=width - 3, brief=True)
-    lines += [(f"   {line}", "") for line in told]
-    lines.append((f"   {repro}", "cyan"))
-    return lines
+def _group_lines(group: Group, number: int, width: int) -> Iterator[tuple[str, str]]:
+    title, *lines = describe_group(group, width=width - 3)
+    yield f"{number}. {title}", "bold red"
+    for line in lines:
+        yield f"   {line}", "cyan" if line.startswith("  repro ") else ""
 
 
 def _place(result: CaseResult) -> str:

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
+    from tlmatrix.report.groups import Group
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["count", "describe_finding", "describe_result", "number"]
+__all__ = [
+    "count",
+    "describe_finding",
+    "describe_group",
+    "describe_result",
+    "number",
+]
 
 _LABEL = 10
 _UNDER = " " * (_LABEL + 2)
@@ -36,7 +43,9 @@ def describe_finding(finding: Finding, *, width: int = 100, full: bool = False) 
     if finding.detail:
         detail = finding.detail.splitlines()
         shown = detail if full or len(detail) <= 12 else [*detail[:4], "…", *detail[-7:]]
-        lines += [f"    {line}" for line in shown]
+        for line in shown:
+            indent = " " * (4 + len(line) - len(line.lstrip()))
+            lines += _wrap(line.strip(), width, indent, indent + "  ")
     return lines
 
 
@@ -59,6 +68,58 @@ def describe_result(
         lines += _wrap(result.message, width, f"  {'because':<{_LABEL}}", _UNDER)
     # Never broken: it is there to be copied.
     lines.append(f"  {'repro':<{_LABEL}}{result.command}")
+    return lines
+
+
+def describe_group(group: Group, *, width: int = 100) -> list[str]:
+    """Cases that fail alike: how many and what they share, one in full, how the others look.
+
+    The first line is the title; the line that begins with `repro` may be longer than `width`.
+    """
+    return [
+        *_group_heading(group, width),
+        *describe_result(group.example, width=width, brief=True),
+        *_other_patterns(group, width),
+    ]
+
+
+def _group_heading(group: Group, width: int) -> list[str]:
+    """Which cases failed alike, then what they share and others do not."""
+    example, evidence = group.example, group.evidence
+    cases = count(len(group.results), "case")
+    lines = [f"{example.spec}: {example.status} in {cases}"]
+    if evidence.shared:
+        passed = f"{count(evidence.passing, 'case')}" if evidence.passing else "no case"
+        words = f"all have {', '.join(evidence.shared)}; {passed} with that passed"
+        if evidence.spared:
+            words += f", only with {evidence.spared}"
+        lines += _wrap(words, width, "", "  ")
+    elif evidence.spared:
+        lines += _wrap(f"no case passed but with {evidence.spared}", width, "", "  ")
+    elif group.everything and len(group.results) > 1:
+        lines.append("no case of this spec passed")
+    alike = len(group.results) - sum(pattern.cases for pattern in group.others)
+    if alike > 1:
+        lines.append(f"the smallest of {alike} that look like it:")
+    elif group.others:
+        lines.append("the smallest:")
+    return lines
+
+
+def _other_patterns(group: Group, width: int) -> list[str]:
+    """A line for each other way in which cases of the group fail, with what selects one."""
+    if not group.others:
+        return []
+    lines = _wrap("other patterns, and what runs a case of each:", width, "", "  ")
+    longest = max(len(pattern.name) for pattern in group.others)
+    for pattern in group.others:
+        start = f"{count(pattern.cases, 'case'):>9}  {pattern.name:<{longest}}  "
+        select = f"-k '{pattern.select}'"
+        # A selection stays whole: it is there to be copied.
+        if len(start) + len(select) > width:
+            lines += [start.rstrip(), f"{'':>11}{select}"]
+        else:
+            lines.append(start + select)
     return lines
 
 

@@ -52,7 +52,8 @@ class CaseResult:
     `path` is the spec's file as the user wrote it, so that `path::case` can be pasted into
     `tlmatrix repro`. `seconds` is the whole time; `phases` splits it into making the problem
     (`problem`), the code under test (`entry`) and the rest (`judge`, with the reference).
-    `message` says why a case was skipped, or which known bug it met.
+    `message` says why a case was skipped, or which known bug it met. `elements` counts those of
+    all inputs: how large the case is.
     """
 
     spec: str
@@ -72,6 +73,7 @@ class CaseResult:
     asked: str = "auto"
     """The backend that the user named; `backend` is the one it was."""
     seed: int = 0
+    elements: int = 0
 
     @property
     def failed(self) -> bool:
@@ -112,6 +114,7 @@ class CaseResult:
             "arch": self.arch,
             "asked": "" if self.asked == "auto" else self.asked,
             "seed": self.seed,
+            "elements": self.elements,
         }
         return {name: value for name, value in data.items() if value}
 

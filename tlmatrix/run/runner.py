@@ -113,6 +113,7 @@ class Runner:
             arch=self.backend.arch,
             asked=self.asked,
             seed=self.seed,
+            elements=watch.elements,
         )
 
     def outputs(self, spec: Spec, case: Case) -> tuple[Problem, Tensors]:
@@ -146,6 +147,7 @@ class Runner:
         bound = self._bind(spec)
         with watch.phase("problem"):
             problem = self._problem(bound, spec, case)
+        watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
 
         def run_entry(variant: Problem) -> Tensors:
             with watch.phase("entry"):
@@ -296,10 +298,11 @@ def _with_bug(outcome: _Outcome, bug: KnownBug) -> _Outcome:
 
 
 class _Watch:
-    """Where the time of a case goes."""
+    """How large a case is, and where its time goes."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
+        self.elements = 0
         self.phases: dict[str, float] = {}
 
     def total(self) -> float:
