@@ -6,17 +6,16 @@ import json
 import re
 import signal
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import project
+from outside_project import Project, project
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from outside_project import Project
 
 __all__ = ["project"]
 
@@ -262,40 +261,67 @@ def test_resuming_runs_only_what_did_not_pass(project: Project) -> None:
 # Workers ------------------------------------------------------------------------------------
 
 
-def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(project: Project) -> None:
-    project.spec(how="[right, exit, sleep, hang, wrong]", rows="[5, 7]")
+@dataclass(frozen=True)
+class _Crashing:
+    """A run whose workers die in every way: what it printed, and its records as plain data."""
+
+    code: int
+    out: str
+    file: Path
+
+    def started(self) -> list[tuple[str, str]]:
+        """(case, worker) of every case that began."""
+        records = map(json.loads, self.file.read_text().splitlines())
+        return [
+            (record["case"], record["worker"]) for record in records if record["record"] == "start"
+        ]
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory) -> _Crashing:
+    project = Project(tmp_path_factory.mktemp("crashing"))
+    path = project.spec(how="[right, exit, sleep, hang, wrong]", rows="[5, 7]")
+    path.write_text(path.read_text().replace("axes:", "axes:\n  values: [normal, large, ramp]"))
+    # A kernel that hangs is given its time twice: an exception first, then the process is ended.
     process = project.start(
-        "pytest", ".", "-q", "-n", "2", "--timeout", "4", "--tlmatrix-results", "out.jsonl",
-        "-k", "how=right or how=wrong or (how=exit and rows=5 and dtype=float32) or "
-        "(how=hang and rows=5 and dtype=float16) or (how=sleep and rows=7 and dtype=float16)",
+        "pytest", ".", "-q", "-n", "2", "--timeout", "2", "--tlmatrix-results", "out.jsonl",
+        "-k", "how=right or how=wrong or (values=normal and ((how=exit and rows=5 and "
+        "dtype=float32) or (how=hang and rows=5 and dtype=float16) or "
+        "(how=sleep and rows=7 and dtype=float16)))",
     )  # fmt: skip
     out, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, out
+    return _Crashing(process.returncode, out, project.folder / "out.jsonl")
+
+
+def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(crashing: _Crashing) -> None:
+    assert crashing.code == 1, crashing.out
     by_how: dict[str, list[Status]] = {}
-    for case, status in _results(project.folder / "out.jsonl").items():
+    for case, status in _results(crashing.file).items():
         by_how.setdefault(re.search(r"how=(\w+)", case)[1], []).append(status)
     assert by_how == {
-        "right": [Status.PASSED] * 4,
+        "right": [Status.PASSED] * 12,
         "exit": [Status.CRASHED],
         "hang": [Status.TIMEOUT],
         "sleep": [Status.TIMEOUT],
-        "wrong": [Status.FAILED] * 4,
+        "wrong": [Status.FAILED] * 12,
     }
-    assert "the process ended while this case was running" in out
+    assert "the process ended while this case was running" in crashing.out
 
 
-def test_cases_that_share_kernels_run_on_one_worker(project: Project) -> None:
-    project.spec(rows="[1, 2, 3, 4]")
-    process = project.start("pytest", ".", "-q", "-n", "2", "--tlmatrix-results", "out.jsonl")
-    process.communicate(timeout=120)
+def test_a_case_that_ended_its_worker_is_not_run_again(crashing: _Crashing) -> None:
+    cases = [case for case, _ in crashing.started()]
+    assert len(cases) == len(set(cases)) == 27
+
+
+def test_cases_that_share_kernels_run_on_one_worker(crashing: _Crashing) -> None:
     workers: dict[str, set[str]] = {}
-    for line in (project.folder / "out.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if record["record"] == "start":
-            dtype = re.search(r"dtype=(\w+)-how=right-rows=(\d)", record["case"])
-            workers.setdefault(dtype[1] + dtype[2], set()).add(record["worker"])
-    assert set.union(*workers.values()) == {"gw0", "gw1"}
+    for case, worker in crashing.started():
+        kernels = case.partition("-values=")[0]
+        workers.setdefault(kernels, set()).add(worker)
+    assert len(workers) == 11
     assert all(len(found) == 1 for found in workers.values())
+    # Two to begin with, and one in place of each that ended.
+    assert {"gw0", "gw1"} < set.union(*workers.values())
 
 
 def test_ctrl_c_leaves_a_file_that_resume_goes_on_from(project: Project) -> None:
