@@ -18,8 +18,8 @@ def alike(left: torch.Tensor, right: torch.Tensor) -> bool:
     size = left.element_size()
     # Wide integers compare eighteen times as fast as halves.
     if size < 8 and left.is_contiguous() and right.is_contiguous():
-        ends = (left.numel() * size, left.storage_offset() * size, right.storage_offset() * size)
-        wide = next((wide for wide in (8, 4) if all(end % wide == 0 for end in ends)), size)
+        ends = size * (left.numel() | int(left.storage_offset()) | int(right.storage_offset()))
+        wide = 8 if ends % 8 == 0 else 4 if ends % 4 == 0 else size
         if wide != size:
             left, right, size = left.view(-1), right.view(-1), wide
     return torch.equal(left.view(INT_OF_SIZE[size]), right.view(INT_OF_SIZE[size]))

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from tlmatrix.check.regions import farthest
-
 if TYPE_CHECKING:
     from tlmatrix.check.tolerance import Limits, Yardstick
     from tlmatrix.problem.model import TensorInfo
 
-__all__ = ["Deviation", "compare", "describe_mismatch", "difference", "judged", "near"]
+__all__ = ["Deviation", "compare", "describe_mismatch", "difference", "judged"]
 
 
 _PART = 0.25
@@ -66,16 +64,6 @@ def _surely_within(name: str, got: torch.Tensor, yardstick: Yardstick) -> bool:
         error = _error(got, reference)
         largest, root = regions.largest(error), regions.rms(error)
     return yardstick.least_with_floor(name).allows(largest, root, regions)
-
-
-def near(left: torch.Tensor, right: torch.Tensor, least: float) -> bool:
-    """Whether no two elements are further apart than `least`; equal infinities and NaN are not."""
-    if left.numel() == 0:
-        return True
-    distance = farthest(left, right)
-    if bool(distance.isnan()):
-        distance = _error(left, right.double()).max()
-    return bool(distance <= least)
 
 
 def compare(got: torch.Tensor, reference: torch.Tensor, limits: Limits) -> Deviation | None:

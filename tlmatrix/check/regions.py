@@ -11,19 +11,39 @@ temporaries that stay in the cache cost a third of those of a tensor's size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tlmatrix.problem.model import Dim
 
-__all__ = ["Regions", "farthest"]
+__all__ = ["Regions"]
 
 _PIECE = 2**14
 """Elements that a CPU takes at once: 128 KiB of float64, which its second cache holds."""
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A packed dim: the region of each index on the device, and how many indices each has."""
+
+    dim: Dim
+    index: torch.Tensor
+    sizes: torch.Tensor
+
+
+def _packed(dim: Dim, device: torch.device) -> _Packed:
+    assert dim.region is not None
+    index = torch.tensor(dim.region, dtype=torch.int64)
+    if index.shape != (dim.size,):
+        raise ValueError(f"dim {dim.name} has {dim.size} entries and {index.numel()} regions")
+    number = max(int(index.max()) + 1 if dim.size else 1, len(dim.starts or ()))
+    sizes = torch.bincount(index, minlength=number).double()
+    return _Packed(dim, index.to(device), sizes)
 
 
 class Regions:
@@ -33,7 +53,14 @@ class Regions:
     of its regions, and has size 1 where it lies inside a region.
     """
 
-    def __init__(self, dims: Sequence[Dim], device: torch.device) -> None:
+    def __init__(
+        self,
+        dims: Sequence[Dim],
+        device: torch.device,
+        others: Iterable[Regions] = (),
+    ) -> None:
+        """The regions of `dims`; a packed dim that one of `others` has is not counted again."""
+        self._packed: dict[int, _Packed] = {}
         self._inside = tuple(axis for axis, dim in enumerate(dims) if dim.region is None)
         self._segments: dict[int, torch.Tensor] = {}
         shape, size = [1] * len(dims), 1
@@ -44,16 +71,14 @@ class Regions:
             elif dim.region == range(dim.size):
                 shape[axis] = dim.size
             else:
-                index = torch.tensor(dim.region, dtype=torch.int64)
-                if index.shape != (dim.size,):
-                    raise ValueError(
-                        f"dim {dim.name} has {dim.size} entries and {index.numel()} regions"
-                    )
-                number = max(int(index.max()) + 1 if dim.size else 1, len(dim.starts or ()))
-                sizes = torch.bincount(index, minlength=number).double()
-                shape[axis] = number
-                self._segments[axis] = index.to(device)
-                counts.append(sizes.reshape([-1 if at == axis else 1 for at in range(len(dims))]))
+                known = (other._packed.get(id(dim)) for other in others)  # noqa: SLF001 - its own kind
+                packed = next((each for each in known if each is not None), None)
+                packed = _packed(dim, device) if packed is None else packed
+                self._packed[id(dim)] = packed
+                shape[axis] = len(packed.sizes)
+                self._segments[axis] = packed.index
+                row = [-1 if at == axis else 1 for at in range(len(dims))]
+                counts.append(packed.sizes.reshape(row))
         elements = torch.full(shape, float(size), dtype=torch.float64)
         for sizes in counts:
             elements *= sizes
@@ -85,18 +110,26 @@ class Regions:
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
         """The largest of the values, which are not negative; 0 for an empty region."""
+        return self._extreme(values, "amax")
+
+    def _extreme(self, values: torch.Tensor, which: Literal["amax", "amin"]) -> torch.Tensor:
         if values.numel() == 0:
             return values.new_zeros(self.shape)
         if self._inside:
-            values = values.amax(self._inside, keepdim=True)
+            reduce = torch.amax if which == "amax" else torch.amin
+            values = reduce(values, self._inside, keepdim=True)
         for axis, index in self._segments.items():
             shape = list(values.shape)
             shape[axis] = self.shape[axis]
             along = index.reshape([-1 if at == axis else 1 for at in range(values.ndim)])
             values = values.new_zeros(shape).scatter_reduce_(
-                axis, along.expand(values.shape), values, "amax"
+                axis, along.expand(values.shape), values, which, include_self=which == "amax"
             )
         return values
+
+    def smallest(self, values: torch.Tensor) -> torch.Tensor:
+        """The smallest of the values, which are not negative; 0 for an empty region."""
+        return self._extreme(values, "amin")
 
     def rms(self, values: torch.Tensor, scratch: torch.Tensor | None = None) -> torch.Tensor:
         """The root mean square over each region; 0 for an empty one.
@@ -131,13 +164,6 @@ class Regions:
         for axis, index in self._segments.items():
             per_region = per_region.index_select(axis, index)
         return per_region
-
-
-def farthest(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The largest |left - right| of tensors of one shape, not empty; NaN where one is NaN."""
-    if left.ndim == 0:
-        return (left.double() - right).abs_()
-    return _by_row(left, right, finite=False)[0].max()
 
 
 def _by_row(

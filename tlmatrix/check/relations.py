@@ -16,11 +16,13 @@ import torch
 from tlmatrix.check.bits import alike
 from tlmatrix.check.explain import explain
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.numeric import describe_mismatch, difference, judged, near
+from tlmatrix.check.numeric import describe_mismatch, difference, judged
+from tlmatrix.problem.deferred import Deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tlmatrix.check.numeric import Deviation
     from tlmatrix.check.tolerance import Yardstick
     from tlmatrix.problem.model import Problem, Relation, Tensors
 
@@ -74,8 +76,6 @@ def _differences(
     exact: bool,
 ) -> list[Finding]:
     left, right = relation.left(mine), relation.right(results)
-    least: Tensors | None = None
-    bounds: Tensors | None = None
     found = []
     for name, tensor in left.items():
         other = right[name]
@@ -86,14 +86,10 @@ def _differences(
         if alike(tensor, other):
             continue
         if exact:
-            limit = torch.zeros_like(tensor, dtype=torch.float64)
+            nothing = torch.zeros_like(tensor, dtype=torch.float64)
+            deviation = difference(other, tensor, nothing)
         else:
-            least = _least(relation, yardstick, mine) if least is None else least
-            if near(other, tensor, 2 * float(least[name].abs().amin())):
-                continue
-            bounds = _bounds(relation, yardstick, mine) if bounds is None else bounds
-            limit = 2 * bounds[name].abs()
-        deviation = difference(other, tensor, limit)
+            deviation = _beyond(name, (tensor, other), relation, mine, yardstick)
         if deviation is not None:
             found.append(
                 explain(
@@ -108,22 +104,24 @@ def _differences(
     return found
 
 
-def _bounds(relation: Relation, yardstick: Yardstick, mine: Tensors) -> Tensors:
-    """The allowance of each compared element: `left` picks them as it picks the values."""
-    known = {name: yardstick.limits(name).element for name in mine if name in yardstick.reference}
-    return relation.left(known)
-
-
-def _least(relation: Relation, yardstick: Yardstick, mine: Tensors) -> Tensors:
-    """Like `_bounds`, with the smallest allowance of a tensor for all of its elements."""
-    known = {
-        name: tensor.new_tensor(
-            yardstick.least_with_floor(name).anywhere, dtype=torch.float64
-        ).expand(tensor.shape)
-        for name, tensor in mine.items()
-        if name in yardstick.reference
-    }
-    return relation.left(known)
+def _beyond(
+    name: str,
+    tensors: tuple[torch.Tensor, torch.Tensor],
+    relation: Relation,
+    mine: Tensors,
+    yardstick: Yardstick,
+) -> Deviation | None:
+    """Where `left` and `right` are too far apart: `left` picks limits as it picks the values."""
+    known = [each for each in mine if each in yardstick.reference]
+    tensor, other = tensors
+    deviation = None
+    # Limits take longer to make than a lower bound of them, which is mostly enough.
+    for make in (yardstick.least_by_element, lambda each: yardstick.limits(each).element):
+        limit = 2 * relation.left(Deferred(known, make))[name].abs()
+        deviation = difference(other, tensor, limit)
+        if deviation is None:
+            break
+    return deviation
 
 
 def _judged(check: str, yardstick: Yardstick, results: Tensors) -> list[Finding]:

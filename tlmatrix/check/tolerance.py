@@ -79,14 +79,13 @@ class Limits:
 class Least:
     """What the limits of a tensor allow at the least.
 
-    `element` bounds the elements of each region from below, `region` its root mean square and
-    `whole` that of the tensor; `anywhere` is the smallest bound of an element.
+    `element` is below the limit of any element of each region, `region` below that of its root
+    mean square, and `whole` below that of the tensor.
     """
 
     element: torch.Tensor
     region: torch.Tensor
     whole: torch.Tensor
-    anywhere: float
 
     def allows(self, largest: torch.Tensor, root: torch.Tensor, regions: Regions) -> bool:
         """Whether errors of that size by region are surely within the limits."""
@@ -96,11 +95,9 @@ class Least:
             & (regions.rms_of_all(root) <= self.whole)
         )
 
-    def raised(self, floor: float) -> Least:
-        """The same with a floor under every bound."""
-        return Least(
-            self.element + floor, self.region + floor, self.whole + floor, self.anywhere + floor
-        )
+    def raised(self, floor: torch.Tensor) -> Least:
+        """The same with a floor under each region."""
+        return Least(self.element + floor, self.region + floor, self.whole + floor.min())
 
 
 def limits(
@@ -189,14 +186,13 @@ def _floors(
     return element, root_floor(root, root_spread, root_magnitude, rows), whole
 
 
-def _least_floor(info: TensorInfo, allowance: Allowance) -> float:
-    """No floor of any element, region or the whole is below this: a M / 2, of the smallest."""
+def _least_floor(info: TensorInfo, allowance: Allowance, regions: Regions) -> torch.Tensor:
+    """By region, what no floor in it is below: a M / 2, of its smallest M."""
     if allowance.floor != "auto":
-        return float(allowance.floor)
+        return torch.full_like(regions.elements, float(allowance.floor))
     if info.magnitude is None:
-        return 0.0
-    magnitude = info.magnitude()
-    return _UNITS * _unit(info) * float(magnitude.min()) / 2 if magnitude.numel() else 0.0
+        return torch.zeros_like(regions.elements)
+    return regions.smallest(info.magnitude().double()).mul_(_UNITS * _unit(info) / 2)
 
 
 def _unit(info: TensorInfo) -> float:
@@ -256,7 +252,8 @@ class Yardstick:
         """The regions of the output or gradient of that name."""
         if name not in self._regions:
             dims = self.problem.outputs[name].dims
-            self._regions[name] = Regions(dims, self.reference[name].device)
+            device = self.reference[name].device
+            self._regions[name] = Regions(dims, device, self._regions.values())
         return self._regions[name]
 
     def least(self, name: str) -> Least:
@@ -267,16 +264,20 @@ class Yardstick:
             if low is not None and low.numel():
                 largest, root = regions.distances(low, self.reference[name], finite=True)
             factor = self._allowance(name).factor
-            element = largest * factor
-            anywhere = torch.where(regions.elements > 0, element, torch.inf).min()
             self._least[name] = Least(
-                element, root * factor, regions.rms_of_all(root) * factor, float(anywhere)
+                largest * factor, root * factor, regions.rms_of_all(root) * factor
             )
         return self._least[name]
 
     def least_with_floor(self, name: str) -> Least:
         """The same with the least that any floor of the tensor comes to."""
         if name not in self._least_with_floor:
-            floor = _least_floor(self.problem.outputs[name], self._allowance(name))
+            info, regions = self.problem.outputs[name], self.regions(name)
+            floor = _least_floor(info, self._allowance(name), regions)
             self._least_with_floor[name] = self.least(name).raised(floor)
         return self._least_with_floor[name]
+
+    def least_by_element(self, name: str) -> torch.Tensor:
+        """For every element a value below its limit, in the tensor's shape."""
+        of_regions = self.regions(name).spread(self.least_with_floor(name).element)
+        return of_regions.expand(self.reference[name].shape)

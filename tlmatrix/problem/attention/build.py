@@ -11,13 +11,14 @@ import torch
 
 from tlmatrix.problem.attention.inputs import draw_operands
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
+from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.distributions import choose
 from tlmatrix.problem.dtypes import dtype_named, torch_dtype
 from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.frame import Frame
@@ -83,7 +84,7 @@ class Attention:
             values=self.frame.values,
             names=names,
             inputs=inputs,
-            outputs=self._infos(("out", "lse", *gradients), tile_edges(self.frame.spec, names)),
+            outputs=self._infos(("out", "lse", *gradients), names),
             returns=("out", "lse"),
             cotangents={"out": operands.do} if by_autograd else {},
             gradient_of=gradients if by_autograd else {},
@@ -125,22 +126,23 @@ class Attention:
         found = {"out": low["out"], "lse": low["lse"], "delta": delta.contiguous()}
         return {name: found[name] for name in saved}
 
-    def _infos(self, names: Iterable[str], tiles: dict[str, int]) -> dict[str, TensorInfo]:
+    def _infos(self, results: Iterable[str], names: Mapping[str, Any]) -> Mapping[str, TensorInfo]:
         setting = self.setting
-        queries, keys = (
-            (
-                _rows(setting, keys=of_keys, tile=tiles.get("k" if of_keys else "q")),
-                Dim(name, count, region=range(count)),
-            )
-            for of_keys, name, count in (
-                (False, "head", setting.heads),
-                (True, "kv_head", setting.kv_heads),
-            )
+        tiles = tile_edges(self.frame.spec, names)
+
+        def sides(side: str) -> tuple[Dim, Dim]:
+            keys = side == "k"
+            count = setting.kv_heads if keys else setting.heads
+            heads = Dim("kv_head" if keys else "head", count, region=range(count))
+            return _rows(setting, keys=keys, tile=tiles.get(side)), heads
+
+        both = Deferred(("q", "k"), sides)
+        return Deferred(
+            results,
+            lambda name: self._info(
+                name, *both["k" if name in ("dk", "dv") else "q"], tiles.get("dim")
+            ),
         )
-        return {
-            name: self._info(name, *(keys if name in ("dk", "dv") else queries), tiles.get("dim"))
-            for name in names
-        }
 
     def _info(self, name: str, rows: Dim, heads: Dim, tile: int | None) -> TensorInfo:
         setting = self.setting
