@@ -6,6 +6,10 @@ Runs cases of the quick tier in this process and splits the time of each: the en
 gradients), the reference and its low-precision twin, making inputs, judging (comparing, guards,
 explaining), and what pytest adds (collection, hooks, recording, reporting; measured on cases that
 do next to nothing). The target is 5 ms a case for all that is neither entry nor reference.
+
+What is counted where: building a relation's problems and making buffers with guards while the
+entry runs are judging; the reference, its twin, and the sizes of the terms that they sum
+(`magnitude`, `spread`, `exponent`) are the reference. `own` is inputs and judging.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +32,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tlmatrix.backend import backend_named, bind, execute, make_importable
-from tlmatrix.check import judge
-from tlmatrix.problem import Problem, Relation, RelationKind, family_for
+from tlmatrix.check import judge, memory
+from tlmatrix.problem import Problem, Relation, RelationKind, TensorInfo, family_for
+from tlmatrix.problem.deferred import Deferred
 from tlmatrix.run.plan import plan
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import CaseResult, Status
@@ -91,22 +98,26 @@ def main() -> None:
     parser.add_argument("--specs", nargs="+", default=[str(ROOT / "specs")])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("spec", "cases", "entry", "reference", "inputs", "judge", "own (of 5)")
+    parts = ("entry", "reference", "inputs", "judge")
+    table = Table("spec", "cases", *parts, "own", "median", "most")
     for path in find_specs(arguments.specs):
-        cases, spent = measure(path, arguments.cases)
-        own = spent["inputs"] + spent["judge"]
-        row = [spent[part] for part in ("entry", "reference", "inputs", "judge")]
-        table.add_row(path.stem, str(cases), *(f"{1e3 * part / cases:.2f}" for part in row),
-                      f"{1e3 * own / cases:.2f}")  # fmt: skip
-    console = Console()
-    console.print("milliseconds a case, the first case of each spec left out")
+        cases = measure(path, arguments.cases)
+        own = [spent["inputs"] + spent["judge"] for spent in cases]
+        row = [*(mean(spent[part] for spent in cases) for part in parts),
+               mean(own), median(own), max(own)]  # fmt: skip
+        table.add_row(path.stem, str(len(cases)), *(f"{1e3 * seconds:.2f}" for seconds in row))
+    console = Console(width=100)
+    console.print(
+        "milliseconds a case: means, and for own (at most 5) median and most expensive case too; "
+        "the first case of each spec is left out"
+    )
     console.print(table)
     console.print(f"pytest, hooks and records: {1e3 * around():.2f} ms a case")
     console.print(f"of that, writing two records: {1e3 * writing():.3f} ms a case")
 
 
-def measure(path: Path, most: int) -> tuple[int, dict[str, float]]:
-    """Cases run, and seconds by part."""
+def measure(path: Path, most: int) -> list[dict[str, float]]:
+    """Seconds by part, of every case that ran."""
     make_importable(path)
     spec = load_spec(path)
     backend = backend_named()
@@ -127,13 +138,48 @@ def measure(path: Path, most: int) -> tuple[int, dict[str, float]]:
         )
 
     cases = [case for case in plan(spec).cases() if case.origin != "reject"]
-    run_case(cases[0])
-    clock.spent.clear()
-    count = 0
-    for case in islice(cases[1:], most):
-        run_case(case)
-        count += 1
-    return max(count, 1), clock.spent
+    spent = []
+    with guards_counted(clock):
+        for case in islice(cases, most + 1):
+            clock.spent = defaultdict(float)
+            run_case(case)
+            spent.append(clock.spent)
+    return spent[1:] or spent
+
+
+@contextmanager
+def guards_counted(clock: Clock) -> Iterator[None]:
+    """Charges what the guards do with an entry's tensor operations to judging, not to the entry."""
+    mode = memory._Mode  # noqa: SLF001 - where an entry's operations come by
+    plain = mode.__torch_dispatch__
+    timed = clock.timed("judge", plain)
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return timed(self, Timed(func, clock), types, args, kwargs)
+
+    mode.__torch_dispatch__ = dispatch
+    try:
+        yield
+    finally:
+        mode.__torch_dispatch__ = plain
+
+
+class Timed:
+    """An operation that is the entry's own; the guards take it for the operation itself."""
+
+    def __init__(self, operation: Any, clock: Clock) -> None:
+        self.operation = operation
+        self.call = clock.timed("entry", operation)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Run it, at the entry's cost."""
+        return self.call(*arguments, **keywords)
+
+    def __hash__(self) -> int:
+        return hash(self.operation)
+
+    def __eq__(self, other: object) -> bool:
+        return self.operation == other
 
 
 def clocked(problem: Problem, clock: Clock) -> Problem:
@@ -144,8 +190,18 @@ def clocked(problem: Problem, clock: Clock) -> Problem:
             inner = tuple(clocked(each, clock) for each in relation.problems)
             yield replace(relation, problems=inner)
 
+    def output(name: str) -> TensorInfo:
+        info = problem.outputs[name]
+        sizes = {
+            part: clock.timed("reference", function)
+            for part in ("magnitude", "spread", "exponent")
+            if (function := getattr(info, part)) is not None
+        }
+        return replace(info, **sizes)
+
     return replace(
         problem,
+        outputs=Deferred(problem.outputs, output),
         reference=clock.timed("reference", problem.reference),
         lowp=clock.timed("reference", problem.lowp),
         relations=relations,

@@ -25,7 +25,7 @@ from tlmatrix.check.bits import INT_OF_SIZE, alike
 from tlmatrix.check.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tlmatrix.problem.model import Problem, Tensors
 
@@ -86,7 +86,7 @@ class _Fence:
     halves: torch.Tensor
     start: int
     end: int
-    label: str
+    label: Callable[[], str]
     itemsize: int
 
     @property
@@ -128,7 +128,7 @@ class Guards:
         """A copy of `tensor` between canaries: same bits, sizes, strides and requires_grad."""
         if not _plain(tensor):
             return tensor
-        copy = self._allocate(tensor, f"input {name}")
+        copy = self._allocate(tensor, lambda: f"input {name}")
         _flat(copy).copy_(_flat(tensor))
         self._moved.append((name, tensor.detach(), copy))
         return copy.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copy
@@ -137,8 +137,13 @@ class Guards:
         """What to hand out in place of `tensor`, just allocated, with its `values` or without."""
         if not _plain(tensor):
             return tensor
-        kind = str(tensor.dtype).removeprefix("torch.")
-        label = f"the {kind} buffer {list(tensor.shape)} allocated at {_caller()}"
+        file, line = _caller()
+        dtype, shape = tensor.dtype, tensor.shape
+
+        def label() -> str:
+            kind = str(dtype).removeprefix("torch.")
+            return f"the {kind} buffer {list(shape)} allocated at {Path(file).name}:{line}"
+
         guarded = self._allocate(tensor, label)
         if values:
             _flat(guarded).copy_(_flat(tensor))
@@ -156,7 +161,7 @@ class Guards:
         ]
         return found + [_changed_input(*change) for change in changed]
 
-    def _allocate(self, like: torch.Tensor, label: str) -> torch.Tensor:
+    def _allocate(self, like: torch.Tensor, label: Callable[[], str]) -> torch.Tensor:
         extent = _extent(like) * like.element_size()
         room = _PAD + -(-(extent + 1) // ALIGNMENT) * ALIGNMENT + _PAD
         halves = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device)
@@ -195,7 +200,7 @@ class Guards:
             if tensor.numel()
             and tensor.untyped_storage().data_ptr() == fence.halves.untyped_storage().data_ptr()
         ]
-        label = names[0] if names else fence.label
+        label = names[0] if names else fence.label()
         before = _hits(fence.before)
         after = [offset + fence.end % 2 for offset in _hits(fence.after)]
         if fence.odd_byte_hit:
@@ -218,7 +223,7 @@ class Guards:
             hint="a store that is not guarded by the length: a full tile at the last rows"
             if after
             else "a negative index",
-            detail=fence.label if names else None,
+            detail=fence.label() if names else None,
         )
 
 
@@ -315,15 +320,15 @@ def _fill_poison(tensor: torch.Tensor) -> None:
     _flat(tensor).fill_(pattern)
 
 
-def _caller() -> str:
-    """The nearest frame outside PyTorch and this package: where the entry allocates."""
+def _caller() -> tuple[str, int]:
+    """File and line of the nearest frame outside PyTorch and this package: the entry's."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack costs milliseconds
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(("torch.", "tlmatrix.check.")) and module != "torch":
             break
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _hits(canary: torch.Tensor) -> list[int]:
