@@ -1,8 +1,9 @@
 """pytest-xdist's group scheduler, made to outlive the workers that cases end.
 
 As it comes, it gives the whole unfinished group of a dead worker, the crashed test included, to
-the next worker, which then dies as well; and it fails when it hands out work while a second
-replacement is still collecting.
+the next worker, which then dies as well; it fails when it hands out work while a second
+replacement is still collecting; and it gives a replacement one group, where a worker runs its
+last test only when it has another or is told that there is none: a group of one waits for ever.
 """
 
 from __future__ import annotations
@@ -58,5 +59,8 @@ class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
         return crashed
 
     def _reschedule(self, node: WorkerController) -> None:
-        if node in self.registered_collections:
+        if node not in self.registered_collections:
+            return
+        super()._reschedule(node)
+        if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
