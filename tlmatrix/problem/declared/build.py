@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.problem.declared.family import declared
+from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose, draw, generator
 from tlmatrix.problem.dtypes import DTYPES, torch_dtype
 from tlmatrix.problem.frame import tile_edges
@@ -197,7 +198,20 @@ class Declared:
         dims = tuple(
             Dim(word, size, tile=tiles.get(word)) for word, size in zip(words, shape, strict=True)
         )
-        return TensorInfo(name, dims, dtype, DTYPES[str(dtype)[6:]].roundoff)
+        return TensorInfo(
+            name,
+            dims,
+            dtype,
+            DTYPES[str(dtype)[6:]].roundoff,
+            magnitude=lambda: self._term_sizes[name],
+        )
+
+    @cached_property
+    def _term_sizes(self) -> dict[str, torch.Tensor]:
+        """By output and gradient: the sizes of the terms it is the sum of."""
+        return term_sizes(
+            lambda: self._values(self._run(torch.float64)), self.exact, self.seed ^ 0x7E125
+        )
 
     def _dim_names(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
         """Declared names, else the shape's expressions, else those of an input shaped alike."""
