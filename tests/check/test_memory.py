@@ -1,5 +1,6 @@
 """Guards see writes outside of buffers, changed inputs, and memory that was never written."""
 
+import ctypes
 from dataclasses import replace
 
 import pytest
@@ -14,9 +15,10 @@ NAMES = {"ids": lambda value: str(value).removeprefix("torch.")}
 
 
 def beyond(tensor, elements, *, before=False):
-    """The elements past the end of a tensor, or before its start."""
-    start = tensor.storage_offset() + (-elements if before else tensor.numel())
-    return tensor.as_strided((elements,), (1,), start)
+    """The elements past the end of a tensor, or before its start: by address, as a kernel does."""
+    start = tensor.data_ptr() + (-elements if before else tensor.numel()) * tensor.element_size()
+    memory = (ctypes.c_char * (elements * tensor.element_size())).from_address(start)
+    return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
 def doubled(dtype, count=100):
@@ -170,6 +172,36 @@ def test_buffers_are_aligned_and_keep_sizes_strides_and_bits():
             assert torch.equal(after, before)
         assert torch.empty(7).data_ptr() % ALIGNMENT == 0
     assert guards.findings({}) == []
+
+
+def test_an_output_assigned_slice_by_slice_is_clean_forward_and_backward():
+    def execute(problem):
+        x = problem.names["x"].clone().requires_grad_()
+        y = torch.empty_like(x)
+        y = y.clone()
+        y[:60] = 2 * x[:60]
+        y[60:] = 2 * x[60:]
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert torch.equal(dx, torch.full_like(x, 2))
+        return {"y": y.detach()}
+
+    assert findings(doubled(torch.float32), execute) == []
+
+
+def test_fresh_memory_begins_where_its_storage_does():
+    with guarded(doubled(torch.float16)) as (inside, _):
+        for tensor in (torch.empty(5), inside.inputs["x"], torch.zeros(3, dtype=torch.bool)):
+            assert tensor.storage_offset() == 0
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_memory_of_no_element_may_be_resized_by_who_asked_for_it():
+    def execute(problem):
+        y = torch.empty(0)
+        torch.mul(problem.names["x"].float(), 2, out=y)
+        return {"y": y}
+
+    assert findings(doubled(torch.float32), execute) == []
 
 
 def test_tensors_of_no_element():

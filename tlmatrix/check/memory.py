@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.dlpack import from_dlpack
 
 from tlmatrix.check.bits import INT_OF_SIZE, alike
 from tlmatrix.check.finding import Finding
@@ -95,6 +96,16 @@ class _Fence:
         return self.halves.view(torch.uint8)
 
     @property
+    def payload(self) -> torch.UntypedStorage:
+        """The buffer's own bytes, as a storage that begins and ends with them.
+
+        A view would have an offset into its storage, and PyTorch itself assumes that fresh
+        memory has none (the backward of an in-place slice assignment does).
+        """
+        own = from_dlpack(self.memory[self.start : self.end])
+        return own.untyped_storage()
+
+    @property
     def sides(self) -> torch.Tensor:
         """The canaries before and after, [2, _PAD / 2] in int16."""
         # From an even byte, so that every canary starts with the same half of the pattern.
@@ -167,12 +178,10 @@ class Guards:
         halves = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device)
         halves.fill_(_CANARY)
         start = -halves.data_ptr() % ALIGNMENT + _PAD
-        self._fences.append(_Fence(halves, start, start + extent, label, like.element_size()))
+        fence = _Fence(halves, start, start + extent, label, like.element_size())
+        self._fences.append(fence)
         result = torch.empty(0, dtype=like.dtype, device=like.device)
-        result.set_(
-            halves.untyped_storage(), start // like.element_size(), like.size(), like.stride()
-        )
-        return result
+        return result.set_(fence.payload, 0, like.size(), like.stride())
 
     def _overwritten(self) -> list[_Fence]:
         by_device: dict[torch.device, list[_Fence]] = {}
@@ -198,7 +207,7 @@ class Guards:
             name
             for name, tensor in results.items()
             if tensor.numel()
-            and tensor.untyped_storage().data_ptr() == fence.halves.untyped_storage().data_ptr()
+            and tensor.untyped_storage().data_ptr() == fence.halves.data_ptr() + fence.start
         ]
         label = names[0] if names else fence.label()
         before = _hits(fence.before)
@@ -285,11 +294,12 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether it is an ordinary strided tensor in memory of its own."""
+    """Whether it is an ordinary strided tensor with memory of its own."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout == torch.strided
         and tensor.device.type in ("cpu", "cuda")
+        and tensor.numel() > 0  # one without elements may be resized by who asked for it
         and not tensor.is_complex()
         and not tensor.is_quantized
     )
