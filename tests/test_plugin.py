@@ -149,7 +149,7 @@ def test_a_failing_case_prints_its_finding_and_how_to_repeat_it(project: Project
     assert "worst at  y at" in outcome.out
     assert "tlmatrix repro 'scale.yaml::cols=3-dtype=float16-how=wrong-rows=5'" in outcome.out
     assert "Traceback" not in outcome.out
-    assert "pytest_items.py" not in outcome.out
+    assert "plugin/items.py" not in outcome.out
 
 
 def test_cases_that_fail_alike_are_told_once_and_with_v_each(project: Project) -> None:

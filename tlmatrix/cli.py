@@ -179,7 +179,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    from tlmatrix.cli_run import run
+    from tlmatrix.commands.run import run
 
     return run(arguments, config)
 
@@ -201,7 +201,7 @@ def _list(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 
 def _explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    from tlmatrix.cli_specs import spec_paths
+    from tlmatrix.commands.specs import spec_paths
     from tlmatrix.matrix import CaseNotFoundError, explain
     from tlmatrix.report.listing import explain_lines
     from tlmatrix.spec.loader import load_spec
@@ -229,7 +229,7 @@ def _check(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 
 def _planned(arguments: argparse.Namespace, config: Config) -> list[Plan]:
-    from tlmatrix.cli_specs import plan_all, spec_paths
+    from tlmatrix.commands.specs import plan_all, spec_paths
 
     return plan_all(
         spec_paths(arguments.paths, config),
@@ -240,14 +240,14 @@ def _planned(arguments: argparse.Namespace, config: Config) -> list[Plan]:
 
 
 def _repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    from tlmatrix.cli_repro import repro
+    from tlmatrix.commands.repro import repro
 
     return repro(arguments, config)
 
 
 def _new(arguments: argparse.Namespace, config: Config) -> ExitCode:
     del config
-    from tlmatrix.cli_new import new
+    from tlmatrix.commands.new import new
 
     return new(arguments.target, arguments.output)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pytest_timeout
 
-    from tlmatrix.pytest_items import CaseItem
+    from tlmatrix.plugin.items import CaseItem
     from tlmatrix.run.events import Event
 
 __all__: list[str] = []
@@ -90,7 +90,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Read the project's defaults, and make `-k axis=value` mean what it says."""
-    from tlmatrix.pytest_state import set_state
+    from tlmatrix.plugin.state import set_state
 
     try:
         project = load_config(config.rootpath)
@@ -98,11 +98,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     state = set_state(config, project)
     if not state.is_worker:
-        from tlmatrix.pytest_controller import Controller
+        from tlmatrix.plugin.controller import Controller
 
         config.pluginmanager.register(Controller(state), "tlmatrix-controller")
     if "=" in config.option.keyword:
-        from tlmatrix.keywords import rewrite_keywords
+        from tlmatrix.plugin.keywords import rewrite_keywords
 
         config.option.keyword = rewrite_keywords(config.option.keyword)
 
@@ -116,7 +116,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
         if not is_spec(file_path):
             return None
-    from tlmatrix.pytest_items import SpecFile
+    from tlmatrix.plugin.items import SpecFile
 
     spec_file: pytest.Collector = SpecFile.from_parent(parent, path=file_path)
     return spec_file
@@ -125,7 +125,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what passed in the run that is resumed; give each case the project's timeout."""
-    from tlmatrix.pytest_state import state_of
+    from tlmatrix.plugin.state import state_of
 
     state = state_of(config)
     cases = _cases(items)
@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Cases are known: without workers the run begins, a worker says what belongs together."""
-    from tlmatrix.pytest_state import state_of
+    from tlmatrix.plugin.state import state_of
 
     cases = _cases(session.items)
     state = state_of(session.config)
@@ -155,7 +155,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _cases(items: list[pytest.Item]) -> list[CaseItem]:
     """The items that are cases; where no spec was collected, nothing is imported to find none."""
-    module = sys.modules.get("tlmatrix.pytest_items")
+    module = sys.modules.get("tlmatrix.plugin.items")
     if module is None:
         return []
     return [item for item in items if isinstance(item, module.CaseItem)]
@@ -193,6 +193,6 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Let go of the results file."""
-    from tlmatrix.pytest_state import close_state
+    from tlmatrix.plugin.state import close_state
 
     close_state(config)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from xdist.remote import Producer
 
-from tlmatrix.pytest_scheduler import CaseScheduling
+from tlmatrix.plugin.scheduler import CaseScheduling
 
 _GROUPS = {"a": "one", "b": "one", "c": "two", "d": "three", "e": "four", "f": "five"}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.signature import is_tilelang_factory, parameters_of, written
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.spec.schema import SCHEMA_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -243,8 +244,7 @@ def _tail() -> list[str]:
 
 
 def _join(head: list[str], body: list[str]) -> str:
-    schema = Path(__file__).with_name("spec") / "schema.json"
-    first = f"# yaml-language-server: $schema={schema}"
+    first = f"# yaml-language-server: $schema={SCHEMA_PATH}"
     return "\n".join([first, *head, *body]) + "\n"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from tlmatrix.cli_specs import plan_all, spec_paths
+from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.report.terminal import TerminalReport
 
@@ -145,7 +145,7 @@ class _Engine:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Say how to go on, when the results file is known."""
-        from tlmatrix.pytest_state import state_of
+        from tlmatrix.plugin.state import state_of
 
         state = state_of(session.config)
         self._resume = state.resume_command() if state.running else None

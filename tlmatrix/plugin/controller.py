@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tlmatrix.pytest_state import shown_path
+from tlmatrix.plugin.state import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
     from xdist.workermanage import WorkerController
 
-    from tlmatrix.pytest_state import State
+    from tlmatrix.plugin.state import State
     from tlmatrix.run.result import CaseResult
 
 __all__ = ["Controller"]
@@ -128,7 +128,7 @@ class Controller:
         """Cases that share kernels stay together, and one that crashed is not run again."""
         if config.getvalue("dist") != "loadgroup":
             return None
-        from tlmatrix.pytest_scheduler import CaseScheduling
+        from tlmatrix.plugin.scheduler import CaseScheduling
 
         return CaseScheduling(config, log, self._state.read_groups)
 

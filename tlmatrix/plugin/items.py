@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tlmatrix.keywords import case_keywords
-from tlmatrix.pytest_state import shown_path, state_of
+from tlmatrix.plugin.keywords import case_keywords
+from tlmatrix.plugin.state import shown_path, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from _pytest._code.code import TerminalRepr
 
     from tlmatrix.matrix import Case
-    from tlmatrix.pytest_state import State
+    from tlmatrix.plugin.state import State
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.models import Spec
 

@@ -1,0 +1,1 @@
+"""The commands of `tlmatrix`, a module each; `tlmatrix.cli` reads their arguments."""
