@@ -84,10 +84,14 @@ class Runner:
 
     def prepare(self) -> None:
         """Import what every case needs, so that the first one is not charged for it."""
+        import torch
+
         from tlmatrix.check import judge  # noqa: F401
 
         with self.backend.active():
-            pass
+            # The first gradient of a process imports the whole of sympy.
+            one = torch.ones(1, requires_grad=True)
+            torch.autograd.grad(2 * one, one, torch.ones(1))
 
     def run(self, spec: Spec, case: Case, *, path: str | None = None) -> CaseResult:
         """Run and judge a case. `path` is how the user calls the spec's file."""

@@ -37,6 +37,11 @@ class Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seed = seed
         self._sources: dict[torch.device, torch.Generator] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: what keeps torch.compile out of a mode imports all of it first, for seconds."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401 - an operator overload, which torch does not name
