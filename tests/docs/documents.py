@@ -5,7 +5,8 @@ Fenced blocks that matter, by their info string:
     ```yaml file=a.yaml     the block is the file's content
     ```diff file=a.py       lines with - become the lines with +, at the one place they stand
     ```console exit=1       lines with $ are typed; the others are what the last command prints,
-                            with ... for what differs from run to run; exit is its exit code
+                            with ... for what differs from run to run; exit is its exit code,
+                            and numbers=any lets numbers differ
 
 Other blocks are for reading.
 """
@@ -30,6 +31,7 @@ class Block:
 class Command:
     text: str
     exit: int
+    numbers: str
     expected: list[str] = field(default_factory=list)
 
 
@@ -85,7 +87,7 @@ def _commands(block: Block) -> list[Command]:
     commands: list[Command] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
-            commands.append(Command(line[2:], 0))
+            commands.append(Command(line[2:], 0, block.options.get("numbers", "same")))
         elif commands and commands[-1].text.endswith("\\"):
             commands[-1].text = commands[-1].text[:-1] + line.strip()
         elif commands:
@@ -108,17 +110,18 @@ def _run(command: Command, folder: Path, env: dict[str, str], place: str) -> Non
     )
     told = f"{place}: $ {command.text}\n{done.stdout}"
     assert done.returncode == command.exit, f"exit {done.returncode}, not {command.exit}: {told}"
-    missing = _missing(command.expected, done.stdout)
+    missing = _missing(command.expected, done.stdout, any_number=command.numbers == "any")
     assert missing is None, f"no line like {missing!r} (in this order): {told}"
 
 
-def _missing(expected: list[str], printed: str) -> str | None:
+def _missing(expected: list[str], printed: str, *, any_number: bool) -> str | None:
     """The first expected line that the output has not, in order; None if it has all."""
-    lines = iter(_words(line) for line in printed.splitlines())
+    plain = _without_numbers if any_number else _words
+    lines = iter(plain(line) for line in printed.splitlines())
     for line in expected:
         if line.strip() in {"", "..."}:
             continue
-        pattern = ".*".join(re.escape(part) for part in _words(line).split("..."))
+        pattern = ".*".join(re.escape(part) for part in plain(line).split("..."))
         if not any(re.fullmatch(pattern, printed_line) for printed_line in lines):
             return line
     return None
@@ -126,3 +129,7 @@ def _missing(expected: list[str], printed: str) -> str | None:
 
 def _words(line: str) -> str:
     return " ".join(line.split())
+
+
+def _without_numbers(line: str) -> str:
+    return re.sub(r"-?\d+(\.\d+)?(e[+-]\d+)?", "0", _words(line))

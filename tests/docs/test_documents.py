@@ -65,4 +65,9 @@ def test_a_document_that_lies_is_caught(tmp_path, env):
     lie.write_text("```console exit=3\n$ true\n```\n")
     with pytest.raises(AssertionError, match="exit 0, not 3"):
         play(lie, tmp_path, env)
+    lie.write_text("```console numbers=any\n$ echo 3 rows of 1.5e-06\n4 rows of 2\n```\n")
+    assert play(lie, tmp_path, env) == 1
+    lie.write_text("```console numbers=any\n$ echo 3 rows\n4 columns\n```\n")
+    with pytest.raises(AssertionError, match="no line like '4 columns'"):
+        play(lie, tmp_path, env)
     assert len(blocks(lie)) == 1
