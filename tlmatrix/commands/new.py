@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.signature import is_tilelang_factory, parameters_of, written
+from tlmatrix.commands.factories import factory_lines
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.spec.schema import SCHEMA_PATH
 
@@ -73,7 +74,7 @@ def spec_text(target: str) -> str:
         f"summary: {_summary(found)}",
     ]
     if is_tilelang_factory(found):
-        return _join(head, _factory(target, parameters))
+        return _join(head, [*factory_lines(found, target, parameters), *_tail()])
     if {"q", "k", "v"} <= set(names):
         return _join(head, _attention(target, parameters))
     if {"a", "b"} <= set(names):
@@ -176,41 +177,6 @@ def _declared(target: str, parameters: Sequence[inspect.Parameter]) -> list[str]
         "  rows: [1, 63, 64, 65]",
         "  cols: [64, 128]",
         *_own_axes(parameters, {"dtype", "rows", "cols"}),
-        *_tail(),
-    ]
-
-
-def _factory(target: str, parameters: Sequence[inspect.Parameter]) -> list[str]:
-    empty = inspect.Parameter.empty
-    compiled = []
-    for parameter in parameters:
-        if parameter.default is empty:
-            compiled.append(
-                f"  {parameter.name}: rows                # an expression over the axes"
-            )
-        elif isinstance(parameter.default, bool | int | float):
-            value = str(parameter.default).lower()
-            compiled.append(f"  {parameter.name}: {value}")
-        elif isinstance(parameter.default, str):
-            compiled.append(f"  {parameter.name}: \"'{parameter.default}'\"")
-    module_name = target.partition(":")[0]
-    return [
-        "problem:",
-        "  inputs:                          # what the kernel is called with",
-        "    x: {shape: [rows, cols], dtype: $dtype}",
-        "  outputs: [out]",
-        "  # The same in plain PyTorch; called in float64.",
-        f"  reference: {module_name}:reference",
-        f"factory: {target}",
-        "compile:                           # its arguments; text is an expression",
-        *compiled,
-        "call: [x]                          # the kernel's arguments, in order",
-        "returns: [out]                     # a name that is in call too is written by the kernel",
-        "",
-        "axes:",
-        "  dtype: [float16]",
-        "  rows: [64, 65]",
-        "  cols: [64]",
         *_tail(),
     ]
 
