@@ -486,6 +486,74 @@ def test_a_scale_kept_from_the_first_call(dtype):
     assert all(finding.title.startswith("again: ") for finding in findings)
 
 
+def called_again(problem, other, name="repeat"):
+    """The problem with a repeat relation: `other` and then the problem once more."""
+    relation = Relation(
+        name, "repeat", (other, problem), lambda mine: mine, lambda results: results[1],
+        exact=True, judge=(0,), because="must not remember",
+    )  # fmt: skip
+    return with_relation(problem, relation)
+
+
+def test_wrong_only_for_the_data_of_the_second_call():
+    problem, other = attention(), attention(seed=1)
+
+    def kernel(inside):
+        results = flash(inside)
+        if inside is other:
+            results["dq"][20:] *= 2
+        return results
+
+    finding = only(run(called_again(problem, other), kernel, "numeric", "gradients", "repeat"))
+    assert finding.title.startswith("dq: largest error ")
+    assert finding.title.endswith("against its own reference")
+    assert "either the entry is wrong for these values, or it keeps" in finding.detail
+    assert "--seed" in finding.detail
+    assert "must not remember" not in finding.detail
+
+
+def test_results_of_the_first_call_that_come_back():
+    problem, other = attention(), attention(seed=1)
+    memory = {}
+
+    def kernel(inside):
+        results = flash(inside)
+        results["dv"] = memory.setdefault("dv", results["dv"])
+        return results
+
+    finding = only(run(called_again(problem, other), kernel, "repeat"))
+    assert finding.title.startswith("dv: ")
+    assert finding.detail.startswith("dv of the first call came back: state is kept")
+
+
+def test_state_that_the_second_call_leaves_behind():
+    problem, other = attention(), attention(seed=1)
+    calls = []
+
+    def kernel(inside):
+        calls.append(inside)
+        results = flash(inside)
+        results["dv"] *= len(calls)
+        return results
+
+    findings = run(called_again(problem, other), kernel, "repeat")
+    assert any("run once more, gives other results too" in each.detail for each in findings)
+    assert any("must not remember" in each.detail for each in findings)
+
+
+def test_what_raises_in_a_repeated_call_is_said_once():
+    problem, other = attention(), attention(seed=1)
+
+    def kernel(inside):
+        if inside is other:
+            raise ValueError("no second call")
+        return flash(inside)
+
+    finding = only(run(called_again(problem, other), kernel, "repeat"))
+    assert finding.title == "raised ValueError: no second call"
+    assert finding.detail == "must not remember"
+
+
 def whole_and_halves(right):
     problem = attention((17, 40))
     first = attention((17,))
@@ -546,3 +614,42 @@ def test_what_would_only_repeat_wrong_numbers_is_left_out():
     finding = only(run(whole_and_halves(right), kernel, "numeric", "properties"))
     assert ran == []
     assert "properties were left out" in finding.detail
+
+
+def vector(*sizes, edit):
+    """The finding for a reference of ones whose result `edit` changes."""
+    dims = tuple(Dim(f"axis{number}", size) for number, size in enumerate(sizes))
+    info = TensorInfo("y", dims, torch.float32, 2.0**-24)
+    values = torch.linspace(1, 2, max(1, torch.Size(sizes).numel())).reshape(sizes).double()
+    problem = Problem(
+        {}, {}, {}, {"y": info}, ("y",), reference=lambda: {"y": values},
+        lowp=lambda: {"y": values.float()},
+    )  # fmt: skip
+    got = values.float().clone()
+    edit(got)
+    return only(run(problem, lambda _: {"y": got}))
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 1), (8,), (8, 8)])
+def test_a_tensor_that_is_wrong_throughout_is_everything_whatever_its_size(sizes):
+    assert vector(*sizes, edit=lambda y: y.mul_(3)).pattern == "everything"
+
+
+def test_no_factor_where_infinite_values_are_among_the_wrong():
+    def edit(y):
+        y *= 0.99
+        y[3] = -torch.inf
+
+    assert vector(64, edit=edit).hint is None
+    assert "uniform factor" in vector(64, edit=lambda y: y.mul_(0.99)).hint
+
+
+def test_no_factor_where_few_large_elements_share_one_and_the_others_none():
+    noise = torch.randn(60, generator=torch.Generator().manual_seed(0))
+
+    def edit(y):
+        y[:4] *= 100
+        y[4:] += 0.1 * noise
+
+    hint = vector(64, edit=edit).hint
+    assert hint is None or "factor" not in hint

@@ -155,13 +155,16 @@ def _transposed(evidence: Evidence) -> str | None:
 
 def _uniform_factor(evidence: Evidence) -> str | None:
     expected, got = evidence.wrong_values
-    usable = got.isfinite() & expected.isfinite()
-    expected, got = expected[usable], got[usable]
     if expected.numel() < 8 or not bool((expected != 0).any()):
         return None
+    if not bool((got.isfinite() & expected.isfinite()).all()):
+        return None
     factor = float((got * expected).sum() / expected.square().sum())
-    error = torch.linalg.vector_norm(got - expected)
-    if float(torch.linalg.vector_norm(got - factor * expected)) > 0.35 * float(error):
+    error, left = got - expected, got - factor * expected
+    if float(torch.linalg.vector_norm(left)) > 0.35 * float(torch.linalg.vector_norm(error)):
+        return None
+    # A few large elements make the norms; what the others do counts as much.
+    if float((left.abs() <= 0.5 * error.abs()).double().mean()) < _ENOUGH:
         return None
     known = [*_FACTORS, *_factors_of(evidence.problem)]
     why = next((f": {words}" for value, words in known if abs(factor / value - 1) < 2e-3), "")

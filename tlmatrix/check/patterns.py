@@ -148,7 +148,7 @@ def recognise(wrong: torch.Tensor, dims: Sequence[Dim]) -> Pattern:
     sides = tuple(_side(dim, flat) for dim, flat in zip(dims, projections, strict=True))
     count = int(wrong.sum())
     box = int(np.prod([len(side.indices) for side in sides]))
-    if count == 1:
+    if count == 1 < wrong.numel():
         name = "one element"
     elif count < _DENSE * box:
         name = "scattered"

@@ -56,15 +56,50 @@ def check_relation(
         try:
             results.append(execute(problem))
         except Exception as error:  # noqa: BLE001 - whatever the entry raises is a finding
-            title = f"{relation.name}: raised {type(error).__name__}: {error}"
-            return [
-                Finding(check=check, title=title, pattern="raised", detail=relation.because or None)
-            ]
-    found = _differences(relation, mine, results, yardstick, exact=relation.exact and deterministic)
+            finding = Finding(check, f"raised {type(error).__name__}: {error}", pattern="raised")
+            return [_named(finding, relation, relation.because)]
+    differing = _differences(
+        relation, mine, results, yardstick, exact=relation.exact and deterministic
+    )
+    found = [_named(finding, relation, relation.because) for finding in differing]
     for number in relation.judge:
         theirs = make_yardstick(relation.problems[number])
-        found += _judged(check, theirs, results[number])
-    return [_named(finding, relation) for finding in found]
+        wrong = _judged(check, theirs, results[number])
+        because = relation.because
+        if wrong and relation.kind == "repeat":
+            names = [finding.tensor for finding in wrong if finding.tensor in mine]
+            stale = [
+                name for name in names if name and _same(mine[name], results[number].get(name))
+            ]
+            because = _data_or_state(stale, steady=not differing)
+        found += [_named(finding, relation, because) for finding in wrong]
+    return found
+
+
+def _data_or_state(stale: list[str], *, steady: bool) -> str:
+    """Why a later call may be wrong by its own reference, where the first was right.
+
+    `stale` are wrong tensors that hold the first call's values; `steady` says that the first
+    problem, run once more afterwards, gave the first results again.
+    """
+    if stale:
+        return f"{', '.join(stale)} of the first call came back: state is kept between calls"
+    if not steady:
+        return (
+            "the first call's data, run once more, gives other results too: state is kept "
+            "between calls"
+        )
+    return (
+        "the first call was right: either the entry is wrong for these values, or it keeps "
+        "something of the first call (the first call's data, run once more, gives its results "
+        "again, so nothing is kept of later calls); --seed, which makes the first call with other "
+        "values, tells which"
+    )
+
+
+def _same(mine: torch.Tensor, theirs: torch.Tensor | None) -> bool:
+    """Whether a result is the first call's, and no constant that any data would give."""
+    return theirs is not None and alike(mine, theirs) and bool((mine != mine.flatten()[:1]).any())
 
 
 def _differences(
@@ -133,10 +168,17 @@ def _judged(check: str, yardstick: Yardstick, results: Tensors) -> list[Finding]
             continue
         deviation = judged(name, results[name], yardstick)
         if deviation is not None:
-            found.append(explain(check, name, deviation, yardstick.problem, yardstick.reference))
+            words = "its own reference"
+            found.append(
+                explain(check, name, deviation, yardstick.problem, yardstick.reference, words=words)
+            )
     return found
 
 
-def _named(finding: Finding, relation: Relation) -> Finding:
-    detail = "\n".join(part for part in (relation.because, finding.detail) if part)
-    return replace(finding, title=f"{relation.name}: {finding.title}", detail=detail or None)
+def _named(finding: Finding, relation: Relation, because: str) -> Finding:
+    """The finding with the relation's name, where the check's does not say it, and a reason."""
+    title = finding.title
+    if relation.name != finding.check:
+        title = f"{relation.name}: {title}"
+    detail = "\n".join(part for part in (because, finding.detail) if part)
+    return replace(finding, title=title, detail=detail or None)
