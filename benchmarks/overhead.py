@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tlmatrix.backend import backend_named, bind, execute, make_importable
+from tlmatrix.backend import backend_named, bind, execute
 from tlmatrix.check import judge, memory
 from tlmatrix.problem import Problem, Relation, RelationKind, TensorInfo, family_for
 from tlmatrix.problem.deferred import Deferred
@@ -40,6 +40,7 @@ from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.run.runner import case_seed
 from tlmatrix.spec import find_specs, load_spec
+from tlmatrix.spec.importing import make_importable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from tlmatrix.backend import Backend, backend_named, make_importable
+from tlmatrix.backend import Backend, backend_named
 from tlmatrix.report.text import describe_result
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
+from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.loader import find_specs, load_spec
 from tlmatrix.spec.models import Spec
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import tomllib
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
+
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,9 @@ def load_config(folder: Path) -> Config:
             break
     backend = os.environ.get("TLMATRIX_BACKEND", config.backend)
     if backend not in BACKENDS:
-        raise ConfigError(f"TLMATRIX_BACKEND={backend!r}: unknown{_meant(backend, BACKENDS)}")
+        raise ConfigError(
+            f"TLMATRIX_BACKEND={backend!r}: unknown{suggestion(backend, BACKENDS, 'There are')}"
+        )
     return replace(config, backend=backend)
 
 
@@ -99,7 +102,7 @@ def _read(file: Path, defaults: Config) -> Config:
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            wrong.append(f"{place} {key}: no such key{_meant(key, known)}")
+            wrong.append(f"{place} {key}: no such key{suggestion(key, known, 'There are')}")
         elif (
             not isinstance(value, _KINDS[key])
             or isinstance(value, bool)
@@ -120,9 +123,3 @@ def _paths(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever TOML holds
     """The paths of `specs`; an empty one stands for what is no path."""
     items = [value] if isinstance(value, str) else value
     return tuple(item if isinstance(item, str) else "" for item in items)
-
-
-def _meant(name: str, known: tuple[str, ...] | list[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{meant} There are: {', '.join(known)}"

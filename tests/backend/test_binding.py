@@ -19,10 +19,10 @@ from tlmatrix.backend import (
     bind,
     execute,
     refuse_unknown_axes,
-    user_traceback,
 )
 from tlmatrix.problem import family_for
-from tlmatrix.spec import load_spec
+from tlmatrix.spec import SpecError, load_spec
+from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_told_at_the_entry_of_the_spec(
     ],
 )
 def test_an_entry_that_is_not_there(make: Make, backend: Backend, entry: str, words: str) -> None:
-    with pytest.raises(BindingError, match=words.replace("?", r"\?")):
+    with pytest.raises(SpecError, match=words.replace("?", r"\?")):
         bind(make(entry), backend)
 
 
@@ -259,7 +259,7 @@ def test_a_missing_module_names_the_nearest_file_beside_the_spec(
     make: Make, backend: Backend
 ) -> None:
     spec = make(binding="entry: {module}x:double")
-    with pytest.raises(BindingError, match="did you mean 'bound_code_"):
+    with pytest.raises(SpecError, match="did you mean 'bound_code_"):
         bind(spec, backend)
 
 
@@ -268,7 +268,7 @@ def test_a_module_that_breaks_on_import_shows_where(
 ) -> None:
     (tmp_path / "breaks_on_import.py").write_text("\nlen(5)\n")
     spec = make(binding="entry: breaks_on_import:double")
-    with pytest.raises(BindingError, match="TypeError") as caught:
+    with pytest.raises(SpecError, match="TypeError") as caught:
         bind(spec, backend)
     assert "breaks_on_import.py:2" in str(caught.value)
 
@@ -282,7 +282,7 @@ def test_two_files_of_one_name_are_not_mixed_up(
     other.mkdir()
     (other / f"{first.entry.split(':')[0]}.py").write_text(_CODE)
     (other / "product.yaml").write_text(first.path.read_text())
-    with pytest.raises(BindingError, match="already loaded from"):
+    with pytest.raises(SpecError, match="already loaded from"):
         bind(load_spec(other / "product.yaml"), backend)
 
 

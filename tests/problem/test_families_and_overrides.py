@@ -62,7 +62,7 @@ def test_a_users_family_loads_from_beside_its_spec(users_spec):
         ("users_own_family:Half", "has no method compile_key; a family has lint"),
         ("users_own_family:Broken", "cannot be made: OSError: no luck"),
         ("users_own_family:constant", "is not a class"),
-        ("no_such_family:Mine", "cannot be imported: ModuleNotFoundError"),
+        ("no_such_family:Mine", "no module 'no_such_family'; looked in"),
     ],
 )
 def test_a_family_that_cannot_be_used_is_an_issue_at_problem(users_spec, problem, words):

@@ -8,13 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.backends import Backend, backend_named
-from tlmatrix.backend.errors import (
-    BackendUnavailableError,
-    BindingError,
-    EntryError,
-    user_traceback,
-)
-from tlmatrix.backend.resolve import make_importable, resolve
+from tlmatrix.backend.errors import BackendUnavailableError, BindingError, EntryError
 
 if TYPE_CHECKING:
     from tlmatrix.backend.axes import refuse_unknown_axes
@@ -29,10 +23,7 @@ __all__ = [
     "backend_named",
     "bind",
     "execute",
-    "make_importable",
     "refuse_unknown_axes",
-    "resolve",
-    "user_traceback",
 ]
 
 

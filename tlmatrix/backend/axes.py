@@ -6,11 +6,11 @@ import inspect
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.errors import BindingError
-from tlmatrix.problem.loading import load
-from tlmatrix.problem.words import nearest
 from tlmatrix.spec.expressions import Expression
+from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.models import DeclaredProblem
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
 from tlmatrix.backend.errors import BackendUnavailableError
 from tlmatrix.config import BACKENDS
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -117,9 +117,7 @@ def backend_named(name: str = "auto") -> Backend:
         BackendUnavailableError: `cuda` was asked for and there is no GPU.
     """
     if name not in BACKENDS:
-        near = get_close_matches(name, BACKENDS, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"no backend {name!r}{meant} There are: {', '.join(BACKENDS)}")
+        raise ValueError(f"no backend {name!r}{suggestion(name, BACKENDS, 'There are')}")
     import torch
 
     if name == "interpreter" or (name == "auto" and not torch.cuda.is_available()):

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tlmatrix.backend.errors import BindingError, EntryError
-from tlmatrix.backend.resolve import make_importable, resolve
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.spec.expressions import Expression, ExpressionError
+from tlmatrix.spec.importing import load, make_importable
 from tlmatrix.spec.values import canonical
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     import inspect
@@ -60,13 +60,14 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     """Import what the spec names and check that it can be called; nothing is called yet.
 
     Raises:
-        BindingError: the entry or factory is not there, or is not callable.
+        SpecError: the entry or factory is not there.
+        BindingError: it is not callable.
     """
     make_importable(spec.path, roots)
     where = "entry" if spec.entry is not None else "factory"
     target = spec.entry if spec.entry is not None else spec.factory
     assert target is not None
-    found = resolve(spec, where, target)
+    found = load(spec, (where,), target)
     if not callable(found):
         kind = type(found).__name__
         raise BindingError(
@@ -147,11 +148,6 @@ def _misfit(spec: Spec, message: str) -> BindingError:
     return BindingError([spec.issue((where,), f"{where}: {target!r}: {message}")])
 
 
-def _nearest(name: str, offered: Iterable[str]) -> str:
-    near = get_close_matches(name, sorted(offered), n=1)
-    return f"; did you mean {near[0]!r}?" if near else "."
-
-
 def _named(spec: Spec, results: object, returns: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """Name what a call gave back: one tensor, or several in the order of `returns`."""
     found = results if isinstance(results, tuple | list) else (results,)
@@ -206,8 +202,8 @@ class _Entry:
             ):
                 raise _misfit(
                     self.spec,
-                    f"no value for its parameter {name!r}{_nearest(name, names)} Known names: "
-                    + ", ".join(sorted(names)),
+                    f"no value for its parameter {name!r}"
+                    + suggestion(name, sorted(names), "Known names"),
                 )
         return arguments
 
@@ -245,8 +241,7 @@ class _Factory:
                     self.spec.issue(
                         ("returns",),
                         f"returns: the problem has no output {name!r}"
-                        f"{_nearest(name, problem.outputs)} Its outputs: "
-                        + ", ".join(problem.outputs),
+                        + suggestion(name, problem.outputs, "Its outputs"),
                     )
                 ]
             )
@@ -262,8 +257,8 @@ class _Factory:
                 [
                     self.spec.issue(
                         ("call", index),
-                        f"call: the problem has no {name!r}{_nearest(name, names)} Known names: "
-                        + ", ".join(sorted(names)),
+                        f"call: the problem has no {name!r}"
+                        + suggestion(name, sorted(names), "Known names"),
                     )
                 ]
             )
@@ -323,7 +318,7 @@ class _Factory:
                         self.spec.issue(
                             ("compile", name),
                             f"compile: {self.spec.factory!r} has no parameter {name!r}"
-                            f"{_nearest(name, parameters)} It takes: {', '.join(parameters)}",
+                            + suggestion(name, parameters, "It takes"),
                         )
                     ]
                 )

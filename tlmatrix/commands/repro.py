@@ -41,9 +41,10 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
         UsageError: there is no such spec or case, or the values are no values of its axes.
         SpecError: the spec is wrong.
     """
-    from tlmatrix.backend import BackendUnavailableError, backend_named, make_importable
+    from tlmatrix.backend import BackendUnavailableError, backend_named
     from tlmatrix.run.result import Status
     from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.importing import make_importable
     from tlmatrix.spec.loader import load_spec
 
     path, _, case_id = arguments.case.partition("::")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.resolve import make_importable
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.run.plan import Plan, plan
+from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.loader import find_specs, load_spec
 

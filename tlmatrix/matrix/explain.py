@@ -12,8 +12,8 @@ from tlmatrix.matrix.fixed import broken_rules, fixed_cases
 from tlmatrix.matrix.ledger import concerns
 from tlmatrix.matrix.rejects import reject_cases
 from tlmatrix.matrix.tiers import plan_of
-from tlmatrix.spec.messages import suggestion
 from tlmatrix.spec.values import canonical, label
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from tlmatrix.matrix.space import Constraint
 from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.messages import suggestion
 from tlmatrix.spec.values import label
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -62,8 +62,8 @@ class SpecFile(pytest.File):
         Raises:
             SpecError: the spec is wrong, or has no case.
         """
-        from tlmatrix.backend import make_importable
         from tlmatrix.run.plan import plan
+        from tlmatrix.spec.importing import make_importable
         from tlmatrix.spec.loader import load_spec
 
         state = state_of(self.config)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from tlmatrix.problem.loading import load, refuse
 from tlmatrix.problem.model import (
     Cost,
     Dim,
@@ -19,7 +18,8 @@ from tlmatrix.problem.model import (
     Tensors,
 )
 from tlmatrix.problem.override import override
-from tlmatrix.problem.words import nearest
+from tlmatrix.spec.importing import load, refuse
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec

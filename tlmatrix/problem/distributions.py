@@ -11,8 +11,8 @@ import math
 import random
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.dtypes import dtype_named
-from tlmatrix.problem.words import nearest
+from tlmatrix.spec.dtypes import dtype_named
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.words import nearest
 from tlmatrix.spec.expressions import Expression, ExpressionError
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.problem.dtypes import explain_dtype, torch_dtype
-from tlmatrix.problem.words import nearest
+from tlmatrix.spec.dtypes import explain_dtype, torch_dtype
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     import torch

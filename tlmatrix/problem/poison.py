@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tlmatrix.problem.dtypes import dtype_named
+from tlmatrix.spec.dtypes import dtype_named
 
 __all__ = ["huge"]
 

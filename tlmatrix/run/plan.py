@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.matrix import expand, expired, reject_cases
 from tlmatrix.problem import family_for
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.messages import suggestion
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

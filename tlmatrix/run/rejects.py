@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend import EntryError, user_traceback
+from tlmatrix.backend import EntryError
 from tlmatrix.check.finding import Finding
+from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,15 +18,15 @@ from tlmatrix.backend import (
     backend_named,
     bind,
     execute,
-    make_importable,
     refuse_unknown_axes,
-    user_traceback,
 )
 from tlmatrix.check.finding import Finding
 from tlmatrix.run.rejects import judge_reject, reject_problem
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.run.returned import narrowed
+from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

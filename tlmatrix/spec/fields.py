@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ARCH",
     "CHECKS",
-    "DTYPES",
     "EXCEPTION",
     "FAMILIES",
     "IDENTIFIER",
@@ -60,13 +59,6 @@ __all__ = [
 
 FAMILIES = ("attention", "gemm")
 """Problem families that a spec can name by a bare word."""
-
-DTYPES = (
-    "float16", "bfloat16", "float32", "float64",
-    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
-)  # fmt: skip
-"""Names of dtypes, as PyTorch spells them."""
 
 STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
 """The strategies, with 3-wise to stand for t-wise of any t."""

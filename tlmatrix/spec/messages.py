@@ -6,7 +6,6 @@ does, and guesses what was meant.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
@@ -16,6 +15,7 @@ from tlmatrix.spec.expressions import ExpressionError, shorten
 from tlmatrix.spec.flow import flow
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.nodes import ScalarNode
+from tlmatrix.words import guess, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.nodes import Document
 
-__all__ = ["dotted", "guess", "issue_of", "models_within", "show", "suggestion"]
+__all__ = ["dotted", "issue_of", "models_within", "show"]
 
 Path = tuple[str | int, ...]
 
@@ -52,24 +52,6 @@ _PATTERNS = {
     fields.ARCH: "must be an architecture such as sm_90, or interpreter",
     fields.STRATEGY: "must be product, zip, pairwise, t-wise (such as 3-wise), sample or first",
 }
-
-
-def guess(word: object, known: Iterable[str]) -> str | None:
-    """The name most like `word`, if one is like it."""
-    names = list(known)
-    text = str(word)
-    if found := difflib.get_close_matches(text, names, n=1, cutoff=0.6):
-        return found[0]
-    folded = {name.lower().replace("_", ""): name for name in names}
-    return folded.get(text.lower().replace("_", "").replace("-", ""))
-
-
-def suggestion(word: object, known: Iterable[str], what: str) -> str:
-    """`; did you mean 'where'? keys here: ...`, to end a message about an unknown word."""
-    names = list(known)
-    near = guess(word, names)
-    meant = f"; did you mean {near!r}?" if near else "."
-    return f"{meant} {what}: {', '.join(names) if names else 'none'}"
 
 
 def show(value: Any) -> str:  # noqa: ANN401 - whatever the file holds

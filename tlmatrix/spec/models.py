@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Priv
 
 from tlmatrix.spec.fields import (
     CHECKS,
-    DTYPES,
     FAMILIES,
     Argument,
     AxisValue,
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKS",
-    "DTYPES",
     "FAMILIES",
     "Allowance",
     "AllowanceChange",

@@ -13,11 +13,13 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.spec.dtypes import DTYPES
 from tlmatrix.spec.expressions import FUNCTIONS, WORDS, Expression, ExpressionError
-from tlmatrix.spec.messages import show, suggestion
-from tlmatrix.spec.models import DTYPES, FAMILIES, DeclaredProblem
+from tlmatrix.spec.messages import show
+from tlmatrix.spec.models import FAMILIES, DeclaredProblem
 from tlmatrix.spec.parts import DEFAULT_TIERS
 from tlmatrix.spec.values import canonical, label
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -14,8 +14,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.distributions import explain_distribution
-from tlmatrix.problem.dtypes import explain_dtype
-from tlmatrix.problem.words import nearest
+from tlmatrix.spec.dtypes import explain_dtype
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from tlmatrix.spec.values import Value

@@ -13,9 +13,9 @@ from tlmatrix.problem.attention.inputs import draw_operands
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.distributions import choose
-from tlmatrix.problem.dtypes import dtype_named, torch_dtype
 from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
+from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

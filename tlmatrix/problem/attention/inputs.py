@@ -8,7 +8,7 @@ import torch
 
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.distributions import draw, generator, other
-from tlmatrix.problem.dtypes import torch_dtype
+from tlmatrix.spec.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from tlmatrix.problem.attention.axes import Setting

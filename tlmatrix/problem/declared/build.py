@@ -13,13 +13,13 @@ import torch
 from tlmatrix.problem.declared.family import declared
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose, draw, generator
-from tlmatrix.problem.dtypes import DTYPES, torch_dtype
 from tlmatrix.problem.frame import tile_edges
-from tlmatrix.problem.loading import load, refuse
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.relate import repeated
-from tlmatrix.problem.words import nearest
+from tlmatrix.spec.dtypes import DTYPES, torch_dtype
+from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.models import OutputDecl
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.distributions import explain_distribution
-from tlmatrix.problem.dtypes import DTYPES
 from tlmatrix.problem.frame import Frame, compile_key, places
 from tlmatrix.problem.naming import lint_arguments
+from tlmatrix.spec.dtypes import DTYPES
 from tlmatrix.spec.models import DeclaredProblem
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.distributions import explain_distribution
-from tlmatrix.problem.dtypes import explain_dtype
 from tlmatrix.problem.frame import places
 from tlmatrix.problem.naming import lint_arguments, lint_results
+from tlmatrix.spec.dtypes import explain_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

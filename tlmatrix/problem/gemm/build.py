@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.distributions import choose, draw, generator
-from tlmatrix.problem.dtypes import dtype_named, torch_dtype
 from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, Relation, TensorInfo
 from tlmatrix.problem.poison import huge
 from tlmatrix.problem.relate import chooser, permutation, repeated, untouched
+from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

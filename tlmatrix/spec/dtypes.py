@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.words import nearest
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -44,10 +44,10 @@ DTYPES = {
         DType("float8_e5m2", 2.0**-3, 57344.0, 1),
         DType("float8_e5m2fnuz", 2.0**-3, 57344.0, 1),
         DType("int8", 0, 0, 1),
-        DType("uint8", 0, 0, 1),
         DType("int16", 0, 0, 2),
         DType("int32", 0, 0, 4),
         DType("int64", 0, 0, 8),
+        DType("uint8", 0, 0, 1),
         DType("uint16", 0, 0, 2),
         DType("uint32", 0, 0, 4),
         DType("uint64", 0, 0, 8),

@@ -1,26 +1,26 @@
 """From `package.module:attribute` in a spec to the object, with an error a user can act on.
 
-A spec may stand beside the file of its kernel, with no packaging: the spec's own folder comes
-first on the import path, then the working directory and the root of the project.
+A spec may stand beside the file it names, with no packaging: the spec's own folder comes first
+on the import path, then the working directory and the root of the project.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.errors import BindingError, user_traceback
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.tracebacks import user_traceback
+from tlmatrix.words import guess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.models import Spec
 
-__all__ = ["make_importable", "resolve"]
+__all__ = ["load", "make_importable", "refuse"]
 
 
 def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
@@ -34,21 +34,27 @@ def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
             sys.path.insert(0, text)
 
 
-def resolve(spec: Spec, field: str, target: str) -> object:
-    """The object that `target`, the value of the spec's `field`, names.
+def refuse(spec: Spec, path: tuple[str | int, ...], message: str) -> SpecError:
+    """One issue at a place of the spec, as an error to raise."""
+    return SpecError([spec.issue(path, message)])
+
+
+def load(spec: Spec, path: tuple[str | int, ...], target: str) -> object:
+    """The object that `target`, the spec's value at `path`, names.
 
     Raises:
-        BindingError: no such module or attribute, the module raises while it is imported, or
-            another module of that name is already loaded from another folder.
+        SpecError: no such module or attribute, the module raises while it is imported, or
+            another module of that name is already loaded from another folder; the issue stands
+            at `path`.
     """
 
-    def wrong(message: str) -> BindingError:
-        issue: Issue = spec.issue((field,), f"{field}: {target!r}: {message}")
-        return BindingError([issue])
+    def wrong(message: str) -> SpecError:
+        return refuse(spec, path, f"{'.'.join(map(str, path))}: {target!r}: {message}")
 
     module_name, _, attributes = target.partition(":")
     if not module_name or not attributes:
         raise wrong('write "package.module:attribute"')
+    make_importable(spec.path)
     _refuse_namesake(spec, module_name, wrong)
     try:
         found: object = importlib.import_module(module_name)
@@ -66,9 +72,8 @@ def resolve(spec: Spec, field: str, target: str) -> object:
     place = module_name
     for name in attributes.split("."):
         if not hasattr(found, name):
-            offered = [item for item in dir(found) if not item.startswith("_")]
-            near = get_close_matches(name, offered, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
+            near = guess(name, [item for item in dir(found) if not item.startswith("_")])
+            meant = f"; did you mean {near!r}?" if near else ""
             raise wrong(f"{place} has no {name!r}{meant}")
         found = getattr(found, name)
         place = f"{place}.{name}"
@@ -79,16 +84,16 @@ def _missing_module(spec: Spec, name: str) -> str:
     folder = spec.path.resolve().parent
     neighbours = [path.stem for path in folder.glob("*.py")]
     neighbours += [path.name for path in folder.iterdir() if (path / "__init__.py").exists()]
-    near = get_close_matches(name, neighbours, n=1)
+    near = guess(name, neighbours)
     if near:
-        return f"no module {name!r}; did you mean {near[0]!r}?"
+        return f"no module {name!r}; did you mean {near!r}?"
     return (
         f"no module {name!r}; looked in the spec's folder, the working directory and what is "
         "installed. Put the file beside the spec, or install its package"
     )
 
 
-def _refuse_namesake(spec: Spec, module_name: str, wrong: Callable[[str], BindingError]) -> None:
+def _refuse_namesake(spec: Spec, module_name: str, wrong: Callable[[str], SpecError]) -> None:
     """Two folders with a `kernel.py` each: Python would quietly give the first to both specs."""
     top = module_name.partition(".")[0]
     loaded = sys.modules.get(top)

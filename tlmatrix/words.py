@@ -1,0 +1,38 @@
+"""How a message about an unknown word points at the one that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["guess", "nearest", "suggestion"]
+
+
+def guess(word: object, known: Iterable[str]) -> str | None:
+    """The name most like `word`, if one is like it."""
+    names = list(known)
+    text = str(word)
+    if found := difflib.get_close_matches(text, names, n=1, cutoff=0.6):
+        return found[0]
+    folded = {name.lower().replace("_", ""): name for name in names}
+    return folded.get(text.lower().replace("_", "").replace("-", ""))
+
+
+def suggestion(word: object, known: Iterable[str], what: str) -> str:
+    """`; did you mean 'where'? Keys here: ...`, to end a message about an unknown word."""
+    names = list(known)
+    near = guess(word, names)
+    meant = f"; did you mean {near!r}?" if near else "."
+    return f"{meant} {what}: {', '.join(names) if names else 'none'}"
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`; did you mean 'float16'?`, or the list of what is known where nothing is near."""
+    names = sorted(set(known))
+    near = guess(word, names)
+    if near:
+        return f"; did you mean {near!r}?"
+    return f"; known: {', '.join(names)}" if names else ""
