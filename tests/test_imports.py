@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from importlinter import cli as import_linter
@@ -32,3 +34,14 @@ def test_module_imports_without_torch_or_tilelang(module):
         [sys.executable, "-c", script], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_package_is_installed():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    written = {
+        ".".join(file.parent.relative_to(root).parts).replace("kernels", "tlmatrix_kernels", 1)
+        for folder in ("tlmatrix", "kernels")
+        for file in (root / folder).rglob("__init__.py")
+    }
+    assert set(project["tool"]["setuptools"]["packages"]) == written

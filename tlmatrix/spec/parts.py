@@ -210,7 +210,7 @@ class Reject(Model):
     set: CaseValues = Field(
         description="What is bad: axes and other arguments of the entry with their bad values. "
         "A tensor can get another dtype or device (`k.dtype: float64`), or another shape "
-        "(`k: {shape: [3, 5]}`). Other axes take their first value.",
+        "(`k: {shape: [3, 5]}`). Other axes take their first values that obey the `where` rules.",
         examples=[{"groups": 0}, {"k.dtype": "float64"}, {"k": {"shape": [3, 5]}}],
     )
     raises: Annotated[str, Field(pattern=EXCEPTION)] = Field(
