@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.dlpack import from_dlpack
 
 from tlmatrix.check.bits import INT_OF_SIZE, alike
 from tlmatrix.check.finding import Finding
@@ -102,8 +101,8 @@ class _Fence:
         A view would have an offset into its storage, and PyTorch itself assumes that fresh
         memory has none (the backward of an in-place slice assignment does).
         """
-        own = from_dlpack(self.memory[self.start : self.end])
-        return own.untyped_storage()
+        own: torch.UntypedStorage = self.halves.untyped_storage()[self.start : self.end]
+        return own
 
     @property
     def sides(self) -> torch.Tensor:
@@ -176,8 +175,10 @@ class Guards:
         extent = _extent(like) * like.element_size()
         room = _PAD + -(-(extent + 1) // ALIGNMENT) * ALIGNMENT + _PAD
         halves = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device)
-        halves.fill_(_CANARY)
         start = -halves.data_ptr() % ALIGNMENT + _PAD
+        # What lies between is filled by who asked for it.
+        halves[: start // 2].fill_(_CANARY)
+        halves[(start + extent) // 2 :].fill_(_CANARY)
         fence = _Fence(halves, start, start + extent, label, like.element_size())
         self._fences.append(fence)
         result = torch.empty(0, dtype=like.dtype, device=like.device)
@@ -324,10 +325,7 @@ def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _fill_poison(tensor: torch.Tensor) -> None:
-    pattern = _POISON.get(tensor.dtype)
-    if pattern is None:
-        return
-    _flat(tensor).fill_(pattern)
+    _flat(tensor).fill_(_POISON.get(tensor.dtype, _CANARY))
 
 
 def _caller() -> tuple[str, int]:

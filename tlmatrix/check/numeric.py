@@ -57,7 +57,7 @@ def judged(name: str, got: torch.Tensor, yardstick: Yardstick) -> Deviation | No
 
 def _surely_within(name: str, got: torch.Tensor, yardstick: Yardstick) -> bool:
     reference, regions = yardstick.reference[name], yardstick.regions(name)
-    largest, root = regions.distances(got, reference)
+    largest, root = yardstick.distances(name, got)
     if yardstick.least(name).allows(largest, root, regions):
         return True
     if bool(largest.isnan().any()):

@@ -50,7 +50,8 @@ class Regions:
     """The regions of a tensor with these dims: every combination of its dims' regions.
 
     Reductions return one value a region, of shape `shape`: a dimension keeps one entry for each
-    of its regions, and has size 1 where it lies inside a region.
+    of its regions, and has size 1 where it lies inside a region. Several tensors of the same
+    dims may be reduced at once, stacked along dimensions in front of them.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Regions:
     ) -> None:
         """The regions of `dims`; a packed dim that one of `others` has is not counted again."""
         self._packed: dict[int, _Packed] = {}
-        self._inside = tuple(axis for axis, dim in enumerate(dims) if dim.region is None)
+        # Axes count from the last, for there may be more in front.
+        self._inside = tuple(a - len(dims) for a, dim in enumerate(dims) if dim.region is None)
         self._segments: dict[int, torch.Tensor] = {}
         shape, size = [1] * len(dims), 1
         counts: list[torch.Tensor] = []
@@ -76,7 +78,7 @@ class Regions:
                 packed = _packed(dim, device) if packed is None else packed
                 self._packed[id(dim)] = packed
                 shape[axis] = len(packed.sizes)
-                self._segments[axis] = packed.index
+                self._segments[axis - len(dims)] = packed.index
                 row = [-1 if at == axis else 1 for at in range(len(dims))]
                 counts.append(packed.sizes.reshape(row))
         elements = torch.full(shape, float(size), dtype=torch.float64)
@@ -114,14 +116,14 @@ class Regions:
 
     def _extreme(self, values: torch.Tensor, which: Literal["amax", "amin"]) -> torch.Tensor:
         if values.numel() == 0:
-            return values.new_zeros(self.shape)
+            return values.new_zeros(*values.shape[: values.ndim - self.elements.ndim], *self.shape)
         if self._inside:
             reduce = torch.amax if which == "amax" else torch.amin
             values = reduce(values, self._inside, keepdim=True)
         for axis, index in self._segments.items():
             shape = list(values.shape)
             shape[axis] = self.shape[axis]
-            along = index.reshape([-1 if at == axis else 1 for at in range(values.ndim)])
+            along = index.reshape(-1, *[1] * (-axis - 1))
             values = values.new_zeros(shape).scatter_reduce_(
                 axis, along.expand(values.shape), values, which, include_self=which == "amax"
             )
@@ -140,18 +142,41 @@ class Regions:
         return self.sum(squares).div_(self._divisor).sqrt_()
 
     def distances(
-        self, got: torch.Tensor, reference: torch.Tensor, *, finite: bool = False
+        self, got: torch.Tensor, reference: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Largest |got - reference| of each region, and its root mean square; 0 where empty.
 
-        NaN where a distance is: for equal infinities too. With `finite`, a distance that is no
-        finite number counts as 0.
+        NaN where a distance is: for equal infinities too.
         """
+        largest, root = self._distances((got,), reference)
+        return largest[0], root[0]
+
+    def both_distances(
+        self, got: torch.Tensor, low: torch.Tensor, reference: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """`distances` of `got` and of `low`, for little more than those of one.
+
+        Of `low`, a distance that is no finite number counts as 0.
+        """
+        largest, root = self._distances((got, low), reference)
+        mine, its = (largest[0], root[0]), (largest[1], root[1])
+        # A norm that is finite has only finite terms.
+        if not bool(root[1].isfinite().all()):
+            error = torch.nan_to_num(low.double() - reference, nan=0.0, posinf=0.0, neginf=0.0)
+            its = self.largest(error.abs_()), self.rms(error, error)
+        return mine, its
+
+    def _distances(
+        self, results: tuple[torch.Tensor, ...], reference: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`distances` of every result."""
+        count = len(results)
         if self._columns == 1:
-            error = _size(got.double() - reference, finite=finite)
-            return self.largest(error), self.rms(error)
-        largest, norms = _by_row(got, reference, finite=finite)
-        rows = (*reference.shape[:-1], 1)
+            error = torch.stack([result.detach().double() for result in results])
+            error.sub_(reference).abs_()
+            return self.largest(error), self.rms(error, error)
+        largest, norms = _by_row(results, reference)
+        rows = (count, *reference.shape[:-1], 1)
         squares = self.sum(norms.square_().view(rows))
         return self.largest(largest.view(rows)), squares.div_(self._divisor).sqrt_()
 
@@ -167,26 +192,36 @@ class Regions:
 
 
 def _by_row(
-    got: torch.Tensor, reference: torch.Tensor, *, finite: bool
+    results: tuple[torch.Tensor, ...], reference: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest distance and root of the sum of squares along the last dimension, row after row."""
-    width = reference.shape[-1]
-    got, reference = got.detach().reshape(-1, width), reference.reshape(-1, width)
+    """Largest distance and root of the sum of squares along the last dimension, row after row.
+
+    Both [results, rows].
+    """
+    width, count = reference.shape[-1], len(results)
+    reference = reference.reshape(-1, width)
     rows = len(reference)
     step = max(1, _PIECE // width) if reference.device.type == "cpu" else rows
-    largest, norms = torch.empty(2, rows, dtype=torch.float64, device=reference.device)
-    scratch = torch.empty(min(step, rows), width, dtype=torch.float64, device=reference.device)
-    for begin in range(0, rows, step):
-        end = min(begin + step, rows)
-        error = scratch[: end - begin].copy_(got[begin:end]).sub_(reference[begin:end])
-        _size(error, finite=finite)
-        torch.linalg.vector_norm(error, dim=1, out=norms[begin:end])
-        torch.amax(error, 1, out=largest[begin:end])
+    step = max(1, min(step, rows))
+    largest, norms = reference.new_empty(2, count, rows)
+    scratch = reference.new_empty(count, step, width)
+    places = scratch.unbind()
+    tensors = [result.detach().reshape(-1, width) for result in results]
+    pieces = [tensor.split_with_sizes(_steps(rows, step)) for tensor in (*tensors, reference)]
+    parts = (totals.split_with_sizes(_steps(rows, step), 1) for totals in (largest, norms))
+    for of_largest, of_norms, expected, *got in zip(*parts, pieces[-1], *pieces[:-1], strict=True):
+        if len(expected) != step:
+            scratch = scratch[:, : len(expected)]
+            places = scratch.unbind()
+        for place, piece in zip(places, got, strict=True):
+            place.copy_(piece)
+        torch.sub(scratch, expected, out=scratch).abs_()
+        torch.linalg.vector_norm(scratch, dim=2, out=of_norms)
+        torch.amax(scratch, 2, out=of_largest)
     return largest, norms
 
 
-def _size(error: torch.Tensor, *, finite: bool) -> torch.Tensor:
-    """Absolute values, in place."""
-    if finite:
-        torch.nan_to_num_(error, nan=0.0, posinf=0.0, neginf=0.0)
-    return error.abs_()
+def _steps(rows: int, step: int) -> list[int]:
+    """The lengths of pieces of `step` rows, the last of what is left."""
+    whole, left = divmod(rows, step)
+    return [step] * whole + [left] * bool(left)

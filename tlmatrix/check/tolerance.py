@@ -51,7 +51,7 @@ import torch
 from tlmatrix.check.regions import Regions
 
 if TYPE_CHECKING:
-    from tlmatrix.problem.model import Problem, TensorInfo
+    from tlmatrix.problem.model import Dim, Problem, TensorInfo
     from tlmatrix.spec.models import Allowance, Tolerance
 
 __all__ = ["Least", "Limits", "Yardstick", "limits"]
@@ -217,6 +217,8 @@ class Yardstick:
         self._arch = arch
         self._allowances: dict[str, Allowance] = {}
         self._regions: dict[str, Regions] = {}
+        self._regions_of: dict[tuple[tuple[bool, int], ...], Regions] = {}
+        self._dims: list[tuple[Dim, ...]] = []  # whose identities are keys there
         self._limits: dict[str, Limits] = {}
         self._least: dict[str, Least] = {}
         self._least_with_floor: dict[str, Least] = {}
@@ -252,9 +254,25 @@ class Yardstick:
         """The regions of the output or gradient of that name."""
         if name not in self._regions:
             dims = self.problem.outputs[name].dims
-            device = self.reference[name].device
-            self._regions[name] = Regions(dims, device, self._regions.values())
+            # Two tensors whose dims have the same regions, as out and dq, share them.
+            key = tuple(
+                (True, id(dim)) if dim.region is not None else (False, dim.size) for dim in dims
+            )
+            if key not in self._regions_of:
+                device = self.reference[name].device
+                self._dims.append(dims)
+                self._regions_of[key] = Regions(dims, device, self._regions_of.values())
+            self._regions[name] = self._regions_of[key]
         return self._regions[name]
+
+    def distances(self, name: str, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`Regions.distances` of a result; what `least` needs is found at the same time."""
+        regions, low = self.regions(name), self.lowp.get(name)
+        if name in self._least or low is None or not low.numel():
+            return regions.distances(got, self.reference[name])
+        mine, its = regions.both_distances(got, low, self.reference[name])
+        self._least[name] = self._make_least(name, *its)
+        return mine
 
     def least(self, name: str) -> Least:
         """What its limits allow whatever their floors, which is cheap to know."""
@@ -262,12 +280,15 @@ class Yardstick:
             regions, low = self.regions(name), self.lowp.get(name)
             largest = root = torch.zeros_like(regions.elements)
             if low is not None and low.numel():
-                largest, root = regions.distances(low, self.reference[name], finite=True)
-            factor = self._allowance(name).factor
-            self._least[name] = Least(
-                largest * factor, root * factor, regions.rms_of_all(root) * factor
-            )
+                reference = self.reference[name]
+                _, (largest, root) = regions.both_distances(low, low, reference)
+            self._least[name] = self._make_least(name, largest, root)
         return self._least[name]
+
+    def _make_least(self, name: str, largest: torch.Tensor, root: torch.Tensor) -> Least:
+        factor = self._allowance(name).factor
+        whole = self.regions(name).rms_of_all(root)
+        return Least(largest * factor, root * factor, whole * factor)
 
     def least_with_floor(self, name: str) -> Least:
         """The same with the least that any floor of the tensor comes to."""

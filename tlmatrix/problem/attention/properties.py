@@ -21,9 +21,9 @@ from tlmatrix.problem.attention.sequences import (
     of_sequences,
     other_operands,
     parts,
+    preceded,
     selected,
     some_sequence,
-    with_parts,
 )
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.relate import chooser, permutation
@@ -119,8 +119,7 @@ def _extended(case: Attention) -> Iterator[Relation]:
     """One more sequence in front, so that every other one starts elsewhere in memory."""
     setting = case.setting
     model = some_sequence(case, chooser(case.frame.seed).random())
-    order = [model, *range(setting.batch)]
-    longer = with_parts(selected(case, order), {0: other_operands(case, [model])})
+    longer = preceded(case, model, other_operands(case, [model]))
     if not case.frame.obeys(longer.frame.values):
         return
     keep = range(1, setting.batch + 1)

@@ -24,6 +24,7 @@ __all__ = [
     "of_sequences",
     "other_operands",
     "parts",
+    "preceded",
     "selected",
     "selected_setting",
     "some_sequence",
@@ -75,6 +76,17 @@ def selected(case: Attention, order: Sequence[int]) -> Attention:
     return _with_lengths(replace(case, operands=operands), selected_setting(setting, order))
 
 
+def preceded(case: Attention, model: int, first: Operands) -> Attention:
+    """The case with one more sequence in front, `first`, as long as its sequence `model`."""
+    setting = case.setting
+    order = [model, *range(setting.batch)]
+    made = {
+        name: joined(setting, name, [_operand(first, name), _operand(case.operands, name)])
+        for name in _OPERANDS
+    }
+    return _with_lengths(case.changed(**made), selected_setting(setting, order))
+
+
 def _with_lengths(case: Attention, setting: Setting) -> Attention:
     """The case with another setting, whose lengths its values are made to say."""
     values = dict(case.frame.values)
@@ -116,11 +128,25 @@ def some_sequence(case: Attention, fraction: float) -> int:
 def of_sequences(setting: Setting, tensors: Tensors, *, keep: Sequence[int]) -> Tensors:
     """What belongs to the sequences `keep`; dsink belongs to all and is left out."""
     found = {}
+    run = range(keep[0], keep[-1] + 1) if keep else range(0)
     for name, tensor in tensors.items():
-        if name != "dsink":
+        if name == "dsink":
+            continue
+        if keep and list(keep) == list(run):
+            found[name] = _run(setting, name, tensor, run)
+        else:
             pieces = parts(setting, name, tensor)
             found[name] = joined(setting, name, [pieces[number] for number in keep])
     return found
+
+
+def _run(setting: Setting, name: str, tensor: torch.Tensor, run: range) -> torch.Tensor:
+    """What belongs to sequences that follow one another: a view."""
+    if not setting.packed:
+        return tensor[run.start : run.stop]
+    starts = setting.starts_k if name in _OF_KEYS else setting.starts_q
+    begin = starts[run.start]
+    return tensor.narrow(_dim(setting, name), begin, starts[run.stop] - begin)
 
 
 def head_dim(setting: Setting, name: str) -> int:
