@@ -1,6 +1,12 @@
 """What all tests share."""
 
+import os
+
 import pytest
+
+# Before anything imports numpy or torch: workers share the cores, so each has one thread.
+for _library in ("OMP", "MKL", "OPENBLAS"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items):

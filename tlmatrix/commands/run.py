@@ -59,8 +59,8 @@ def _pytest_arguments(arguments: argparse.Namespace, paths: list[Path], tier: st
     # A project's own default options (coverage, verbosity, warnings as errors) are meant for
     # its own tests, and its assertions are not ours to rewrite.
     words += ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:warnings", "--assert=plain"]
-    # Its summary alone takes most of a second to import.
-    words += ["-p", "no:hypothesispytest", "-n", arguments.workers]
+    # The summary of the one takes most of a second to import; the other warns of workers.
+    words += ["-p", "no:hypothesispytest", "-p", "no:benchmark", "-n", arguments.workers]
     words += ["--tlmatrix-tier", tier]
     for option, value in (
         ("--tlmatrix-backend", arguments.backend),
