@@ -130,7 +130,7 @@ class TileOpMixin(CallMixin):
                 f"{src.buf.code}, {src.buf.codec}, {src.dims_code}, "
                 f"rounding={rounding}, safe={src.buf.safe}, "
                 f"src_name={src.buf.name!r}, dst_name={dst.buf.name!r}, "
-                f"src_units={self.guarded(src.buf)}, dst_units={self.guarded(dst.buf)})"
+                f"src_units={self.skips(src.buf)}, dst_units={self.skips(dst.buf)})"
             )
 
     def _matched(self, src: Region, dst: Region) -> tuple[Region, Region]:
@@ -213,13 +213,13 @@ class TileOpMixin(CallMixin):
         value = self.cast(self.scalar(node.args[1], "a fill with a value"), buf.dtype)
         if buf.lane_axes:
             raise self.refuse(f"T.fill of {buf.name} in a parallel loop")
-        if region.conditions and not self.guarded(buf):
+        if region.conditions and not self.skips(buf):
             view = self.checked_view(region)
         elif region.conditions or buf.codec:
             self._check_region_constants(region)
             self.w.line(
                 f"store_block({buf.code}, {buf.codec}, {region.dims_code}, {value.code}, None, "
-                f"{buf.name!r}, {self.guarded(buf)})"
+                f"{buf.name!r}, {self.skips(buf)})"
             )
             return
         else:
@@ -324,7 +324,7 @@ class TileOpMixin(CallMixin):
         self._check_region_constants(dst)
         buf = dst.buf
         # Predicated like T.copy on its ranges; a single index is guarded in global memory only.
-        guard = self.guarded(buf) or all(d.extent is not None for d in dst.dims)
+        guard = self.skips(buf) or all(d.extent is not None for d in dst.dims)
         self.w.line(
             f"atomic_block({kind!r}, {buf.code}, {buf.codec}, {dst.dims_code}, {value}, None, "
             f"{buf.name!r}, {guard})"
