@@ -123,5 +123,7 @@ def test_profiling_is_refused():
 
         return main
 
+    profiler = fine().get_profiler()
+    profiler.assert_allclose(lambda: torch.ones(32))
     with pytest.raises(Unsupported, match="no GPU to time"):
-        fine().get_profiler()
+        profiler.do_bench()

@@ -8,7 +8,9 @@ shadows live as long as their originals, so a second context finds its kernels t
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
+import math
 import os
 import threading
 import weakref
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .codegen import generate
+from .errors import Unsupported
 from .kernel import InterpretedKernel, Loaded, load_program
 
 if TYPE_CHECKING:
@@ -150,6 +153,7 @@ def _install() -> None:
     import sys
 
     import tilelang
+    import torch
     from tilelang.autotuner.tuner import AutoTuneImpl
     from tilelang.jit import JITImpl
     from tilelang.language.eager.builder import Builder
@@ -162,6 +166,8 @@ def _install() -> None:
         _patch(JITImpl, name, _on_shadow)
     _patch(AutoTuneImpl, "__call__", _untuned)
     _patch(Builder, "set_fileline", _users_lines)
+    _patch(sys.modules["tilelang.profiler"], "do_bench", _untimed)
+    _patch(torch.cuda, "synchronize", _synchronous)
 
 
 def _remove() -> None:
@@ -256,15 +262,47 @@ def _untuned(original: Any) -> Any:
         if not _local.stack:
             return original(self, *args, **kwargs)
         only_compile = kwargs.pop("__return_kernel", False)
+        chosen: dict[str, Any] = {}
         configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
         if configs:
             first = configs[0] if isinstance(configs, (list, tuple)) else configs
             parameters = list(self.jit_impl.signature.parameters)
             given = {*parameters[: len(args)], *kwargs}
-            kwargs.update({k: v for k, v in first.items() if k in parameters and k not in given})
-        return (self.jit_impl.compile if only_compile else self.jit_impl)(*args, **kwargs)
+            chosen = {k: v for k, v in first.items() if k in parameters and k not in given}
+            kwargs.update(chosen)
+        found = (self.jit_impl.compile if only_compile else self.jit_impl)(*args, **kwargs)
+        if isinstance(found, InterpretedKernel):
+            # As after tuning, except that nothing was measured.
+            found.latency = found.ref_latency = math.nan
+            found.config = chosen
+        return found
 
     return call
+
+
+def _untimed(original: Any) -> Any:
+    """TileLang's benchmark: the interpreter's time says nothing of a GPU's."""
+
+    @functools.wraps(original)
+    def do_bench(*args: Any, **kwargs: Any) -> Any:
+        if _local.stack:
+            raise Unsupported("the interpreter does not model profiling: it has no GPU to time")
+        return original(*args, **kwargs)
+
+    return do_bench
+
+
+def _synchronous(original: Any) -> Any:
+    """Interpreted kernels are done when their call returns."""
+
+    @functools.wraps(original)
+    def synchronize(device: Any = None) -> None:
+        import torch
+
+        if not _local.stack or torch.cuda.is_available():
+            original(device)
+
+    return synchronize
 
 
 def _users_lines(original: Any) -> Any:

@@ -126,13 +126,17 @@ class InterpretedKernel:
             for p in self.prim_func.params
         ]
 
-    def get_profiler(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Profiling is refused: the interpreter's time says nothing of a GPU's.
+    def get_profiler(self, tensor_supply_type: Any = None) -> Any:
+        """TileLang's profiler of this kernel: it compares outputs, and has no time to give.
 
-        Raises:
-            Unsupported: always.
+        `assert_allclose` and the like run the kernel interpreted. `do_bench` raises
+        `Unsupported`, and answers NaN in a program run by `tlmatrix exec`.
         """
-        raise Unsupported("the interpreter does not model profiling: it has no GPU to time")
+        from tilelang.profiler import Profiler
+        from tilelang.utils.tensor import TensorSupplyType
+
+        supply = tensor_supply_type or TensorSupplyType.Auto
+        return Profiler(self.params, self.out_idx, supply).with_default_adapter(self)
 
     def __repr__(self) -> str:
         return f"<InterpretedKernel {self._program.name}>"
@@ -260,7 +264,7 @@ class InterpretedKernel:
             raise TypeError(f"{where} must be a tensor, got {type(value).__name__}")
         if value.dtype != _TORCH[p.dtype]:
             raise ArgumentError(f"{where} must have dtype {p.dtype}, got {value.dtype}")
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             raise ArgumentError(
                 f"{where} is on {value.device}, but interpreted kernels take tensors of the CPU; "
                 "move it there, or call the kernel outside interpret()"
