@@ -25,11 +25,20 @@ from __future__ import annotations
 from .errors import ArgumentError, InterpreterError, Unsupported
 from .intercept import interpret, interpreted
 from .kernel import InterpretedKernel
+from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
+from .session import Session
 
 __all__ = [
+    "DEFAULT_SANITIZERS",
+    "SANITIZERS",
     "ArgumentError",
     "InterpretedKernel",
     "InterpreterError",
+    "Party",
+    "Report",
+    "SanitizerError",
+    "Sequences",
+    "Session",
     "Unsupported",
     "interpret",
     "interpreted",

@@ -15,35 +15,25 @@ import os
 import threading
 import weakref
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .codegen import generate
 from .errors import Unsupported
 from .kernel import InterpretedKernel, Loaded, load_program
+from .reports import declared_sequences, sanitizer_names
+from .session import Session
+from .session import local as _local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 __all__ = ["interpret", "interpreted"]
 
 _GUARDS_OFF = "tl.disable_safe_memory_legalize"
 
 
-@dataclass(frozen=True)
-class _Options:
-    arch: str
-
-
-class _Local(threading.local):
-    """The contexts this thread is in."""
-
-    def __init__(self) -> None:
-        self.stack: list[_Options] = []
-
-
-_local = _Local()
 _lock = threading.RLock()
 _patches: list[tuple[Any, str, Any]] = []
 _users = 0
@@ -55,25 +45,60 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def interpret(*, arch: str = "sm_90a") -> Iterator[None]:
+def interpret(
+    *,
+    arch: str = "sm_90a",
+    sanitize: bool | str | Collection[str] | None = None,
+    on_report: Literal["collect", "raise"] = "collect",
+    sequences: Mapping[str, Any] | None = None,
+    partial: Collection[str] = (),
+) -> Iterator[Session]:
     """Run every TileLang kernel called inside on the CPU, with no GPU and no change to its code.
 
     Lazy factories return an `InterpretedKernel`, eager kernels run at once,
     `tilelang.compile` gives an `InterpretedKernel`. Tensors must be on the CPU. Contexts nest;
     only the thread that entered is concerned.
 
+        with interpret(sanitize=True) as run:
+            op(...)
+        for report in run.reports:
+            print(report)
+
     Args:
         arch: the CUDA architecture kernels are traced for.
+        sanitize: True for the default sanitizers, or the names of those wanted (`SANITIZERS`
+            lists them); None for what the enclosing context has, or none.
+        on_report: whether findings are collected in `reports` of what the context gives (and
+            logged as warnings of the logger `tlmatrix.interpreter`), or raised as
+            `SanitizerError` when their kernel ends.
+        sequences: for packed parameters by name their boundaries (cu_seqlens), a pair of
+            boundaries and the dimension of the rows, or `Sequences`.
+        partial: names of parameters that kernels may leave unwritten in part.
+
+    Raises:
+        ValueError: for a sanitizer that does not exist, or sequences that are none.
     """
     global _users  # noqa: PLW0603  # counts the contexts that need the patches
-    options = _Options(arch)
+    if on_report not in ("collect", "raise"):
+        raise ValueError(f'on_report must be "collect" or "raise", got {on_report!r}')
+    outer = _local.stack[-1] if _local.stack else None
+    if sanitize is None and outer is not None:
+        options = replace(outer, arch=arch)
+    else:
+        options = Session(
+            arch,
+            sanitizer_names(sanitize or False),
+            on_report,
+            declared_sequences(sequences),
+            frozenset(partial),
+        )
     with _lock:
         if _users == 0:
             _install()
         _users += 1
     _local.stack.append(options)
     try:
-        yield
+        yield options
     finally:
         _local.stack.pop()
         with _lock:
@@ -106,7 +131,9 @@ def interpreted(
         same = (loaded for func, loaded in known if tvm.ir.structural_equal(func, prim_func))
         loaded = next(same, None)
         if loaded is None:
-            loaded = load_program(generate(prim_func, guard=guard), next(_numbers))
+            loaded = load_program(
+                generate(prim_func, guard=guard), str(next(_numbers)), guard=guard
+            )
             known.append((prim_func, loaded))
             _dump(loaded)
     return InterpretedKernel(prim_func, loaded, out_idx)
@@ -222,7 +249,7 @@ def _known_kernel(shadow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @contextmanager
-def _tracing(shadow: Any, options: _Options) -> Iterator[None]:
+def _tracing(shadow: Any, options: Session) -> Iterator[None]:
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
 
@@ -232,7 +259,7 @@ def _tracing(shadow: Any, options: _Options) -> Iterator[None]:
         yield
 
 
-def _shadow_of(jit: Any, options: _Options) -> Any:
+def _shadow_of(jit: Any, options: Session) -> Any:
     with _lock:
         found = _shadows.get(id(jit))
         if found is None or found[0]() is not jit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import numbers
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +13,18 @@ import torch
 from torch.utils import _python_dispatch
 
 from . import runtime
+from .codegen import generate
 from .errors import ArgumentError, InterpreterError, Unsupported
 from .layouts import positions
+from .runtime.tracer import Born
+from .sanitize import launch
+from .session import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .codegen import Location, Parameter, Program
+    from .session import Session
 
 __all__ = ["InterpretedKernel", "load_program"]
 
@@ -51,9 +56,12 @@ class Loaded:
     program: Program
     function: Callable[..., None]
     filename: str
+    guard: bool
+    # Sanitized programs of the same PrimFunc, by sanitizers and whether they are traced.
+    variants: dict[tuple[frozenset[str], bool], Loaded] = field(default_factory=dict)
 
 
-def load_program(program: Program, number: int) -> Loaded:
+def load_program(program: Program, number: str, *, guard: bool) -> Loaded:
     """Compile a program's source; tracebacks show it."""
     filename = f"<tlmatrix interpreter {program.name} {number}>"
     linecache.cache[filename] = (
@@ -63,8 +71,9 @@ def load_program(program: Program, number: int) -> Loaded:
         filename,
     )
     namespace = runtime.environment()
+    namespace["LOCATIONS"] = program.locations
     exec(compile(program.source, filename, "exec"), namespace)  # noqa: S102  # our own source
-    return Loaded(program, namespace["kernel"], filename)
+    return Loaded(program, namespace["kernel"], filename, guard)
 
 
 class InterpretedKernel:
@@ -166,7 +175,11 @@ class InterpretedKernel:
         for k in self.out_idx:
             values[k] = self._allocate(self._parameters[k], symbols)
             outputs.append(values[k])
-        self._run(values, symbols)
+        session = current()
+        if session is None or not session.sanitizers:
+            self._run(values, symbols)
+        else:
+            self._run_sanitized(session, values, symbols)
         if len(outputs) == 1:
             return outputs[0]
         return outputs or None
@@ -283,7 +296,38 @@ class InterpretedKernel:
         shape = [n if isinstance(n, int) else self._evaluate(n, symbols) for n in p.shape]
         return torch.empty(shape, dtype=_TORCH[p.dtype], device="cpu")
 
-    def _run(self, values: list[Any], symbols: dict[str, int]) -> None:
+    # -- running
+
+    def variant(self, session: Session, *, traced: bool) -> Loaded:
+        """The sanitized program for a session, generated at its first use."""
+        key = (session.sanitizers, traced)
+        found = self._loaded.variants.get(key)
+        if found is None:
+            program = generate(
+                self.prim_func, guard=self._loaded.guard, sanitizers=key[0], traced=traced
+            )
+            kind = "traced" if traced else "sanitized"
+            number = f"{self._loaded.filename.rstrip('>').split()[-1]} {kind}"
+            found = load_program(program, number, guard=self._loaded.guard)
+            self._loaded.variants[key] = found
+        return found
+
+    def _run_sanitized(self, session: Session, values: list[Any], symbols: dict[str, int]) -> None:
+        def execute(values: list[Any], watch: Any, traced: bool) -> None:
+            self._run(values, symbols, self.variant(session, traced=traced), watch)
+
+        launch(self, session, values, execute)
+
+    def _run(
+        self,
+        values: list[Any],
+        symbols: dict[str, int],
+        loaded: Loaded | None = None,
+        watch: Any = None,
+    ) -> None:
+        """Run a variant of the program; a sanitized one calls `watch`."""
+        loaded = loaded or self._loaded
+        more = [] if watch is None else [watch]
         threads = torch.get_num_threads()
         moved: list[tuple[Any, Any, Any]] = []
         with ExitStack() as stack:
@@ -299,9 +343,11 @@ class InterpretedKernel:
                 self._argument(p, v, moved) for p, v in zip(self._parameters, values, strict=True)
             ]
             try:
-                self._loaded.function(*arguments, *(symbols[n] for n in self._program.symbols))
+                loaded.function(*arguments, *(symbols[n] for n in self._program.symbols), *more)
+            except Born:
+                raise
             except Exception as error:
-                raise self._located(error) from error
+                raise self._located(error, loaded) from error
             finally:
                 for flat, where, logical in moved:
                     flat[where] = logical
@@ -333,19 +379,19 @@ class InterpretedKernel:
         moved.append((flat, where, logical))
         return logical
 
-    def _located(self, error: Exception) -> Exception:
+    def _located(self, error: Exception, loaded: Loaded) -> Exception:
         """The error with the user's line, found through the generated line that was running."""
         location: Location | None = None
         generated = ""
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == self._loaded.filename:
-                location = self._program.locations[trace.tb_lineno - 1]
-                generated = self._program.source.splitlines()[trace.tb_lineno - 1].strip()
+            if trace.tb_frame.f_code.co_filename == loaded.filename:
+                location = loaded.program.locations[trace.tb_lineno - 1]
+                generated = loaded.program.source.splitlines()[trace.tb_lineno - 1].strip()
             trace = trace.tb_next
         where = f"{location or 'an unknown line'}, in kernel {self._program.name}"
         if isinstance(error, InterpreterError):
-            return InterpreterError(f"{error}\n  at {where}")
+            return type(error)(f"{error}\n  at {where}")
         if isinstance(error, Unsupported):
             return Unsupported(f"{error}\n  at {where}")
         if isinstance(error, AssertionError):
