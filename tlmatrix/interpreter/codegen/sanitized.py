@@ -206,7 +206,9 @@ class SanitizedMixin(StatementMixin):
         axes = frozenset(d.axis for d in access.dims if d.axis is not None)
         extra = tuple(sorted(mask.axes - axes))
         if extra:
-            mask = Val(f"{mask.code}.any({extra}, keepdims=True)", "bool", mask.axes - set(extra))
+            if not axes:
+                return f"bool({mask.code}.any())"
+            mask = Val(f"{mask.code}.any({extra}, keepdims=True)", "bool", axes)
         return self.to_dims(mask, access)
 
     def _place(self, access: Access) -> str:

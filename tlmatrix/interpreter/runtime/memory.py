@@ -256,6 +256,10 @@ def scatter(
         keep = np.broadcast_to(keep, shape)
         index = tuple(np.broadcast_to(i, shape)[keep] for i in index)
         value = np.broadcast_to(value, shape)[keep]
+    elif isinstance(value, np.ndarray):
+        # Lanes that differ in their value alone store to one element, each.
+        shape = np.broadcast_shapes(value.shape, *(np.shape(i) for i in index))
+        index = (np.broadcast_to(index[0], shape), *index[1:])
     if codec is not None:
         value = codec.pack(value)
     array[index] = value
