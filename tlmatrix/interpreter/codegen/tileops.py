@@ -35,7 +35,14 @@ class Region:
         return "(" + ", ".join(d.code for d in self.dims) + ",)"
 
 
-_LEVEL = {"global": 0, "shared": 1, "shared.dyn": 1, "local": 2, "local.fragment": 2}
+_LEVEL = {
+    "global": 0,
+    "shared": 1,
+    "shared.dyn": 1,
+    "shared.tmem": 1,
+    "local": 2,
+    "local.fragment": 2,
+}
 # Codecs whose conversion does not saturate, and torch's name of their dtype.
 EXACT_RANGE = {"f16": "float16", "bf16": "bfloat16"}
 _REDUCTIONS = {"sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor"}
@@ -234,8 +241,7 @@ class TileOpMixin(CallMixin):
         transpose_a, transpose_b = (
             self.scalar(node.args[k], "a transposition").code for k in (3, 4)
         )
-        if len(node.args) > 10 and type(node.args[10]).__name__ != "IntImm":
-            raise self.refuse("T.gemm with an mbarrier")
+        self.check_gemm_barrier(node)
         annotations = dict(node.annotations.items()) if node.annotations is not None else {}
         if annotations.get("use_2cta"):
             raise self.refuse("T.gemm over two blocks (use_2cta)")
@@ -256,6 +262,11 @@ class TileOpMixin(CallMixin):
         self.w.line(f"gemm({tensors}, {flags})")
         if c.buf.rounding:
             self.round_into(c.buf.rounding, target, target)
+
+    def check_gemm_barrier(self, node: Any) -> None:
+        """Refuse a barrier that a matrix product arrives at when it is done."""
+        if len(node.args) > 10 and type(node.args[10]).__name__ != "IntImm":
+            raise self.refuse("T.gemm with an mbarrier")
 
     def _matrix(self, node: Any) -> Region:
         """A region whose last two dims are the matrix."""
