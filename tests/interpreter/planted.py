@@ -526,7 +526,7 @@ def two_blocks_write_one_row(bug):
     def kernel():
         @T.prim_func
         def main(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4, 32), "float32")):
-            with T.Kernel(4, share, threads=32) as (bx, by):
+            with T.Kernel(4, share, threads=32) as (bx, by):  # noqa: RUF059
                 for i in T.Parallel(32):
                     Y[bx, i] = X[bx, i]  # HERE
 
@@ -557,15 +557,16 @@ def tiles_overlap(bug):
 
 @plant("races", "Y")
 def start_value_beside_atomics(bug):
+    starters = 1 if bug else 0
+
     @tilelang.jit
     def kernel():
         @T.prim_func
         def main(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((32,), "float32")):
             with T.Kernel(4, threads=32) as bx:
-                if bug:
-                    if bx == 0:
-                        for i in T.Parallel(32):
-                            Y[i] = 0.0
+                if bx < starters:
+                    for i in T.Parallel(32):
+                        Y[i] = 0.0
                 for i in T.Parallel(32):
                     T.atomic_add(Y[i], X[bx, i])  # HERE
 

@@ -13,7 +13,16 @@ import numpy as np
 
 from .errors import InterpreterError, Unsupported
 
-__all__ = ["positions"]
+__all__ = ["LayoutError", "positions"]
+
+
+class LayoutError(InterpreterError):
+    """A layout places elements outside what is allocated; `buffer` names whose."""
+
+    def __init__(self, message: str, buffer: str) -> None:
+        super().__init__(message)
+        self.buffer = buffer
+
 
 _ARITHMETIC: dict[str, Any] = {
     "Add": np.add,
@@ -59,7 +68,7 @@ def positions(layout: Any, shape: tuple[int, ...], name: str) -> np.ndarray[Any,
     """Where each logical element lies: flat offsets, an array of `shape`.
 
     Raises:
-        InterpreterError: if the layout needs more memory than the buffer has.
+        LayoutError: if the layout needs more memory than the buffer has.
     """
     grid = np.indices(shape, sparse=True)
     variables = dict(zip(layout.get_forward_vars(), grid, strict=True))
@@ -71,10 +80,11 @@ def positions(layout: Any, shape: tuple[int, ...], name: str) -> np.ndarray[Any,
     offset = np.broadcast_to(offset, shape)
     size = int(np.prod(shape))
     if size and int(offset.max()) >= size:
-        raise InterpreterError(
+        raise LayoutError(
             f"the layout annotated on {name} of shape {shape} places an element at "
             f"{int(offset.max())}, but only {size} elements are allocated: "
-            "pad the tensor to the layout's tile"
+            "pad the tensor to the layout's tile",
+            name,
         )
     found: np.ndarray[Any, Any] = offset
     return found

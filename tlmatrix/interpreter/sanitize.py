@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import InterpreterError
+from .layouts import LayoutError
 from .reports import Report
 from .runtime.monitor import Monitor
 from .runtime.tracer import Born, Tracer
@@ -82,8 +83,10 @@ def launch(
         execute(values, monitor, False)
     except InterpreterError as error:
         reports += monitor.reports()
-        if "budget" in session.sanitizers and "layout annotated" in str(error):
-            reports.append(_whole(program, "budget", None, "", str(error)))
+        if "budget" in session.sanitizers and isinstance(error, LayoutError):
+            sites = (s for s in watch.sites if s.buffer == error.buffer)
+            location = next((s.location for s in sites), None)
+            reports.append(_whole(program, "budget", location, error.buffer, str(error)))
         session.add(reports)
         raise
     reports += monitor.finish()

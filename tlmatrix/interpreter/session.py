@@ -30,6 +30,8 @@ class Session:
         sequences: packed parameters by name.
         partial: parameters that a kernel may leave unwritten in part.
         reports: what the sanitizers have found so far, in order.
+        unwatched: names of kernels that ran without sanitizers: those whose threads play roles,
+            which have checks of their own.
     """
 
     arch: str
@@ -38,6 +40,7 @@ class Session:
     sequences: Mapping[str, Sequences] = field(default_factory=dict)
     partial: frozenset[str] = frozenset()
     reports: list[Report] = field(default_factory=list)
+    unwatched: set[str] = field(default_factory=set)
     # Lines whose infinities were traced and found to be meant.
     settled: set[Any] = field(default_factory=set)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .elements import ATOMICS
 from .expressions import op_name
 from .statements import StatementMixin
 from .values import Val, is_float
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from .tileops import Region
 
 __all__ = ["SanitizedMixin", "Site", "Watch"]
+
+_REGIONS = ("tl.region", "tl.tileop.region")
+# Tile operations whose methods are overridden here.
+_WATCHED = frozenset(
+    {"copy", "async_copy", "fill", "gemm", "reduce", "cumsum", "cummax", "transpose"}
+    | {"atomicadd", "atomicmax", "atomicmin", "finalize_reducer_v2"}
+)
 
 
 @dataclass(frozen=True)
@@ -374,9 +382,24 @@ class SanitizedMixin(StatementMixin):
     def _stmt_Evaluate(self, node: Any) -> None:
         call = node.value
         named = type(call).__name__ == "Call"
-        self._ordering = named and op_name(call) == "tl.atomic_store_elem_op"
+        name = op_name(call) if named else ""
+        self._ordering = name == "tl.atomic_store_elem_op"
         super()._stmt_Evaluate(node)
         self._ordering = False
+        if named and name not in ATOMICS and not name.startswith(("tl.tileop.", "tl.atomic")):
+            self._give_away(call)
+
+    def _give_away(self, call: Any) -> None:
+        """What an operation that is not watched gets the address of counts as written."""
+        from tilelang import tvm
+
+        def visit(node: Any) -> None:
+            if isinstance(node, tvm.tirx.Call) and op_name(node) in ("tl.access_ptr", *_REGIONS):
+                buf = self.buffers.get(node.args[0].buffer)
+                if buf is not None and not buf.is_global and buf.code in self._seen:
+                    self.w.line(f"{self._seen[buf.code]}.full = True")
+
+        tvm.tirx.stmt_functor.post_order_visit(call, visit)
 
     # -- lanes of one parallel loop
 
@@ -461,6 +484,18 @@ class SanitizedMixin(StatementMixin):
             if self.traced and is_float(buf.dtype):
                 site = self._site(buf, "write")
                 self.w.line(f"watch.made({site}, {buf.code}, {buf.codec}, {region.dims_code})")
+
+    def _tile_op(self, call: Any, name: str) -> None:
+        """Operations that are not watched one by one: their regions say what they do."""
+        if name not in _WATCHED:
+            for argument in call.args:
+                if type(argument).__name__ == "Call" and op_name(argument) in _REGIONS:
+                    mode = int(argument.args[1])
+                    if mode & 1:
+                        self._read_region(self.region(argument, keep_units=True))
+                    if mode & 2:
+                        self._write_region(self.region(argument, keep_units=True))
+        super()._tile_op(call, name)
 
     def tile_copy(self, node: Any) -> None:
         """`T.copy`: what is unwritten in the source is unwritten in the destination."""
