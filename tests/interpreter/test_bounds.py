@@ -282,3 +282,39 @@ def test_integer_division_by_zero_is_an_error():
     assert divide()(7).tolist() == [14] * 4
     with pytest.raises(InterpreterError, match="division by zero"):
         divide()(0)
+
+
+def test_what_is_provably_negative_counts_from_the_end():
+    @tilelang.jit(out_idx=[-1])
+    def last():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32) as bx:
+                T.fill(Y, 0.0)
+                Y[0] = X[bx - 1]
+                for i in T.Parallel(2):
+                    Y[1 + i] = X[i - 3]
+                T.copy(X[bx * 4 - 3], Y[4:8])
+
+        return main
+
+    x = torch.arange(1.0, 11)
+    # The tile starts three from the end and its fourth element is outside.
+    assert last()(x).tolist() == [10, 8, 9, 0, 8, 9, 10, 0]
+
+
+def test_an_index_that_a_grid_of_one_block_makes_constant_is_not_guarded():
+    @tilelang.jit(out_idx=[-1])
+    def beyond(blocks):
+        @T.prim_func
+        def main(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float32")):
+            with T.Kernel(blocks, threads=32) as bx:
+                Y[bx] = X[bx + 4]
+
+        return main
+
+    with pytest.raises(InterpreterError, match="at the constant index 4"):
+        beyond(1)(torch.ones(4))
+    assert beyond(2)(torch.ones(4))[:2].tolist() == [0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .bounds import Dim, add, constant_index
+from .bounds import Dim, add, constant_index, wrapped_index
 from .calls import CallMixin
 from .expressions import op_name
 from .values import Val, is_float, is_int
@@ -61,10 +61,13 @@ class TileOpMixin(CallMixin):
         if buf.variable:
             raise self.refuse(f"a tile operation on the variable {buf.name}")
         dims = []
-        for index, extent_node in zip(load.indices, node.args[2:], strict=True):
-            base = self.scalar(index, "a tile operation at an index")
+        for index, n, extent_node in zip(load.indices, buf.shape, node.args[2:], strict=True):
+            logical = self.scalar(index, "a tile operation at an index")
+            base = wrapped_index(logical, n)
             extent = self.scalar(extent_node, "a tile operation of an extent")
-            constant = constant_index(index)
+            constant = constant_index(index) or (
+                logical.lo is not None and logical.lo == logical.hi
+            )
             if extent.lit == 1 and not keep_units:
                 dims.append(Dim(base, base, constant=constant))
             else:
