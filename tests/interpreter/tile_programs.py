@@ -457,7 +457,7 @@ class _Builder:
             "(W[i, j] << 7) ^ (i * 1000003)",
             "(W[i, j] + 2000000000) // 7",
             "T.max(W[i, j] * 3, W[i, j] + 1500000000)",
-            "T.if_then_else(W[i, j] * 5 < W[i, j], W[i, j] >> 3, W[i, j] - 2147483000)",
+            "T.if_then_else(W[i, j] < 0, W[i, j] >> 3, W[i, j] - 2147483000)",
         )
         loop = self.one(("T.Parallel({}, {})", "T.grid({}, {})"))
         self.line(f"for i, j in {loop.format(self.bm, self.bn)}:")

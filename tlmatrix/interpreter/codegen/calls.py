@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tlmatrix.interpreter.runtime.mathematics import to_int, wrap
+
 from .expressions import op_name
 from .memory import MemoryMixin
 from .values import LOW_PRECISION, Val, is_float, literal, numpy_name, numpy_type
@@ -90,6 +92,7 @@ class CallMixin(MemoryMixin):
         source = value.dtype
         if source == dtype:
             return value
+        value = self.settled(value)
         if value.lit is not None:
             return self._cast_literal(value, dtype)
         if is_float(dtype):
@@ -129,7 +132,10 @@ class CallMixin(MemoryMixin):
             return literal(bool(value.lit), dtype)
         if is_float(dtype):
             return literal(float(value.lit), dtype)
-        return literal(int(value.lit), dtype)
+        if is_float(value.dtype):
+            return literal(to_int(value.lit, dtype), dtype)
+        bits = int(dtype.lstrip("uint"))
+        return literal(wrap(int(value.lit), bits, not dtype.startswith("uint")), dtype)
 
     def _cast_to_float(self, value: Val, dtype: str) -> Val:
         source = value.dtype
@@ -242,6 +248,8 @@ class CallMixin(MemoryMixin):
 
     def _shift(self, node: Any, dtype: str, symbol: str) -> Val:
         a, b = self.expr(node.args[0]), self.expr(node.args[1])
+        if symbol == ">>":
+            a = self.settled(a)
         if a.lit is not None and b.lit is not None:
             return literal(a.lit << b.lit if symbol == "<<" else a.lit >> b.lit, dtype)
         value = self.pure(f"({a.code} {symbol} {b.code})", dtype, (a, b))

@@ -121,6 +121,10 @@ class Context(Hooks):
         """Write one statement."""
         raise NotImplementedError
 
+    def settled(self, value: Val) -> Val:
+        """A value within its dtype, for an operation that would see the difference."""
+        raise NotImplementedError
+
     # -- names and errors
 
     def refuse(self, what: str) -> Unsupported:
