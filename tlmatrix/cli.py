@@ -175,6 +175,9 @@ def _add_exec(commands: _Commands) -> None:
         metavar="N",
         help="the multiprocessors it claims; persistent kernels launch that many blocks (8)",
     )
+    program.add_argument(
+        "--sanitize", action="store_true", help="run the kernels under the interpreter's sanitizers"
+    )
     program.add_argument("script", metavar="SCRIPT.py", help="what to run")
     program.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments"

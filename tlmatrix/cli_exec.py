@@ -18,6 +18,8 @@ __all__ = ["execute"]
 def execute(arguments: argparse.Namespace) -> ExitCode:
     """Run the script; an exception of its own is shown as Python would show it.
 
+    What sanitizers find is logged as it is found, and makes the exit code FINDINGS.
+
     Raises:
         UsageError: if there is no such script.
         SystemExit: the script's own, with the script's own code.
@@ -29,7 +31,13 @@ def execute(arguments: argparse.Namespace) -> ExitCode:
     from tlmatrix.interpreter.program import run_program
 
     try:
-        run_program(path, arguments.arguments, arch=arguments.arch, sms=arguments.sms)
+        session = run_program(
+            path,
+            arguments.arguments,
+            arch=arguments.arch,
+            sms=arguments.sms,
+            sanitize=arguments.sanitize or None,
+        )
     except Unsupported as error:
         print(f"tlmatrix: {error}", file=sys.stderr)
         return ExitCode.FINDINGS
@@ -39,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> ExitCode:
         del shown.stack[:ours]
         print("".join(shown.format()), end="", file=sys.stderr)
         return ExitCode.FINDINGS
-    return ExitCode.OK
+    return ExitCode.FINDINGS if session.reports else ExitCode.OK
 
 
 def _users_frames(frames: traceback.StackSummary, path: Path) -> list[traceback.FrameSummary]:

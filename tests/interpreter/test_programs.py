@@ -153,15 +153,36 @@ def test_the_device_claims_an_architecture_and_its_multiprocessors(execute):
     done = execute(
         """
         from tilelang.carver.arch import driver
+        from tilelang.contrib import nvcc
 
         print(torch.cuda.get_device_capability(), driver.get_num_sms(), torch.cuda.device_count())
         print(torch.cuda.get_device_properties(0).multi_processor_count, torch.cuda.is_available())
         print(driver.get_shared_memory_per_block(), driver.get_max_dynamic_shared_size_bytes())
+        print(nvcc.get_target_compute_version())
         """,
         options=("--arch", "sm_80", "--sms", "3"),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["(8, 0) 3 1", "3 True", "49152 167936"]
+    assert done.stdout.splitlines() == ["(8, 0) 3 1", "3 True", "49152 167936", "8.0"]
+
+
+def test_sanitizers_can_watch_a_script(execute):
+    body = """
+        @tilelang.jit(out_idx=[-1])
+        def unwritten():
+            @T.prim_func
+            def main(Y: T.Tensor((32,), "float32")):
+                with T.Kernel(1, threads=32):
+                    s = T.alloc_shared((32,), "float32")
+                    T.copy(s, Y)
+
+            return main
+
+        unwritten()()
+        """
+    assert execute(body).returncode == 0
+    done = execute(body, options=("--sanitize",))
+    assert done.returncode == 1
 
 
 def test_the_scripts_own_exit_code(execute):

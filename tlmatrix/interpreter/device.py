@@ -318,6 +318,7 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
     from tilelang.autotuner import AutoTuner
     from tilelang.autotuner.param import AutotuneResult
     from tilelang.carver.arch.driver import cuda_driver
+    from tilelang.contrib import nvcc
     from tilelang.utils import device
 
     def do_bench(fn: Any = None, *_args: Any, quantiles: Any = None, **_kwargs: Any) -> Any:
@@ -327,8 +328,7 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
     def tuned(self: Any, *_args: Any, **_kwargs: Any) -> Any:
         """The first configuration: there is no time to choose by."""
         config = dict(self.configs[0]) if self.configs else {}
-        compile_it = self.jit_compile or self._default_compile
-        kernel = compile_it(**config)
+        kernel = (self.jit_compile or self._default_compile)(**config)
         return AutotuneResult(
             latency=note.nan(),
             config=config,
@@ -348,6 +348,12 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
     yield device, "get_current_device", lambda: "cuda:0"
     yield device, "device_synchronize", lambda *_args: None
     yield cuda_driver, "get_device_attribute", lambda attr, *_args: attributes.get(int(attr), 0)
+    compute_version = nvcc.get_target_compute_version
+
+    def version(target: Any = None) -> Any:
+        return compute_version(target) if target else f"{properties.major}.{properties.minor}"
+
+    yield nvcc, "get_target_compute_version", version
     yield AutoTuner, "run", tuned
     # The function is imported under its name into several modules.
     for module in list(sys.modules.values()):

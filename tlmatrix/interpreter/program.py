@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from .session import Session
+
 __all__ = ["run_program"]
 
 
@@ -24,7 +26,7 @@ def run_program(
     arch: str = "sm_90a",
     sms: int = 8,
     **options: Any,
-) -> None:
+) -> Session:
     """Run a Python script as `python path arguments…` would, with the CPU for its GPU.
 
     Its kernels are interpreted, its `cuda` tensors live on the CPU, its measurements are NaN.
@@ -36,12 +38,16 @@ def run_program(
         arch: the architecture kernels are traced for and the device claims.
         sms: the number of multiprocessors the device claims.
         options: more of `interpret`.
+
+    Returns:
+        What `interpret` gives: its `reports` are the sanitizers' findings.
     """
     with ExitStack() as stack:
-        stack.enter_context(interpret(arch=arch, **options))
+        session = stack.enter_context(interpret(arch=arch, **options))
         stack.enter_context(stand_in(arch=arch, sms=sms))
         stack.enter_context(_as_script(path, arguments))
         runpy.run_path(str(path), run_name="__main__")
+    return session
 
 
 @contextmanager
