@@ -318,3 +318,26 @@ def test_an_index_that_a_grid_of_one_block_makes_constant_is_not_guarded():
     with pytest.raises(InterpreterError, match="at the constant index 4"):
         beyond(1)(torch.ones(4))
     assert beyond(2)(torch.ones(4))[:2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_a_copy_of_one_element_is_guarded_too(dtype):
+    @tilelang.jit
+    def one(dtype):
+        @T.prim_func
+        def main(X: T.Tensor((4, 4), dtype), Y: T.Tensor((4, 4), dtype)):
+            with T.Kernel(2, threads=32) as bx:
+                s = T.alloc_shared((4, 4), dtype)
+                T.fill(s, 7)
+                T.copy(X[bx * 3 : bx * 3 + 1, bx * 4 : bx * 4 + 1], s[1:2, 1:2])
+                T.copy(s[1:2, 1:2], Y[bx * 4 : bx * 4 + 1, 2:3])
+                T.copy(s[1:2, 1:2], Y[bx * 3 : bx * 3 + 1, 3:4])
+
+        return main
+
+    x = torch.ones(4, 4).to(getattr(torch, dtype))
+    y = torch.zeros_like(x)
+    one(dtype)(x, y)
+    want = torch.zeros_like(x)
+    want[0, 2:] = 1
+    assert torch.equal(y, want)
