@@ -3,8 +3,8 @@
     python benchmarks/interpreter.py
 
 One process, one thread, the same shapes and tiles for all: batch 1, 4 heads, head dim 64,
-float16, tiles of 64 x 64; sanitized is with every default sanitizer. Triton is timed if it is installed. Triton 3.5's interpreter fails
-with numpy 2.4; an environment with numpy 2.2 works.
+float16, tiles of 64 x 64; sanitized is with every default sanitizer. Triton is timed if it is
+installed. Triton 3.5's interpreter fails with numpy 2.4; an environment with numpy 2.2 works.
 """
 
 import os

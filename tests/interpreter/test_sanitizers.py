@@ -377,3 +377,90 @@ def test_what_cannot_go_on_is_reported_before_it_is_raised():
     report = run.reports[0]
     assert (report.sanitizer, report.buffer, report.index) == ("bounds", "a", (32, 0))
     assert report.line == line_of(gemm_past_its_tile, "# product")
+
+
+@tilelang.jit(out_idx=[1])
+def reshaped(rows):
+    @T.prim_func
+    def main(X: T.Tensor((2, 64), "float32"), Y: T.Tensor((2, 8), "float32")):
+        with T.Kernel(2, threads=32) as bx:
+            flat = T.alloc_shared((64,), "float32")
+            total = T.alloc_fragment((8,), "float32")
+            square = T.reshape(flat, (8, 8))
+            for i, j in T.Parallel(rows, 8):
+                square[i, j] = X[bx, i * 8 + j]
+            tile = T.alloc_fragment((8, 8), "float32")
+            for i, j in T.Parallel(8, 8):
+                tile[i, j] = flat[i * 8 + j]  # read
+            T.reduce_sum(tile, total, dim=1)
+            T.copy(total, Y[bx, 0:8])
+
+    return main
+
+
+@pytest.mark.parametrize("rows", [7, 8])
+def test_a_view_shares_what_is_known_of_its_memory(rows):
+    with interpret(sanitize=True) as run:
+        reshaped(rows)(torch.ones(2, 64))
+    found = [(r.sanitizer, r.buffer, r.index, r.block, r.count) for r in run.reports]
+    assert found == ([] if rows == 8 else [("uninitialised", "flat", (56,), (0,), 2)])
+
+
+@tilelang.jit(out_idx=[1])
+def private():
+    @T.prim_func
+    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            own = T.alloc_local((2,), "float32")
+            last = T.alloc_var("float32")
+            for i in T.Parallel(32):
+                own[0] = X[i]
+                own[1] = own[0] + 1.0
+                last = 3.0
+                Y[i] = own[1]
+            for i in T.Parallel(32):
+                Y[i] = Y[i] + last
+
+    return main
+
+
+def test_memory_of_single_lanes_is_written_by_its_loop():
+    with interpret(sanitize=True) as run:
+        private()(torch.ones(32))
+    assert run.reports == []
+
+
+@tilelang.jit(out_idx=[0])
+def variable_without_a_value():
+    @T.prim_func
+    def main(Y: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_var("float32")
+            Y[0] = x  # read
+
+    return main
+
+
+def test_a_variable_read_before_it_is_set_is_reported():
+    with interpret(sanitize=True) as run:
+        variable_without_a_value()()
+    report = run.reports[0]
+    assert (report.sanitizer, report.buffer) == ("uninitialised", "x")
+    assert report.line == line_of(variable_without_a_value, "# read")
+
+
+@tilelang.jit(out_idx=[0])
+def by_thread():
+    @T.prim_func
+    def main(Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            tid = T.get_thread_binding()
+            Y[tid] = 1.0
+
+    return main
+
+
+def test_a_kernel_of_thread_roles_is_named_as_not_watched():
+    with interpret(sanitize=True) as run:
+        assert by_thread()().tolist() == [1.0] * 64
+    assert run.unwatched == {"main"}

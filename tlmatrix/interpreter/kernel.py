@@ -314,7 +314,7 @@ class InterpretedKernel:
 
     def _run_sanitized(self, session: Session, values: list[Any], symbols: dict[str, int]) -> None:
         if self.variant(session, traced=False).program.watch is None:
-            session.unwatched.add(self._program.name)
+            session.pass_over(self._program.name)
             self._run(values, symbols)
             return
 

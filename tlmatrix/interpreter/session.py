@@ -44,6 +44,12 @@ class Session:
     # Lines whose infinities were traced and found to be meant.
     settled: set[Any] = field(default_factory=set)
 
+    def pass_over(self, kernel: str) -> None:
+        """Note a kernel that runs without sanitizers."""
+        if kernel not in self.unwatched:
+            self.unwatched.add(kernel)
+            _log.warning("kernel %s runs without sanitizers: its threads play roles", kernel)
+
     def add(self, reports: Iterable[Report]) -> None:
         """Note the reports of a launch that ended.
 

@@ -403,6 +403,14 @@ class SanitizedMixin(StatementMixin):
 
     # -- lanes of one parallel loop
 
+    def _with_lanes(self, node: Any, expanded: dict[Any, tuple[int, ...]]) -> None:
+        """What lanes write to their own memory is not followed; after the loop it is written."""
+        super()._with_lanes(node, expanded)
+        for buffer in expanded:
+            seen = self._seen.get(self.buffer(buffer).code)
+            if seen is not None:
+                self.w.line(f"{seen}.full = True")
+
     def _watch_lanes(self, access: Access, result: Val, site: int) -> None:
         buf = access.buf
         if "lanes" not in self.sanitizers or not self.axes or buf.scope in ("local", "local.var"):
