@@ -250,3 +250,18 @@ def test_constants_are_rounded_to_their_dtype():
     assert got[0, 0] == torch.tensor(0.1).half().float()
     got = scalar_kernel(lambda a: a + T.Cast("int8", 300), "int8", "int8")(torch.zeros(N).char())
     assert got[0] == 44
+
+
+@pytest.mark.parametrize(
+    ("dtype", "raw"),
+    [("float16", "uint16"), ("bfloat16", "int16"), ("float8_e4m3fn", "uint8")],
+)
+def test_reinterpret_of_low_precision(dtype, raw):
+    x = torch.randn(N, N).to(getattr(torch, dtype))
+    raw_x = x.view(getattr(torch, raw))
+    got = tile_kernel(lambda a: T.reinterpret(a, raw), dtype, raw)(x)
+    assert torch.equal(got, raw_x)
+    back = tile_kernel(lambda a: T.reinterpret(a, dtype), raw, dtype)(raw_x)
+    assert torch.equal(back.view(getattr(torch, raw)), raw_x)
+    got = scalar_kernel(lambda a: T.reinterpret(a, raw), dtype, raw)(x[0].contiguous())
+    assert torch.equal(got, raw_x[0])

@@ -9,7 +9,7 @@ from tlmatrix.interpreter.runtime.mathematics import to_int, wrap
 
 from .expressions import op_name
 from .memory import MemoryMixin
-from .values import LOW_PRECISION, Val, is_float, literal, numpy_name, numpy_type
+from .values import LOW_PRECISION, Val, is_float, is_int, literal, numpy_name, numpy_type
 
 __all__ = ["CallMixin"]
 
@@ -277,8 +277,8 @@ class CallMixin(MemoryMixin):
         return self.pure(f"popcount({value.code})", dtype, (value,), lo=0, hi=64)
 
     def _call_tirx_reinterpret(self, node: Any, dtype: str) -> Val:
-        value = self.expr(node.args[0])
-        if value.dtype in LOW_PRECISION or dtype in LOW_PRECISION or dtype == "handle":
+        value = self.rounded(self.settled(self.expr(node.args[0])))
+        if dtype == "handle" or not (is_float(dtype) or is_int(dtype)):
             raise self.refuse(f"reinterpret of {value.dtype} as {dtype}")
         code = f"bits({value.code}, {value.dtype!r}, {dtype!r})"
         return self.named(code, dtype, (value,)) if value.axes else Val(code, dtype)

@@ -10,6 +10,8 @@ import torch
 
 from tlmatrix.interpreter.errors import InterpreterError
 
+from .codecs import CODECS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -153,12 +155,24 @@ def select(condition: Any, a: Any, b: Any, dtype: Any) -> Array:
     return chosen
 
 
+_BY_NAME = {codec.name: codec for codec in CODECS.values()} | {"float8_e4m3": CODECS["e4m3"]}
+
+
 def bits(value: Any, source: str, target: str) -> Any:
     """`T.reinterpret`: the same bits as another dtype of the same width."""
-    array = np.asarray(value).astype(source).view(target)
+    array = np.array(value, ndmin=1)
+    if source in _BY_NAME:
+        array = _BY_NAME[source].pack(array)
+    else:
+        array = array.astype(source)
+    if target in _BY_NAME:
+        codec = _BY_NAME[target]
+        array = codec.widen(array.view(codec.pack(0.0).dtype))
+    else:
+        array = array.view(target)
     if isinstance(value, np.ndarray):
-        return array
-    return array[()] if array.dtype.kind == "f" else array.item()
+        return array.reshape(value.shape)
+    return array[0] if array.dtype.kind == "f" else array[0].item()
 
 
 def popcount(x: Any) -> Any:
