@@ -230,3 +230,58 @@ def test_what_all_roles_do_together_is_done_once(schedule):
 
         interpreted(together.get_tir())(x, y)
     torch.testing.assert_close(y, x * 2 + 1)
+
+
+@tilelang.jit(out_idx=[-1])
+def copied_by_threads(wait):
+    """A warp copies row by row, each thread four elements; the barrier counts the copies."""
+
+    @T.prim_func
+    def main(X: T.Tensor((4, 128), "float16"), Y: T.Tensor((4, 128), "float16")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((4, 128), "float16")
+            ready = T.alloc_barrier(32)
+            tx = T.get_thread_binding()
+            if tx < 32:
+                for r in T.serial(4):
+                    T.ptx_cp_async(
+                        T.access_ptr(s[r, tx * 4], "w", 4), T.access_ptr(X[r, tx * 4], "r", 4), 4
+                    )
+                T.cp_async_barrier_noinc(ready)
+            else:
+                if wait:
+                    T.mbarrier_wait_parity(ready, 0)
+                T.copy(s, Y)
+
+    return main
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_copies_that_threads_issue_complete_at_a_barrier(schedule):
+    x = torch.randn(4, 128).half()
+    with scheduled(schedule):
+        assert torch.equal(copied_by_threads(True)(x), x)
+        with pytest.raises(RaceError, match=r"race on s:"):
+            copied_by_threads(False)(x)
+
+
+def test_work_that_is_read_before_it_is_done_is_reported():
+    @tilelang.jit(out_idx=[-1])
+    def product(wait):
+        @T.prim_func
+        def main(A: T.Tensor((32, 32), "float16"), C: T.Tensor((32, 32), "float32")):
+            with T.Kernel(1, threads=128):
+                s = T.alloc_shared((32, 32), "float16")
+                acc = T.alloc_fragment((32, 32), "float32")
+                T.copy(A, s)
+                T.wgmma_gemm(s, s, acc, clear_accum=True)
+                if wait:
+                    T.wait_wgmma(0)
+                T.copy(acc, C)
+
+        return main
+
+    a = torch.randn(32, 32).half()
+    torch.testing.assert_close(product(True)(a), a.float() @ a.float(), rtol=1e-4, atol=1e-4)
+    with pytest.raises(RaceError, match=r"race on acc: threads 0\.\.127 read"):
+        product(False)(a)

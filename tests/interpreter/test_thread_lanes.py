@@ -309,3 +309,53 @@ def test_warp_and_lane_numbers():
     y = numbers()()
     lane = torch.arange(128, dtype=torch.int32)
     assert torch.equal(y, torch.stack([lane % 32, lane // 32, (lane % 64 == 0).int()]))
+
+
+def test_fills_and_copies_of_a_threads_own_memory():
+    @tilelang.jit(out_idx=[-1])
+    def rows():
+        @T.prim_func
+        def main(X: T.Tensor((64, 8), "float16"), Y: T.Tensor((64, 8), "float32")):
+            with T.Kernel(1, threads=64):
+                tx = T.get_thread_binding()
+                part = T.alloc_local((8,), "float16")
+                total = T.alloc_local((8,), "float32")
+                T.clear(total)
+                T.copy(X[tx, 0:8], part)
+                for k in T.serial(8):
+                    total[k] += T.cast(part[k], "float32") * tx
+                T.copy(total, Y[tx, 0:8])
+
+        return main
+
+    x = torch.randn(64, 8).half()
+    assert torch.equal(rows()(x), x.float() * torch.arange(64.0)[:, None])
+
+
+def test_a_reduction_over_one_dimension_of_the_threads():
+    @tilelang.jit(out_idx=[-1])
+    def columns():
+        @T.prim_func
+        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=(8, 16)):
+                tn = T.get_thread_binding(0)
+                tk = T.get_thread_binding(1)
+                mine = T.alloc_local((1,), "float32")
+                total = T.alloc_local((1,), "float32")
+                mine[0] = X[tn, tk]
+                with T.attr(
+                    T.comm_reducer(lambda x, y: x + y, [T.cast(0, "float32")]),
+                    "reduce_scope",
+                    T.reinterpret(T.uint64(0), dtype="handle"),
+                ):
+                    T.evaluate(
+                        T.tvm_thread_allreduce(
+                            T.uint32(1), mine[0], True, total[0], tk, dtype="handle"
+                        )
+                    )
+                Y[tn] = total[0]
+
+        return main
+
+    x = torch.randn(8, 16)
+    torch.testing.assert_close(columns()(x), x.sum(1))

@@ -137,6 +137,8 @@ class AsynchronousMixin(StatementMixin):
 
         def look(child: Any) -> None:
             if isinstance(child, tvm.tirx.Call):
+                if op_name(child) == "tl.ptx_cp_async":
+                    skipped.extend(a.args[0] for a in child.args[:2])
                 if op_name(child) in _ASYNCHRONOUS:
                     calls = (a for a in child.args if isinstance(a, tvm.tirx.Call))
                     skipped.extend(a.args[0] for a in calls if op_name(a) in _REGIONS)
@@ -169,7 +171,7 @@ class AsynchronousMixin(StatementMixin):
                 self.written.add(node.buffer)
             elif isinstance(node, tvm.tirx.Call):
                 name = op_name(node)
-                if name in _ASYNCHRONOUS:
+                if name in _ASYNCHRONOUS or name == "tl.ptx_cp_async":
                     asynchronous.add(name)
                 elif (
                     name in ("tl.region", "tl.tileop.region") and int(node.args[1]) & 2
@@ -314,6 +316,15 @@ class AsynchronousMixin(StatementMixin):
             self.w.line(f"me.named_arrive({identity}, {count})")
         elif name in _SYNCHRONIZING:
             self._mbarrier(call, name)
+        elif name == "tl.ptx_cp_async":
+            self.cp_async(call)
+        elif name == "tl.ptx_cp_async_barrier_noinc":
+            bar = self._bar(call.args[0])
+            self._arrives(bar)
+            self.w.line(f"me.arrive_later('cp.async', {bar}, {self._active()})")
+            self.w.line("yield")
+        elif name == "tirx.tvm_thread_allreduce":
+            self.allreduce(call)
         elif name == "tl.atomic_store_elem_op":
             with self.untracked():
                 super()._stmt_Evaluate(node)
@@ -405,10 +416,22 @@ class AsynchronousMixin(StatementMixin):
         size = f"({extents or '1'}) * {width} // 8"
         self._issue("TMA load", call, "tma_copy", self.tile_copy, f"bar={bar}, size={size}")
 
+    def tracks(self, buf: Buf) -> bool:
+        """Whether accesses to a buffer can race."""
+        return self._tracked(buf)
+
+    def cp_async(self, call: Any) -> None:
+        """A copy that every thread issues; see `PrivateMixin`."""
+        raise NotImplementedError
+
+    def allreduce(self, call: Any) -> None:
+        """A reduction over threads; see `PrivateMixin`."""
+        raise NotImplementedError
+
     def _issue(
         self, kind: str, call: Any, name: str, write: Callable[[Any], None], extra: str
     ) -> None:
-        """Issue an operation whose work is done when the scheduler says."""
+        """Issue a tile operation whose work is done when the scheduler says."""
         accesses = [
             f"({region.buf.code!r}, {written}, {region.dims_code}, {region.buf.code}.shape)"
             for region, written in self._regions(call, name)
@@ -419,6 +442,10 @@ class AsynchronousMixin(StatementMixin):
         with self.untracked():
             write(call)
         self.w = outer
+        self.issue_lines(kind, body, accesses, extra)
+
+    def issue_lines(self, kind: str, body: Writer, accesses: list[str], extra: str) -> None:
+        """Issue work given as lines: they become a closure."""
         captured = ", ".join(f"{n}={n}" for n in self._captured(body))
         action = self.temp("action")
         with self.w.block(f"def {action}({captured})"):

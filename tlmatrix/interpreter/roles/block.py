@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import RaceError, SynchronizationError
 
 from .barriers import Mbarrier, Mbarriers, Meeting, ThreadBarrier
-from .clocks import Clock, History, box_of, cells_of, join, spell
+from .clocks import Cells, Clock, History, box_of, cells_of, join, spell
 from .requests import Finish, Meet, Phase, Request, Spin, Together
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Role:
         # By kind: the last operation of those that follow each other, those of the group that is
         # open, and the groups that were closed and not waited for.
         self.last: dict[str, Operation] = {}
+        self.copied: Clock = {}
         self.open: dict[str, list[Operation]] = {}
         self.groups: dict[str, list[list[Operation]]] = {}
 
@@ -180,8 +181,14 @@ class Role:
             self._join_last(clock, kind)
         what = f"the {kind} issued by {self.name}"
         for name, write, dims, shape in accesses:
-            block.note(name, shape, clock, agent, time, write, dims, None, line, what)
+            cells = dims.flat if isinstance(dims, Cells) else None
+            box = None if isinstance(dims, Cells) else dims
+            block.note(name, shape, clock, agent, time, write, box, cells, line, what)
         clock[agent] = time
+        if kind == "cp.async":
+            # A thread's copies complete in order, though nothing orders what they touch.
+            queue = (self.number, kind)
+            join(self.copied, clock)
         op = Operation(action, clock, queue, what, line)
         if bar is not None:
             bar.expect(size)
@@ -213,6 +220,20 @@ class Role:
         op = Operation(lambda: None, clock, (self.number, kind), f"the commit of {self.name}", line)
         self._completion(op, bar)
         self.last[kind] = op
+        self.block.launch.issued(op)
+
+    def arrive_later(self, kind: str, bar: Mbarrier, threads: Any) -> None:
+        """`threads` arrivals at `bar` when the role's copies issued so far are done."""
+        line = sys._getframe(1).f_lineno  # noqa: SLF001
+        clock = dict(self.clock)
+        join(clock, self.copied)
+        op = Operation(lambda: None, clock, (self.number, kind), f"the {kind} of {self.name}", line)
+        count = int(threads)
+
+        def tell(done: Operation) -> None:
+            bar.arrive(count, done.clock, done.what, done.line)
+
+        op.after.append(tell)
         self.block.launch.issued(op)
 
     def commit(self, kind: str) -> None:

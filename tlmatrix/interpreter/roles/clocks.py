@@ -17,7 +17,17 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Access", "Clock", "History", "box_of", "cells_of", "join", "spell"]
+__all__ = [
+    "Access",
+    "Cells",
+    "Clock",
+    "History",
+    "box_of",
+    "cells_of",
+    "join",
+    "row_cells",
+    "spell",
+]
 
 Clock = dict[int, int]
 Box = tuple[tuple[int, int], ...]
@@ -74,6 +84,23 @@ def cells_of(index: Sequence[Any], mask: Any, shape: Sequence[int]) -> Any:
     for i, n in zip(where, shape, strict=True):
         keep = keep & (i >= 0) & (i < n)
     return np.unique(np.ravel_multi_index(tuple(i[keep] for i in where), tuple(shape)))
+
+
+def row_cells(
+    index: Sequence[Any], count: int, mask: Any, threads: int, shape: Sequence[int]
+) -> Cells:
+    """Elements of rows of `count` that begin at an index for each of `threads` lanes."""
+    lanes = [np.broadcast_to(np.asarray(i), (threads,))[:, None] for i in index]
+    lanes[-1] = lanes[-1] + np.arange(count)
+    keep = None if mask is None else np.broadcast_to(mask, (threads,))[:, None]
+    return Cells(cells_of(lanes, keep, shape))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Flat indices of elements that are no box."""
+
+    flat: Any
 
 
 def _box_of_cells(cells: Any, shape: Sequence[int]) -> Box:

@@ -19,7 +19,8 @@ from tlmatrix.interpreter.codegen.expressions import op_name
 from tlmatrix.interpreter.codegen.source import Writer
 from tlmatrix.interpreter.codegen.values import Val, is_float, literal, numpy_name
 
-from .asynchronous import AsynchronousMixin, conflict
+from .asynchronous import conflict
+from .private import PrivateMixin
 from .threads import ThreadIndex, _reads_flags
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ _SHUFFLES = {
     "tl.shfl_down_sync": "down",
     "tl.shfl_up_sync": "up",
     "tl.shfl_sync": "idx",
+    "tirx.tvm_warp_shuffle": "idx",
+    "tirx.tvm_warp_shuffle_up": "up",
+    "tirx.tvm_warp_shuffle_down": "down",
 }
 _VOTES = {
     "tl.any_sync": ("any", 1, False),
@@ -50,11 +54,15 @@ _FOLDED = frozenset(
 )
 
 
+# What TileLang launches where a kernel does not say.
+_THREADS = (128, 1, 1)
+
+
 class _NeedsLanes(Exception):  # noqa: N818  # caught where the role is generated again
     """The threads of a role compute different things."""
 
 
-class RoleMixin(AsynchronousMixin):
+class RoleMixin(PrivateMixin):
     """Overrides what depends on the thread."""
 
     def start_roles(self) -> None:
@@ -126,7 +134,7 @@ class RoleMixin(AsynchronousMixin):
         def visit(node: Any) -> None:
             kind = type(node).__name__
             if kind == "SBlock" and node.annotations is not None:
-                found = dict(node.annotations.items()).get("tl.launch_threads")
+                found = dict(node.annotations.items()).get("tl.launch_threads", _THREADS)
                 if found is not None:
                     extents[:] = [int(n) for n in found]
 
@@ -524,7 +532,8 @@ class RoleMixin(AsynchronousMixin):
 
     _expr_SizeVar = _expr_Var
 
-    def _lane_axis(self, what: str) -> Axis:
+    def lane_axis(self, what: str) -> Axis:
+        """The lane axis; the role is generated again with one if it has none."""
         if self.lanes is None:
             raise _NeedsLanes
         if not self.in_lanes:
@@ -533,7 +542,7 @@ class RoleMixin(AsynchronousMixin):
 
     def _linear(self) -> Val:
         """The thread's number in the block."""
-        axis = self._lane_axis("the thread index (threadIdx)")
+        axis = self.lane_axis("the thread index (threadIdx)")
         low, high = self.intervals[self.role]
         iota = axis.iota
         if low == 0:
@@ -562,7 +571,7 @@ class RoleMixin(AsynchronousMixin):
             return self._thread_call(node, name)
         if name in _SHUFFLES or name in _VOTES or name.startswith("tl.warp_reduce_"):
             return self._together(node, name)
-        if name in ("tl.ballot", "tl.ballot_sync", "tl.activemask"):
+        if name in ("tl.ballot", "tl.ballot_sync", "tl.activemask", "tirx.tvm_warp_activemask"):
             return self._ballot(node, name)
         if name in ("tl.match_any_sync", "tl.match_all_sync"):
             value = self.expr(node.args[1])
@@ -571,7 +580,7 @@ class RoleMixin(AsynchronousMixin):
         if name == "tl.tl_shuffle_elect":
             assert self.threads is not None
             size = int(node.args[0].value) or self.threads.count
-            axis = self._lane_axis("T.shuffle_elect")
+            axis = self.lane_axis("T.shuffle_elect")
             low = self.intervals[self.role][0]
             return self.named(f"elect({size}, {low}, {axis.extent.code})", "bool", (axis.iota,))
         if name == "tl.atomic_load_elem_op":
@@ -591,7 +600,7 @@ class RoleMixin(AsynchronousMixin):
 
     def _lane_result(self, code: str, dtype: str) -> Val:
         """A value of each lane, made by a runtime function of the mask and number of threads."""
-        axis = self._lane_axis("an operation of a warp")
+        axis = self.lane_axis("an operation of a warp")
         mask = self.mask.code if self.mask is not None else "None"
         name = self.temp("lanes")
         self.w.line(f"{name} = {code.format(f'{mask}, {axis.extent.code}')}")
@@ -599,7 +608,7 @@ class RoleMixin(AsynchronousMixin):
 
     def _together(self, node: Any, name: str) -> Val:
         if name in _SHUFFLES:
-            self._lane_axis(name)
+            self.lane_axis(name)
             value, delta = self.expr(node.args[1]), self.expr(node.args[2])
             width = self.scalar(node.args[3], "the width of a shuffle").code
             code = (
@@ -608,14 +617,14 @@ class RoleMixin(AsynchronousMixin):
             return self._lane_result(code, value.dtype)
         if name in _VOTES:
             kind, position, whole = _VOTES[name]
-            axis = self._lane_axis(name)
+            axis = self.lane_axis(name)
             if whole and len(self.intervals) > 1:
                 raise self.refuse(f"{name} in a block of several roles")
             value = self.expr(node.args[position])
             mask = self.mask.code if self.mask is not None else "None"
             code = f"vote({kind!r}, {value.code}, {mask}, {axis.extent.code}, {whole})"
             return self.named(code, "int32", (axis.iota,))
-        self._lane_axis(name)
+        self.lane_axis(name)
         value = self.expr(node.args[0])
         kind = name.removeprefix("tl.warp_reduce_")
         result = self._lane_result(
@@ -630,9 +639,9 @@ class RoleMixin(AsynchronousMixin):
         return value.code
 
     def _ballot(self, node: Any, name: str) -> Val:
-        self._lane_axis(name)
-        if name == "tl.activemask":
-            return self._lane_result("ballot(True, {})", "uint64")
+        self.lane_axis(name)
+        if name.endswith("activemask"):
+            return self._lane_result("ballot(True, {})", str(node.dtype))
         value = self.expr(node.args[-1])
         return self._lane_result(f"ballot({value.code}, {{}})", "uint64")
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tlmatrix.interpreter.roles.clocks import row_cells
 from tlmatrix.interpreter.roles.scheduler import launch
 
 from . import atomics, lanes, mathematics, memory, tiles
@@ -27,5 +28,7 @@ def environment() -> dict[str, Any]:
     for module in (memory, tiles, atomics, mathematics, lanes):
         found.update({name: getattr(module, name) for name in module.__all__})
     found.update(CODECS)
-    found.update(launch=launch, F32=F32, np=np, torch=torch, INF=math.inf, NAN=math.nan)
+    found.update(
+        launch=launch, row_cells=row_cells, F32=F32, np=np, torch=torch, INF=math.inf, NAN=math.nan
+    )
     return found

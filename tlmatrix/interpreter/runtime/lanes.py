@@ -14,7 +14,16 @@ from tlmatrix.interpreter.errors import InterpreterError
 
 from .memory import poison
 
-__all__ = ["ballot", "elect", "match_lanes", "shuffle", "uniform", "vote", "warp_reduce"]
+__all__ = [
+    "ballot",
+    "elect",
+    "match_lanes",
+    "over_threads",
+    "shuffle",
+    "uniform",
+    "vote",
+    "warp_reduce",
+]
 
 _WARP = 32
 
@@ -111,6 +120,13 @@ def match_lanes(kind: str, value: Any, mask: Any, threads: int) -> Any:
         whole = (active * weights).sum(-1)[:, None]
         bits = np.where((bits == whole).all(1, where=active)[:, None], whole, 0)
     return bits.reshape(-1)[:threads].astype(np.uint32)
+
+
+def over_threads(combine: Any, value: Any, groups: Any) -> Any:
+    """`T.tvm_thread_allreduce`: a value combined over the threads of each group."""
+    count = int(groups.max()) + 1
+    out = np.array([combine.reduce(value[groups == g]) for g in range(count)], value.dtype)
+    return out[groups]
 
 
 def elect(size: int, low: int, threads: int) -> Any:
