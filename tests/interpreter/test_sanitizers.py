@@ -464,3 +464,34 @@ def test_a_kernel_of_thread_roles_is_named_as_not_watched():
     with interpret(sanitize=True) as run:
         assert by_thread()().tolist() == [1.0] * 64
     assert run.unwatched == {"main"}
+
+
+@tilelang.jit
+def shifted(by):
+    @T.prim_func
+    def main(X: T.Tensor((128,), "float32"), Y: T.Tensor((128,), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            for i in T.Parallel(32):
+                Y[bx * 32 + i] = X[T.min(bx * 32 + i + by, 127)] + 1.0
+
+    return main
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_parameters_that_are_one_tensor_have_one_shadow(by):
+    x = torch.ones(128)
+    with interpret(sanitize=True) as run:
+        shifted(by)(x, torch.ones(128))
+        assert run.reports == []
+        shifted(by)(x, x)
+    assert {r.sanitizer for r in run.reports} == ({"races"} if by else set())
+
+
+def test_the_traced_run_keeps_parameters_that_are_one_tensor_together():
+    x = torch.full((128,), 3e38)
+    with interpret(sanitize={"nonfinite"}) as run:
+        shifted(0)(x, x)
+        assert run.reports == []
+        x.fill_(float("inf"))
+        shifted(0)(x, x)
+    assert run.reports == []

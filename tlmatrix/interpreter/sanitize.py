@@ -69,15 +69,13 @@ def launch(
     )
     watch = program.watch
     assert watch is not None
-    written = {
-        name
-        for name, usage in watch.usage.items()
-        if usage & {"write", "atomic"} and name in tensors
-    }
+    monitor.find_aliases(tensors)
+    usage = monitor.usage
+    written = {n for n, u in usage.items() if u & {"write", "atomic"} and n in tensors}
     before = {}
     if "nonfinite" in session.sanitizers:
-        updated = (n for n in written - outputs if watch.usage[n] & {"read", "atomic"})
-        before = {name: tensors[name].clone() for name in updated}
+        updated = (n for n in written - outputs if usage[n] & {"read", "atomic"})
+        before = {monitor.aliases.get(n, n): tensors[n].clone() for n in updated}
     reports = _budget(program, session)
     try:
         execute(values, monitor, False)
@@ -93,11 +91,15 @@ def launch(
     if "nonfinite" in session.sanitizers:
         strange = [n for n in sorted(written) if _strange(tensors[n], monitor, n, session, program)]
         if strange:
-            copies = [
-                before.get(p.name, v).clone() if p.name in written else v
-                for p, v in zip(parameters, values, strict=True)
-            ]
-            reports += _traced(kernel, session, program, copies, execute, strange)
+            # Parameters that are one tensor stay one; what is only written needs no content.
+            copies: dict[str, torch.Tensor] = {}
+            again = []
+            for p, v in zip(parameters, values, strict=True):
+                first = monitor.aliases.get(p.name, p.name)
+                if p.name in written and first not in copies:
+                    copies[first] = before.get(first, v).clone()
+                again.append(copies.get(first, v))
+            reports += _traced(kernel, session, program, again, execute, strange)
     session.add(reports)
 
 

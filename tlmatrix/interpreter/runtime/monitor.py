@@ -14,6 +14,8 @@ from .shadows import GlobalShadow, LocalShadow, lanes_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
+
     from tlmatrix.interpreter.codegen import Location, Program
     from tlmatrix.interpreter.session import Session
 
@@ -52,6 +54,9 @@ class Monitor:
         number: the running number of the block, from 1.
         block: its index in the grid.
         shadows: of global buffers, by name.
+        usage: what the kernel does with each: "read", "write", "atomic". Parameters that are
+            one tensor have one shadow and one usage.
+        aliases: the first name of such a tensor, by each of its names.
     """
 
     def __init__(self, program: Program, session: Session, outputs: frozenset[str]) -> None:
@@ -60,6 +65,8 @@ class Monitor:
         self._session = session
         self._watch = program.watch
         self._outputs = outputs
+        self.usage = dict(self._watch.usage)
+        self.aliases: dict[str, str] = {}
         self._found: dict[tuple[str, int, int], list[Any]] = {}
         self.sanitizers = session.sanitizers
         self.shadows: dict[str, GlobalShadow] = {}
@@ -83,11 +90,29 @@ class Monitor:
                 if values in declared:
                     self._boundaries[name] = Boundaries(values)
 
+    def find_aliases(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Note which parameters are one tensor."""
+        known: dict[Any, str] = {}
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+                first = known.setdefault(key, name)
+                if first != name:
+                    self.aliases[name] = self.aliases[first] = first
+        for first in set(self.aliases.values()):
+            names = [n for n, f in self.aliases.items() if f == first]
+            together = frozenset().union(*(self.usage.get(n, frozenset()) for n in names))
+            self.usage.update(dict.fromkeys(names, together))
+
     # -- shadows
 
     def parameter(self, name: str, array: Any) -> GlobalShadow:
         """The shadow of a parameter."""
-        usage = self._watch.usage.get(name, frozenset())
+        first = self.aliases.get(name)
+        if first in self.shadows:
+            self.shadows[name] = self.shadows[first]
+            return self.shadows[name]
+        usage = self.usage.get(name, frozenset())
         shape = tuple(array.shape) if array is not None else ()
         boundaries = self._boundaries.get(name)
         kind = GlobalShadow if boundaries is None else _BoundaryShadow
@@ -117,7 +142,7 @@ class Monitor:
 
     def workspace(self, name: str, array: Array) -> GlobalShadow:
         """The shadow of global memory that the kernel allocates."""
-        usage = self._watch.usage.get(name, frozenset())
+        usage = self.usage.get(name, frozenset())
         return GlobalShadow(self, name, array.shape, usage=usage, unwritten=True, packed=None)
 
     def local(self, name: str, shape: tuple[int, ...]) -> LocalShadow:
@@ -375,7 +400,7 @@ class Monitor:
             return found
         for name, shadow in self.shadows.items():
             owner = shadow.owner
-            usage = self._watch.usage.get(name, frozenset())
+            usage = self.usage.get(name, frozenset())
             if owner is None or name in self._session.partial:
                 continue
             if name not in self._outputs and ("write" not in usage or usage & {"read", "atomic"}):
