@@ -5,8 +5,14 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix.interpreter.errors import DeadlockError, RaceError, SynchronizationError
-from tlmatrix.interpreter.roles import SCHEDULES, scheduled
+from tlmatrix.interpreter import (
+    SCHEDULES,
+    DeadlockError,
+    RaceError,
+    SynchronizationError,
+    interpreted,
+    scheduled,
+)
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 M, N, K, BLOCK, STEP, STAGES = 128, 128, 160, 64, 32, 2
@@ -226,8 +232,6 @@ def test_what_all_roles_do_together_is_done_once(schedule):
     x = torch.randn(64)
     y = torch.zeros(64)
     with scheduled(schedule):
-        from tlmatrix.interpreter import interpreted
-
         interpreted(together.get_tir())(x, y)
     torch.testing.assert_close(y, x * 2 + 1)
 

@@ -16,30 +16,49 @@ What to know of the results:
   the last wins; a local variable on which lanes disagree is poisoned after the loop.
 - Sums of 32-bit scalars are not wrapped (products and shifts are), so an index past 2^31 is
   outside rather than negative.
-- Barriers between threads of a block (`T.sync_threads`) have nothing to do; everything that
-  depends on the thread index, on mbarriers or on inline code is refused (`Unsupported`).
+- Kernels that use the thread index run their threads as lanes, statement by statement; blocks
+  whose warps have different roles, mbarriers or asynchronous copies and products run as coroutines
+  (`roles`), under a schedule that `scheduled` chooses. Accesses that nothing orders raise
+  `RaceError`, waits that cannot end `DeadlockError`. The barriers that TileLang puts between
+  accesses to shared memory are put there too. Fences and the register budget have no meaning.
+- A block that spins on a flag lets others run; `run_ranks` runs the programs of several ranks.
+- Clusters, pairs of blocks and inline code are refused (`Unsupported`).
 """
 
 from __future__ import annotations
 
-from .errors import ArgumentError, InterpreterError, Unsupported
+from .errors import (
+    ArgumentError,
+    DeadlockError,
+    InterpreterError,
+    RaceError,
+    SynchronizationError,
+    Unsupported,
+)
 from .intercept import interpret, interpreted
 from .kernel import InterpretedKernel
 from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
+from .roles import SCHEDULES, run_ranks, scheduled
 from .session import Session
 
 __all__ = [
     "DEFAULT_SANITIZERS",
     "SANITIZERS",
+    "SCHEDULES",
     "ArgumentError",
+    "DeadlockError",
     "InterpretedKernel",
     "InterpreterError",
     "Party",
+    "RaceError",
     "Report",
     "SanitizerError",
     "Sequences",
     "Session",
+    "SynchronizationError",
     "Unsupported",
     "interpret",
     "interpreted",
+    "run_ranks",
+    "scheduled",
 ]
