@@ -52,6 +52,7 @@ def interpret(
     on_report: Literal["collect", "raise"] = "collect",
     sequences: Mapping[str, Any] | None = None,
     partial: Collection[str] = (),
+    tf32: bool | None = None,
 ) -> Iterator[Session]:
     """Run every TileLang kernel called inside on the CPU, with no GPU and no change to its code.
 
@@ -74,6 +75,8 @@ def interpret(
         sequences: for packed parameters by name their boundaries (cu_seqlens), a pair of
             boundaries and the dimension of the rows, or `Sequences`.
         partial: names of parameters that kernels may leave unwritten in part.
+        tf32: whether `T.gemm` cuts float32 factors to TF32, as tensor cores do; None for what
+            the enclosing context has, or not.
 
     Raises:
         ValueError: for a sanitizer that does not exist, or sequences that are none.
@@ -92,6 +95,9 @@ def interpret(
             declared_sequences(sequences),
             frozenset(partial),
         )
+    if tf32 is not None or outer is not None:
+        inherited = outer.tf32 if outer is not None else False
+        options = replace(options, tf32=inherited if tf32 is None else tf32)
     with _lock:
         if _users == 0:
             _install()

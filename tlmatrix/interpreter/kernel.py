@@ -16,6 +16,7 @@ from . import runtime
 from .codegen import generate
 from .errors import ArgumentError, InterpreterError, Unsupported
 from .layouts import positions
+from .runtime.tiles import TF32
 from .runtime.tracer import Born
 from .sanitize import launch
 from .session import current
@@ -107,7 +108,7 @@ class InterpretedKernel:
             for code in (*(p.shape or ()), *p.strides)
             if isinstance(code, str) and code not in self._program.symbols
         }
-        self._layouts: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._layouts: dict[tuple[Any, ...], Any] = {}
 
     @property
     def source(self) -> str:
@@ -340,12 +341,16 @@ class InterpretedKernel:
             if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
                 stack.enter_context(_python_dispatch._disable_current_modes())  # noqa: SLF001
             stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
+            session = current()
+            if session is not None and session.tf32:
+                stack.callback(TF32.reset, TF32.set(True))
             if threads != 1:
                 # Tiles are too small to share: a second thread costs more than it brings.
                 torch.set_num_threads(1)
                 stack.callback(torch.set_num_threads, threads)
             arguments = [
-                self._argument(p, v, moved) for p, v in zip(self._parameters, values, strict=True)
+                self._argument(p, v, moved, symbols)
+                for p, v in zip(self._parameters, values, strict=True)
             ]
             try:
                 loaded.function(*arguments, *(symbols[n] for n in self._program.symbols), *more)
@@ -357,7 +362,13 @@ class InterpretedKernel:
                 for flat, where, logical in moved:
                     flat[where] = logical
 
-    def _argument(self, p: Parameter, value: Any, moved: list[tuple[Any, Any, Any]]) -> Any:
+    def _argument(
+        self,
+        p: Parameter,
+        value: Any,
+        moved: list[tuple[Any, Any, Any]],
+        symbols: dict[str, int],
+    ) -> Any:
         if p.shape is None:
             if p.dtype.startswith(("int", "uint")):
                 return int(value)
@@ -375,9 +386,9 @@ class InterpretedKernel:
         layout = self._program.layouts.get(p.name)
         if layout is None:
             return array
-        key = (p.name, array.shape)
+        key = (p.name, array.shape, *symbols.values())
         if key not in self._layouts:
-            self._layouts[key] = positions(layout, array.shape, p.name)
+            self._layouts[key] = positions(layout, array.shape, p.name, symbols)
         where = self._layouts[key]
         flat = array.reshape(-1)
         logical = flat[where]

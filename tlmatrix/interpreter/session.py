@@ -29,6 +29,7 @@ class Session:
         on_report: whether reports are collected, or raised when their kernel ends.
         sequences: packed parameters by name.
         partial: parameters that a kernel may leave unwritten in part.
+        tf32: whether matrix products cut float32 factors to TF32.
         reports: what the sanitizers have found so far, in order.
         unwatched: names of kernels that ran without sanitizers: those whose threads play roles,
             which have checks of their own.
@@ -39,6 +40,7 @@ class Session:
     on_report: Literal["collect", "raise"] = "collect"
     sequences: Mapping[str, Sequences] = field(default_factory=dict)
     partial: frozenset[str] = frozenset()
+    tf32: bool = False
     reports: list[Report] = field(default_factory=list)
     unwatched: set[str] = field(default_factory=set)
     # Lines whose infinities were traced and found to be meant.

@@ -161,10 +161,7 @@ _BY_NAME = {codec.name: codec for codec in CODECS.values()} | {"float8_e4m3": CO
 def bits(value: Any, source: str, target: str) -> Any:
     """`T.reinterpret`: the same bits as another dtype of the same width."""
     array = np.array(value, ndmin=1)
-    if source in _BY_NAME:
-        array = _BY_NAME[source].pack(array)
-    else:
-        array = array.astype(source)
+    array = _BY_NAME[source].pack(array) if source in _BY_NAME else array.astype(source)
     if target in _BY_NAME:
         codec = _BY_NAME[target]
         array = codec.widen(array.view(codec.pack(0.0).dtype))
