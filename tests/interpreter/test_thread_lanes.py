@@ -359,3 +359,36 @@ def test_a_reduction_over_one_dimension_of_the_threads():
 
     x = torch.randn(8, 16)
     torch.testing.assert_close(columns()(x), x.sum(1))
+
+
+def test_threads_leave_a_loop_one_by_one():
+    @tilelang.jit(out_idx=[-1])
+    def searched():
+        @T.prim_func
+        def main(X: T.Tensor((64, 10), "int32"), Y: T.Tensor((3, 64), "int32")):
+            with T.Kernel(1, threads=64):
+                tx = T.get_thread_binding()
+                first = T.alloc_var("int32", init=-1)
+                odd = T.alloc_var("int32", init=0)
+                turns = T.alloc_var("int32", init=0)
+                for k in T.serial(10):
+                    if X[tx, k] == 7:
+                        first = k
+                        break
+                    turns += 1
+                    if X[tx, k] % 2 == 0:
+                        continue
+                    odd += 1
+                Y[0, tx] = first
+                Y[1, tx] = turns
+                Y[2, tx] = odd
+
+        return main
+
+    x = torch.randint(0, 10, (64, 10), dtype=torch.int32)
+    expected = []
+    for row in x.tolist():
+        seen = row[: row.index(7)] if 7 in row else row
+        first = len(seen) if 7 in row else -1
+        expected.append([first, len(seen), sum(v % 2 for v in seen)])
+    assert searched()(x).T.tolist() == expected

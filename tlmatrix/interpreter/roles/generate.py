@@ -20,7 +20,7 @@ from tlmatrix.interpreter.codegen.source import Writer
 from tlmatrix.interpreter.codegen.values import Val, is_float, literal, numpy_name
 
 from .asynchronous import conflict
-from .private import PrivateMixin
+from .jumps import JumpMixin, jumps
 from .threads import ThreadIndex, _reads_flags
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _NeedsLanes(Exception):  # noqa: N818  # caught where the role is generate
     """The threads of a role compute different things."""
 
 
-class RoleMixin(PrivateMixin):
+class RoleMixin(JumpMixin):
     """Overrides what depends on the thread."""
 
     def start_roles(self) -> None:
@@ -81,6 +81,7 @@ class RoleMixin(PrivateMixin):
         self._case_groups: list[tuple[Any, tuple[int, ...]]] = []
         self._keys: dict[Any, int] = {}
         self.start_asynchronous()
+        self.start_jumps()
         self.w.reserve("cta", "me", "launch", "LOCATIONS")
 
     # -- the grid
@@ -202,6 +203,7 @@ class RoleMixin(PrivateMixin):
             self.axes, self.rank, self.mask, self.lanes = [], 0, None, None
             self.group = tuple(range(len(self.intervals)))
             self.start_role()
+            self.start_jumps()
             try:
                 if with_lanes:
                     low, high = self.intervals[self.role]
@@ -349,6 +351,8 @@ class RoleMixin(PrivateMixin):
         if self.threads is None or len(self.group) < 2:
             super()._stmt_SeqStmt(node)
             return
+        if self.in_lanes and jumps(node):
+            raise self.refuse("a jump of some threads in code that several roles share")
         head: dict[Any, bool] | None = None
         since: dict[Any, bool] = {}
         for child in node.seq:
