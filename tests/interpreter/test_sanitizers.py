@@ -495,3 +495,49 @@ def test_the_traced_run_keeps_parameters_that_are_one_tensor_together():
         x.fill_(float("inf"))
         shifted(0)(x, x)
     assert run.reports == []
+
+
+@tilelang.jit(out_idx=[0])
+def past_a_fragment():
+    @T.prim_func
+    def main(Y: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            f = T.alloc_fragment((16,), "float32")
+            for i in T.Parallel(32):
+                f[i] = 1.0
+            T.copy(f, Y)
+
+    return main
+
+
+def test_fragments_can_be_tolerated_alone():
+    with interpret(sanitize=DEFAULT_SANITIZERS - {"fragments"}) as run:
+        assert past_a_fragment()().tolist() == [1.0] * 16
+    assert run.reports == []
+
+
+def test_without_the_sanitizers_of_bounds_outside_stays_an_error():
+    with interpret(sanitize={"races"}), pytest.raises(InterpreterError, match="out of bounds"):
+        past_a_fragment()()
+
+
+@tilelang.jit(out_idx=[1])
+def reduced():
+    @T.prim_func
+    def main(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_reducer((4,), "float32", op="sum")
+            result = T.alloc_fragment((4,), "float32")
+            T.reducer_init(total)
+            for i, j in T.Parallel(4, 32):
+                T.reducer_update(total[i], X[i, j])
+            T.finalize_reducer(total, result)
+            T.copy(result, Y)
+
+    return main
+
+
+def test_lanes_that_contribute_to_a_reducer_are_no_finding():
+    with interpret(sanitize=True) as run:
+        assert reduced()(torch.ones(4, 32)).tolist() == [32.0] * 4
+    assert run.reports == []

@@ -243,12 +243,7 @@ class SanitizedMixin(StatementMixin):
             for d, n in zip(access.dims, buf.shape, strict=False)
         )
         whole = len(loose) == len(access.dims) and "guarded" not in self.sanitizers
-        if (
-            self.traced
-            or inside
-            or whole
-            or not self.sanitizers & {"bounds", "fragments", "guarded"}
-        ):
+        if self.traced or inside or whole:
             return
         mask = self.mask.code if self.mask is not None else "None"
         self.w.line(
@@ -368,9 +363,15 @@ class SanitizedMixin(StatementMixin):
             return
         self._watch_access(access, site)
         seen = self._seen.get(buf.code)
-        if seen is not None:
-            lanes = "" if access.block else "_lanes"
-            self.w.line(f"{seen}.still or {seen}.atomic{lanes}({site}, {self._place(access)})")
+        if seen is None:
+            return
+        if buf.name in self.reducers:
+            # A contribution: what it is added to is the reducer's own business.
+            self.w.line(f"{seen}.full = True")
+            return
+        lanes = "" if access.block else "_lanes"
+        quiet = f"{seen}.still or " if buf.is_global else ""
+        self.w.line(f"{quiet}{seen}.atomic{lanes}({site}, {self._place(access)})")
 
     def _expr_Call(self, node: Any) -> Val:
         outer = self._ordering
@@ -474,7 +475,7 @@ class SanitizedMixin(StatementMixin):
         if self._covers(region):
             self.w.line(f"{seen}.full = True")
             return
-        quiet = f"{seen}.still or " if buf.is_global else f"{seen}.full or "
+        quiet = f"{seen}.{'still' if buf.is_global else 'full'} or "
         self.w.line(f"{quiet}{seen}.{action}({site}, {region.dims_code}, None)")
 
     @staticmethod
@@ -594,6 +595,11 @@ class SanitizedMixin(StatementMixin):
         self._read_region(src)
         self._write_region(dst)
         return src, dst
+
+    def reducer_init(self, node: Any) -> None:
+        """A reducer starts with a value."""
+        self._write_region(self.region(node.args[0]))
+        super().reducer_init(node)
 
     def tile_scan(self, node: Any, kind: str) -> None:
         """`T.cumsum` and `T.cummax`."""

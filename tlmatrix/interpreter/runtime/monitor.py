@@ -8,6 +8,7 @@ import numpy as np
 
 from tlmatrix.interpreter.reports import Party, Report
 
+from .memory import outside
 from .packed import Boundaries, Packed
 from .shadows import GlobalShadow, LocalShadow, lanes_of
 
@@ -229,7 +230,7 @@ class Monitor:
                 bad = steps[wrong]
             where = tuple(d[0] if isinstance(d, tuple) else int(d) for d in dims)
             where = (*where[:axis], int(bad[0]), *where[axis + 1 :])
-            self._out(site, where, axis, n, guarded=axis in loose)
+            self._out(site, where, axis, shape, guarded=axis in loose)
 
     @staticmethod
     def _lanes_along(dims: Sequence[Dim], axis: int, mask: Any) -> Any:
@@ -258,7 +259,7 @@ class Monitor:
             if wrong.any():
                 lane = tuple(np.argwhere(wrong)[0])
                 where = tuple(int(np.broadcast_to(x, full)[lane]) for x in index)
-                self._out(site, where, axis, n, guarded=axis in loose)
+                self._out(site, where, axis, shape, guarded=axis in loose)
 
     def one(
         self,
@@ -271,18 +272,30 @@ class Monitor:
         """A single element is read: `value`."""
         for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
             if not 0 <= i < n:
-                self._out(site, tuple(int(x) for x in index), axis, n, guarded=axis in loose)
+                self._out(site, tuple(int(x) for x in index), axis, shape, guarded=axis in loose)
         return value
 
-    def _out(self, site: int, where: tuple[int, ...], axis: int, n: int, *, guarded: bool) -> None:
+    def _out(
+        self,
+        site: int,
+        where: tuple[int, ...],
+        axis: int,
+        shape: tuple[int, ...],
+        *,
+        guarded: bool,
+    ) -> None:
+        """Report an index outside; without the sanitizers of bounds it is an error, as ever."""
         name = "fragments" if self._watch.sites[site].local else "bounds"
         name = "guarded" if guarded else name
+        if not guarded and not self.sanitizers & {"bounds", "fragments"}:
+            outside(self._watch.sites[site].buffer, where, shape)
         skipped = ", which TileLang's guard skips" if guarded else ""
         self.report(
             name,
             site,
             where,
-            f"index {where[axis]} of dimension {axis} of {{buffer}} is outside 0..{n - 1}{skipped}",
+            f"index {where[axis]} of dimension {axis} of {{buffer}} is outside "
+            f"0..{shape[axis] - 1}{skipped}",
         )
 
     # -- lanes
