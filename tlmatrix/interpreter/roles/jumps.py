@@ -23,7 +23,7 @@ class JumpMixin(PrivateMixin):
         """Whether statements are run for every thread of the role."""
         raise NotImplementedError
 
-    def startjumps(self) -> None:
+    def start_jumps(self) -> None:
         """Set up, before a role is generated."""
         # Of the loops in force: the body, and the lanes that stay in the loop and in the turn.
         self._loops: list[tuple[Any, str, str]] = []
