@@ -4,6 +4,9 @@
 what is generated and `runtime` for what it calls. `kernel.source` shows the generated source;
 with TLMATRIX_DUMP set to a folder every source is written there, annotated with the user's lines.
 
+`interpret(sanitize=True)` runs a second variant of each program, with shadows of its memory; see
+`reports` for what it finds and `codegen.sanitized` for how.
+
 What to know of the results:
 
 - Memory that nothing has written reads as NaN (integers: a number no index can be), in every
