@@ -10,6 +10,7 @@ from tlmatrix.interpreter import (
     DeadlockError,
     RaceError,
     SynchronizationError,
+    interpret,
     interpreted,
     scheduled,
 )
@@ -134,13 +135,24 @@ def unordered():
 
 
 def test_a_race_is_reported_also_where_the_values_are_right():
-    with scheduled("eager", races=False):
-        assert torch.equal(unordered()(), torch.arange(32.0))
-    with pytest.raises(RaceError) as caught:
+    assert torch.equal(unordered()(), torch.arange(32.0))
+    with scheduled(), pytest.raises(RaceError) as caught:
         unordered()()
     text = str(caught.value)
     assert "race on s: threads 32..63 read s[0:32]" in text
     assert "threads 0..31 write s[0:32]" in text
+
+
+def test_a_race_is_a_report_of_the_sanitizer():
+    with interpret(sanitize=True) as run:
+        assert torch.equal(unordered()(), torch.arange(32.0))
+    (report,) = run.reports
+    assert (report.sanitizer, report.kernel, report.buffer) == ("races", "main", "s")
+    assert report.file == report.other.file == __file__
+    assert report.other.action == "write"
+    with interpret(sanitize="bounds") as run:
+        unordered()()
+    assert run.reports == []
 
 
 def test_a_schedule_that_does_not_exist_is_refused():
@@ -287,5 +299,5 @@ def test_work_that_is_read_before_it_is_done_is_reported():
 
     a = torch.randn(32, 32).half()
     torch.testing.assert_close(product(True)(a), a.float() @ a.float(), rtol=1e-4, atol=1e-4)
-    with pytest.raises(RaceError, match=r"race on acc: threads 0\.\.127 read"):
+    with scheduled(), pytest.raises(RaceError, match=r"race on acc: threads 0\.\.127 read"):
         product(False)(a)

@@ -21,9 +21,10 @@ What to know of the results:
   outside rather than negative.
 - Kernels that use the thread index run their threads as lanes, statement by statement; blocks
   whose warps have different roles, mbarriers or asynchronous copies and products run as coroutines
-  (`roles`), under a schedule that `scheduled` chooses. Accesses that nothing orders raise
-  `RaceError`, waits that cannot end `DeadlockError`. The barriers that TileLang puts between
-  accesses to shared memory are put there too. Fences and the register budget have no meaning.
+  (`roles`), under a schedule that `scheduled` chooses. Waits that cannot end raise
+  `DeadlockError`; accesses that nothing orders are reports of the sanitizer `races`, and raise
+  `RaceError` under `scheduled`. The barriers that TileLang puts between accesses to shared memory
+  are put there too. Fences and the register budget have no meaning.
 - A block that spins on a flag lets others run; `run_ranks` runs the programs of several ranks.
 - Clusters, pairs of blocks and inline code are refused (`Unsupported`).
 """

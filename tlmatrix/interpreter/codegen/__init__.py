@@ -241,5 +241,5 @@ def generate(
         """A generation with roles."""
 
     generator = _RoleGenerator(func, guard=guard)
-    generator.start_roles()
+    generator.start_roles(str(func.attrs["global_symbol"]))
     return generator.run()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.errors import RaceError, SynchronizationError
+from tlmatrix.interpreter.errors import SynchronizationError
 
 from .barriers import Mbarrier, Mbarriers, Meeting, ThreadBarrier
-from .clocks import Cells, Clock, History, box_of, cells_of, join, spell
+from .clocks import Access, Cells, Clock, History, box_of, cells_of, join, spell
 from .requests import Finish, Meet, Phase, Request, Spin, Together
 
 if TYPE_CHECKING:
@@ -342,12 +342,8 @@ class Block:
         line: int,
         what: str,
     ) -> None:
-        """Note an access; raises if it races with an earlier one.
-
-        Raises:
-            RaceError: naming both accesses.
-        """
-        if not self.launch.races:
+        """Note an access, and report it if it races with an earlier one."""
+        if not self.launch.watched:
             return
         history = self._histories.get(name)
         if history is None:
@@ -358,12 +354,14 @@ class Block:
         )
         if old is None:
             return
-        new = history.live[-1]
-        name = self.launch.names.get(name, name)
-        raise RaceError(
-            f"race on {name}: {_does(what, write)} "
-            f"{name}[{spell(new.box)}] at {self.launch.place(line)},\n"
+        self.launch.raced(self, self.launch.names.get(name, name), history.live[-1], old)
+
+    def describe_race(self, name: str, new: Access, old: Access) -> str:
+        """A race in words, with both parties."""
+        place = self.launch.place
+        return (
+            f"race on {name}: {_does(new.what, new.write)} "
+            f"{name}[{spell(new.box)}] at {place(new.line)},\n"
             f"  and nothing orders it after {_does(old.what, old.write)} "
-            f"{name}[{spell(old.box)}] at "
-            f"{self.launch.place(old.line)} ({self.name})"
+            f"{name}[{spell(old.box)}] at {place(old.line)} ({self.name})"
         )

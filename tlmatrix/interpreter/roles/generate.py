@@ -65,8 +65,9 @@ class _NeedsLanes(Exception):  # noqa: N818  # caught where the role is generate
 class RoleMixin(JumpMixin):
     """Overrides what depends on the thread."""
 
-    def start_roles(self) -> None:
+    def start_roles(self, kernel: str) -> None:
         """Set up, before anything is generated."""
+        self.kernel_name = kernel
         self.threads: ThreadIndex | None = None
         self.role = 0
         self.group: tuple[int, ...] = ()
@@ -120,7 +121,8 @@ class RoleMixin(JumpMixin):
             outer.line(f"return ({', '.join(functions)},)")
         cuts = (self.intervals[0][0], *(high for _, high in self.intervals))
         outer.line(
-            f"launch({block}, ({', '.join(extents)},), {cuts}, LOCATIONS, {self.arrivals!r}, "
+            f"launch({block}, ({', '.join(extents)},), {cuts}, {self.kernel_name!r}, "
+            f"LOCATIONS, {self.arrivals!r}, "
             f"{self.renamed!r})"
         )
         self.prologue = outer_prologue

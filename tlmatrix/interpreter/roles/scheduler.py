@@ -13,10 +13,13 @@ the same under every one; the schedules differ in what they provoke of the other
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.errors import DeadlockError
+from tlmatrix.interpreter import session
+from tlmatrix.interpreter.errors import DeadlockError, RaceError
+from tlmatrix.interpreter.reports import Party, Report
 
 from . import ranks, settings
 from .block import Block, Operation, Role
@@ -25,6 +28,7 @@ from .requests import Phase, Spin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from .clocks import Access
     from .requests import Request
 
 __all__ = ["Launch", "launch"]
@@ -37,11 +41,19 @@ class Launch:
     """One launch of a kernel."""
 
     def __init__(
-        self, locations: Sequence[Any], arrivals: dict[str, Any], names: dict[str, str]
+        self,
+        kernel: str,
+        locations: Sequence[Any],
+        arrivals: dict[str, Any],
+        names: dict[str, str],
     ) -> None:
         chosen = settings.current()
         self.schedule = chosen.schedule
-        self.races = chosen.races
+        self.kernel = kernel
+        self.session = session.current() if chosen.races is None else None
+        collects = self.session is not None and "races" in self.session.sanitizers
+        self.watched = bool(chosen.races) or collects
+        self._reports: dict[tuple[int, int], Report] = {}
         self.random = random.Random(chosen.seed)  # noqa: S311  # a schedule is no secret
         self.locations = locations
         self.arrivals = arrivals
@@ -55,6 +67,36 @@ class Launch:
         """The user's line of a line of the generated source."""
         location = self.locations[line - 1] if 0 < line <= len(self.locations) else None
         return str(location) if location is not None else "an unknown line"
+
+    def raced(self, block: Block, name: str, new: Access, old: Access) -> None:
+        """Report a race: to the `interpret()` in force, or as an error.
+
+        Raises:
+            RaceError: where `scheduled` asked for errors.
+        """
+        text = block.describe_race(name, new, old)
+        if self.session is None:
+            raise RaceError(text)
+        key = (new.line, old.line)
+        known = self._reports.get(key)
+        if known is not None:
+            self._reports[key] = replace(known, count=known.count + 1)
+            return
+        file, line = self._location(new.line)
+        party = Party(block.index, *self._location(old.line), "write" if old.write else "read")
+        index = tuple(low for low, _ in new.box)
+        self._reports[key] = Report(
+            "races", self.kernel, file, line, name, index, block.index, text, party
+        )
+
+    def finish(self) -> None:
+        """Hand over the reports."""
+        if self.session is not None and self._reports:
+            self.session.add(self._reports.values())
+
+    def _location(self, line: int) -> tuple[str, int]:
+        location = self.locations[line - 1] if 0 < line <= len(self.locations) else None
+        return (location.file, location.line) if location is not None else ("", 0)
 
     # -- asynchronous work
 
@@ -220,6 +262,7 @@ def launch(
     make: Callable[..., Sequence[Callable[[Role], Any]]],
     grid: tuple[int, ...],
     cuts: tuple[int, ...],
+    kernel: str,
     locations: Sequence[Any],
     arrivals: dict[str, Any],
     names: dict[str, str],
@@ -230,15 +273,16 @@ def launch(
         make: makes a block's memory and returns the generator function of each role.
         grid: extents of the grid.
         cuts: where the roles begin, and the number of threads.
+        kernel: the kernel's name.
         locations: for each line of the generated source the user's.
         arrivals: per barrier which roles arrive at it, and where.
         names: the user's names of buffers that the generated source calls otherwise.
 
     Raises:
         DeadlockError: if no role can ever go on.
-        RaceError: if two accesses race.
+        RaceError: if two accesses race, where `scheduled` asked for errors.
     """
-    running = Launch(locations, arrivals, names)
+    running = Launch(kernel, locations, arrivals, names)
 
     def blocks() -> Iterator[Block]:
         for index in product(*(range(int(n)) for n in grid)):
@@ -248,3 +292,4 @@ def launch(
             yield block
 
     running.run(blocks())
+    running.finish()

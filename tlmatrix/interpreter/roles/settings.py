@@ -22,12 +22,13 @@ class Settings:
     Attributes:
         schedule: one of SCHEDULES; see `scheduler`.
         seed: of the random choices of a schedule.
-        races: whether accesses that nothing orders are errors.
+        races: whether accesses that nothing orders are errors; None where the sanitizers of the
+            `interpret()` in force decide.
     """
 
     schedule: str = "eager"
     seed: int = 0
-    races: bool = True
+    races: bool | None = None
 
 
 class _Local(threading.local):
