@@ -514,3 +514,28 @@ def test_a_layout_over_a_symbolic_dimension():
         rotate()(x)
         want = torch.stack([torch.arange(8.0).roll(i) for i in range(n)])
         assert torch.equal(x, want)
+
+
+def test_print_shows_values(capsys):
+    @tilelang.jit
+    def shows():
+        @T.prim_func
+        def main(X: T.Tensor((4,), "float16")):
+            with T.Kernel(2, threads=32) as bx:
+                f = T.alloc_fragment((4,), "float16")
+                T.copy(X, f)
+                T.print(bx)
+                if bx == 1:
+                    T.print(f[2], msg="{third}")
+                    T.print(f)
+
+        return main
+
+    shows()(torch.tensor([1.0, 2.0, 3.1, 4.0]).half())
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == ["expr<bx>: 0", "expr<bx>: 1"]
+    assert out[2].startswith("{third}: 3.09")
+    assert [line.split(": ")[0] for line in out[3:]] == [
+        f"buffer<f, float16> f[{i}]" for i in range(4)
+    ]
+    assert out[3].endswith(": 1.0")

@@ -179,8 +179,7 @@ class CallMixin(MemoryMixin):
             )
         method = getattr(self, "_call_" + name.replace(".", "_"), None)
         if method is None:
-            external = f" of {node.args[0]}" if name == "tirx.call_extern" else ""
-            raise self.refuse(f"the operation {name}{external}")
+            raise self.refuse(f"the operation {name}")
         value: Val = method(node, dtype)
         return value
 
@@ -213,6 +212,21 @@ class CallMixin(MemoryMixin):
     def _call_tl_infinity(self, node: Any, dtype: str) -> Val:
         del node
         return literal(float("inf"), dtype)
+
+    def _call_tirx_call_extern(self, node: Any, dtype: str) -> Val:
+        """`T.print`; any other function is the user's own CUDA."""
+        name = str(getattr(node.args[0], "value", node.args[0]))
+        if name not in ("debug_print_var", "debug_print_buffer_value"):
+            raise self.refuse(f"the operation tirx.call_extern of {node.args[0]}")
+        value = self.rounded(self.settled(self.expr(node.args[-1])))
+        # A message, and for an element its buffer and index.
+        text = " ".join(str(a.value) for a in node.args[1:3][: len(node.args) - 2])
+        message = repr(text)
+        if len(node.args) > 4:
+            message = f"{text + '['!r} + str({self.expr(node.args[3]).code}) + ']'"
+        mask = self.mask.code if self.mask is not None else "None"
+        self.w.line(f"show({message}, {value.code}, {mask})")
+        return literal(0, "int32") if dtype == "handle" else literal(0, dtype)
 
     def _call_tirx_likely(self, node: Any, dtype: str) -> Val:
         del dtype

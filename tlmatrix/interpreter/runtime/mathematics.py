@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = [
     "round_away",
     "rsqrt",
     "select",
+    "show",
     "sigmoid",
     "tanh",
     "to_int",
@@ -170,6 +172,15 @@ def bits(value: Any, source: str, target: str) -> Any:
     if isinstance(value, np.ndarray):
         return array.reshape(value.shape)
     return array[0] if array.dtype.kind == "f" else array[0].item()
+
+
+def show(message: str, value: Any, mask: Any) -> None:
+    """`T.print`: once for a value that all threads share, else for every lane that is active."""
+    if mask is not None and not np.any(mask):
+        return
+    if isinstance(value, np.ndarray) and mask is not None:
+        value = value[np.broadcast_to(mask, value.shape)]
+    sys.stdout.write(f"{message}: {value}\n")
 
 
 def popcount(x: Any) -> Any:
