@@ -328,7 +328,11 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
     def tuned(self: Any, *_args: Any, **_kwargs: Any) -> Any:
         """The first configuration: there is no time to choose by."""
         config = dict(self.configs[0]) if self.configs else {}
-        kernel = (self.jit_compile or self._default_compile)(**config)
+        given = dict(config)
+        if "pass_configs" in given:
+            # The tuner's own name for what is not an argument of the kernel.
+            given["__pass_configs__"] = given.pop("pass_configs")
+        kernel = (self.jit_compile or self._default_compile)(**given)
         return AutotuneResult(
             latency=note.nan(),
             config=config,
