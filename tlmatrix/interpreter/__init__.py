@@ -13,11 +13,11 @@ What to know of the results:
   block anew, so a read before a write shows.
 - Blocks run one after another, in the order of the loops of the grid; atomics add up in that order.
 - Low-precision values are rounded at stores, casts and each operation of their dtype; matrix
-  products and sums accumulate in float32, in another order than on a GPU. There is no TF32 and
-  no fast-math.
+  products and sums accumulate in float32, in another order than on a GPU. TF32 is an option
+  (`interpret(tf32=True)`); there is no fast-math.
 - Lanes of a parallel loop execute each statement together. Of lanes that store to one element
   the last wins; a local variable on which lanes disagree is poisoned after the loop.
-- Sums of 32-bit scalars are not wrapped (products and shifts are), so an index past 2^31 is
+- Integers wrap where it shows; a 32-bit sum that is an index does not, so that one past 2^31 is
   outside rather than negative.
 - Kernels that use the thread index run their threads as lanes, statement by statement; blocks
   whose warps have different roles, mbarriers or asynchronous copies and products run as coroutines
@@ -26,6 +26,7 @@ What to know of the results:
   `RaceError` under `scheduled`. The barriers that TileLang puts between accesses to shared memory
   are put there too. Fences and the register budget have no meaning.
 - A block that spins on a flag lets others run; `run_ranks` runs the programs of several ranks.
+- An index that is provably negative counts from the end, as TileLang has it.
 - Clusters, pairs of blocks and inline code are refused (`Unsupported`).
 """
 
