@@ -3,8 +3,8 @@
     python benchmarks/interpreter.py
 
 One process, one thread, the same shapes and tiles for all: batch 1, 4 heads, head dim 64,
-float16, tiles of 64 x 64. Triton is timed if it is installed. Triton 3.5's interpreter fails
-with numpy 2.4; an environment with numpy 2.2 works.
+float16, tiles of 64 x 64; sanitized is with every default sanitizer. Triton is timed if it is
+installed. Triton 3.5's interpreter fails with numpy 2.4; an environment with numpy 2.2 works.
 """
 
 import os
@@ -156,7 +156,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"causal forward, batch 1, {HEADS} heads, head dim {DIM}, float16, ms a call")
-    header = f"{'sequence':>8} {'interpreter':>12} {'SDPA float32':>13}"
+    header = f"{'sequence':>8} {'interpreter':>12} {'sanitized':>10} {'SDPA float32':>13}"
     print(header + f" {'Triton interpreter':>19} {'ratio':>6}")
     for seq in LENGTHS:
         q, k, v = (torch.randn(1, HEADS, seq, DIM).half() for _ in range(3))
@@ -171,7 +171,11 @@ def main() -> None:
             if error > 5e-3:
                 raise SystemExit(f"the interpreted kernel is wrong by {error}")
             ours = milliseconds(lambda: kernel(q, k, v))  # noqa: B023  # called at once
-        line = f"{seq:8d} {ours:12.2f} {milliseconds(sdpa):13.2f}"
+        with interpret(sanitize=True) as run:
+            sanitized = milliseconds(lambda: kernel(q, k, v))  # noqa: B023  # called at once
+            if run.reports:
+                raise SystemExit(f"the kernel is clean, but: {run.reports[0]}")
+        line = f"{seq:8d} {ours:12.2f} {sanitized:10.2f} {milliseconds(sdpa):13.2f}"
         if triton is None:
             print(line + f" {'not installed':>19}")
             continue

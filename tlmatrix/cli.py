@@ -1,4 +1,4 @@
-"""The command line: `tlmatrix run`, `list`, `check`, `repro`, `new`, `schema`.
+"""The command line: `tlmatrix run`, `list`, `check`, `repro`, `new`, `exec`, `schema`.
 
 Only what a command needs is imported, when it is needed: `--help` starts no PyTorch.
 """
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_repro(commands)
     _add_new(commands)
+    _add_exec(commands)
     schema = commands.add_parser("schema", help="print the JSON Schema of specs, for editors")
     schema.set_defaults(command=_schema)
     return parser
@@ -157,6 +158,33 @@ def _add_new(commands: _Commands) -> None:
     new.set_defaults(command=_new)
 
 
+def _add_exec(commands: _Commands) -> None:
+    program = commands.add_parser(
+        "exec",
+        help="run a script written for a GPU, unchanged, on the interpreter",
+        description="Run a script as Python would, its TileLang kernels interpreted on the CPU "
+        "and its cuda tensors there. No time is measured: benchmarks answer NaN.",
+    )
+    program.add_argument(
+        "--arch", default="sm_90a", help="the architecture the device claims (sm_90a)"
+    )
+    program.add_argument(
+        "--sms",
+        type=int,
+        default=8,
+        metavar="N",
+        help="the multiprocessors it claims; persistent kernels launch that many blocks (8)",
+    )
+    program.add_argument(
+        "--sanitize", action="store_true", help="run the kernels under the interpreter's sanitizers"
+    )
+    program.add_argument("script", metavar="SCRIPT.py", help="what to run")
+    program.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments"
+    )
+    program.set_defaults(command=_exec)
+
+
 def _add_paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", help="specs, or folders of them (default: specs)"
@@ -250,6 +278,13 @@ def _new(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.commands.new import new
 
     return new(arguments.target, arguments.output)
+
+
+def _exec(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    del config
+    from tlmatrix.commands.exec import execute
+
+    return execute(arguments)
 
 
 def _schema(arguments: argparse.Namespace, config: Config) -> ExitCode:

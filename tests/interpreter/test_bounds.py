@@ -282,3 +282,62 @@ def test_integer_division_by_zero_is_an_error():
     assert divide()(7).tolist() == [14] * 4
     with pytest.raises(InterpreterError, match="division by zero"):
         divide()(0)
+
+
+def test_what_is_provably_negative_counts_from_the_end():
+    @tilelang.jit(out_idx=[-1])
+    def last():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32) as bx:
+                T.fill(Y, 0.0)
+                Y[0] = X[bx - 1]
+                for i in T.Parallel(2):
+                    Y[1 + i] = X[i - 3]
+                T.copy(X[bx * 4 - 3], Y[4:8])
+
+        return main
+
+    x = torch.arange(1.0, 11)
+    # The tile starts three from the end and its fourth element is outside.
+    assert last()(x).tolist() == [10, 8, 9, 0, 8, 9, 10, 0]
+
+
+def test_an_index_that_a_grid_of_one_block_makes_constant_is_not_guarded():
+    @tilelang.jit(out_idx=[-1])
+    def beyond(blocks):
+        @T.prim_func
+        def main(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float32")):
+            with T.Kernel(blocks, threads=32) as bx:
+                Y[bx] = X[bx + 4]
+
+        return main
+
+    with pytest.raises(InterpreterError, match="at the constant index 4"):
+        beyond(1)(torch.ones(4))
+    assert beyond(2)(torch.ones(4))[:2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_a_copy_of_one_element_is_guarded_too(dtype):
+    @tilelang.jit
+    def one(dtype):
+        @T.prim_func
+        def main(X: T.Tensor((4, 4), dtype), Y: T.Tensor((4, 4), dtype)):
+            with T.Kernel(2, threads=32) as bx:
+                s = T.alloc_shared((4, 4), dtype)
+                T.fill(s, 7)
+                T.copy(X[bx * 3 : bx * 3 + 1, bx * 4 : bx * 4 + 1], s[1:2, 1:2])
+                T.copy(s[1:2, 1:2], Y[bx * 4 : bx * 4 + 1, 2:3])
+                T.copy(s[1:2, 1:2], Y[bx * 3 : bx * 3 + 1, 3:4])
+
+        return main
+
+    x = torch.ones(4, 4).to(getattr(torch, dtype))
+    y = torch.zeros_like(x)
+    one(dtype)(x, y)
+    want = torch.zeros_like(x)
+    want[0, 2:] = 1
+    assert torch.equal(y, want)

@@ -18,7 +18,8 @@ def thread_index():
     def main(Y: T.Tensor((32,), "float32")):
         with T.Kernel(1, threads=32):
             tx = T.get_thread_binding(0)
-            Y[tx] = 1.0  # here
+            for i in T.Parallel(32):
+                Y[i] = tx  # here
 
     return main
 
@@ -28,7 +29,7 @@ def barrier():
     @T.prim_func
     def main(Y: T.Tensor((32,), "float32")):
         with T.Kernel(1, threads=32):
-            b = T.alloc_barrier(32)  # here
+            b = T.alloc_cluster_barrier(32)  # here
             T.mbarrier_wait_parity(b, 0)
 
     return main
@@ -60,7 +61,7 @@ def shuffle():
     ("factory", "word"),
     [
         (thread_index, "thread index"),
-        (barrier, "shared.barrier"),
+        (barrier, "shared.cluster_barrier"),
         (extern, "call_extern"),
         (shuffle, "shfl"),
     ],
@@ -123,5 +124,7 @@ def test_profiling_is_refused():
 
         return main
 
+    profiler = fine().get_profiler()
+    profiler.assert_allclose(lambda: torch.ones(32))
     with pytest.raises(Unsupported, match="no GPU to time"):
-        fine().get_profiler()
+        profiler.do_bench()

@@ -219,3 +219,49 @@ def test_reinterpret_keeps_bits():
     x = torch.randn(N)
     got = scalar_kernel(lambda a: T.reinterpret(a, "int32"), "float32", "int32")(x)
     assert torch.equal(got, x.view(torch.int32))
+
+
+def test_scalar_integers_wrap_where_it_shows():
+    @tilelang.jit(out_idx=[-1])
+    def scalars():
+        @T.prim_func
+        def main(X: T.Tensor((1,), "int32"), Y: T.Tensor((8,), "int64")):
+            with T.Kernel(1, threads=32):
+                a = X[0]
+                Y[0] = T.Cast("int64", a + a)
+                Y[1] = T.if_then_else(a + a < 0, 1, 0)
+                Y[2] = T.Cast("int64", (a + a) // 7)
+                Y[3] = T.Cast("int64", T.max(a + a, 5))
+                Y[4] = T.Cast("int64", (a + a) >> 1)
+                Y[5] = T.Cast("int64", T.Cast("float32", a + 1))
+                Y[6] = T.Cast("int64", T.Cast("int8", a - 1))
+                Y[7] = T.Cast("int64", a) + T.Cast("int64", a)
+
+        return main
+
+    a = 2**31 - 1
+    got = scalars()(torch.tensor([a], dtype=torch.int32)).tolist()
+    assert got == [-2, 1, -1, 5, -1, -(2**31), -2, 2 * a]
+
+
+def test_constants_are_rounded_to_their_dtype():
+    x = torch.ones(N, N).half()
+    got = tile_kernel(lambda a: T.Cast("float32", a * T.float16(0.1)), "float16", "float32")(x)
+    assert got[0, 0] == torch.tensor(0.1).half().float()
+    got = scalar_kernel(lambda a: a + T.Cast("int8", 300), "int8", "int8")(torch.zeros(N).char())
+    assert got[0] == 44
+
+
+@pytest.mark.parametrize(
+    ("dtype", "raw"),
+    [("float16", "uint16"), ("bfloat16", "int16"), ("float8_e4m3fn", "uint8")],
+)
+def test_reinterpret_of_low_precision(dtype, raw):
+    x = torch.randn(N, N).to(getattr(torch, dtype))
+    raw_x = x.view(getattr(torch, raw))
+    got = tile_kernel(lambda a: T.reinterpret(a, raw), dtype, raw)(x)
+    assert torch.equal(got, raw_x)
+    back = tile_kernel(lambda a: T.reinterpret(a, dtype), raw, dtype)(raw_x)
+    assert torch.equal(back.view(getattr(torch, raw)), raw_x)
+    got = scalar_kernel(lambda a: T.reinterpret(a, raw), dtype, raw)(x[0].contiguous())
+    assert torch.equal(got, raw_x[0])

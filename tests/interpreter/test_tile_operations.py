@@ -457,3 +457,85 @@ def test_tiles_of_one_element_are_filled_copied_and_reduced_in_place(dtype):
 
     x = torch.arange(24).reshape(3, 8).to(getattr(torch, dtype))
     assert torch.equal(row_sum()(x), x.sum(1).to(x.dtype) + 1)
+
+
+def test_tf32_cuts_float32_factors_and_nothing_else():
+    from tlmatrix.interpreter import interpret
+
+    @tilelang.jit(out_idx=[-1])
+    def product(dtype):
+        @T.prim_func
+        def main(
+            A: T.Tensor((16, 16), dtype),
+            B: T.Tensor((16, 16), dtype),
+            C: T.Tensor((16, 16), "float32"),
+        ):
+            with T.Kernel(1, threads=32):
+                a = T.alloc_shared((16, 16), dtype)
+                b = T.alloc_shared((16, 16), dtype)
+                c = T.alloc_fragment((16, 16), "float32")
+                T.copy(A, a)
+                T.copy(B, b)
+                T.gemm(a, b, c, clear_accum=True)
+                T.copy(c, C)
+
+        return main
+
+    a = torch.full((16, 16), 1 + 2**-10 + 2**-12)
+    eye = torch.eye(16)
+    assert torch.equal(product("float32")(a, eye), a)
+    with interpret(tf32=True):
+        assert product("float32")(a, eye).eq(1 + 2**-10).all()
+        with interpret():
+            assert product("float32")(a, eye).eq(1 + 2**-10).all()
+        with interpret(tf32=False):
+            assert torch.equal(product("float32")(a, eye), a)
+        half = torch.randn(16, 16).half()
+        assert torch.equal(product("float16")(half, eye.half()), half.float())
+    assert torch.equal(product("float32")(a, eye), a)
+
+
+def test_a_layout_over_a_symbolic_dimension():
+    @tilelang.jit
+    def rotate():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(X: T.Tensor((n, 8), "float32")):
+            with T.Kernel(n, threads=32) as row:
+                T.annotate_layout({X: T.Layout(X.shape, lambda i, j: [i, (j + i) % 8])})
+                for j in T.Parallel(8):
+                    X[row, j] = j
+
+        return main
+
+    for n in (3, 5):
+        x = torch.zeros(n, 8)
+        rotate()(x)
+        want = torch.stack([torch.arange(8.0).roll(i) for i in range(n)])
+        assert torch.equal(x, want)
+
+
+def test_print_shows_values(capsys):
+    @tilelang.jit
+    def shows():
+        @T.prim_func
+        def main(X: T.Tensor((4,), "float16")):
+            with T.Kernel(2, threads=32) as bx:
+                f = T.alloc_fragment((4,), "float16")
+                T.copy(X, f)
+                T.print(bx)
+                if bx == 1:
+                    T.print(f[2], msg="{third}")
+                    T.print(f)
+
+        return main
+
+    shows()(torch.tensor([1.0, 2.0, 3.1, 4.0]).half())
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == ["expr<bx>: 0", "expr<bx>: 1"]
+    assert out[2].startswith("{third}: 3.09")
+    assert [line.split(": ")[0] for line in out[3:]] == [
+        f"buffer<f, float16> f[{i}]" for i in range(4)
+    ]
+    assert out[3].endswith(": 1.0")

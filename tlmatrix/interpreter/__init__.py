@@ -4,33 +4,66 @@
 what is generated and `runtime` for what it calls. `kernel.source` shows the generated source;
 with TLMATRIX_DUMP set to a folder every source is written there, annotated with the user's lines.
 
+`interpret(sanitize=True)` runs a second variant of each program, with shadows of its memory; see
+`reports` for what it finds and `codegen.sanitized` for how.
+
 What to know of the results:
 
 - Memory that nothing has written reads as NaN (integers: a number no index can be), in every
   block anew, so a read before a write shows.
 - Blocks run one after another, in the order of the loops of the grid; atomics add up in that order.
 - Low-precision values are rounded at stores, casts and each operation of their dtype; matrix
-  products and sums accumulate in float32, in another order than on a GPU. There is no TF32 and
-  no fast-math.
+  products and sums accumulate in float32, in another order than on a GPU. TF32 is an option
+  (`interpret(tf32=True)`); there is no fast-math.
 - Lanes of a parallel loop execute each statement together. Of lanes that store to one element
   the last wins; a local variable on which lanes disagree is poisoned after the loop.
-- Sums of 32-bit scalars are not wrapped (products and shifts are), so an index past 2^31 is
+- Integers wrap where it shows; a 32-bit sum that is an index does not, so that one past 2^31 is
   outside rather than negative.
-- Barriers between threads of a block (`T.sync_threads`) have nothing to do; everything that
-  depends on the thread index, on mbarriers or on inline code is refused (`Unsupported`).
+- Kernels that use the thread index run their threads as lanes, statement by statement; blocks
+  whose warps have different roles, mbarriers or asynchronous copies and products run as coroutines
+  (`roles`), under a schedule that `scheduled` chooses. Waits that cannot end raise
+  `DeadlockError`; accesses that nothing orders are reports of the sanitizer `races`, and raise
+  `RaceError` under `scheduled`. The barriers that TileLang puts between accesses to shared memory
+  are put there too. Fences and the register budget have no meaning.
+- A block that spins on a flag lets others run; `run_ranks` runs the programs of several ranks.
+- An index that is provably negative counts from the end, as TileLang has it.
+- Clusters, pairs of blocks and inline code are refused (`Unsupported`).
 """
 
 from __future__ import annotations
 
-from .errors import ArgumentError, InterpreterError, Unsupported
+from .errors import (
+    ArgumentError,
+    DeadlockError,
+    InterpreterError,
+    RaceError,
+    SynchronizationError,
+    Unsupported,
+)
 from .intercept import interpret, interpreted
 from .kernel import InterpretedKernel
+from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
+from .roles import SCHEDULES, run_ranks, scheduled
+from .session import Session
 
 __all__ = [
+    "DEFAULT_SANITIZERS",
+    "SANITIZERS",
+    "SCHEDULES",
     "ArgumentError",
+    "DeadlockError",
     "InterpretedKernel",
     "InterpreterError",
+    "Party",
+    "RaceError",
+    "Report",
+    "SanitizerError",
+    "Sequences",
+    "Session",
+    "SynchronizationError",
     "Unsupported",
     "interpret",
     "interpreted",
+    "run_ranks",
+    "scheduled",
 ]

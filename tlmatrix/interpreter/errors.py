@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "InterpreterError", "Unsupported"]
+__all__ = [
+    "ArgumentError",
+    "DeadlockError",
+    "InterpreterError",
+    "RaceError",
+    "SynchronizationError",
+    "Unsupported",
+]
 
 
 class Unsupported(NotImplementedError):  # noqa: N818  # reads as what it says: Unsupported
@@ -11,6 +18,18 @@ class Unsupported(NotImplementedError):  # noqa: N818  # reads as what it says: 
 
 class InterpreterError(RuntimeError):
     """The kernel did something that has no defined result; names the access and its line."""
+
+
+class SynchronizationError(InterpreterError):
+    """The threads of a kernel use a barrier in a way that has no defined result."""
+
+
+class DeadlockError(SynchronizationError):
+    """No thread of a kernel can ever go on; says who waits for what and why it cannot come."""
+
+
+class RaceError(SynchronizationError):
+    """Two accesses touch one element, one of them writes, and nothing orders them; names both."""
 
 
 class ArgumentError(ValueError):

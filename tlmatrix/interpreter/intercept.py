@@ -8,39 +8,32 @@ shadows live as long as their originals, so a second context finds its kernels t
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
+import math
 import os
 import threading
 import weakref
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .codegen import generate
+from .errors import Unsupported
 from .kernel import InterpretedKernel, Loaded, load_program
+from .reports import declared_sequences, sanitizer_names
+from .session import Session
+from .session import local as _local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 __all__ = ["interpret", "interpreted"]
 
 _GUARDS_OFF = "tl.disable_safe_memory_legalize"
 
 
-@dataclass(frozen=True)
-class _Options:
-    arch: str
-
-
-class _Local(threading.local):
-    """The contexts this thread is in."""
-
-    def __init__(self) -> None:
-        self.stack: list[_Options] = []
-
-
-_local = _Local()
 _lock = threading.RLock()
 _patches: list[tuple[Any, str, Any]] = []
 _users = 0
@@ -52,25 +45,66 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def interpret(*, arch: str = "sm_90a") -> Iterator[None]:
+def interpret(
+    *,
+    arch: str = "sm_90a",
+    sanitize: bool | str | Collection[str] | None = None,
+    on_report: Literal["collect", "raise"] = "collect",
+    sequences: Mapping[str, Any] | None = None,
+    partial: Collection[str] = (),
+    tf32: bool | None = None,
+) -> Iterator[Session]:
     """Run every TileLang kernel called inside on the CPU, with no GPU and no change to its code.
 
     Lazy factories return an `InterpretedKernel`, eager kernels run at once,
     `tilelang.compile` gives an `InterpretedKernel`. Tensors must be on the CPU. Contexts nest;
     only the thread that entered is concerned.
 
+        with interpret(sanitize=True) as run:
+            op(...)
+        for report in run.reports:
+            print(report)
+
     Args:
         arch: the CUDA architecture kernels are traced for.
+        sanitize: True for the default sanitizers, or the names of those wanted (`SANITIZERS`
+            lists them); None for what the enclosing context has, or none.
+        on_report: whether findings are collected in `reports` of what the context gives (and
+            logged as warnings of the logger `tlmatrix.interpreter`), or raised as
+            `SanitizerError` when their kernel ends.
+        sequences: for packed parameters by name their boundaries (cu_seqlens), a pair of
+            boundaries and the dimension of the rows, or `Sequences`.
+        partial: names of parameters that kernels may leave unwritten in part.
+        tf32: whether `T.gemm` cuts float32 factors to TF32, as tensor cores do; None for what
+            the enclosing context has, or not.
+
+    Raises:
+        ValueError: for a sanitizer that does not exist, or sequences that are none.
     """
     global _users  # noqa: PLW0603  # counts the contexts that need the patches
-    options = _Options(arch)
+    if on_report not in ("collect", "raise"):
+        raise ValueError(f'on_report must be "collect" or "raise", got {on_report!r}')
+    outer = _local.stack[-1] if _local.stack else None
+    if sanitize is None and outer is not None:
+        options = replace(outer, arch=arch)
+    else:
+        options = Session(
+            arch,
+            sanitizer_names(sanitize or False),
+            on_report,
+            declared_sequences(sequences),
+            frozenset(partial),
+        )
+    if tf32 is not None or outer is not None:
+        inherited = outer.tf32 if outer is not None else False
+        options = replace(options, tf32=inherited if tf32 is None else tf32)
     with _lock:
         if _users == 0:
             _install()
         _users += 1
     _local.stack.append(options)
     try:
-        yield
+        yield options
     finally:
         _local.stack.pop()
         with _lock:
@@ -103,7 +137,9 @@ def interpreted(
         same = (loaded for func, loaded in known if tvm.ir.structural_equal(func, prim_func))
         loaded = next(same, None)
         if loaded is None:
-            loaded = load_program(generate(prim_func, guard=guard), next(_numbers))
+            loaded = load_program(
+                generate(prim_func, guard=guard), str(next(_numbers)), guard=guard
+            )
             known.append((prim_func, loaded))
             _dump(loaded)
     return InterpretedKernel(prim_func, loaded, out_idx)
@@ -150,6 +186,7 @@ def _install() -> None:
     import sys
 
     import tilelang
+    import torch
     from tilelang.autotuner.tuner import AutoTuneImpl
     from tilelang.jit import JITImpl
     from tilelang.language.eager.builder import Builder
@@ -162,6 +199,8 @@ def _install() -> None:
         _patch(JITImpl, name, _on_shadow)
     _patch(AutoTuneImpl, "__call__", _untuned)
     _patch(Builder, "set_fileline", _users_lines)
+    _patch(sys.modules["tilelang.profiler"], "do_bench", _untimed)
+    _patch(torch.cuda, "synchronize", _synchronous)
 
 
 def _remove() -> None:
@@ -216,7 +255,7 @@ def _known_kernel(shadow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @contextmanager
-def _tracing(shadow: Any, options: _Options) -> Iterator[None]:
+def _tracing(shadow: Any, options: Session) -> Iterator[None]:
     from tilelang import tvm
     from tilelang.transform.pass_config import normalize_pass_configs
 
@@ -226,7 +265,7 @@ def _tracing(shadow: Any, options: _Options) -> Iterator[None]:
         yield
 
 
-def _shadow_of(jit: Any, options: _Options) -> Any:
+def _shadow_of(jit: Any, options: Session) -> Any:
     with _lock:
         found = _shadows.get(id(jit))
         if found is None or found[0]() is not jit:
@@ -256,15 +295,47 @@ def _untuned(original: Any) -> Any:
         if not _local.stack:
             return original(self, *args, **kwargs)
         only_compile = kwargs.pop("__return_kernel", False)
+        chosen: dict[str, Any] = {}
         configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
         if configs:
             first = configs[0] if isinstance(configs, (list, tuple)) else configs
             parameters = list(self.jit_impl.signature.parameters)
             given = {*parameters[: len(args)], *kwargs}
-            kwargs.update({k: v for k, v in first.items() if k in parameters and k not in given})
-        return (self.jit_impl.compile if only_compile else self.jit_impl)(*args, **kwargs)
+            chosen = {k: v for k, v in first.items() if k in parameters and k not in given}
+            kwargs.update(chosen)
+        found = (self.jit_impl.compile if only_compile else self.jit_impl)(*args, **kwargs)
+        if isinstance(found, InterpretedKernel):
+            # As after tuning, except that nothing was measured.
+            found.latency = found.ref_latency = math.nan
+            found.config = chosen
+        return found
 
     return call
+
+
+def _untimed(original: Any) -> Any:
+    """TileLang's benchmark: the interpreter's time says nothing of a GPU's."""
+
+    @functools.wraps(original)
+    def do_bench(*args: Any, **kwargs: Any) -> Any:
+        if _local.stack:
+            raise Unsupported("the interpreter does not model profiling: it has no GPU to time")
+        return original(*args, **kwargs)
+
+    return do_bench
+
+
+def _synchronous(original: Any) -> Any:
+    """Interpreted kernels are done when their call returns."""
+
+    @functools.wraps(original)
+    def synchronize(device: Any = None) -> None:
+        import torch
+
+        if not _local.stack or torch.cuda.is_available():
+            original(device)
+
+    return synchronize
 
 
 def _users_lines(original: Any) -> Any:

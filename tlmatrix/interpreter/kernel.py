@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import numbers
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +13,19 @@ import torch
 from torch.utils import _python_dispatch
 
 from . import runtime
+from .codegen import generate
 from .errors import ArgumentError, InterpreterError, Unsupported
 from .layouts import positions
+from .runtime.tiles import TF32
+from .runtime.tracer import Born
+from .sanitize import launch
+from .session import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .codegen import Location, Parameter, Program
+    from .session import Session
 
 __all__ = ["InterpretedKernel", "load_program"]
 
@@ -51,9 +57,12 @@ class Loaded:
     program: Program
     function: Callable[..., None]
     filename: str
+    guard: bool
+    # Sanitized programs of the same PrimFunc, by sanitizers and whether they are traced.
+    variants: dict[tuple[frozenset[str], bool], Loaded] = field(default_factory=dict)
 
 
-def load_program(program: Program, number: int) -> Loaded:
+def load_program(program: Program, number: str, *, guard: bool) -> Loaded:
     """Compile a program's source; tracebacks show it."""
     filename = f"<tlmatrix interpreter {program.name} {number}>"
     linecache.cache[filename] = (
@@ -63,8 +72,9 @@ def load_program(program: Program, number: int) -> Loaded:
         filename,
     )
     namespace = runtime.environment()
+    namespace["LOCATIONS"] = program.locations
     exec(compile(program.source, filename, "exec"), namespace)  # noqa: S102  # our own source
-    return Loaded(program, namespace["kernel"], filename)
+    return Loaded(program, namespace["kernel"], filename, guard)
 
 
 class InterpretedKernel:
@@ -98,7 +108,7 @@ class InterpretedKernel:
             for code in (*(p.shape or ()), *p.strides)
             if isinstance(code, str) and code not in self._program.symbols
         }
-        self._layouts: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._layouts: dict[tuple[Any, ...], Any] = {}
 
     @property
     def source(self) -> str:
@@ -126,13 +136,17 @@ class InterpretedKernel:
             for p in self.prim_func.params
         ]
 
-    def get_profiler(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Profiling is refused: the interpreter's time says nothing of a GPU's.
+    def get_profiler(self, tensor_supply_type: Any = None) -> Any:
+        """TileLang's profiler of this kernel: it compares outputs, and has no time to give.
 
-        Raises:
-            Unsupported: always.
+        `assert_allclose` and the like run the kernel interpreted. `do_bench` raises
+        `Unsupported`, and answers NaN in a program run by `tlmatrix exec`.
         """
-        raise Unsupported("the interpreter does not model profiling: it has no GPU to time")
+        from tilelang.profiler import Profiler
+        from tilelang.utils.tensor import TensorSupplyType
+
+        supply = tensor_supply_type or TensorSupplyType.Auto
+        return Profiler(self.params, self.out_idx, supply).with_default_adapter(self)
 
     def __repr__(self) -> str:
         return f"<InterpretedKernel {self._program.name}>"
@@ -162,7 +176,11 @@ class InterpretedKernel:
         for k in self.out_idx:
             values[k] = self._allocate(self._parameters[k], symbols)
             outputs.append(values[k])
-        self._run(values, symbols)
+        session = current()
+        if session is None or not session.sanitizers:
+            self._run(values, symbols)
+        else:
+            self._run_sanitized(session, values, symbols)
         if len(outputs) == 1:
             return outputs[0]
         return outputs or None
@@ -260,7 +278,7 @@ class InterpretedKernel:
             raise TypeError(f"{where} must be a tensor, got {type(value).__name__}")
         if value.dtype != _TORCH[p.dtype]:
             raise ArgumentError(f"{where} must have dtype {p.dtype}, got {value.dtype}")
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             raise ArgumentError(
                 f"{where} is on {value.device}, but interpreted kernels take tensors of the CPU; "
                 "move it there, or call the kernel outside interpret()"
@@ -279,7 +297,43 @@ class InterpretedKernel:
         shape = [n if isinstance(n, int) else self._evaluate(n, symbols) for n in p.shape]
         return torch.empty(shape, dtype=_TORCH[p.dtype], device="cpu")
 
-    def _run(self, values: list[Any], symbols: dict[str, int]) -> None:
+    # -- running
+
+    def variant(self, session: Session, *, traced: bool) -> Loaded:
+        """The sanitized program for a session, generated at its first use."""
+        key = (session.sanitizers, traced)
+        found = self._loaded.variants.get(key)
+        if found is None:
+            program = generate(
+                self.prim_func, guard=self._loaded.guard, sanitizers=key[0], traced=traced
+            )
+            kind = "traced" if traced else "sanitized"
+            number = f"{self._loaded.filename.rstrip('>').split()[-1]} {kind}"
+            found = load_program(program, number, guard=self._loaded.guard)
+            self._loaded.variants[key] = found
+        return found
+
+    def _run_sanitized(self, session: Session, values: list[Any], symbols: dict[str, int]) -> None:
+        if self.variant(session, traced=False).program.watch is None:
+            session.pass_over(self._program.name)
+            self._run(values, symbols)
+            return
+
+        def execute(values: list[Any], watch: Any, traced: bool) -> None:
+            self._run(values, symbols, self.variant(session, traced=traced), watch)
+
+        launch(self, session, values, execute)
+
+    def _run(
+        self,
+        values: list[Any],
+        symbols: dict[str, int],
+        loaded: Loaded | None = None,
+        watch: Any = None,
+    ) -> None:
+        """Run a variant of the program; a sanitized one calls `watch`."""
+        loaded = loaded or self._loaded
+        more = [] if watch is None else [watch]
         threads = torch.get_num_threads()
         moved: list[tuple[Any, Any, Any]] = []
         with ExitStack() as stack:
@@ -287,22 +341,34 @@ class InterpretedKernel:
             if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
                 stack.enter_context(_python_dispatch._disable_current_modes())  # noqa: SLF001
             stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
+            session = current()
+            if session is not None and session.tf32:
+                stack.callback(TF32.reset, TF32.set(True))
             if threads != 1:
                 # Tiles are too small to share: a second thread costs more than it brings.
                 torch.set_num_threads(1)
                 stack.callback(torch.set_num_threads, threads)
             arguments = [
-                self._argument(p, v, moved) for p, v in zip(self._parameters, values, strict=True)
+                self._argument(p, v, moved, symbols)
+                for p, v in zip(self._parameters, values, strict=True)
             ]
             try:
-                self._loaded.function(*arguments, *(symbols[n] for n in self._program.symbols))
+                loaded.function(*arguments, *(symbols[n] for n in self._program.symbols), *more)
+            except Born:
+                raise
             except Exception as error:
-                raise self._located(error) from error
+                raise self._located(error, loaded) from error
             finally:
                 for flat, where, logical in moved:
                     flat[where] = logical
 
-    def _argument(self, p: Parameter, value: Any, moved: list[tuple[Any, Any, Any]]) -> Any:
+    def _argument(
+        self,
+        p: Parameter,
+        value: Any,
+        moved: list[tuple[Any, Any, Any]],
+        symbols: dict[str, int],
+    ) -> Any:
         if p.shape is None:
             if p.dtype.startswith(("int", "uint")):
                 return int(value)
@@ -320,28 +386,28 @@ class InterpretedKernel:
         layout = self._program.layouts.get(p.name)
         if layout is None:
             return array
-        key = (p.name, array.shape)
+        key = (p.name, array.shape, *symbols.values())
         if key not in self._layouts:
-            self._layouts[key] = positions(layout, array.shape, p.name)
+            self._layouts[key] = positions(layout, array.shape, p.name, symbols)
         where = self._layouts[key]
         flat = array.reshape(-1)
         logical = flat[where]
         moved.append((flat, where, logical))
         return logical
 
-    def _located(self, error: Exception) -> Exception:
+    def _located(self, error: Exception, loaded: Loaded) -> Exception:
         """The error with the user's line, found through the generated line that was running."""
         location: Location | None = None
         generated = ""
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == self._loaded.filename:
-                location = self._program.locations[trace.tb_lineno - 1]
-                generated = self._program.source.splitlines()[trace.tb_lineno - 1].strip()
+            if trace.tb_frame.f_code.co_filename == loaded.filename:
+                location = loaded.program.locations[trace.tb_lineno - 1]
+                generated = loaded.program.source.splitlines()[trace.tb_lineno - 1].strip()
             trace = trace.tb_next
         where = f"{location or 'an unknown line'}, in kernel {self._program.name}"
         if isinstance(error, InterpreterError):
-            return InterpreterError(f"{error}\n  at {where}")
+            return type(error)(f"{error}\n  at {where}")
         if isinstance(error, Unsupported):
             return Unsupported(f"{error}\n  at {where}")
         if isinstance(error, AssertionError):

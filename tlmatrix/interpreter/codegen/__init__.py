@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tlmatrix.interpreter.errors import Unsupported
 
+from .budget import SharedMemory, shared_memory
 from .context import Buf
+from .sanitized import SanitizedMixin, Site, Watch
 from .source import Location, location_of
 from .statements import StatementMixin
 from .values import LOW_PRECISION, Val, is_float, is_int
 
-__all__ = ["Location", "Parameter", "Program", "generate"]
+__all__ = ["Location", "Parameter", "Program", "SharedMemory", "Site", "Watch", "generate"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Program:
         parameters: the PrimFunc's parameters in order.
         symbols: names of symbolic dims, passed after the parameters.
         layouts: global buffers with an annotated layout.
+        watch: what the monitor of a sanitized program needs to know; None for others.
+        shared: how much shared memory the kernel needs; known of sanitized programs.
     """
 
     name: str
@@ -55,6 +59,8 @@ class Program:
     parameters: tuple[Parameter, ...]
     symbols: tuple[str, ...]
     layouts: dict[str, Any]
+    watch: Watch | None = None
+    shared: SharedMemory | None = None
 
 
 class _Generator(StatementMixin):
@@ -178,16 +184,62 @@ def _addressed(func: Any) -> set[Any]:
     return found
 
 
-def generate(func: Any, *, guard: bool = True) -> Program:
+class _SanitizedGenerator(SanitizedMixin, _Generator):
+    """Generates a sanitized variant; see `sanitized`."""
+
+    def __init__(self, func: Any, *, guard: bool, sanitizers: frozenset[str], traced: bool) -> None:
+        super().__init__(func, guard=guard)
+        self.start_watching(func, sanitizers, traced=traced)
+
+    def run(self) -> Program:
+        """Generate the program; its function takes a monitor as last argument."""
+        program = super().run()
+        head, rest = program.source.split("\n", 1)
+        head = head.removesuffix("):")
+        head += "watch):" if head.endswith("(") else ", watch):"
+        return replace(
+            program,
+            source=head + "\n" + rest,
+            watch=self.watch_plan(),
+            shared=shared_memory(self.func),
+        )
+
+    def _bind_parameters(self) -> None:
+        super()._bind_parameters()
+        self.watch_parameters()
+
+
+def generate(
+    func: Any,
+    *,
+    guard: bool = True,
+    sanitizers: frozenset[str] | None = None,
+    traced: bool = False,
+) -> Program:
     """Generate the program of a PrimFunc.
 
     Args:
         func: a traced, not yet lowered `tvm.tirx.PrimFunc`.
         guard: whether global accesses are guarded (`tl.disable_safe_memory_legalize` off).
+        sanitizers: for a sanitized variant the sanitizers that are on.
+        traced: whether that variant traces where values stop being finite.
 
     Raises:
         Unsupported: naming the operation and the user's line, if something is not modelled.
     """
     if not hasattr(func, "buffer_map"):
         raise Unsupported(f"the interpreter runs PrimFuncs, got {type(func).__name__}")
-    return _Generator(func, guard=guard).run()
+    from tlmatrix.interpreter.roles.generate import RoleMixin
+    from tlmatrix.interpreter.roles.threads import needs_roles
+
+    if not needs_roles(func):
+        if sanitizers is None:
+            return _Generator(func, guard=guard).run()
+        return _SanitizedGenerator(func, guard=guard, sanitizers=sanitizers, traced=traced).run()
+
+    class _RoleGenerator(RoleMixin, _Generator):
+        """A generation with roles."""
+
+    generator = _RoleGenerator(func, guard=guard)
+    generator.start_roles(str(func.attrs["global_symbol"]))
+    return generator.run()

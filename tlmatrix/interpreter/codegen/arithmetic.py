@@ -56,6 +56,7 @@ class ArithmeticMixin(ExpressionBase):
             if symbol == "-":
                 return replace(self._wrapped(subtract(a, b), dtype, a, b), dtype=dtype)
             return self._int_product(a, b, dtype)
+        a, b = self.settled(a), self.settled(b)
         affine = self._affine(symbol, a, b)
         lo, hi = self._range(symbol, a, b)
         return self.pure(
@@ -92,11 +93,22 @@ class ArithmeticMixin(ExpressionBase):
         return Val(f"wrap({value.code}, {bits}, {signed})", dtype)
 
     def _wrapped(self, value: Val, dtype: str, *operands: Val) -> Val:
-        """Sums are left unwrapped, except unsigned ones and those of wrapped products."""
+        """Sums wrap where it shows: unsigned ones and those of wrapped products at once.
+
+        Others stay as they are until they are `settled`, so that an index past 2^31 is outside
+        rather than negative. Sums of sizes and loop variables (known not to be negative) are
+        taken to fit.
+        """
         hash_like = any(o.code.startswith("wrap(") for o in operands)
         if value.lit is None and (dtype.startswith("uint") or hash_like):
             return self._wrap(value, dtype)
-        return replace(value, dtype=dtype)
+        unknown = any(o.loose or (o.lo is None and o.lit is None) for o in operands)
+        loose = unknown and dtype != "int64" and not self._fits(value, dtype)
+        return replace(value, dtype=dtype, loose=loose)
+
+    def settled(self, value: Val) -> Val:
+        """A value within its dtype, for an operation that would see the difference."""
+        return self._wrap(value, value.dtype) if value.loose else value
 
     @staticmethod
     def _range(symbol: str, a: Val, b: Val) -> tuple[int | None, int | None]:
@@ -167,7 +179,7 @@ class ArithmeticMixin(ExpressionBase):
 
     def _divide(self, node: Any, function: str, unsigned: str) -> Val:
         dtype = str(node.dtype)
-        a, b = self.expr(node.a), self.expr(node.b)
+        a, b = self.settled(self.expr(node.a)), self.settled(self.expr(node.b))
         if is_float(dtype):
             raise self.refuse(f"{function} of floats")
         if a.lo is not None and a.lo >= 0 and b.lo is not None and b.lo >= 0:
@@ -192,7 +204,7 @@ class ArithmeticMixin(ExpressionBase):
 
     def _extreme(self, node: Any, function: str, python: str) -> Val:
         dtype = str(node.dtype)
-        a, b = self.expr(node.a), self.expr(node.b)
+        a, b = self.settled(self.expr(node.a)), self.settled(self.expr(node.b))
         exact = a.exact and b.exact
         if is_float(dtype):
             if a.lit is not None and b.lit is not None:

@@ -12,7 +12,8 @@ from .values import LOW_PRECISION, is_float, is_int, literal, numpy_name
 __all__ = ["BlockMixin"]
 
 _SCOPES = frozenset(
-    {"global", "shared", "shared.dyn", "local", "local.fragment", "local.var", "local.reducer"}
+    {"global", "shared", "shared.dyn", "shared.tmem"}
+    | {"local", "local.fragment", "local.var", "local.reducer"}
 )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "scalar_affine",
     "subtract",
     "times",
+    "wrapped_index",
 ]
 
 
@@ -151,8 +152,11 @@ class BoundsMixin(Context):
         used: set[int] = set()
         dims: list[Dim] = []
         block = True
-        for k, value in enumerate(indices):
+        for k, index in enumerate(indices):
+            value = wrapped_index(index, shape[k])
             is_constant = value.lit is not None if constant is None else constant[k]
+            # TileLang guards what is left after simplification: a grid of one block has no index.
+            is_constant = is_constant or (index.lo is not None and index.lo == index.hi)
             dim = Dim(value, value, constant=is_constant)
             if value.axes:
                 affine = value.affine
@@ -207,6 +211,18 @@ class BoundsMixin(Context):
             else:
                 low = add(low, span)
         return low, high
+
+
+def wrapped_index(index: Val, n: Val) -> Val:
+    """An index that is provably negative counts from the end, as TileLang has it."""
+    if index.hi is None or index.hi >= 0:
+        return index
+    if index.scalar:
+        return add(index, n)
+    affine = index.affine
+    if affine is not None:
+        affine = Affine(add(affine.base, n), affine.coefficients)
+    return Val(f"({index.code} + {n.code})", index.dtype, index.axes, affine=affine)
 
 
 def scalar_affine(value: Val) -> Affine | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tlmatrix.interpreter.runtime.mathematics import to_int, wrap
+
 from .expressions import op_name
 from .memory import MemoryMixin
-from .values import LOW_PRECISION, Val, is_float, literal, numpy_name, numpy_type
+from .values import LOW_PRECISION, Val, is_float, is_int, literal, numpy_name, numpy_type
 
 __all__ = ["CallMixin"]
 
@@ -90,6 +92,7 @@ class CallMixin(MemoryMixin):
         source = value.dtype
         if source == dtype:
             return value
+        value = self.settled(value)
         if value.lit is not None:
             return self._cast_literal(value, dtype)
         if is_float(dtype):
@@ -129,7 +132,10 @@ class CallMixin(MemoryMixin):
             return literal(bool(value.lit), dtype)
         if is_float(dtype):
             return literal(float(value.lit), dtype)
-        return literal(int(value.lit), dtype)
+        if is_float(value.dtype):
+            return literal(to_int(value.lit, dtype), dtype)
+        bits = int(dtype.lstrip("uint"))
+        return literal(wrap(int(value.lit), bits, not dtype.startswith("uint")), dtype)
 
     def _cast_to_float(self, value: Val, dtype: str) -> Val:
         source = value.dtype
@@ -173,8 +179,7 @@ class CallMixin(MemoryMixin):
             )
         method = getattr(self, "_call_" + name.replace(".", "_"), None)
         if method is None:
-            external = f" of {node.args[0]}" if name == "tirx.call_extern" else ""
-            raise self.refuse(f"the operation {name}{external}")
+            raise self.refuse(f"the operation {name}")
         value: Val = method(node, dtype)
         return value
 
@@ -207,6 +212,21 @@ class CallMixin(MemoryMixin):
     def _call_tl_infinity(self, node: Any, dtype: str) -> Val:
         del node
         return literal(float("inf"), dtype)
+
+    def _call_tirx_call_extern(self, node: Any, dtype: str) -> Val:
+        """`T.print`; any other function is the user's own CUDA."""
+        name = str(getattr(node.args[0], "value", node.args[0]))
+        if name not in ("debug_print_var", "debug_print_buffer_value"):
+            raise self.refuse(f"the operation tirx.call_extern of {node.args[0]}")
+        value = self.rounded(self.settled(self.expr(node.args[-1])))
+        # A message, and for an element its buffer and index.
+        text = " ".join(str(a.value) for a in node.args[1:3][: len(node.args) - 2])
+        message = repr(text)
+        if len(node.args) > 4:
+            message = f"{text + '['!r} + str({self.expr(node.args[3]).code}) + ']'"
+        mask = self.mask.code if self.mask is not None else "None"
+        self.w.line(f"show({message}, {value.code}, {mask})")
+        return literal(0, "int32") if dtype == "handle" else literal(0, dtype)
 
     def _call_tirx_likely(self, node: Any, dtype: str) -> Val:
         del dtype
@@ -242,6 +262,8 @@ class CallMixin(MemoryMixin):
 
     def _shift(self, node: Any, dtype: str, symbol: str) -> Val:
         a, b = self.expr(node.args[0]), self.expr(node.args[1])
+        if symbol == ">>":
+            a = self.settled(a)
         if a.lit is not None and b.lit is not None:
             return literal(a.lit << b.lit if symbol == "<<" else a.lit >> b.lit, dtype)
         value = self.pure(f"({a.code} {symbol} {b.code})", dtype, (a, b))
@@ -269,8 +291,8 @@ class CallMixin(MemoryMixin):
         return self.pure(f"popcount({value.code})", dtype, (value,), lo=0, hi=64)
 
     def _call_tirx_reinterpret(self, node: Any, dtype: str) -> Val:
-        value = self.expr(node.args[0])
-        if value.dtype in LOW_PRECISION or dtype in LOW_PRECISION or dtype == "handle":
+        value = self.rounded(self.settled(self.expr(node.args[0])))
+        if dtype == "handle" or not (is_float(dtype) or is_int(dtype)):
             raise self.refuse(f"reinterpret of {value.dtype} as {dtype}")
         code = f"bits({value.code}, {value.dtype!r}, {dtype!r})"
         return self.named(code, dtype, (value,)) if value.axes else Val(code, dtype)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
 
+from .hooks import Hooks
 from .source import Location, Writer
 from .values import LOW_PRECISION, Affine, Val, literal, numpy_name
 
@@ -84,7 +85,7 @@ class Dest:
     live: int = 0
 
 
-class Context:
+class Context(Hooks):
     """State of one generation."""
 
     def __init__(self, guard: bool, spans: Callable[[Any], Location | None]) -> None:
@@ -118,6 +119,10 @@ class Context:
 
     def stmt(self, node: Any) -> None:
         """Write one statement."""
+        raise NotImplementedError
+
+    def settled(self, value: Val) -> Val:
+        """A value within its dtype, for an operation that would see the difference."""
         raise NotImplementedError
 
     # -- names and errors

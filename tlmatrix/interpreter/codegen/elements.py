@@ -68,13 +68,14 @@ class ElementMixin(TileOpMixin):
         access = self.access(buf, indices)
         if not access.axes:
             return self._load_scalar(access)
+        self.on_read(access)
         if access.block:
             return self._load_block(access)
         name = self.temp()
         mask = self.mask.code if self.mask is not None else "None"
         self.w.line(
             f"{name} = gather({buf.code}, {buf.codec}, {access.index_code}, {mask}, "
-            f"{buf.safe}, {buf.name!r}, {self.guarded(buf)})"
+            f"{buf.safe}, {buf.name!r}, {self.skips(buf)})"
         )
         return Val(name, buf.dtype, access.axes, owned=True)
 
@@ -91,6 +92,7 @@ class ElementMixin(TileOpMixin):
         value = self.rounded(value)
         access = self.access(buf, indices, constant=constant)
         self.check_constants(access)
+        self.on_atomic(access, value, previous=previous)
         mask_axes = self.mask.axes if self.mask is not None else frozenset[int]()
         everything = access.axes | value.axes | mask_axes
         if self.all_axes - everything:
@@ -101,14 +103,14 @@ class ElementMixin(TileOpMixin):
             where = self.to_dims(self.mask, access) if self.mask is not None else "None"
             self.w.line(
                 f"atomic_block({kind!r}, {buf.code}, {buf.codec}, {access.dims_code}, "
-                f"{self.to_dims(value, access)}, {where}, {buf.name!r}, {self.guarded(buf)})"
+                f"{self.to_dims(value, access)}, {where}, {buf.name!r}, {self.skips(buf)})"
             )
             return literal(0, buf.dtype)
         shape = self.shape_of(everything) if everything else "()"
         name = self.temp("old")
         self.w.line(
             f"{name} = atomic_lanes({kind!r}, {buf.code}, {buf.codec}, {access.index_code}, "
-            f"{value.code}, {mask}, {shape}, {buf.name!r}, {self.guarded(buf)}, {previous})"
+            f"{value.code}, {mask}, {shape}, {buf.name!r}, {self.skips(buf)}, {previous})"
         )
         if not everything and not is_float(buf.dtype):
             return Val(f"int({name})", buf.dtype)

@@ -80,6 +80,7 @@ class ExpressionBase(BoundsMixin):
             return replace(value, owned=False)
         if value.scalar and not value.mutable and value.code.isidentifier():
             return value
+        value = self.settled(value)
         code = self.temp(name)
         self.consume(value)
         source = f"{value.code}.copy()" if value.alias is not None else value.code

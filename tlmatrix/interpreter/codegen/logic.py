@@ -26,7 +26,7 @@ class LogicMixin(ArithmeticMixin):
 
     def _compare(self, node: Any) -> Val:
         symbol, inverse = _COMPARE[type(node).__name__]
-        a, b = self.expr(node.a), self.expr(node.b)
+        a, b = self.settled(self.expr(node.a)), self.settled(self.expr(node.b))
         if a.lit is not None and b.lit is not None:
             table = {
                 "==": a.lit == b.lit,

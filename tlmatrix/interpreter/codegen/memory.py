@@ -58,11 +58,12 @@ class MemoryMixin(LogicMixin):
     def load(self, buf: Buf, nodes: list[Any]) -> Val:
         """The value at indices of a buffer."""
         if buf.variable:
-            return Val(buf.code, buf.dtype, mutable=True)
+            return Val(self.on_variable(buf, buf.code), buf.dtype, mutable=True)
         indices = [self.expr(i) for i in nodes]
         access = self.access(buf, indices, constant=[constant_index(i) for i in nodes])
         if not access.axes:
             return self._load_scalar(access)
+        self.on_read(access)
         if access.block:
             self.check_constants(access)
             return self._load_block(access)
@@ -72,13 +73,17 @@ class MemoryMixin(LogicMixin):
         mask = self.mask.code if self.mask is not None else "None"
         self.w.line(
             f"{name} = gather({buf.code}, {buf.codec}, {access.index_code}, {mask}, "
-            f"{buf.safe}, {buf.name!r}, {self.guarded(buf)})"
+            f"{buf.safe}, {buf.name!r}, {self.skips(buf)})"
         )
         return Val(name, buf.dtype, access.axes, owned=True)
 
     def guarded(self, buf: Buf) -> bool:
         """Whether TileLang guards this buffer's accesses."""
         return buf.is_global and self.guard
+
+    def skips(self, buf: Buf) -> bool:
+        """Whether an access of a single element or block outside is skipped when it runs."""
+        return self.guarded(buf)
 
     def check_constants(self, access: Access) -> None:
         """Check constant indices into global memory, which are not guarded."""
@@ -102,14 +107,13 @@ class MemoryMixin(LogicMixin):
             code = f"{buf.code}[{index}]"
             if not is_float(buf.dtype):
                 code = f"{buf.code}.item({index})"
-            return Val(code, buf.dtype, lo=lo, hi=hi)
+            return Val(self.on_scalar(access, code), buf.dtype, lo=lo, hi=hi)
         code = (
-            f"at({buf.code}, {buf.codec}, ({index},), {buf.safe}, "
-            f"{buf.name!r}, {self.guarded(buf)})"
+            f"at({buf.code}, {buf.codec}, ({index},), {buf.safe}, {buf.name!r}, {self.skips(buf)})"
         )
-        if is_float(buf.dtype) and buf.codec is None and self.guarded(buf):
+        if is_float(buf.dtype) and buf.codec is None and self.skips(buf):
             code = f"np.{numpy_type(buf.dtype)}({code})"
-        return Val(code, buf.dtype, lo=lo, hi=hi)
+        return Val(self.on_scalar(access, code), buf.dtype, lo=lo, hi=hi)
 
     def view(self, access: Access) -> str:
         """Code of the numpy view of a block that is inside, aligned to the axes in force."""
@@ -171,7 +175,7 @@ class MemoryMixin(LogicMixin):
         axes = access.axes
         if not access.conditions:
             return self._inside_block(access)
-        if self.mask is not None and not self.guarded(buf):
+        if self.mask is not None and not self.skips(buf):
             # Only active lanes must be inside: element by element.
             name = self.temp()
             self.w.line(
@@ -187,7 +191,7 @@ class MemoryMixin(LogicMixin):
         with self.w.block("else"):
             self.w.line(
                 f"{name} = load_block({buf.code}, {buf.codec}, {access.dims_code}, "
-                f"{buf.safe}, {buf.name!r}, {self.guarded(buf)}){self.align(access)}"
+                f"{buf.safe}, {buf.name!r}, {self.skips(buf)}){self.align(access)}"
             )
         if buf.codec:
             return Val(name, buf.dtype, axes, owned=True)

@@ -59,6 +59,7 @@ class StoreMixin(ReducerMixin):
         code = self.as_scalar(value)
         if is_int(buf.dtype) and value.lit is None and not self._fits(value, buf.dtype):
             code = self._wrap(value, buf.dtype).code
+        self.on_variable_write(buf, value)
         self.w.line(f"{buf.code} = {code}")
 
     def _store_value(self, buf: Buf, nodes: list[Any], value: Any, ir: Any) -> None:
@@ -69,6 +70,7 @@ class StoreMixin(ReducerMixin):
         dest = self.dest
         result = self.cast(self.expr(value), buf.dtype)
         self.dest = None
+        self.on_write(access, result, value)
         if not access.axes and result.scalar and (self.mask is None or self.mask.scalar):
             self._store_scalar(access, result)
             return
@@ -84,7 +86,7 @@ class StoreMixin(ReducerMixin):
         mask = self.mask.code if self.mask is not None else "None"
         self.w.line(
             f"scatter({buf.code}, {buf.codec}, {access.index_code}, {result.code}, {mask}, "
-            f"{buf.name!r}, {self.guarded(buf)})"
+            f"{buf.name!r}, {self.skips(buf)})"
         )
 
     def _destination(
@@ -132,13 +134,12 @@ class StoreMixin(ReducerMixin):
             self.w.line(f"{buf.code}[{index}] = {code}")
         else:
             self.w.line(
-                f"put({buf.code}, {buf.codec}, ({index},), {code}, "
-                f"{buf.name!r}, {self.guarded(buf)})"
+                f"put({buf.code}, {buf.codec}, ({index},), {code}, {buf.name!r}, {self.skips(buf)})"
             )
 
     def _store_block(self, access: Access, value: Val) -> None:
         buf = access.buf
-        if access.conditions and self.mask is not None and not self.guarded(buf):
+        if access.conditions and self.mask is not None and not self.skips(buf):
             # Only active lanes must be inside: element by element.
             value = self.rounded(value)
             self.w.line(
@@ -156,7 +157,7 @@ class StoreMixin(ReducerMixin):
             where = self.to_dims(self.mask, access) if self.mask is not None else "None"
             self.w.line(
                 f"store_block({buf.code}, {buf.codec}, {access.dims_code}, "
-                f"{self.to_dims(value, access)}, {where}, {buf.name!r}, {self.guarded(buf)})"
+                f"{self.to_dims(value, access)}, {where}, {buf.name!r}, {self.skips(buf)})"
             )
 
     def _store_inside(self, access: Access, value: Val) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .bounds import Dim, add, constant_index
+from .bounds import Dim, add, constant_index, wrapped_index
 from .calls import CallMixin
 from .expressions import op_name
 from .values import Val, is_float, is_int
@@ -35,7 +35,14 @@ class Region:
         return "(" + ", ".join(d.code for d in self.dims) + ",)"
 
 
-_LEVEL = {"global": 0, "shared": 1, "shared.dyn": 1, "local": 2, "local.fragment": 2}
+_LEVEL = {
+    "global": 0,
+    "shared": 1,
+    "shared.dyn": 1,
+    "shared.tmem": 1,
+    "local": 2,
+    "local.fragment": 2,
+}
 # Codecs whose conversion does not saturate, and torch's name of their dtype.
 EXACT_RANGE = {"f16": "float16", "bf16": "bfloat16"}
 _REDUCTIONS = {"sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor"}
@@ -54,10 +61,13 @@ class TileOpMixin(CallMixin):
         if buf.variable:
             raise self.refuse(f"a tile operation on the variable {buf.name}")
         dims = []
-        for index, extent_node in zip(load.indices, node.args[2:], strict=True):
-            base = self.scalar(index, "a tile operation at an index")
+        for index, n, extent_node in zip(load.indices, buf.shape, node.args[2:], strict=True):
+            logical = self.scalar(index, "a tile operation at an index")
+            base = wrapped_index(logical, n)
             extent = self.scalar(extent_node, "a tile operation of an extent")
-            constant = constant_index(index)
+            constant = constant_index(index) or (
+                logical.lo is not None and logical.lo == logical.hi
+            )
             if extent.lit == 1 and not keep_units:
                 dims.append(Dim(base, base, constant=constant))
             else:
@@ -130,7 +140,7 @@ class TileOpMixin(CallMixin):
                 f"{src.buf.code}, {src.buf.codec}, {src.dims_code}, "
                 f"rounding={rounding}, safe={src.buf.safe}, "
                 f"src_name={src.buf.name!r}, dst_name={dst.buf.name!r}, "
-                f"src_units={self.guarded(src.buf)}, dst_units={self.guarded(dst.buf)})"
+                f"src_units={self.skips(src.buf)}, dst_units={self.skips(dst.buf)})"
             )
 
     def _matched(self, src: Region, dst: Region) -> tuple[Region, Region]:
@@ -213,13 +223,13 @@ class TileOpMixin(CallMixin):
         value = self.cast(self.scalar(node.args[1], "a fill with a value"), buf.dtype)
         if buf.lane_axes:
             raise self.refuse(f"T.fill of {buf.name} in a parallel loop")
-        if region.conditions and not self.guarded(buf):
+        if region.conditions and not self.skips(buf):
             view = self.checked_view(region)
         elif region.conditions or buf.codec:
             self._check_region_constants(region)
             self.w.line(
                 f"store_block({buf.code}, {buf.codec}, {region.dims_code}, {value.code}, None, "
-                f"{buf.name!r}, {self.guarded(buf)})"
+                f"{buf.name!r}, {self.skips(buf)})"
             )
             return
         else:
@@ -234,8 +244,7 @@ class TileOpMixin(CallMixin):
         transpose_a, transpose_b = (
             self.scalar(node.args[k], "a transposition").code for k in (3, 4)
         )
-        if len(node.args) > 10 and type(node.args[10]).__name__ != "IntImm":
-            raise self.refuse("T.gemm with an mbarrier")
+        self.check_gemm_barrier(node)
         annotations = dict(node.annotations.items()) if node.annotations is not None else {}
         if annotations.get("use_2cta"):
             raise self.refuse("T.gemm over two blocks (use_2cta)")
@@ -256,6 +265,11 @@ class TileOpMixin(CallMixin):
         self.w.line(f"gemm({tensors}, {flags})")
         if c.buf.rounding:
             self.round_into(c.buf.rounding, target, target)
+
+    def check_gemm_barrier(self, node: Any) -> None:
+        """Refuse a barrier that a matrix product arrives at when it is done."""
+        if len(node.args) > 10 and type(node.args[10]).__name__ != "IntImm":
+            raise self.refuse("T.gemm with an mbarrier")
 
     def _matrix(self, node: Any) -> Region:
         """A region whose last two dims are the matrix."""
@@ -324,7 +338,7 @@ class TileOpMixin(CallMixin):
         self._check_region_constants(dst)
         buf = dst.buf
         # Predicated like T.copy on its ranges; a single index is guarded in global memory only.
-        guard = self.guarded(buf) or all(d.extent is not None for d in dst.dims)
+        guard = self.skips(buf) or all(d.extent is not None for d in dst.dims)
         self.w.line(
             f"atomic_block({kind!r}, {buf.code}, {buf.codec}, {dst.dims_code}, {value}, None, "
             f"{buf.name!r}, {guard})"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tlmatrix.interpreter.runtime.codecs import CODECS
+
 __all__ = [
     "FLOATS",
     "LOW_PRECISION",
@@ -80,6 +82,7 @@ class Val:
         below: code of a scalar that the value is known to be smaller than.
         inverse: code of the negated comparison, if it is an integer comparison.
         mutable: whether `code` is a variable that the kernel may set again.
+        loose: whether a scalar integer may have left its dtype's range (see `settled`).
     """
 
     code: str
@@ -95,6 +98,7 @@ class Val:
     below: str | None = None
     inverse: str | None = None
     mutable: bool = False
+    loose: bool = False
 
     @property
     def scalar(self) -> bool:
@@ -108,6 +112,8 @@ def literal(value: Any, dtype: str) -> Val:
         return Val(repr(bool(value)), dtype, lit=bool(value))
     if is_float(dtype):
         number = float(value)
+        if dtype in LOW_PRECISION:
+            number = float(CODECS[LOW_PRECISION[dtype]].round(number))
         code = "NAN" if number != number else repr(number)  # noqa: PLR0124  # NaN is unequal to itself
         code = {"inf": "INF", "-inf": "(-INF)"}.get(code, code)
         if code.startswith("-"):

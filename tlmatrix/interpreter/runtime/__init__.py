@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import atomics, mathematics, memory, tiles
+from tlmatrix.interpreter.roles.clocks import row_cells
+from tlmatrix.interpreter.roles.scheduler import launch
+
+from . import atomics, lanes, mathematics, memory, tiles
 from .codecs import CODECS, F32, Codec
 from .memory import poison
 
@@ -22,8 +25,10 @@ __all__ = ["CODECS", "Codec", "environment", "poison"]
 def environment() -> dict[str, Any]:
     """The names that generated source may use."""
     found: dict[str, Any] = {}
-    for module in (memory, tiles, atomics, mathematics):
+    for module in (memory, tiles, atomics, mathematics, lanes):
         found.update({name: getattr(module, name) for name in module.__all__})
     found.update(CODECS)
-    found.update(F32=F32, np=np, torch=torch, INF=math.inf, NAN=math.nan)
+    found.update(
+        launch=launch, row_cells=row_cells, F32=F32, np=np, torch=torch, INF=math.inf, NAN=math.nan
+    )
     return found

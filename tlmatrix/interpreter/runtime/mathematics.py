@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tlmatrix.interpreter.errors import InterpreterError
+
+from .codecs import CODECS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +31,7 @@ __all__ = [
     "round_away",
     "rsqrt",
     "select",
+    "show",
     "sigmoid",
     "tanh",
     "to_int",
@@ -153,12 +157,30 @@ def select(condition: Any, a: Any, b: Any, dtype: Any) -> Array:
     return chosen
 
 
+_BY_NAME = {codec.name: codec for codec in CODECS.values()} | {"float8_e4m3": CODECS["e4m3"]}
+
+
 def bits(value: Any, source: str, target: str) -> Any:
     """`T.reinterpret`: the same bits as another dtype of the same width."""
-    array = np.asarray(value).astype(source).view(target)
+    array = np.array(value, ndmin=1)
+    array = _BY_NAME[source].pack(array) if source in _BY_NAME else array.astype(source)
+    if target in _BY_NAME:
+        codec = _BY_NAME[target]
+        array = codec.widen(array.view(codec.pack(0.0).dtype))
+    else:
+        array = array.view(target)
     if isinstance(value, np.ndarray):
-        return array
-    return array[()] if array.dtype.kind == "f" else array.item()
+        return array.reshape(value.shape)
+    return array[0] if array.dtype.kind == "f" else array[0].item()
+
+
+def show(message: str, value: Any, mask: Any) -> None:
+    """`T.print`: once for a value that all threads share, else for every lane that is active."""
+    if mask is not None and not np.any(mask):
+        return
+    if isinstance(value, np.ndarray) and mask is not None:
+        value = value[np.broadcast_to(mask, value.shape)]
+    sys.stdout.write(f"{message}: {value}\n")
 
 
 def popcount(x: Any) -> Any:

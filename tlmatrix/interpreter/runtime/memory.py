@@ -155,12 +155,15 @@ def load_block(
     some, memory, tile, whole = clip(dims, array.shape)
     if not whole and not guard:
         outside(name, dims, array.shape)
-    if whole:
-        return codec.widen(array[memory]) if codec is not None else array[memory]
     extents = tuple(dim[1] for dim in dims if isinstance(dim, tuple))
+    # One element alone is indexed as an array, not as a number.
+    place: Any = memory if extents else (*memory, None)
+    if whole:
+        part = codec.widen(array[place]) if codec is not None else array[place]
+        return part if extents else part.reshape(())
     out = np.full(extents, safe, np.float32 if codec is not None else array.dtype)
     if some:
-        part = array[memory]
+        part = array[place]
         out[tile] = codec.widen(part) if codec is not None else part
     return out
 
@@ -186,7 +189,8 @@ def store_block(
             value = np.broadcast_to(value, extents)[tile]
         if where is not None:
             where = np.broadcast_to(where, extents)[tile]
-    view = array[memory]
+    place: Any = memory if any(isinstance(d, tuple) for d in dims) else (*memory, None)
+    view = array[place]
     if codec is not None:
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             value = value.copy()
@@ -256,6 +260,10 @@ def scatter(
         keep = np.broadcast_to(keep, shape)
         index = tuple(np.broadcast_to(i, shape)[keep] for i in index)
         value = np.broadcast_to(value, shape)[keep]
+    elif isinstance(value, np.ndarray):
+        # Lanes that differ in their value alone store to one element, each.
+        shape = np.broadcast_shapes(value.shape, *(np.shape(i) for i in index))
+        index = (np.broadcast_to(index[0], shape), *index[1:])
     if codec is not None:
         value = codec.pack(value)
     array[index] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +67,17 @@ def convert(value: Array, dtype: Any, rounding: Codec | None) -> Array:
     return value
 
 
+# Whether float32 factors of a product are cut to TF32; per thread, set for a launch.
+TF32: ContextVar[bool] = ContextVar("tlmatrix_tf32", default=False)
+
+
+def _tf32(factor: torch.Tensor) -> torch.Tensor:
+    """Float32 without its last 13 bits, which the tensor cores do not read."""
+    if factor.dtype != torch.float32:
+        return factor
+    return (factor.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -79,6 +91,9 @@ def gemm(
         a = a.t()
     if transpose_b:
         b = b.t()
+    if TF32.get():
+        # Other dtypes travel as float32 and have no more bits than TF32 keeps.
+        a, b = _tf32(a), _tf32(b)
     if clear:
         torch.mm(a, b, out=c)
     else:

@@ -1,0 +1,125 @@
+"""Blocks that spin on flags in global memory, and several ranks that share buffers."""
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter.errors import DeadlockError
+from tlmatrix.interpreter.roles import SCHEDULES, run_ranks, scheduled
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+@tilelang.jit
+def chained(blocks, backwards, drop=False):
+    """Block k waits for the flag of its neighbour, then adds one to what the neighbour wrote."""
+
+    @T.prim_func
+    def main(X: T.Tensor((blocks + 1, 16), "float32"), F: T.Tensor((blocks + 1,), "int32")):
+        with T.Kernel(blocks, threads=32) as bx:
+            me = blocks - bx if backwards else bx + 1
+            tx = T.get_thread_binding()
+            if tx == 0:
+                while T.atomic_load(F[me - 1], "acquire") < 1:
+                    T.evaluate(0)
+            T.sync_threads()
+            for i in T.Parallel(16):
+                X[me, i] = X[me - 1, i] + 1.0
+            T.sync_threads()
+            if tx == 0 and not drop:
+                T.atomic_store(F[me], 1, "release")
+
+    return main
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_block_that_spins_lets_others_run(schedule, backwards):
+    x, f = torch.zeros(6, 16), torch.zeros(6, dtype=torch.int32)
+    f[0] = 1
+    with scheduled(schedule):
+        chained(5, backwards)(x, f)
+    assert torch.equal(x, torch.arange(6.0)[:, None].expand(6, 16))
+
+
+def test_a_flag_that_nobody_sets_is_a_deadlock():
+    x, f = torch.zeros(6, 16), torch.zeros(6, dtype=torch.int32)
+    f[0] = 1
+    with pytest.raises(DeadlockError) as caught:
+        chained(5, True, drop=True)(x, f)
+    assert "spin" in str(caught.value)
+    assert __file__ in str(caught.value)
+
+
+@tilelang.jit
+def exchange(world):
+    """A rank publishes its row, then sums the rows of all when they are there."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((world, 16), "float32"),
+        F: T.Tensor((world,), "int32"),
+        rank: T.int32,
+        epoch: T.int32,
+        Y: T.Tensor((16,), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            acc = T.alloc_fragment((16,), "float32")
+            for i in T.Parallel(16):
+                X[rank, i] = rank + epoch + i
+            T.atomic_store(F[rank], epoch, "release")
+            T.clear(acc)
+            for r in T.serial(world):
+                while T.atomic_load(F[r], "acquire") < epoch:
+                    T.evaluate(0)
+                for i in T.Parallel(16):
+                    acc[i] += X[r, i]
+            T.copy(acc, Y)
+
+    return main
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_share_buffers_and_wait_for_each_other(world):
+    x, f = torch.zeros(world, 16), torch.zeros(world, dtype=torch.int32)
+
+    def program(rank):
+        found = []
+        with interpret():
+            y = torch.empty(16)
+            exchange(world)(x, f, rank, 1, y)
+            found.append(y)
+        return found[0]
+
+    expected = sum(rank + 1 + torch.arange(16.0) for rank in range(world))
+    for y in run_ranks(world, program):
+        torch.testing.assert_close(y, expected)
+
+
+def test_a_rank_that_never_comes_is_a_deadlock():
+    x, f = torch.zeros(2, 16), torch.zeros(2, dtype=torch.int32)
+
+    def program(rank):
+        if rank == 0:
+            with interpret():
+                exchange(2)(x, f, rank, 1, torch.empty(16))
+
+    with pytest.raises(DeadlockError, match="spin"):
+        run_ranks(2, program)
+
+
+def test_the_error_of_a_rank_ends_all():
+    def program(rank):
+        if rank == 1:
+            raise RuntimeError("rank 1 failed")
+        return rank
+
+    with pytest.raises(RuntimeError, match="rank 1 failed"):
+        run_ranks(3, program)
+
+
+def test_a_world_needs_a_rank():
+    with pytest.raises(ValueError, match="at least 1"):
+        run_ranks(0, lambda rank: rank)

@@ -1,0 +1,246 @@
+"""`tlmatrix exec` runs a script written for a GPU, unchanged, on the CPU."""
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+
+from tlmatrix.cli import main
+
+KERNEL = """
+import sys
+import tilelang
+import tilelang.language as T
+import torch
+from tilelang.profiler import do_bench
+
+@tilelang.jit(out_idx=[-1])
+def double(n):
+    @T.prim_func
+    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 64), threads=64) as b:
+            for i in T.Parallel(64):
+                Y[b * 64 + i] = X[b * 64 + i] * 2.0
+
+    return main
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def execute(tmp_path, monkeypatch, capsys):
+    """Run the kernel and a body as a script, in this process; what a shell would see of it."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(body, *arguments, options=()):
+        script = tmp_path / "script.py"
+        script.write_text(KERNEL + textwrap.dedent(body))
+        try:
+            code = int(main(["exec", *options, str(script), *arguments]))
+        except SystemExit as stop:
+            code = stop.code
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def test_cuda_tensors_kernels_arguments_and_assertions(execute):
+    done = execute(
+        """
+        n = int(sys.argv[1])
+        x = torch.randn(n, device="cuda")
+        assert x.is_cuda and x.device.type == "cuda" and x.device == torch.device("cuda:0")
+        with torch.device("cuda"):
+            z = torch.zeros(n)
+        z = torch.zeros(n).to("cuda", torch.float32) + torch.zeros(n).cuda() + z
+        g = torch.Generator(device="cuda").manual_seed(1)
+        torch.randn(3, device=x.device, generator=g)
+        torch.cuda.manual_seed(3)
+        y = double(n)(x)
+        torch.cuda.synchronize()
+        torch.testing.assert_close(y + z, 2 * x)
+        assert __name__ == "__main__"
+        print("device", y.cpu().numpy().shape, torch.cuda.get_device_name())
+        """,
+        "100",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "device (100,) tlmatrix interpreter (sm_90a)" in done.stdout
+
+
+def test_a_copy_to_the_host_is_a_copy(execute):
+    done = execute(
+        """
+        x = torch.ones(4, device="cuda")
+        before = x.cpu()
+        there = before.to("cuda")
+        x += 1
+        there += 5
+        print(before.tolist(), there.tolist())
+        """,
+    )
+    assert "[1.0, 1.0, 1.0, 1.0] [6.0, 6.0, 6.0, 6.0]" in done.stdout, done.stderr
+
+
+def test_no_time_is_invented_and_the_script_goes_on(execute):
+    done = execute(
+        """
+        kernel = double(64)
+        profiler = kernel.get_profiler()
+        profiler.assert_allclose(lambda x: x * 2)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        end.record()
+        times = [do_bench(lambda: 1 / 0), profiler.do_bench(), start.elapsed_time(end)]
+        times += do_bench(lambda: None, quantiles=[0.5, 0.9])
+        print(times, f"{2 / times[0]:.2f} TFLOPS")
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[nan, nan, nan, nan, nan] nan TFLOPS" in done.stdout
+    assert done.stderr.count("there is no GPU to time") == 1
+
+
+def test_the_profiler_still_finds_a_wrong_kernel(execute):
+    done = execute("double(64).get_profiler().assert_allclose(lambda x: x * 3)")
+    assert done.returncode == 1
+    assert "AssertionError" in done.stderr
+    assert "commands" not in done.stderr
+
+
+def test_the_first_configuration_of_an_autotuned_kernel_stands_in(execute):
+    done = execute(
+        """
+        from tilelang.autotuner import AutoTuner
+
+        @tilelang.autotune(configs=[{"block": 32}, {"block": 64}])
+        @tilelang.jit(out_idx=[-1])
+        def tuned(n, block=16):
+            @T.prim_func
+            def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+                with T.Kernel(T.ceildiv(n, block), threads=32) as b:
+                    for i in T.Parallel(block):
+                        Y[b * block + i] = X[b * block + i] + block
+
+            return main
+
+        kernel = tuned(64)
+        assert (kernel(torch.zeros(64, device="cuda")) == 32).all()
+        print(kernel.latency, kernel.config)
+
+        def plain(block):
+            return tuned.jit_impl.get_tir(64, block=block)
+
+        found = AutoTuner.from_kernel(plain, [{"block": 16}]).set_compile_args(out_idx=[1]).run()
+        assert (found.kernel(torch.zeros(64, device="cuda")) == 16).all()
+        print(found.latency, found.config)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nan {'block': 32}" in done.stdout
+    assert "nan {'block': 16}" in done.stdout
+
+
+def test_the_device_claims_an_architecture_and_its_multiprocessors(execute):
+    done = execute(
+        """
+        from tilelang.carver.arch import driver
+        from tilelang.contrib import nvcc
+
+        print(torch.cuda.get_device_capability(), driver.get_num_sms(), torch.cuda.device_count())
+        print(torch.cuda.get_device_properties(0).multi_processor_count, torch.cuda.is_available())
+        print(driver.get_shared_memory_per_block(), driver.get_max_dynamic_shared_size_bytes())
+        print(nvcc.get_target_compute_version())
+        """,
+        options=("--arch", "sm_80", "--sms", "3"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["(8, 0) 3 1", "3 True", "49152 167936", "8.0"]
+
+
+def test_sanitizers_can_watch_a_script(execute):
+    body = """
+        @tilelang.jit(out_idx=[-1])
+        def unwritten():
+            @T.prim_func
+            def main(Y: T.Tensor((32,), "float32")):
+                with T.Kernel(1, threads=32):
+                    s = T.alloc_shared((32,), "float32")
+                    T.copy(s, Y)
+
+            return main
+
+        unwritten()()
+        """
+    assert execute(body).returncode == 0
+    done = execute(body, options=("--sanitize",))
+    assert done.returncode == 1
+
+
+def test_the_scripts_own_exit_code(execute):
+    assert execute("sys.exit(7)").returncode == 7
+
+
+def test_what_is_not_modelled_is_one_line(execute):
+    done = execute(
+        """
+        @tilelang.jit
+        def extern():
+            @T.prim_func
+            def main(Y: T.Tensor((32,), "float32")):
+                with T.Kernel(1, threads=32):
+                    for i in T.Parallel(32):
+                        Y[i] = T.call_extern("float32", "my_device_function", i)
+
+            return main
+
+        extern()
+        """,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("tlmatrix: the interpreter does not model the operation")
+    assert "my_device_function" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_is_not_there(capsys):
+    assert main(["exec", "nowhere.py"]) == 2
+    assert "no such script: nowhere.py" in capsys.readouterr().err
+
+
+def test_as_a_command(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys, torch\nprint(torch.ones(2, device='cuda').sum(), sys.argv[1:])")
+    command = [sys.executable, "-m", "tlmatrix", "exec", str(script), "--arch", "mine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout == "tensor(2.) ['--arch', 'mine']\n", done.stderr
+
+
+@pytest.mark.parametrize("arch", ["90", "gfx942"])
+def test_an_architecture_that_makes_no_sense(arch):
+    from tlmatrix.interpreter.device import stand_in
+
+    with pytest.raises(ValueError, match="arch must be like"), stand_in(arch=arch):
+        pass
+
+
+def test_the_stand_in_leaves_nothing_behind():
+    import torch
+
+    from tlmatrix.interpreter.device import stand_in
+
+    before = dict(vars(torch.cuda)), torch.Generator
+    with stand_in():
+        assert torch.zeros(2, device="cuda").is_cuda
+        assert torch.cuda.is_available()
+    after = dict(vars(torch.cuda)), torch.Generator
+    assert before == after
+    assert not torch.zeros(2).is_cuda

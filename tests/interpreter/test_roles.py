@@ -1,0 +1,303 @@
+"""Blocks whose warps have different roles: right values under every schedule, and reports."""
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import (
+    SCHEDULES,
+    DeadlockError,
+    RaceError,
+    SynchronizationError,
+    interpret,
+    interpreted,
+    scheduled,
+)
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+M, N, K, BLOCK, STEP, STAGES = 128, 128, 160, 64, 32, 2
+SOME_SCHEDULES = [
+    (s, seed) for s in SCHEDULES for seed in range(1 if s in ("eager", "lazy") else 4)
+]
+
+
+@tilelang.jit(out_idx=[-1])
+def pipelined_gemm(drop="", prime=1, parity=0):
+    """A double-buffered product: one warpgroup copies, another multiplies.
+
+    `drop` names the wait or arrive that is left out.
+    """
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(N // BLOCK, M // BLOCK, threads=256) as (bx, by):
+            As = T.alloc_shared((STAGES, BLOCK, STEP), "float16")
+            Bs = T.alloc_shared((STAGES, STEP, BLOCK), "float16")
+            acc = T.alloc_fragment((BLOCK, BLOCK), "float32")
+            full = T.alloc_barrier([128] * STAGES)
+            empty = T.alloc_barrier([128] * STAGES)
+            with T.ws(1):
+                for k in T.serial(K // STEP):
+                    if drop != "wait empty":
+                        T.mbarrier_wait_parity(empty[k % STAGES], (k // STAGES + prime) % 2)
+                    T.tma_copy(
+                        A[by * BLOCK : (by + 1) * BLOCK, k * STEP : (k + 1) * STEP],
+                        As[k % STAGES, :, :],
+                        barrier=full[k % STAGES],
+                    )
+                    T.tma_copy(
+                        B[k * STEP : (k + 1) * STEP, bx * BLOCK : (bx + 1) * BLOCK],
+                        Bs[k % STAGES, :, :],
+                        barrier=full[k % STAGES],
+                    )
+                    if drop != "arrive full":
+                        T.mbarrier_arrive(full[k % STAGES])
+            with T.ws(0):
+                T.clear(acc)
+                for k in T.serial(K // STEP):
+                    if drop != "wait full":
+                        T.mbarrier_wait_parity(full[k % STAGES], (k // STAGES + parity) % 2)
+                    T.gemm(As[k % STAGES, :, :], Bs[k % STAGES, :, :], acc)
+                    if drop != "arrive empty":
+                        T.mbarrier_arrive(empty[k % STAGES])
+                T.copy(acc, C[by * BLOCK, bx * BLOCK])
+
+    return main
+
+
+@pytest.fixture
+def operands():
+    return torch.randn(M, K).half(), torch.randn(K, N).half()
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SOME_SCHEDULES)
+def test_a_pipeline_of_two_roles_is_right_under_every_schedule(operands, schedule, seed):
+    a, b = operands
+    with scheduled(schedule, seed=seed):
+        got = pipelined_gemm()(a, b)
+    torch.testing.assert_close(got, a.float() @ b.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("drop", "error", "words"),
+    [
+        ("wait empty", RaceError, ["race on As", "the TMA load issued by threads 128..255"]),
+        # The consumer may even be at its end, with all phases gone by, before the producer starts.
+        ("wait full", SynchronizationError, ["threads 0..127", "threads 128..255"]),
+        ("arrive full", DeadlockError, ["parity 0 of full[0]", "nothing in the kernel arrives"]),
+        ("arrive empty", DeadlockError, ["parity 0 of empty[0]", "nothing in the kernel arrives"]),
+    ],
+)
+def test_a_wait_or_arrive_left_out_is_reported(operands, schedule, drop, error, words):
+    with scheduled(schedule), pytest.raises(error) as caught:
+        pipelined_gemm(drop)(*operands)
+    for word in words:
+        assert word in str(caught.value)
+    assert __file__ in str(caught.value)
+
+
+def test_a_stage_that_was_never_primed_is_reported(operands):
+    with pytest.raises(DeadlockError) as caught:
+        pipelined_gemm(prime=0)(*operands)
+    text = str(caught.value)
+    assert "threads 128..255 wait for parity 0 of empty[0]" in text
+    assert "never primed" in text
+    assert "could arrive: threads 0..127" in text
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_wait_for_the_wrong_parity_is_reported(operands, schedule):
+    with scheduled(schedule), pytest.raises(SynchronizationError, match=r"As|full"):
+        pipelined_gemm(parity=1)(*operands)
+
+
+@tilelang.jit(out_idx=[-1])
+def unordered():
+    @T.prim_func
+    def main(Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((32,), "float32")
+            tx = T.get_thread_binding()
+            if tx < 32:
+                for i in T.Parallel(32):
+                    s[i] = i
+            else:
+                for i in T.Parallel(32):
+                    Y[i] = s[i]
+
+    return main
+
+
+def test_a_race_is_reported_also_where_the_values_are_right():
+    assert torch.equal(unordered()(), torch.arange(32.0))
+    with scheduled(), pytest.raises(RaceError) as caught:
+        unordered()()
+    text = str(caught.value)
+    assert "race on s: threads 32..63 read s[0:32]" in text
+    assert "threads 0..31 write s[0:32]" in text
+
+
+def test_a_race_is_a_report_of_the_sanitizer():
+    with interpret(sanitize=True) as run:
+        assert torch.equal(unordered()(), torch.arange(32.0))
+    (report,) = run.reports
+    assert (report.sanitizer, report.kernel, report.buffer) == ("races", "main", "s")
+    assert report.file == report.other.file == __file__
+    assert report.other.action == "write"
+    with interpret(sanitize="bounds") as run:
+        unordered()()
+    assert run.reports == []
+
+
+def test_a_schedule_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="eager, lazy, random, adversarial"), scheduled("fair"):
+        pass
+
+
+@tilelang.jit(out_idx=[-1])
+def counted(threads_arriving):
+    @T.prim_func
+    def main(Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((32,), "float32")
+            bar = T.alloc_barrier(threads_arriving)
+            tx = T.get_thread_binding()
+            if tx < 32:
+                for i in T.Parallel(32):
+                    s[i] = i
+                T.mbarrier_arrive(bar)
+            else:
+                T.mbarrier_wait_parity(bar, 0)
+                for i in T.Parallel(32):
+                    Y[i] = s[i]
+
+    return main
+
+
+def test_a_barrier_counts_threads():
+    assert torch.equal(counted(32)(), torch.arange(32.0))
+    with pytest.raises(DeadlockError, match="32 of 33 arrivals"):
+        counted(33)()
+
+
+def test_more_arrivals_than_a_phase_takes_go_on_to_the_next():
+    # 32 threads complete 32 phases of one arrival: the parity is 0 again.
+    with pytest.raises(DeadlockError, match="phase 32"):
+        counted(1)()
+
+
+def test_errors_are_errors_of_the_interpreter():
+    assert issubclass(RaceError, SynchronizationError)
+    assert issubclass(DeadlockError, SynchronizationError)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule):
+    @tilelang.jit(out_idx=[-1])
+    def turns():
+        @T.prim_func
+        def main(Y: T.Tensor((4, 32), "float32")):
+            with T.Kernel(1, threads=256):
+                s = T.alloc_shared((32,), "float32")
+                for k in T.serial(4):
+                    with T.ws(0):
+                        for i in T.Parallel(32):
+                            s[i] = i * k
+                    with T.ws(1):
+                        for i in T.Parallel(32):
+                            Y[k, i] = s[i]
+
+        return main
+
+    with scheduled(schedule):
+        got = turns()()
+    assert torch.equal(got, torch.arange(4.0)[:, None] * torch.arange(32.0))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_all_roles_do_together_is_done_once(schedule):
+    @tilelang.jit(out_idx=[-1])
+    def together():
+        @T.prim_func
+        def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=256):
+                s = T.alloc_shared((64,), "float32")
+                f = T.alloc_fragment((64,), "float32")
+                T.copy(X, s)
+                with T.ws(1):
+                    for i in T.Parallel(64):
+                        s[i] = s[i] * 2
+                for i in T.Parallel(64):
+                    s[i] = s[i] + 1
+                T.copy(s, f)
+                for i in T.Parallel(64):
+                    T.atomic_add(Y[i], f[i])
+
+        return main
+
+    x = torch.randn(64)
+    y = torch.zeros(64)
+    with scheduled(schedule):
+        interpreted(together.get_tir())(x, y)
+    torch.testing.assert_close(y, x * 2 + 1)
+
+
+@tilelang.jit(out_idx=[-1])
+def copied_by_threads(wait):
+    """A warp copies row by row, each thread four elements; the barrier counts the copies."""
+
+    @T.prim_func
+    def main(X: T.Tensor((4, 128), "float16"), Y: T.Tensor((4, 128), "float16")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((4, 128), "float16")
+            ready = T.alloc_barrier(32)
+            tx = T.get_thread_binding()
+            if tx < 32:
+                for r in T.serial(4):
+                    T.ptx_cp_async(
+                        T.access_ptr(s[r, tx * 4], "w", 4), T.access_ptr(X[r, tx * 4], "r", 4), 4
+                    )
+                T.cp_async_barrier_noinc(ready)
+            else:
+                if wait:
+                    T.mbarrier_wait_parity(ready, 0)
+                T.copy(s, Y)
+
+    return main
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_copies_that_threads_issue_complete_at_a_barrier(schedule):
+    x = torch.randn(4, 128).half()
+    with scheduled(schedule):
+        assert torch.equal(copied_by_threads(True)(x), x)
+        with pytest.raises(RaceError, match=r"race on s:"):
+            copied_by_threads(False)(x)
+
+
+def test_work_that_is_read_before_it_is_done_is_reported():
+    @tilelang.jit(out_idx=[-1])
+    def product(wait):
+        @T.prim_func
+        def main(A: T.Tensor((32, 32), "float16"), C: T.Tensor((32, 32), "float32")):
+            with T.Kernel(1, threads=128):
+                s = T.alloc_shared((32, 32), "float16")
+                acc = T.alloc_fragment((32, 32), "float32")
+                T.copy(A, s)
+                T.wgmma_gemm(s, s, acc, clear_accum=True)
+                if wait:
+                    T.wait_wgmma(0)
+                T.copy(acc, C)
+
+        return main
+
+    a = torch.randn(32, 32).half()
+    torch.testing.assert_close(product(True)(a), a.float() @ a.float(), rtol=1e-4, atol=1e-4)
+    with scheduled(), pytest.raises(RaceError, match=r"race on acc: threads 0\.\.127 read"):
+        product(False)(a)

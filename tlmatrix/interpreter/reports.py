@@ -1,0 +1,182 @@
+"""What sanitizers report, and what a user declares to them.
+
+Every sanitizer has a switch: `interpret(sanitize=True)` turns on the default ones, a set of
+names exactly those.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import InterpreterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+__all__ = [
+    "DEFAULT_SANITIZERS",
+    "SANITIZERS",
+    "Party",
+    "Report",
+    "SanitizerError",
+    "Sequences",
+    "declared_sequences",
+    "sanitizer_names",
+]
+
+SANITIZERS = {
+    "bounds": "access outside global or shared memory that nothing guards",
+    "fragments": "access outside a fragment or local buffer (often without effect)",
+    "guarded": "access outside global memory that TileLang's guard skips",
+    "uninitialised": "read of an element that nothing has written",
+    "unwritten": "output element that is still unwritten when the kernel ends",
+    "races": "one element written by two blocks, or read by one and written by another",
+    "lanes": "one element written twice by one parallel loop",
+    "sequences": "packed access that leaves the sequence of its block",
+    "overreads": "packed read that starts in its sequence and runs past the end",
+    "budget": "more shared memory than the architecture has, or a layout past its allocation",
+    "nonfinite": "the operation that made the first NaN or infinity of an output",
+}
+"""Every sanitizer, and what it reports."""
+
+_TOLERANT = frozenset({"guarded", "overreads"})
+
+DEFAULT_SANITIZERS = frozenset(SANITIZERS) - _TOLERANT
+"""What `sanitize=True` turns on: all but those that report accesses without harm by themselves."""
+
+
+def sanitizer_names(sanitize: bool | str | Collection[str]) -> frozenset[str]:
+    """The sanitizers that a value of `sanitize=` turns on.
+
+    Raises:
+        ValueError: for a name that is none; names the nearest.
+    """
+    if isinstance(sanitize, bool):
+        return DEFAULT_SANITIZERS if sanitize else frozenset()
+    names = frozenset([sanitize] if isinstance(sanitize, str) else sanitize)
+    for name in sorted(names - SANITIZERS.keys()):
+        near = difflib.get_close_matches(name, SANITIZERS, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no sanitizer is named {name!r}; {hint}one of {', '.join(SANITIZERS)}")
+    return names
+
+
+@dataclass(frozen=True)
+class Party:
+    """One side of a finding.
+
+    Attributes:
+        block: the block's index in the grid, (x, y, z) as the kernel names them; None at its end.
+        file: the Python file of the access.
+        line: its line.
+        action: what it did: "read", "write", "atomic".
+    """
+
+    block: tuple[int, ...] | None
+    file: str
+    line: int
+    action: str
+
+    def __str__(self) -> str:
+        block = f" by block {self.block}" if self.block is not None else ""
+        return f"{self.action}{block} at {self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finding of a sanitizer: the first of its kind at its line in one launch.
+
+    Attributes:
+        sanitizer: its name in `SANITIZERS`.
+        kernel: the kernel's name.
+        file: the Python file of the access.
+        line: its line.
+        buffer: the user's name of the buffer.
+        index: the element, in the buffer's own dimensions; empty where a whole buffer is meant.
+        block: the block's index in the grid; None where no block is meant.
+        message: one sentence that says what happened.
+        other: the other party, where there are two.
+        count: how many accesses of the launch had the same finding.
+    """
+
+    sanitizer: str
+    kernel: str
+    file: str
+    line: int
+    buffer: str
+    index: tuple[int, ...]
+    block: tuple[int, ...] | None
+    message: str
+    other: Party | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        block = f", block {self.block}" if self.block is not None else ""
+        other = f"\n  against a {self.other}" if self.other is not None else ""
+        again = f"\n  and {self.count - 1} more like it" if self.count > 1 else ""
+        return (
+            f"{self.sanitizer}: {self.message}\n"
+            f"  at {self.file}:{self.line}, in kernel {self.kernel}{block}{other}{again}"
+        )
+
+
+class SanitizerError(InterpreterError):
+    """A kernel ended with reports, and `on_report="raise"` was asked for.
+
+    Attributes:
+        reports: what was found in the launch.
+    """
+
+    def __init__(self, reports: Iterable[Report]) -> None:
+        self.reports = tuple(reports)
+        super().__init__("\n".join(str(r) for r in self.reports))
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Which rows of a packed tensor belong to which sequence.
+
+    A block's own sequences are those whose two boundaries it has read from a parameter that
+    holds `boundaries`. A kernel without such a parameter is not checked, unless `of_block` says
+    whose each block is.
+
+    Attributes:
+        boundaries: integers [sequences + 1], not descending: sequence s owns the rows from
+            `boundaries[s]` up to `boundaries[s + 1]`.
+        axis: the dimension of the tensor that holds the rows.
+        of_block: from a block's index in the grid to its sequence.
+    """
+
+    boundaries: tuple[int, ...]
+    axis: int = 0
+    of_block: Callable[..., int] | None = None
+
+
+def declared_sequences(declared: Mapping[str, Any] | None) -> dict[str, Sequences]:
+    """`sequences=` as `Sequences` by parameter name.
+
+    Values are `Sequences`, boundaries, or (boundaries, axis).
+
+    Raises:
+        ValueError: for boundaries that are not a rising list of integers.
+    """
+    found = {}
+    for name, value in (declared or {}).items():
+        if isinstance(value, Sequences):
+            found[name] = value
+            continue
+        axis = 0
+        if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], int):
+            value, axis = value  # noqa: PLW2901  # the pair taken apart
+        numbers = np.asarray(value)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or (np.diff(numbers) < 0).any():
+            raise ValueError(
+                f"sequences[{name!r}] must be boundaries: integers that do not descend, "
+                f"got {value!r}"
+            )
+        found[name] = Sequences(tuple(int(n) for n in numbers), int(axis))
+    return found

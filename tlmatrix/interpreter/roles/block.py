@@ -1,0 +1,367 @@
+"""A block of threads at run time: its roles, barriers, asynchronous work and memory accesses."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.errors import SynchronizationError
+
+from .barriers import Mbarrier, Mbarriers, Meeting, ThreadBarrier
+from .clocks import Access, Cells, Clock, History, box_of, cells_of, join, spell
+from .requests import Finish, Meet, Phase, Request, Spin, Together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from .scheduler import Launch
+
+__all__ = ["Block", "Operation", "Role"]
+
+_SPIN = Spin()
+# Asynchronous work that is waited for in groups.
+_GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})
+
+
+def _does(who: str, write: bool) -> str:
+    verb = "write" if write else "read"
+    return f"{who} {verb}" if who.startswith("threads") else f"{who}, which {verb}s"
+
+
+@dataclass
+class Operation:
+    """Asynchronous work: a copy or a matrix product that completes when the schedule says.
+
+    Attributes:
+        action: does the work.
+        clock: what one knows who saw it completed.
+        queue: operations of one queue complete in order; None where nothing orders it.
+        what: the operation in words.
+        line: the line of the generated source that issued it.
+        after: what happens on completion (barriers).
+    """
+
+    action: Callable[[], None]
+    clock: Clock
+    queue: tuple[Any, ...] | None
+    what: str
+    line: int
+    after: list[Callable[[Operation], None]] = field(default_factory=list)
+    done: bool = False
+
+    def complete(self) -> None:
+        """Do the work and tell the barriers."""
+        self.action()
+        self.done = True
+        for tell in self.after:
+            tell(self)
+
+
+class Role:
+    """The threads `low` to `high - 1` of a block, which run one piece of code in lockstep."""
+
+    def __init__(self, block: Block, number: int, low: int, high: int) -> None:
+        self.block = block
+        self.number = number
+        self.low, self.high = low, high
+        self.threads = high - low
+        self.name = f"threads {low}..{high - 1}"
+        self.clock: Clock = {number: 1}
+        self.generator: Generator[Request | None, Any, None] | None = None
+        self.request: Request | None = None
+        self.done = False
+        self.spinning = False
+        self.ended_line = 0
+        # By kind: the last operation of those that follow each other, those of the group that is
+        # open, and the groups that were closed and not waited for.
+        self.last: dict[str, Operation] = {}
+        self.copied: Clock = {}
+        self.open: dict[str, list[Operation]] = {}
+        self.groups: dict[str, list[list[Operation]]] = {}
+
+    # -- synchronization
+
+    def wait(self, bar: Mbarrier, parity: Any) -> Phase:
+        """`T.mbarrier_wait_parity`."""
+        return Phase(bar, int(parity))
+
+    def arrive(self, bar: Mbarrier, threads: Any) -> None:
+        """`T.mbarrier_arrive` by some threads of this role."""
+        line = sys._getframe(1).f_lineno  # noqa: SLF001  # the statement that runs
+        before = bar.state()
+        if not bar.arrive(int(threads), self.clock, self.name, line):
+            raise SynchronizationError(
+                f"too many arrivals at {bar.label}: {int(threads)} of {self.name} arrive while "
+                f"{before}, so only bytes are missing"
+            )
+        self.clock[self.number] += 1
+        self.block.launch.progress += 1
+
+    def expect(self, bar: Mbarrier, size: Any) -> None:
+        """`T.mbarrier_expect_tx`."""
+        bar.expect(int(size))
+
+    def sync(self, identity: int = 0, count: int | None = None) -> Together:
+        """`T.sync_threads`, of the whole block or of `count` threads."""
+        bar = self.block.thread_barrier(identity, count)
+        generation = bar.arrive(self.threads, self.clock)
+        self.clock[self.number] += 1
+        self.block.launch.progress += 1
+        return Together(bar, generation)
+
+    def sync_group(self, members: tuple[int, ...]) -> Together:
+        """The barrier that TileLang puts between statements that share memory."""
+        roles = [self.block.roles[m] for m in members]
+        bar = self.block.group_barrier(members, sum(r.threads for r in roles))
+        generation = bar.arrive(self.threads, self.clock)
+        self.clock[self.number] += 1
+        return Together(bar, generation)
+
+    def named_arrive(self, identity: int, count: int) -> None:
+        """`T.named_barrier_arrive`: arrive and go on."""
+        self.block.thread_barrier(identity, count).arrive(self.threads, self.clock)
+        self.clock[self.number] += 1
+
+    def meet(self, key: int, members: tuple[int, ...]) -> Meet:
+        """Come to a statement that the roles of `members` do together."""
+        meetings = self.block.meetings
+        meeting = meetings.get(key)
+        if meeting is None:
+            meeting = meetings[key] = Meeting(members)
+        meeting.come.add(self.number)
+        join(meeting.gathered, self.clock)
+        self.clock[self.number] += 1
+        leader = len(meeting.come) == len(members)
+        self.block.launch.progress += 1
+        return Meet(meeting, {r.number: r.name for r in self.block.roles}, leader)
+
+    def part(self, key: int) -> None:
+        """The statement is done: the others go on, knowing of it."""
+        meeting = self.block.meetings.pop(key)
+        join(meeting.gathered, self.clock)
+        self.clock[self.number] += 1
+        meeting.done = True
+
+    def spin(self) -> Spin:
+        """A turn of a loop that reads what other blocks or roles write."""
+        return _SPIN
+
+    # -- asynchronous work
+
+    def issue(
+        self,
+        kind: str,
+        action: Callable[[], None],
+        accesses: Sequence[tuple[str, bool, Any, tuple[int, ...]]],
+        *,
+        bar: Mbarrier | None = None,
+        size: int = 0,
+        arrive: Mbarrier | None = None,
+        ordered: bool = False,
+    ) -> None:
+        """Issue asynchronous work.
+
+        Args:
+            kind: what it is: "TMA load", "TMA store", "cp.async", "wgmma", "tcgen05 MMA".
+            action: does it.
+            accesses: per buffer its name, whether it is written, the block's dims, the shape.
+            bar: the mbarrier that counts its bytes.
+            size: how many bytes.
+            arrive: the mbarrier that gets one arrival when it and all before it are done.
+            ordered: whether it comes after the role's earlier work of this kind.
+        """
+        line = sys._getframe(1).f_lineno  # noqa: SLF001
+        block = self.block
+        queue = (self.number, kind) if ordered else None
+        agent, time = block.agent((self.number, kind, None if bar is None else bar.label))
+        clock = dict(self.clock)
+        if ordered:
+            self._join_last(clock, kind)
+        what = f"the {kind} issued by {self.name}"
+        for name, write, dims, shape in accesses:
+            cells = dims.flat if isinstance(dims, Cells) else None
+            box = None if isinstance(dims, Cells) else dims
+            block.note(name, shape, clock, agent, time, write, box, cells, line, what)
+        clock[agent] = time
+        if kind == "cp.async":
+            # A thread's copies complete in order, though nothing orders what they touch.
+            queue = (self.number, kind)
+            join(self.copied, clock)
+        op = Operation(action, clock, queue, what, line)
+        if bar is not None:
+            bar.expect(size)
+            op.after.append(lambda op: bar.came(size, op.clock))
+        if arrive is not None:
+            self._completion(op, arrive)
+        if ordered:
+            self.last[kind] = op
+        if kind in _GROUPED:
+            self.open.setdefault(kind, []).append(op)
+        block.launch.issued(op)
+
+    def _join_last(self, clock: Clock, kind: str) -> None:
+        last = self.last.get(kind)
+        if last is not None:
+            join(clock, last.clock)
+
+    def _completion(self, op: Operation, bar: Mbarrier) -> None:
+        def tell(done: Operation) -> None:
+            bar.arrive(1, done.clock, done.what, done.line)
+
+        op.after.append(tell)
+
+    def commit_to(self, kind: str, bar: Mbarrier) -> None:
+        """One arrival at `bar` when all work of a kind issued so far is done."""
+        line = sys._getframe(1).f_lineno  # noqa: SLF001
+        clock = dict(self.clock)
+        self._join_last(clock, kind)
+        op = Operation(lambda: None, clock, (self.number, kind), f"the commit of {self.name}", line)
+        self._completion(op, bar)
+        self.last[kind] = op
+        self.block.launch.issued(op)
+
+    def arrive_later(self, kind: str, bar: Mbarrier, threads: Any) -> None:
+        """`threads` arrivals at `bar` when the role's copies issued so far are done."""
+        line = sys._getframe(1).f_lineno  # noqa: SLF001
+        clock = dict(self.clock)
+        join(clock, self.copied)
+        op = Operation(lambda: None, clock, (self.number, kind), f"the {kind} of {self.name}", line)
+        count = int(threads)
+
+        def tell(done: Operation) -> None:
+            bar.arrive(count, done.clock, done.what, done.line)
+
+        op.after.append(tell)
+        self.block.launch.issued(op)
+
+    def commit(self, kind: str) -> None:
+        """Close a group of work of a kind."""
+        self.groups.setdefault(kind, []).append(self.open.pop(kind, []))
+
+    def wait_groups(self, kind: str, left: Any) -> Finish:
+        """Wait until at most `left` groups of a kind are in flight."""
+        groups = self.groups.setdefault(kind, [])
+        count = max(0, len(groups) - int(left))
+        waited = tuple(op for group in groups[:count] for op in group)
+        del groups[:count]
+        return Finish(waited, f"its {kind}")
+
+    # -- accesses
+
+    def reads(self, name: str, dims: Any, shape: tuple[int, ...]) -> None:
+        """Note that a block of a buffer is read."""
+        self._note(name, dims, shape, write=False)
+
+    def writes(self, name: str, dims: Any, shape: tuple[int, ...]) -> None:
+        """Note that a block of a buffer is written."""
+        self._note(name, dims, shape, write=True)
+
+    def _note(self, name: str, dims: Any, shape: tuple[int, ...], *, write: bool) -> None:
+        line = sys._getframe(2).f_lineno  # noqa: SLF001
+        clock = self.clock
+        number = self.number
+        self.block.note(
+            name, shape, clock, number, clock[number], write, dims, None, line, self.name
+        )
+
+    def touches(
+        self, name: str, index: Any, mask: Any, shape: tuple[int, ...], *, write: bool
+    ) -> None:
+        """Note that the lanes of a gather or scatter touch elements."""
+        line = sys._getframe(1).f_lineno  # noqa: SLF001
+        clock, number = self.clock, self.number
+        cells = cells_of(index, mask, shape)
+        self.block.note(
+            name, shape, clock, number, clock[number], write, None, cells, line, self.name
+        )
+
+
+class Block:
+    """One block of the grid."""
+
+    def __init__(self, launch: Launch, index: tuple[int, ...], cuts: tuple[int, ...]) -> None:
+        self.launch = launch
+        self.index = index
+        self.threads = cuts[-1]
+        self.roles = [Role(self, k, low, high) for k, (low, high) in enumerate(pairwise(cuts))]
+        self.meetings: dict[int, Meeting] = {}
+        self.barriers: list[Mbarriers] = []
+        self._thread_barriers: dict[int, ThreadBarrier] = {}
+        self._group_barriers: dict[tuple[int, ...], ThreadBarrier] = {}
+        self._agents: dict[tuple[Any, ...], list[int]] = {}
+        self._histories: dict[str, History] = {}
+
+    @property
+    def name(self) -> str:
+        """The block in words."""
+        return f"block ({', '.join(map(str, self.index))})"
+
+    def mbarriers(self, name: str, *counts: int) -> Mbarriers:
+        """Make an allocation of mbarriers."""
+        made = Mbarriers(name, counts)
+        self.barriers.append(made)
+        return made
+
+    def thread_barrier(self, identity: int, count: int | None) -> ThreadBarrier:
+        """The barrier of threads with a number."""
+        bar = self._thread_barriers.get(identity)
+        if bar is None or (bar.come == 0 and count is not None and bar.count != count):
+            label = f"named barrier {identity}" if identity else "T.sync_threads"
+            bar = ThreadBarrier(label, self.threads if count is None else count)
+            self._thread_barriers[identity] = bar
+        return bar
+
+    def group_barrier(self, members: tuple[int, ...], threads: int) -> ThreadBarrier:
+        """The barrier of some roles among themselves."""
+        bar = self._group_barriers.get(members)
+        if bar is None:
+            label = "the barrier that TileLang puts between accesses to shared memory"
+            bar = self._group_barriers[members] = ThreadBarrier(label, threads)
+        return bar
+
+    def agent(self, key: tuple[Any, ...]) -> tuple[int, int]:
+        """An agent of asynchronous work and its next time."""
+        found = self._agents.get(key)
+        if found is None:
+            found = self._agents[key] = [len(self.roles) + len(self._agents), 0]
+        found[1] += 1
+        return found[0], found[1]
+
+    def note(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        clock: Clock,
+        agent: int,
+        time: int,
+        write: bool,
+        dims: Any,
+        cells: Any,
+        line: int,
+        what: str,
+    ) -> None:
+        """Note an access, and report it if it races with an earlier one."""
+        if not self.launch.watched:
+            return
+        history = self._histories.get(name)
+        if history is None:
+            history = self._histories[name] = History(name, tuple(shape))
+        box = None if dims is None else box_of(dims, history.shape)
+        old = history.add(
+            clock, agent, time, write=write, box=box, cells=cells, line=line, what=what
+        )
+        if old is None:
+            return
+        self.launch.raced(self, self.launch.names.get(name, name), history.live[-1], old)
+
+    def describe_race(self, name: str, new: Access, old: Access) -> str:
+        """A race in words, with both parties."""
+        place = self.launch.place
+        return (
+            f"race on {name}: {_does(new.what, new.write)} "
+            f"{name}[{spell(new.box)}] at {place(new.line)},\n"
+            f"  and nothing orders it after {_does(old.what, old.write)} "
+            f"{name}[{spell(old.box)}] at {place(old.line)} ({self.name})"
+        )

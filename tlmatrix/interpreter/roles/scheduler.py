@@ -1,0 +1,295 @@
+"""Runs the blocks of a launch: which role goes on next, and when asynchronous work completes.
+
+A schedule is a seeded choice among all that the hardware may do. Programs without races compute
+the same under every one; the schedules differ in what they provoke of the others:
+
+- eager: asynchronous work completes at once, roles run until they wait
+- lazy: asynchronous work completes only when every role waits, oldest first
+- random: any role that can go on, any work that can complete
+- adversarial: roles with random priorities that change at random points (probabilistic
+  concurrency testing, Burckhardt et al. 2010), asynchronous work as late as can be, newest first
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter import session
+from tlmatrix.interpreter.errors import DeadlockError, RaceError
+from tlmatrix.interpreter.reports import Party, Report
+
+from . import ranks, settings
+from .block import Block, Operation, Role
+from .requests import Phase, Spin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .clocks import Access
+    from .requests import Request
+
+__all__ = ["Launch", "launch"]
+
+# Turns of spinning with nothing else happening after which nothing can happen any more.
+_TURNS = 3
+
+
+class Launch:
+    """One launch of a kernel."""
+
+    def __init__(
+        self,
+        kernel: str,
+        locations: Sequence[Any],
+        arrivals: dict[str, Any],
+        names: dict[str, str],
+    ) -> None:
+        chosen = settings.current()
+        self.schedule = chosen.schedule
+        self.kernel = kernel
+        self.session = session.current() if chosen.races is None else None
+        collects = self.session is not None and "races" in self.session.sanitizers
+        self.watched = bool(chosen.races) or collects
+        self._reports: dict[tuple[int, int], Report] = {}
+        self.random = random.Random(chosen.seed)  # noqa: S311  # a schedule is no secret
+        self.locations = locations
+        self.arrivals = arrivals
+        self.names = names
+        self.pending: list[Operation] = []
+        self.progress = 0
+        self._passed = -1
+        self._priorities: dict[int, float] = {}
+
+    def place(self, line: int) -> str:
+        """The user's line of a line of the generated source."""
+        location = self.locations[line - 1] if 0 < line <= len(self.locations) else None
+        return str(location) if location is not None else "an unknown line"
+
+    def raced(self, block: Block, name: str, new: Access, old: Access) -> None:
+        """Report a race: to the `interpret()` in force, or as an error.
+
+        Raises:
+            RaceError: where `scheduled` asked for errors.
+        """
+        text = block.describe_race(name, new, old)
+        if self.session is None:
+            raise RaceError(text)
+        key = (new.line, old.line)
+        known = self._reports.get(key)
+        if known is not None:
+            self._reports[key] = replace(known, count=known.count + 1)
+            return
+        file, line = self._location(new.line)
+        party = Party(block.index, *self._location(old.line), "write" if old.write else "read")
+        index = tuple(low for low, _ in new.box)
+        self._reports[key] = Report(
+            "races", self.kernel, file, line, name, index, block.index, text, party
+        )
+
+    def finish(self) -> None:
+        """Hand over the reports."""
+        if self.session is not None and self._reports:
+            self.session.add(self._reports.values())
+
+    def _location(self, line: int) -> tuple[str, int]:
+        location = self.locations[line - 1] if 0 < line <= len(self.locations) else None
+        return (location.file, location.line) if location is not None else ("", 0)
+
+    # -- asynchronous work
+
+    def issued(self, op: Operation) -> None:
+        """Take asynchronous work that a role issued."""
+        self.progress += 1
+        if self.schedule == "eager":
+            op.complete()
+        else:
+            self.pending.append(op)
+
+    def _completable(self) -> list[Operation]:
+        seen: set[Any] = set()
+        found = []
+        for op in self.pending:
+            if op.queue is None or op.queue not in seen:
+                found.append(op)
+            if op.queue is not None:
+                seen.add(op.queue)
+        return found
+
+    def _complete_one(self) -> bool:
+        ready = self._completable()
+        if not ready:
+            return False
+        if self.schedule == "random":
+            op = self.random.choice(ready)
+        else:
+            op = ready[-1] if self.schedule == "adversarial" else ready[0]
+        self.pending.remove(op)
+        op.complete()
+        self.progress += 1
+        return True
+
+    # -- roles
+
+    def run(self, blocks: Iterator[Block]) -> None:
+        """Run all blocks; a new one starts when those that run can only spin."""
+        live: list[Block] = []
+        idle = 0
+        seen = -1
+        exhausted = False
+        while True:
+            runnable = [r for b in live for r in b.roles if not r.done and self._ready(r)]
+            busy = [r for r in runnable if not r.spinning]
+            if busy:
+                idle = 0
+                self._step(busy)
+                if any(r.done for r in busy):
+                    live = [b for b in live if not all(r.done for r in b.roles)]
+                continue
+            if self.pending and self._complete_one():
+                continue
+            for block in live:
+                if not any(self._ready(r) for r in block.roles if not r.done):
+                    raise DeadlockError(self._deadlock(block))
+            if not exhausted:
+                new = next(blocks, None)
+                if new is not None:
+                    live.append(new)
+                    continue
+                exhausted = True
+            if not live:
+                return
+            # Everybody spins: each looks once more, then other ranks get their turn.
+            idle = idle + 1 if self.progress == seen else 0
+            seen = self.progress
+            if idle > _TURNS:
+                if not ranks.stuck(moving=self.progress != self._passed):
+                    raise DeadlockError(self._deadlock(live[0]))
+                self._passed = self.progress
+                idle = 0
+            for role in runnable:
+                self._advance(role)
+            if any(r.done for r in runnable):
+                live = [b for b in live if not all(r.done for r in b.roles)]
+                self.progress += 1
+
+    @staticmethod
+    def _ready(role: Role) -> bool:
+        return role.request is None or role.request.ready()
+
+    def _step(self, roles: list[Role]) -> None:
+        if self.schedule in ("eager", "lazy"):
+            role = roles[0]
+            # A role runs until it waits.
+            while not role.done and not role.spinning and self._ready(role):
+                self._advance(role)
+            return
+        if self.schedule == "random":
+            ready = self._completable()
+            if ready and self.random.random() < len(ready) / (len(ready) + len(roles)):
+                self._complete_one()
+                return
+            self._advance(self.random.choice(roles))
+            return
+        for role in roles:
+            self._priorities.setdefault(id(role), self.random.random())
+        role = max(roles, key=lambda r: self._priorities[id(r)])
+        if self.random.random() < 0.05:
+            self._priorities[id(role)] = -self.random.random()
+        self._advance(role)
+
+    def _advance(self, role: Role) -> None:
+        """Run a role to its next yield."""
+        generator = role.generator
+        assert generator is not None
+        value = None
+        if role.request is not None:
+            value = role.request.finish(role)
+            role.request = None
+        was_spinning = role.spinning
+        try:
+            role.request = generator.send(value)
+        except StopIteration:
+            role.done = True
+            self.progress += 1
+            return
+        role.spinning = isinstance(role.request, Spin)
+        if was_spinning and not role.spinning:
+            self.progress += 1
+
+    # -- reports
+
+    def _deadlock(self, block: Block) -> str:
+        lines = [
+            f"deadlock in {block.name}: every thread waits and no asynchronous work is in flight"
+        ]
+        for role in block.roles:
+            if role.done:
+                lines.append(f"  {role.name} are at their end")
+                continue
+            assert role.generator is not None
+            frame = getattr(role.generator, "gi_frame", None)
+            where = self.place(frame.f_lineno) if frame is not None else "an unknown line"
+            request: Request | None = role.request
+            assert request is not None
+            lines.append(f"  {role.name} {request.describe()} at {where}")
+            if isinstance(request, Phase):
+                lines += [f"    {text}" for text in self._why(block, request)]
+        return "\n".join(lines)
+
+    def _why(self, block: Block, request: Phase) -> list[str]:
+        """Why a phase cannot complete."""
+        bar = request.bar
+        lines = [bar.state()]
+        lines += [f"arrived: {a.threads} of {a.who} at {self.place(a.line)}" for a in bar.arrivals]
+        known = self.arrivals.get(bar.label.split("[")[0], ())
+        if not known:
+            lines.append("nothing in the kernel arrives at it")
+            return lines
+        if bar.total == 0:
+            lines.append("it was never primed: nobody has arrived at it at all")
+        roles = {r.number: r for r in block.roles}
+        for number, location in known:
+            role = roles[number]
+            state = "are at their end" if role.done else "wait themselves"
+            lines.append(f"could arrive: {role.name} at {location}, but they {state}")
+        return lines
+
+
+def launch(
+    make: Callable[..., Sequence[Callable[[Role], Any]]],
+    grid: tuple[int, ...],
+    cuts: tuple[int, ...],
+    kernel: str,
+    locations: Sequence[Any],
+    arrivals: dict[str, Any],
+    names: dict[str, str],
+) -> None:
+    """Run a grid of blocks.
+
+    Args:
+        make: makes a block's memory and returns the generator function of each role.
+        grid: extents of the grid.
+        cuts: where the roles begin, and the number of threads.
+        kernel: the kernel's name.
+        locations: for each line of the generated source the user's.
+        arrivals: per barrier which roles arrive at it, and where.
+        names: the user's names of buffers that the generated source calls otherwise.
+
+    Raises:
+        DeadlockError: if no role can ever go on.
+        RaceError: if two accesses race, where `scheduled` asked for errors.
+    """
+    running = Launch(kernel, locations, arrivals, names)
+
+    def blocks() -> Iterator[Block]:
+        for index in product(*(range(int(n)) for n in grid)):
+            block = Block(running, index, cuts)
+            for role, function in zip(block.roles, make(block, *index), strict=True):
+                role.generator = function(role)
+            yield block
+
+    running.run(blocks())
+    running.finish()

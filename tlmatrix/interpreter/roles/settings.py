@@ -1,0 +1,65 @@
+"""How roles are scheduled and checked, in the thread that set it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SCHEDULES", "Settings", "current", "scheduled"]
+
+SCHEDULES = ("eager", "lazy", "random", "adversarial")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the roles of a block run.
+
+    Attributes:
+        schedule: one of SCHEDULES; see `scheduler`.
+        seed: of the random choices of a schedule.
+        races: whether accesses that nothing orders are errors; None where the sanitizers of the
+            `interpret()` in force decide.
+    """
+
+    schedule: str = "eager"
+    seed: int = 0
+    races: bool | None = None
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Settings] = [Settings()]
+
+
+_local = _Local()
+
+
+def current() -> Settings:
+    """The settings in force."""
+    return _local.stack[-1]
+
+
+@contextmanager
+def scheduled(schedule: str = "eager", *, seed: int = 0, races: bool = True) -> Iterator[None]:
+    """Run the roles of interpreted kernels called inside under a schedule.
+
+    Args:
+        schedule: "eager", "lazy", "random" or "adversarial".
+        seed: of the random choices of a schedule.
+        races: whether accesses that nothing orders are errors.
+
+    Raises:
+        ValueError: for a schedule that does not exist.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    _local.stack.append(Settings(schedule, seed, races))
+    try:
+        yield
+    finally:
+        _local.stack.pop()

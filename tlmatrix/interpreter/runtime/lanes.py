@@ -1,0 +1,161 @@
+"""What the lanes of a warp do together: shuffles, votes, reductions over a warp.
+
+Values are arrays over the threads of a role, whose first axis is the thread; a role begins with
+a whole warp. A lane that is switched off has no value: who reads it gets poison.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tlmatrix.interpreter.errors import InterpreterError
+
+from .memory import poison
+
+__all__ = [
+    "ballot",
+    "elect",
+    "match_lanes",
+    "over_threads",
+    "shuffle",
+    "uniform",
+    "vote",
+    "warp_reduce",
+]
+
+_WARP = 32
+
+
+def uniform(value: Any, mask: Any, what: str) -> Any:
+    """The one value that all active lanes have.
+
+    Raises:
+        InterpreterError: if they differ.
+    """
+    values = np.asarray(value)
+    if values.ndim and mask is not None:
+        keep = np.broadcast_to(mask, np.broadcast_shapes(values.shape, np.shape(mask)))
+        values = np.broadcast_to(values, keep.shape)[keep]
+    flat = values.reshape(-1)
+    if flat.size and (flat != flat[0]).any():
+        raise InterpreterError(f"{what} differs between the threads that do it together")
+    first = flat[0] if flat.size else np.zeros((), values.dtype)[()]
+    return first if values.dtype.kind == "f" else first.item()
+
+
+def _lanes(value: Any, threads: int) -> Any:
+    return np.broadcast_to(np.asarray(value), (threads,))
+
+
+def shuffle(kind: str, value: Any, delta: Any, width: int, mask: Any, threads: int) -> Any:
+    """`T.shfl_*`: the value of another lane of the same segment of `width` lanes.
+
+    A source outside of the segment is the lane itself (CUDA); one that is switched off is poison.
+    """
+    values = _lanes(value, threads)
+    lane = np.arange(threads)
+    start = lane - lane % width
+    offset = _lanes(delta, threads).astype(np.int64)
+    source = {
+        "xor": lane ^ offset,
+        "down": lane + offset,
+        "up": lane - offset,
+        "idx": start + offset % width,
+    }[kind]
+    outside = (source < start) | (source >= start + width)
+    source = np.where(outside, lane, source)
+    missing = source >= threads
+    out: Any = values[np.where(missing, lane, source)].copy()
+    if mask is not None:
+        missing = missing | ~np.broadcast_to(mask, (threads,))[np.where(missing, lane, source)]
+    if missing.any():
+        out[missing] = poison(str(out.dtype))
+    return out
+
+
+def _warps(value: Any, mask: Any, threads: int, blank: Any) -> Any:
+    """Values as [warps, 32], with `blank` where a lane is switched off."""
+    values = np.array(_lanes(value, threads))
+    if mask is not None:
+        values[~np.broadcast_to(mask, (threads,))] = blank
+    rest = -threads % _WARP
+    if rest:
+        values = np.concatenate([values, np.full(rest, blank, values.dtype)])
+    return values.reshape(-1, _WARP)
+
+
+def _spread(per_warp: Any, threads: int) -> Any:
+    return np.repeat(per_warp, _WARP)[:threads]
+
+
+def vote(kind: str, predicate: Any, mask: Any, threads: int, whole: bool) -> Any:
+    """`T.any_sync`, `T.all_sync` and counts, over a warp or the `whole` role (int32)."""
+    values = np.asarray(predicate) != 0
+    blank = kind == "all"
+    warps = _warps(values, mask, threads, blank)
+    if whole:
+        warps = warps.reshape(1, -1)
+    found = {"any": warps.any(1), "all": warps.all(1), "count": warps.sum(1)}[kind]
+    found = found.astype(np.int32)
+    return np.full(threads, found[0]) if whole else _spread(found, threads)
+
+
+def ballot(predicate: Any, mask: Any, threads: int) -> Any:
+    """`T.ballot`: a bit for each lane of the warp whose predicate holds (uint64)."""
+    warps = _warps(np.asarray(predicate) != 0, mask, threads, blank=False)
+    weights = np.left_shift(np.uint64(1), np.arange(_WARP, dtype=np.uint64))
+    return _spread((warps * weights).sum(1).astype(np.uint64), threads)
+
+
+def match_lanes(kind: str, value: Any, mask: Any, threads: int) -> Any:
+    """`T.match_any_sync` and `T.match_all_sync`: which lanes hold the same value (uint32)."""
+    values = _warps(value, None, threads, 0)
+    active = _warps(np.ones(threads, bool), mask, threads, blank=False)
+    same = (values[:, :, None] == values[:, None, :]) & active[:, None, :]
+    weights = np.left_shift(np.uint64(1), np.arange(_WARP, dtype=np.uint64))
+    bits = (same * weights).sum(-1)
+    if kind == "all":
+        whole = (active * weights).sum(-1)[:, None]
+        bits = np.where((bits == whole).all(1, where=active)[:, None], whole, 0)
+    return bits.reshape(-1)[:threads].astype(np.uint32)
+
+
+def over_threads(combine: Any, value: Any, groups: Any) -> Any:
+    """`T.tvm_thread_allreduce`: a value combined over the threads of each group."""
+    count = int(groups.max()) + 1
+    out = np.array([combine.reduce(value[groups == g]) for g in range(count)], value.dtype)
+    return out[groups]
+
+
+def elect(size: int, low: int, threads: int) -> Any:
+    """`T.shuffle_elect`: one lane of each group of `size` threads."""
+    return (np.arange(low, low + threads) % size) == 0
+
+
+_REDUCE: dict[str, Any] = {
+    "sum": np.add,
+    "max": np.fmax,
+    "min": np.fmin,
+    "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or,
+}
+
+
+def warp_reduce(kind: str, value: Any, mask: Any, threads: int) -> Any:
+    """`T.warp_reduce_*`: in the order of a butterfly, so that rounding is that of the GPU.
+
+    All lanes of a warp must take part; where some are switched off the result is poison.
+    """
+    values = np.array(_lanes(value, threads))
+    if threads % _WARP:
+        raise InterpreterError(f"T.warp_reduce_{kind} in a warp of {threads % _WARP} lanes")
+    warps = values.reshape(-1, _WARP)
+    for distance in (16, 8, 4, 2, 1):
+        warps = _REDUCE[kind](warps, warps[:, np.arange(_WARP) ^ distance]).astype(values.dtype)
+    out = warps.reshape(-1)
+    if mask is not None:
+        whole = _warps(np.ones(threads, bool), mask, threads, blank=False).all(1)
+        out[~_spread(whole, threads)] = poison(str(out.dtype))
+    return out

@@ -1,0 +1,433 @@
+"""What a sanitized program calls: it knows the block that runs and collects findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.interpreter.reports import Party, Report
+
+from .memory import outside
+from .packed import Boundaries, Packed
+from .shadows import GlobalShadow, LocalShadow, lanes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from tlmatrix.interpreter.codegen import Location, Program
+    from tlmatrix.interpreter.session import Session
+
+    from .codecs import Array
+    from .memory import Dim
+
+__all__ = ["Monitor"]
+
+
+class _BoundaryShadow(GlobalShadow):
+    """The shadow of a parameter that holds boundaries: it notes which a block has read."""
+
+    __slots__ = ("_plain", "boundaries")
+    boundaries: Boundaries
+    _plain: bool
+
+    def one(self, site: int, index: tuple[int, ...], value: Any) -> Any:
+        """A single boundary is read: `value`."""
+        self.boundaries.read.add(index[0])
+        return value if self._plain else super().one(site, index, value)
+
+    def _read(self, site: int, place: Any) -> None:
+        if place is not None:
+            (rows,), _ = place
+            if isinstance(rows, slice):
+                rows = np.arange(rows.start, rows.stop, rows.step or 1)
+            self.boundaries.read.update(np.atleast_1d(rows).tolist())
+        super()._read(site, place)
+
+
+class Monitor:
+    """One launch of a sanitized program.
+
+    Attributes:
+        sanitizers: the sanitizers that are on.
+        number: the running number of the block, from 1.
+        block: its index in the grid.
+        shadows: of global buffers, by name.
+        usage: what the kernel does with each: "read", "write", "atomic". Parameters that are
+            one tensor have one shadow and one usage.
+        aliases: the first name of such a tensor, by each of its names.
+    """
+
+    def __init__(self, program: Program, session: Session, outputs: frozenset[str]) -> None:
+        assert program.watch is not None
+        self._program = program
+        self._session = session
+        self._watch = program.watch
+        self._outputs = outputs
+        self.usage = dict(self._watch.usage)
+        self.aliases: dict[str, str] = {}
+        self._found: dict[tuple[str, int, int], list[Any]] = {}
+        self.sanitizers = session.sanitizers
+        self.shadows: dict[str, GlobalShadow] = {}
+        self.number = 0
+        self.block: tuple[int, ...] = ()
+        self._blocks: list[tuple[int, ...]] = [()]
+        self._base = 1
+        self._count = len(self._watch.sites)
+        self._atomic = np.array([s.action == "atomic" for s in self._watch.sites] or [False])
+        # Per flag element the blocks that did an atomic on it; and whom this block has seen.
+        self._released: dict[tuple[Any, ...], set[int]] = {}
+        self._acquired: set[int] = set()
+        self._boundaries: dict[str, Boundaries] = {}
+
+    def find_boundaries(self, arrays: Mapping[str, Array]) -> None:
+        """Note which parameters hold declared boundaries."""
+        declared = {s.boundaries for s in self._session.sequences.values()}
+        for name, array in arrays.items():
+            if array.ndim == 1 and array.dtype.kind in "iu":
+                values = tuple(array.tolist()) if declared else ()
+                if values in declared:
+                    self._boundaries[name] = Boundaries(values)
+
+    def find_aliases(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Note which parameters are one tensor."""
+        known: dict[Any, str] = {}
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+                first = known.setdefault(key, name)
+                if first != name:
+                    self.aliases[name] = self.aliases[first] = first
+        for first in set(self.aliases.values()):
+            names = [n for n, f in self.aliases.items() if f == first]
+            together = frozenset().union(*(self.usage.get(n, frozenset()) for n in names))
+            self.usage.update(dict.fromkeys(names, together))
+
+    # -- shadows
+
+    def parameter(self, name: str, array: Any) -> GlobalShadow:
+        """The shadow of a parameter."""
+        first = self.aliases.get(name)
+        if first in self.shadows:
+            self.shadows[name] = self.shadows[first]
+            return self.shadows[name]
+        usage = self.usage.get(name, frozenset())
+        shape = tuple(array.shape) if array is not None else ()
+        boundaries = self._boundaries.get(name)
+        kind = GlobalShadow if boundaries is None else _BoundaryShadow
+        shadow = kind(
+            self,
+            name,
+            shape,
+            usage=usage,
+            unwritten=name in self._outputs,
+            packed=self._packed(name, shape),
+        )
+        if isinstance(shadow, _BoundaryShadow) and boundaries is not None:
+            shadow.boundaries = boundaries
+            shadow._plain = shadow.quiet  # noqa: SLF001  # of its own kind
+            shadow.quiet = False
+        self.shadows[name] = shadow
+        return shadow
+
+    def _packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:
+        declared = self._session.sequences.get(name)
+        if declared is None or not self.sanitizers & {"sequences", "overreads"}:
+            return None
+        if declared.axis >= len(shape) or shape[declared.axis] < declared.boundaries[-1]:
+            return None
+        readers = [b for b in self._boundaries.values() if b.values == declared.boundaries]
+        return Packed(self, declared, readers) if readers or declared.of_block else None
+
+    def workspace(self, name: str, array: Array) -> GlobalShadow:
+        """The shadow of global memory that the kernel allocates."""
+        usage = self.usage.get(name, frozenset())
+        return GlobalShadow(self, name, array.shape, usage=usage, unwritten=True, packed=None)
+
+    def local(self, name: str, shape: tuple[int, ...]) -> LocalShadow:
+        """The shadow of a block's buffer."""
+        return LocalShadow(self, name, shape)
+
+    # -- blocks
+
+    def launch(self) -> None:
+        """A grid starts: everything before it is over."""
+        self._base = self.number + 1
+
+    def enter(self, block: tuple[int, ...]) -> None:
+        """A block starts."""
+        self.number += 1
+        self.block = block
+        self._blocks.append(block)
+        self._acquired.clear()
+        for found in self._boundaries.values():
+            found.read.clear()
+
+    def code(self, site: int) -> int:
+        """How a shadow remembers an access of this block."""
+        return self.number * self._count + site
+
+    def block_numbers(self, codes: Any) -> Any:
+        """The blocks of remembered accesses."""
+        return np.abs(codes) // self._count
+
+    def atomic_codes(self, codes: Any) -> Any:
+        """Which remembered accesses were atomics."""
+        return (codes != 0) & self._atomic[np.abs(codes) % self._count]
+
+    def foreign(self, codes: Any) -> Any:
+        """Which remembered accesses are another block's, with nothing to order it before this."""
+        numbers = self.block_numbers(codes)
+        found = (codes < 0) | (numbers != self.number)
+        found = found & (codes != 0) & (numbers >= self._base)
+        if self._acquired and found.any():
+            found = found & ~np.isin(numbers, list(self._acquired))
+        return found
+
+    def orders(self, site: int) -> bool:
+        """Whether an access orders blocks: an atomic load, or an atomic whose old value is used."""
+        return self._watch.sites[site].orders
+
+    def acquire(self, name: str, place: Any, shape: tuple[int, ...]) -> None:
+        """A block looks at a flag: what was done by blocks that set it comes before."""
+        memory, _ = place
+        flat = np.arange(int(np.prod(shape))).reshape(shape)[memory]
+        for offset in np.atleast_1d(flat).ravel().tolist():
+            before = self._released.setdefault((name, offset), set())
+            self._acquired |= before
+            before.add(self.number)
+            before |= self._acquired
+
+    # -- bounds
+
+    def outside(
+        self,
+        site: int,
+        dims: Sequence[Dim],
+        shape: tuple[int, ...],
+        loose: tuple[int, ...],
+        mask: Any,
+    ) -> None:
+        """A block that is not all inside; dimensions in `loose` are guarded."""
+        if mask is not None and not np.any(mask):
+            return
+        for axis, (dim, n) in enumerate(zip(dims, shape, strict=True)):
+            first, last = (
+                (dim[0], dim[0] + (dim[1] - 1) * dim[2]) if isinstance(dim, tuple) else (dim, dim)
+            )
+            if first > last or (first >= 0 and last < n):
+                continue
+            bad = np.asarray([first if first < 0 else last])
+            if isinstance(dim, tuple):
+                steps = np.arange(dim[1]) * dim[2] + dim[0]
+                wrong = (steps < 0) | (steps >= n)
+                if mask is not None:
+                    wrong = wrong & self._lanes_along(dims, axis, mask)
+                if not wrong.any():
+                    continue
+                bad = steps[wrong]
+            where = tuple(d[0] if isinstance(d, tuple) else int(d) for d in dims)
+            where = (*where[:axis], int(bad[0]), *where[axis + 1 :])
+            self._out(site, where, axis, shape, guarded=axis in loose)
+
+    @staticmethod
+    def _lanes_along(dims: Sequence[Dim], axis: int, mask: Any) -> Any:
+        ranges = [k for k, d in enumerate(dims) if isinstance(d, tuple)]
+        extents = tuple(d[1] for d in dims if isinstance(d, tuple))
+        other = tuple(k for k, a in enumerate(ranges) if a != axis)
+        return np.broadcast_to(mask, extents).any(other)
+
+    def lanes_outside(
+        self,
+        site: int,
+        index: tuple[Any, ...],
+        shape: tuple[int, ...],
+        loose: tuple[int, ...],
+        mask: Any,
+    ) -> None:
+        """One index a lane, any of which may be outside."""
+        for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
+            wrong = (np.asarray(i) < 0) | (np.asarray(i) >= n)
+            if not wrong.any():
+                continue
+            full = np.broadcast_shapes(np.shape(mask), *(np.shape(x) for x in index))
+            wrong = np.broadcast_to(wrong, full)
+            if mask is not None:
+                wrong = wrong & mask
+            if wrong.any():
+                lane = tuple(np.argwhere(wrong)[0])
+                where = tuple(int(np.broadcast_to(x, full)[lane]) for x in index)
+                self._out(site, where, axis, shape, guarded=axis in loose)
+
+    def one(
+        self,
+        site: int,
+        index: tuple[int, ...],
+        shape: tuple[int, ...],
+        loose: tuple[int, ...],
+        value: Any,
+    ) -> Any:
+        """A single element is read: `value`."""
+        for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
+            if not 0 <= i < n:
+                self._out(site, tuple(int(x) for x in index), axis, shape, guarded=axis in loose)
+        return value
+
+    def _out(
+        self,
+        site: int,
+        where: tuple[int, ...],
+        axis: int,
+        shape: tuple[int, ...],
+        *,
+        guarded: bool,
+    ) -> None:
+        """Report an index outside; without the sanitizers of bounds it is an error, as ever."""
+        name = "fragments" if self._watch.sites[site].local else "bounds"
+        name = "guarded" if guarded else name
+        if not guarded and not self.sanitizers & {"bounds", "fragments"}:
+            outside(self._watch.sites[site].buffer, where, shape)
+        skipped = ", which TileLang's guard skips" if guarded else ""
+        self.report(
+            name,
+            site,
+            where,
+            f"index {where[axis]} of dimension {axis} of {{buffer}} is outside "
+            f"0..{shape[axis] - 1}{skipped}",
+        )
+
+    # -- lanes
+
+    def lanes_twice(
+        self, site: int, index: tuple[Any, ...], shape: tuple[int, ...], mask: Any, lanes: Any
+    ) -> None:
+        """Lanes store where the index is no block: no two may have the same element."""
+        spread = (
+            np.broadcast_to(index[0], np.broadcast_shapes(np.shape(index[0]), lanes)),
+            *index[1:],
+        )
+        place = lanes_of(spread, mask, shape)
+        if place is None:
+            return
+        flat = np.ravel_multi_index(place[0], shape)
+        seen = np.zeros(int(np.prod(shape)), bool)
+        seen[flat] = True
+        if np.count_nonzero(seen) < flat.size:
+            values, counts = np.unique(flat, return_counts=True)
+            double = int(values[counts > 1][0])
+            where = tuple(int(i) for i in np.unravel_index(double, shape))
+            self._double(site, where)
+
+    def axes_twice(
+        self,
+        site: int,
+        dims: Sequence[Dim],
+        shape: tuple[int, ...],
+        missing: tuple[int, ...],
+        mask: Any,
+        lanes: tuple[int, ...],
+    ) -> None:
+        """Lanes along `missing` axes store their own values to the same elements."""
+        del shape
+        active = np.ones(lanes, bool) if mask is None else np.broadcast_to(mask, lanes)
+        if (active.sum(missing) > 1).any():
+            self._double(site, tuple(d[0] if isinstance(d, tuple) else int(d) for d in dims))
+
+    def _double(self, site: int, where: tuple[int, ...]) -> None:
+        self.report(
+            "lanes", site, where, "two lanes of one parallel loop write one element of {buffer}"
+        )
+
+    # -- reports
+
+    def report(
+        self, name: str, site: int, index: tuple[int, ...], message: str, other: int = 0
+    ) -> None:
+        """Note a finding; of several at one line the first is kept, and counted."""
+        if name not in self.sanitizers:
+            return
+        other = abs(other)
+        key = (name, site, other % self._count if other else -1)
+        known = self._found.get(key)
+        if known is not None:
+            known[-1] += 1
+            return
+        self._found[key] = [tuple(int(i) for i in index), self.block, message, other, 1]
+
+    def reports(self) -> list[Report]:
+        """What was found, in order."""
+        found = []
+        for (name, site_number, _), (index, block, message, other, count) in self._found.items():
+            site = self._watch.sites[site_number]
+            spelled = f"{site.buffer}[{', '.join(str(i) for i in index)}]" if index else site.buffer
+            text = message.format(buffer=spelled, action=site.action)
+            found.append(
+                self._report(
+                    name, site.location, site.buffer, index, block, text, self._party(other), count
+                )
+            )
+        return found
+
+    def _party(self, code: int) -> Party | None:
+        if not code:
+            return None
+        site = self._watch.sites[code % self._count]
+        location = site.location
+        return Party(
+            self._blocks[code // self._count],
+            location.file if location is not None else "",
+            location.line if location is not None else 0,
+            site.action,
+        )
+
+    def _report(
+        self,
+        name: str,
+        location: Location | None,
+        buffer: str,
+        index: tuple[int, ...],
+        block: tuple[int, ...] | None,
+        message: str,
+        other: Party | None = None,
+        count: int = 1,
+    ) -> Report:
+        return Report(
+            name,
+            self._program.name,
+            location.file if location is not None else "",
+            location.line if location is not None else 0,
+            buffer,
+            index,
+            block,
+            message,
+            other,
+            count,
+        )
+
+    def finish(self) -> list[Report]:
+        """The launch is over: what it found, and outputs that are not written."""
+        found = self.reports()
+        if "unwritten" not in self.sanitizers:
+            return found
+        for name, shadow in self.shadows.items():
+            owner = shadow.owner
+            usage = self.usage.get(name, frozenset())
+            if owner is None or name in self._session.partial:
+                continue
+            if name not in self._outputs and ("write" not in usage or usage & {"read", "atomic"}):
+                continue
+            blank = owner == 0
+            if not blank.any():
+                continue
+            where = tuple(int(i) for i in np.argwhere(blank)[0])
+            count = int(np.count_nonzero(blank))
+            site = next(
+                (s for s in self._watch.sites if s.buffer == name and s.action != "read"), None
+            )
+            spelled = ", ".join(str(i) for i in where)
+            message = f"output {name}[{spelled}] is never written, and {count - 1} other elements"
+            location = site.location if site is not None else None
+            found.append(self._report("unwritten", location, name, where, None, message))
+        return found

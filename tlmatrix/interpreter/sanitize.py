@@ -1,0 +1,196 @@
+"""Sanitized launches: the watched run, and the traced one that follows where values are not finite.
+
+The watched run computes what the caller gets. Only if an output holds NaN or infinity the launch
+is done again, traced and on copies, to name the operation that made the first one: kernels whose
+values are finite pay nothing for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import InterpreterError
+from .layouts import LayoutError
+from .reports import Report
+from .runtime.monitor import Monitor
+from .runtime.tracer import Born, Tracer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .codegen import Location, Program, Site
+    from .kernel import InterpretedKernel
+    from .session import Session
+
+__all__ = ["launch"]
+
+_SHARED_BYTES = {
+    "sm_80": 166912,
+    "sm_86": 101376,
+    "sm_87": 166912,
+    "sm_89": 101376,
+    "sm_90": 232448,
+    "sm_100": 232448,
+    "sm_103": 232448,
+    "sm_120": 101376,
+}
+"""Shared memory that one block can have, in bytes."""
+
+
+def launch(
+    kernel: InterpretedKernel,
+    session: Session,
+    values: list[Any],
+    execute: Callable[[list[Any], Any, bool], None],
+) -> None:
+    """Run a kernel sanitized; `execute(values, watch, traced)` runs one variant of it.
+
+    Raises:
+        SanitizerError: if there are reports and the session wants them raised.
+        InterpreterError: for a fault that leaves nothing to go on with; reported before.
+    """
+    program = kernel.variant(session, traced=False).program
+    parameters = program.parameters
+    outputs = frozenset(parameters[k].name for k in kernel.out_idx)
+    monitor = Monitor(program, session, outputs)
+    tensors = {
+        p.name: v.detach()
+        for p, v in zip(parameters, values, strict=True)
+        if isinstance(v, torch.Tensor)
+    }
+    monitor.find_boundaries(
+        {
+            name: t.numpy()
+            for name, t in tensors.items()
+            if t.dim() == 1 and t.dtype in (torch.int32, torch.int64)
+        }
+    )
+    watch = program.watch
+    assert watch is not None
+    monitor.find_aliases(tensors)
+    usage = monitor.usage
+    written = {n for n, u in usage.items() if u & {"write", "atomic"} and n in tensors}
+    before = {}
+    if "nonfinite" in session.sanitizers:
+        updated = (n for n in written - outputs if usage[n] & {"read", "atomic"})
+        before = {monitor.aliases.get(n, n): tensors[n].clone() for n in updated}
+    reports = _budget(program, session)
+    try:
+        execute(values, monitor, False)
+    except InterpreterError as error:
+        reports += monitor.reports()
+        if "budget" in session.sanitizers and isinstance(error, LayoutError):
+            sites = (s for s in watch.sites if s.buffer == error.buffer)
+            location = next((s.location for s in sites), None)
+            reports.append(_whole(program, "budget", location, error.buffer, str(error)))
+        session.add(reports)
+        raise
+    reports += monitor.finish()
+    if "nonfinite" in session.sanitizers:
+        strange = [n for n in sorted(written) if _strange(tensors[n], monitor, n, session, program)]
+        if strange:
+            # Parameters that are one tensor stay one; what is only written needs no content.
+            copies: dict[str, torch.Tensor] = {}
+            again = []
+            for p, v in zip(parameters, values, strict=True):
+                first = monitor.aliases.get(p.name, p.name)
+                if p.name in written and first not in copies:
+                    copies[first] = before.get(first, v).clone()
+                again.append(copies.get(first, v))
+            reports += _traced(kernel, session, program, again, execute, strange)
+    session.add(reports)
+
+
+def _strange(
+    tensor: torch.Tensor, monitor: Monitor, name: str, session: Session, program: Program
+) -> bool:
+    """Whether an output that the kernel wrote is not finite, and not known to be meant so."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return False
+    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tensor = tensor.float()
+    total = tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+    if torch.isfinite(total):
+        return False
+    owner = monitor.shadows[name].owner
+    if owner is not None:
+        tensor = tensor[torch.from_numpy(owner != 0)]
+    return bool(torch.isnan(tensor).any()) or (
+        (program.name, program.source, name) not in session.settled
+        and bool(torch.isinf(tensor).any())
+    )
+
+
+def _traced(
+    kernel: InterpretedKernel,
+    session: Session,
+    program: Program,
+    values: list[Any],
+    execute: Callable[[list[Any], Any, bool], None],
+    strange: list[str],
+) -> list[Report]:
+    """Run again on copies, to find the first operation that made a value not finite."""
+    try:
+        execute(values, Tracer(), True)
+    except Born as born:
+        site = _sites(kernel, session)[born.site]
+        spelled = (
+            f"{site.buffer}[{', '.join(str(i) for i in born.index)}]" if born.index else site.buffer
+        )
+        location = site.location
+        return [
+            Report(
+                "nonfinite",
+                program.name,
+                location.file if location is not None else "",
+                location.line if location is not None else 0,
+                site.buffer,
+                born.index,
+                born.block,
+                f"{spelled} becomes {born.what}, from operands that hold none; "
+                f"it reaches {', '.join(strange)}",
+            )
+        ]
+    session.settled.update((program.name, program.source, name) for name in strange)
+    return []
+
+
+def _sites(kernel: InterpretedKernel, session: Session) -> tuple[Site, ...]:
+    watch = kernel.variant(session, traced=True).program.watch
+    assert watch is not None
+    return watch.sites
+
+
+def _budget(program: Program, session: Session) -> list[Report]:
+    shared = program.shared
+    limit = _SHARED_BYTES.get(session.arch.rstrip("af"))
+    if (
+        "budget" not in session.sanitizers
+        or shared is None
+        or limit is None
+        or shared.size <= limit
+    ):
+        return []
+    message = (
+        f"the kernel needs about {shared.size} bytes of shared memory at once, {session.arch} has "
+        f"{limit}: {', '.join(shared.buffers)}"
+    )
+    return [_whole(program, "budget", shared.location, shared.largest, message)]
+
+
+def _whole(
+    program: Program, sanitizer: str, location: Location | None, buffer: str, message: str
+) -> Report:
+    """A finding about a buffer, or the kernel, as a whole."""
+    return Report(
+        sanitizer,
+        program.name,
+        location.file if location is not None else "",
+        location.line if location is not None else 0,
+        buffer,
+        (),
+        None,
+        message,
+    )

@@ -1,0 +1,81 @@
+"""The `interpret()` contexts that are in force."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from .reports import SanitizerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .reports import Report, Sequences
+
+__all__ = ["Session", "current", "local"]
+
+_log = logging.getLogger("tlmatrix.interpreter")
+
+
+@dataclass
+class Session:
+    """One `interpret()` in force; what `with interpret(...) as run:` gives.
+
+    Attributes:
+        arch: the architecture kernels are traced for.
+        sanitizers: the sanitizers that are on.
+        on_report: whether reports are collected, or raised when their kernel ends.
+        sequences: packed parameters by name.
+        partial: parameters that a kernel may leave unwritten in part.
+        tf32: whether matrix products cut float32 factors to TF32.
+        reports: what the sanitizers have found so far, in order.
+        unwatched: names of kernels that ran without sanitizers: those whose threads play roles,
+            which have checks of their own.
+    """
+
+    arch: str
+    sanitizers: frozenset[str] = frozenset()
+    on_report: Literal["collect", "raise"] = "collect"
+    sequences: Mapping[str, Sequences] = field(default_factory=dict)
+    partial: frozenset[str] = frozenset()
+    tf32: bool = False
+    reports: list[Report] = field(default_factory=list)
+    unwatched: set[str] = field(default_factory=set)
+    # Lines whose infinities were traced and found to be meant.
+    settled: set[Any] = field(default_factory=set)
+
+    def pass_over(self, kernel: str) -> None:
+        """Note a kernel that runs without sanitizers."""
+        if kernel not in self.unwatched:
+            self.unwatched.add(kernel)
+            _log.warning("kernel %s runs without sanitizers: its threads play roles", kernel)
+
+    def add(self, reports: Iterable[Report]) -> None:
+        """Note the reports of a launch that ended.
+
+        Raises:
+            SanitizerError: if there are any and they are to be raised.
+        """
+        found = list(reports)
+        self.reports.extend(found)
+        if found and self.on_report == "raise":
+            raise SanitizerError(found)
+        for report in found:
+            _log.warning("%s", report)
+
+
+class _Local(threading.local):
+    """The contexts this thread is in."""
+
+    def __init__(self) -> None:
+        self.stack: list[Session] = []
+
+
+local = _Local()
+
+
+def current() -> Session | None:
+    """The innermost context of this thread."""
+    return local.stack[-1] if local.stack else None
