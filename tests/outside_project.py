@@ -126,10 +126,18 @@ class Project:
         return Outcome(code, out.getvalue())
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """A command in a process of its own."""
+        """A command in a process of its own, which Ctrl-C stops even where it is ignored here.
+
+        (A shell's background jobs ignore it, and so does what they start.)
+        """
+        code = (
+            "import runpy, signal, sys; sys.argv.pop(0); "
+            "signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+        )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         return subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-c", code, *words],
             cwd=self.folder,
             env=environment,
             stdout=subprocess.PIPE,

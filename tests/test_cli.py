@@ -55,7 +55,9 @@ def test_a_run_without_specs_imports_next_to_nothing(tmp_path: Path) -> None:
     modules = _modules_after(
         "import pytest, contextlib, io\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out:\n"
-        f"    pytest.main([{str(tmp_path)!r}, '-n', '0', '-p', 'no:hypothesispytest'])\n"
+        # A root of its own: pytest looks at every file beside the way to the root.
+        f"    pytest.main([{str(tmp_path)!r}, '--rootdir', {str(tmp_path)!r}, '-n', '0',"
+        " '-p', 'no:hypothesispytest'])\n"
         "assert '1 passed' in out.getvalue(), out.getvalue()"
     )
     assert "tlmatrix.pytest_plugin" in modules

@@ -60,8 +60,8 @@ def test_names_and_tiles():
     assert problem.names["out_dtype"] is torch.float32
     assert [dim.tile for dim in problem.outputs["c"].dims] == [2, 7]
     assert problem.outputs["c"].dims[0].describe(3) == {"m": 3, "m_tile": 1}
-    assert problem.cost.flops == 2 * 5 * 4 * 7
-    assert problem.cost.bytes == 2 * (5 * 7 + 7 * 4) + 4 * 5 * 4
+    assert problem.cost().flops == 2 * 5 * 4 * 7
+    assert problem.cost().bytes == 2 * (5 * 7 + 7 * 4) + 4 * 5 * 4
 
 
 @pytest.mark.parametrize(

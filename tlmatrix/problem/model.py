@@ -141,7 +141,7 @@ class Problem:
     lowp: Callable[[], Tensors] = dict
     """The same mathematics in PyTorch at the kernel's precision; computed once."""
     relations: Callable[[RelationKind], Iterable[Relation]] = lambda _kind: ()
-    cost: Cost | None = None
+    cost: Callable[[], Cost] | None = None
 
 
 class Family(Protocol):

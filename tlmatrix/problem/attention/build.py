@@ -91,7 +91,7 @@ class Attention:
             reference=lambda: self.exact.values,
             lowp=lambda: self.low.values,
             relations=related,
-            cost=cost(setting, backward=bool(gradients)),
+            cost=lambda: cost(setting, backward=bool(gradients)),
         )
 
     def _names(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -265,7 +265,7 @@ class Declared:
             reference=lambda: self.exact,
             lowp=lambda: self.low,
             relations=self._relations,
-            cost=Cost(0, sum(each.numel() * each.element_size() for each in moved)),
+            cost=lambda: Cost(0, sum(each.numel() * each.element_size() for each in moved)),
         )
 
     def _relations(self, kind: RelationKind) -> Iterator[Relation]:

@@ -68,7 +68,7 @@ class Gemm:
             reference=lambda: {"c": self._exact},
             lowp=lambda: {"c": self._low},
             relations=self._relations,
-            cost=Cost(2 * m * n * k, element * (m * k + k * n) + written),
+            cost=lambda: Cost(2 * m * n * k, element * (m * k + k * n) + written),
         )
 
     @property
