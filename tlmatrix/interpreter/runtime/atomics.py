@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .memory import Dim, clip, inside, outside
+from .memory import Dim, inside, written_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,18 +37,10 @@ def atomic_block(
     guard: bool,
 ) -> None:
     """An atomic on each element of a block, each touched once; elements outside are skipped."""
-    some, memory, tile, whole = clip(dims, array.shape)
-    if not whole:
-        if not guard:
-            outside(name, dims, array.shape)
-        if not some:
-            return
-        extents = tuple(dim[1] for dim in dims if isinstance(dim, tuple))
-        if isinstance(value, np.ndarray):
-            value = np.broadcast_to(value, extents)[tile]
-        if where is not None:
-            where = np.broadcast_to(where, extents)[tile]
-    view = array[memory]
+    part = written_part(array, dims, value, where, name, guard)
+    if part is None:
+        return
+    view, value, where = part
     old = codec.widen(view) if codec is not None else view
     new = _ATOMIC[kind](old, value)
     if codec is not None:

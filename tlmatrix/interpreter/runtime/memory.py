@@ -35,6 +35,7 @@ __all__ = [
     "require",
     "scatter",
     "store_block",
+    "written_part",
 ]
 
 
@@ -168,6 +169,28 @@ def load_block(
     return out
 
 
+def written_part(
+    array: Array, dims: Sequence[Dim], value: Any, where: Any, name: str, guard: bool
+) -> tuple[Array, Any, Any] | None:
+    """The view of a block that lies inside, and what of `value` and `where` goes there.
+
+    None where nothing of it does. Outside is an error where nothing guards.
+    """
+    some, memory, tile, whole = clip(dims, array.shape)
+    if not whole:
+        if not guard:
+            outside(name, dims, array.shape)
+        if not some:
+            return None
+        extents = tuple(dim[1] for dim in dims if isinstance(dim, tuple))
+        if isinstance(value, np.ndarray):
+            value = np.broadcast_to(value, extents)[tile]
+        if where is not None:
+            where = np.broadcast_to(where, extents)[tile]
+    place: Any = memory if any(isinstance(d, tuple) for d in dims) else (*memory, None)
+    return array[place], value, where
+
+
 def store_block(
     array: Array,
     codec: Codec | None,
@@ -178,19 +201,10 @@ def store_block(
     guard: bool,
 ) -> None:
     """Store a block; elements outside are skipped (or an error where nothing guards)."""
-    some, memory, tile, whole = clip(dims, array.shape)
-    if not whole:
-        if not guard:
-            outside(name, dims, array.shape)
-        if not some:
-            return
-        extents = tuple(dim[1] for dim in dims if isinstance(dim, tuple))
-        if isinstance(value, np.ndarray):
-            value = np.broadcast_to(value, extents)[tile]
-        if where is not None:
-            where = np.broadcast_to(where, extents)[tile]
-    place: Any = memory if any(isinstance(d, tuple) for d in dims) else (*memory, None)
-    view = array[place]
+    part = written_part(array, dims, value, where, name, guard)
+    if part is None:
+        return
+    view, value, where = part
     if codec is not None:
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             value = value.copy()
