@@ -152,7 +152,11 @@ def test_a_failing_case_prints_its_finding_and_how_to_repeat_it(project: Project
     assert "plugin/items.py" not in outcome.out
 
 
-def test_cases_that_fail_alike_are_told_once_and_with_v_each(project: Project) -> None:
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_cases_that_fail_alike_are_told_once_and_with_v_each(
+    project: Project, monkeypatch: pytest.MonkeyPatch, ci: str
+) -> None:
+    monkeypatch.setenv("CI", ci)  # where it is set, pytest's summary shortens nothing
     project.spec(how="[right, wrong, raise]", rows="[5, 8]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert outcome.out.count("tlmatrix repro") == 2

@@ -11,12 +11,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from tlmatrix.plugin.state import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from _pytest._io import TerminalWriter
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
     from xdist.workermanage import WorkerController
@@ -28,6 +30,25 @@ __all__ = ["Controller"]
 
 _NODE = re.compile(r"(?P<path>.*?\.ya?ml)::(?P<case>.*)")
 """A case as pytest names it."""
+
+
+class _Told(TerminalRepr):
+    """What a failed case prints.
+
+    pytest's summary shows the whole of a text on CI and at `-vv`; of this it shows the headline.
+    """
+
+    def __init__(self, text: str, node: str) -> None:
+        self._text = text
+        self.reprcrash = ReprFileLocation(node, 0, text.partition("\n")[0])
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        """The findings, as they are."""
+        for line in self._text.splitlines():
+            tw.line(line)
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class Controller:
@@ -53,15 +74,18 @@ class Controller:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Nothing more will run."""
         self._state.end(int(exitstatus))
-        if self._state.running and self._state.config.option.verbose <= 0:
-            self._tell_groups_once()
-
-    def _tell_groups_once(self) -> None:
-        """Of cases that fail alike, leave one to be shown; pytest's summary lists them all."""
         reporter = self._state.config.pluginmanager.getplugin("terminalreporter")
         reports = [] if reporter is None else _case_reports(reporter)
-        if not any(report.failed for report in reports):
+        if not self._state.running or not any(report.failed for report in reports):
             return
+        if self._state.config.option.verbose <= 0:
+            self._tell_groups_once(reports)
+        for report in reports:
+            if report.failed:
+                report.longrepr = _Told(str(report.longrepr), report.nodeid)
+
+    def _tell_groups_once(self, reports: list[pytest.TestReport]) -> None:
+        """Of cases that fail alike, leave one to be shown; pytest's summary lists them all."""
         from tlmatrix.report.groups import group_failures
         from tlmatrix.report.text import describe_group
         from tlmatrix.run.result import CaseResult
