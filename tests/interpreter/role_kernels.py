@@ -1,14 +1,10 @@
-"""Small kernels with warp roles, and what happens to them when one wait or arrive is deleted."""
+"""Small kernels with warp roles."""
 
 from dataclasses import dataclass
 
 import tilelang
 import tilelang.language as T
 import torch
-
-from tlmatrix.interpreter import interpret, interpreted
-from tlmatrix.interpreter.errors import SynchronizationError
-from tlmatrix.interpreter.roles import scheduled
 
 BLOCK, STEP = 32, 32
 
@@ -294,75 +290,5 @@ EXAMPLES = {
     "cp.async": Example(cp_async_gemm, (32, 32, 160, 2)),
     "chain": Example(handed_over, (7,)),
 }
-SYNCHRONIZING = frozenset(
-    {
-        "tl.mbarrier_wait_parity",
-        "tirx.ptx_arrive_barrier",
-        "tl.wait_wgmma",
-        "tirx.ptx_wait_group",
-        "tl.tcgen05_mma_arrive",
-    }
-)
 
-
-def _is_synchronizing(statement):
-    call = statement.value
-    return str(getattr(getattr(call, "op", None), "name", "")) in SYNCHRONIZING
-
-
-def count_of(func):
-    """How many waits and arrives a PrimFunc has."""
-    from tilelang import tvm
-
-    found = []
-
-    def visit(node):
-        if isinstance(node, tvm.tirx.Evaluate) and _is_synchronizing(node):
-            found.append(node)
-
-    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
-    return len(found)
-
-
-def without(func, number):
-    """A PrimFunc with one of its waits and arrives deleted."""
-    from tilelang import tvm
-
-    seen = 0
-
-    def delete(node):
-        nonlocal seen
-        if _is_synchronizing(node):
-            seen += 1
-            if seen - 1 == number:
-                return tvm.tirx.Evaluate(tvm.tirx.const(0, "int32"))
-        return None
-
-    body = tvm.tirx.stmt_functor.ir_transform(func.body, None, delete, ["tirx.Evaluate"])
-    return func.with_body(body)
-
-
-def schedules(count):
-    """The first schedules to try: both that choose nothing, then random ones."""
-    names = ["eager", "lazy"] + ["random", "adversarial"] * count
-    return [(name, seed) for seed, name in enumerate(names)][:count]
-
-
-def fate(example, func, count):
-    """What becomes of a changed kernel: "reported", "no effect", or the schedule it fails under."""
-    inputs = example.inputs()
-    with interpret(arch=example.arch):
-        kernel = interpreted(func, out_idx=[-1])
-        right = interpreted(example.traced(), out_idx=[-1])(*inputs)
-        for schedule, seed in schedules(count):
-            with scheduled(schedule, seed=seed):
-                try:
-                    got = kernel(*inputs)
-                except SynchronizationError:
-                    return "reported"
-            if not torch.equal(got, right):
-                return f"wrong under {schedule} {seed}"
-    return "no effect"
-
-
-__all__ = ["EXAMPLES", "SYNCHRONIZING", "count_of", "fate", "schedules", "without"]
+__all__ = ["EXAMPLES", "Example"]

@@ -5,12 +5,12 @@ A deletion must be reported under some schedule, or change nothing under fifty.
 
 import pytest
 import torch
-from role_kernels import EXAMPLES, count_of, fate, schedules, without
+from deletions import fates, schedules
+from role_kernels import EXAMPLES
 
 from tlmatrix.interpreter import interpret, interpreted
 from tlmatrix.interpreter.roles import scheduled
 
-SCHEDULES = 50
 # Deletions that change nothing, by kernel: what they waited for has always happened.
 HARMLESS = {"tma one iteration": 2}
 
@@ -22,7 +22,7 @@ def test_a_right_kernel_is_right_and_silent_under_every_schedule(name):
     inputs = example.inputs()
     with interpret(arch=example.arch):
         kernel = interpreted(example.traced(), out_idx=[-1])
-        for schedule, seed in schedules(SCHEDULES):
+        for schedule, seed in schedules():
             with scheduled(schedule, seed=seed):
                 got = kernel(*inputs)
             torch.testing.assert_close(got, example.expected(inputs), rtol=1e-4, atol=1e-4)
@@ -32,7 +32,6 @@ def test_a_right_kernel_is_right_and_silent_under_every_schedule(name):
 def test_deleting_any_one_wait_or_arrive_is_reported_or_without_effect(name):
     example = EXAMPLES[name]
     torch.manual_seed(0)
-    func = example.traced()
-    fates = [fate(example, without(func, k), SCHEDULES) for k in range(count_of(func))]
-    assert set(fates) <= {"reported", "no effect"}
-    assert fates.count("no effect") == HARMLESS.get(name, 0)
+    found = [d.fate for d in fates(example.traced(), example.inputs(), arch=example.arch)]
+    assert set(found) <= {"reported", "no effect"}
+    assert found.count("no effect") == HARMLESS.get(name, 0)
