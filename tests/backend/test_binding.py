@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tlmatrix.backend import (
+    ArchitectureError,
     Backend,
     BindingError,
     EntryError,
@@ -20,6 +21,7 @@ from tlmatrix.backend import (
     execute,
     refuse_unknown_axes,
 )
+from tlmatrix.backend.backends import CudaBackend, InterpreterBackend
 from tlmatrix.problem import family_for
 from tlmatrix.spec import SpecError, load_spec
 from tlmatrix.tracebacks import user_traceback
@@ -154,6 +156,7 @@ problem:
 {binding}
 axes: {{rows: [4], cols: [3]{axes}}}
 checks: [{checks}]
+{more}
 """
 
 _numbers = itertools.count()
@@ -167,11 +170,18 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     (tmp_path / f"{module}.py").write_text(_CODE)
 
     def make_spec(
-        entry: str = "", *, binding: str = "", axes: str = "", checks: str = "numeric, gradients"
+        entry: str = "",
+        *,
+        binding: str = "",
+        axes: str = "",
+        checks: str = "numeric, gradients",
+        more: str = "",
     ) -> Spec:
         path = tmp_path / "product.yaml"
         text = binding.format(module=module) or f"entry: {module}:{entry}"
-        path.write_text(_SPEC.format(module=module, binding=text, axes=axes, checks=checks))
+        path.write_text(
+            _SPEC.format(module=module, binding=text, axes=axes, checks=checks, more=more)
+        )
         return load_spec(path)
 
     yield make_spec
@@ -396,3 +406,30 @@ def test_backends_by_name() -> None:
     assert backend_named("auto").name == wanted
     with pytest.raises(ValueError, match="no backend 'interpretr'; did you mean 'interpreter'"):
         backend_named("interpretr")
+
+
+@pytest.mark.parametrize(
+    ("written", "traced"), [("", "sm_90a"), ("architectures: [sm_100a, sm_80]", "sm_100a")]
+)
+def test_the_interpreter_traces_for_the_first_architecture(
+    make: Make, backend: Backend, written: str, traced: str
+) -> None:
+    spec = make("by_keyword", more=written)
+    bound = bind(spec, backend).backend
+    assert bound == InterpreterBackend(target=traced)
+    with bound.active() as session:
+        assert session.arch == traced  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("written", "runs"),
+    [((), True), (("sm_80", "sm_90a"), True), (("sm_90",), True), (("sm_100a", "sm_80"), False)],
+)
+def test_a_gpu_runs_kernels_of_its_architecture(written: tuple[str, ...], runs: bool) -> None:
+    gpu = CudaBackend(device=torch.device("cuda", 0), arch="sm_90")
+    if runs:
+        assert gpu.targeting(written) is gpu
+    else:
+        words = "its kernels are for sm_100a and sm_80, and this GPU is sm_90"
+        with pytest.raises(ArchitectureError, match=words):
+            gpu.targeting(written)

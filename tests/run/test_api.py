@@ -8,8 +8,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import tlmatrix
+from tlmatrix.backend.backends import CudaBackend
+from tlmatrix.run import SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +84,15 @@ def test_one_case_runs_alone_and_a_seed_changes_its_inputs(spec_path: Path) -> N
     assert one.findings == same.findings
     assert one.findings[0].expected != other.findings[0].expected
     assert other.command.endswith("--seed 1 --backend interpreter")
+
+
+def test_kernels_for_another_gpu_are_skipped_with_the_reason(spec_path: Path) -> None:
+    spec_path.write_text(spec_path.read_text() + "architectures: [sm_100a]\n")
+    spec = tlmatrix.load(spec_path)
+    gpu = CudaBackend(device=torch.device("cuda", 0), arch="sm_90")
+    result = tlmatrix.run_case(spec, next(iter(tlmatrix.cases(spec))), gpu)
+    assert (result.status, result.reason) == (tlmatrix.Status.SKIPPED, SkipReason.ARCHITECTURE)
+    assert result.message == "its kernels are for sm_100a, and this GPU is sm_90"
 
 
 def test_a_wrong_spec_raises_with_its_place(spec_path: Path) -> None:

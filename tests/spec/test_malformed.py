@@ -24,8 +24,8 @@ entry: mypkg.ops:norm
 axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
-    "name, summary, problem, entry, factory, compile, call, returns, axes, where, cases, "
-    "tiers, tolerance, checks, determinism, tile, fuzz, rejects, known_bugs, regressions, bench"
+    "name, summary, problem, entry, factory, compile, call, returns, "
+    "architectures, axes, where, cases, tiers, tolerance, checks, determinism, tile, fuzz, rejects, known_bugs, regressions, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -55,6 +55,18 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "1:1: the key 'name' is missing",
             "1:1: the key 'problem' is missing",
         ],
+    ),
+    "architectures": (
+        HEAD + "architectures: [sm_90, hopper, sm_80, sm_80]\n",
+        [
+            f"5:{column}: 'architectures[{index}]' must be an architecture as code is assembled for it, from sm_90 on with its letter: sm_80, sm_90a, sm_100a; got {got!r}"
+            for column, index, got in ((17, 0, "sm_90"), (24, 1, "hopper"))
+        ]
+        + ["5:39: the architecture 'sm_80' is here twice"],
+    ),
+    "no architecture": (
+        HEAD + "architectures: []\n",
+        ["5:16: 'architectures' must have at least one entry; got []"],
     ),
     "both an entry and a factory": (
         HEAD + "factory: mypkg.kernels:make\ncall: [q]\n",

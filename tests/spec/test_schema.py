@@ -24,6 +24,7 @@ fuzz: {seqlens: {sequences: 8, length: [0, 9]}, examples: {}}
 tolerance: {dq: {factor: 3, floor: 1e-6}, by_arch: {sm_90: {dq: {factor: 4}}, sm_80: {factor: 2}}}
 where: [{expr: true, because: x}]
 tile: {q: 64, k: 2 * head_dim}
+architectures: [sm_80, sm_90a, sm_100a]
 rejects: [{set: {q: {shape: [1]}}, raises: mypkg.errors:Bad, matching: x}]
 bench: {cases: [{seqlen_q: 64}]}
 """

@@ -8,13 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.backends import Backend, backend_named
-from tlmatrix.backend.errors import BackendUnavailableError, BindingError, EntryError
+from tlmatrix.backend.errors import (
+    ArchitectureError,
+    BackendUnavailableError,
+    BindingError,
+    EntryError,
+)
 
 if TYPE_CHECKING:
     from tlmatrix.backend.axes import refuse_unknown_axes
     from tlmatrix.backend.binding import Binding, bind, execute
 
 __all__ = [
+    "ArchitectureError",
     "Backend",
     "BackendUnavailableError",
     "Binding",

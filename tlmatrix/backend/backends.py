@@ -7,14 +7,15 @@ CPU and needs nothing. `auto` is `cuda` where there is a GPU, else `interpreter`
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from tlmatrix.backend.errors import BackendUnavailableError
+from tlmatrix.backend.errors import ArchitectureError, BackendUnavailableError
 from tlmatrix.config import BACKENDS
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -37,6 +38,13 @@ class Backend(Protocol):
     def device(self) -> torch.device:
         """Where the tensors of a problem live."""
 
+    def targeting(self, architectures: Sequence[str]) -> Backend:
+        """This backend, for kernels written for these architectures; none stands for any.
+
+        Raises:
+            ArchitectureError: such kernels cannot run here.
+        """
+
     def active(self) -> AbstractContextManager[object]:
         """Inside, calls of TileLang kernels run on this backend."""
 
@@ -49,10 +57,11 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class InterpreterBackend:
-    """TileLang's IR on the CPU."""
+    """TileLang's IR on the CPU; `target` is the architecture it is traced for."""
 
     name: str = "interpreter"
     arch: str = "interpreter"
+    target: str = "sm_90a"
 
     @property
     def device(self) -> torch.device:
@@ -61,11 +70,15 @@ class InterpreterBackend:
 
         return torch.device("cpu")
 
+    def targeting(self, architectures: Sequence[str]) -> InterpreterBackend:
+        """Kernels are traced for the first architecture."""
+        return replace(self, target=architectures[0]) if architectures else self
+
     def active(self) -> AbstractContextManager[object]:
         """Calls of kernels inside are interpreted."""
         from tlmatrix.interpreter import interpret
 
-        context: AbstractContextManager[object] = interpret()
+        context: AbstractContextManager[object] = interpret(arch=self.target)
         return context
 
     def synchronize(self) -> None:
@@ -83,6 +96,14 @@ class CudaBackend:
     device: torch.device
     arch: str
     name: str = "cuda"
+
+    def targeting(self, architectures: Sequence[str]) -> CudaBackend:
+        """A GPU runs what is written for its own architecture (`sm_90a` on `sm_90`)."""
+        if architectures and self.arch not in {name.rstrip("af") for name in architectures}:
+            raise ArchitectureError(
+                f"its kernels are for {' and '.join(architectures)}, and this GPU is {self.arch}"
+            )
+        return self
 
     def active(self) -> AbstractContextManager[object]:
         """The GPU is the current one; kernels compile and run as they always do."""

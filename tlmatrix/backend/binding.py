@@ -60,9 +60,11 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     """Import what the spec names and check that it can be called; nothing is called yet.
 
     Raises:
+        ArchitectureError: the spec's kernels are for other architectures than the backend's.
         SpecError: the entry or factory is not there.
         BindingError: it is not callable.
     """
+    backend = backend.targeting(spec.architectures)
     make_importable(spec.path, roots)
     where = "entry" if spec.entry is not None else "factory"
     target = spec.entry if spec.entry is not None else spec.factory

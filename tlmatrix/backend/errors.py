@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from tlmatrix.spec.issues import SpecError
 
-__all__ = ["BackendUnavailableError", "BindingError", "EntryError"]
+__all__ = ["ArchitectureError", "BackendUnavailableError", "BindingError", "EntryError"]
+
+
+class ArchitectureError(RuntimeError):
+    """The kernels of a spec are written for other architectures than the backend's."""
 
 
 class BackendUnavailableError(RuntimeError):

@@ -43,6 +43,8 @@ class SkipReason(StrEnum):
 
     UNSUPPORTED = "unsupported"
     """The backend names something in the kernel that it does not model."""
+    ARCHITECTURE = "architecture"
+    """The kernels are written for other architectures than the backend's."""
 
 
 @dataclass(frozen=True)

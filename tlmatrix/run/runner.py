@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import (
+    ArchitectureError,
     EntryError,
     backend_named,
     bind,
@@ -242,6 +243,8 @@ def _spec_error(error: SpecError, path: str) -> _Outcome:
 
 def _error(error: Exception) -> _Outcome:
     """What an exception says about the case that raised it."""
+    if isinstance(error, ArchitectureError):
+        return _Outcome(Status.SKIPPED, reason=SkipReason.ARCHITECTURE, message=str(error))
     raised = error.error if isinstance(error, EntryError) else error
     if _is_unsupported(raised):
         return _Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))

@@ -37,6 +37,7 @@ __all__ = [
     "STRATEGIES",
     "STRATEGY",
     "TARGET",
+    "TARGET_ARCH",
     "Arch",
     "Argument",
     "AxisValue",
@@ -52,6 +53,7 @@ __all__ = [
     "Size",
     "Strategy",
     "Target",
+    "TargetArch",
     "TileSize",
     "also_as",
     "also_one_of",
@@ -163,6 +165,7 @@ IDENTIFIER = r"^[^\W\d]\w*$"
 TARGET = rf"^{_DOTTED}:{_DOTTED}$"
 EXCEPTION = rf"^({_DOTTED}:)?{_DOTTED}$"
 ARCH = r"^(sm_[0-9]+|interpreter)$"
+TARGET_ARCH = r"^sm_([1-8][0-9]|[1-9][0-9]{1,2}[af])$"
 STRATEGY = r"^(product|zip|pairwise|[1-9][0-9]{0,2}-wise|sample|first)$"
 RANGE = r"^ *([0-9]{1,12}) *\.\. *([0-9]{1,12}) *$"
 
@@ -170,6 +173,7 @@ Name = Annotated[str, Field(pattern=NAME, title="a name")]
 Identifier = Annotated[str, Field(pattern=IDENTIFIER, title="a name")]
 Target = Annotated[str, Field(pattern=TARGET, title="`package.module:name`")]
 Arch = Annotated[str, Field(pattern=ARCH)]
+TargetArch = Annotated[str, Field(pattern=TARGET_ARCH, title="an architecture")]
 Strategy = Annotated[
     str,
     Field(pattern=STRATEGY),

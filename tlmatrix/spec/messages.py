@@ -50,6 +50,8 @@ _PATTERNS = {
     fields.TARGET: "must be written package.module:name",
     fields.EXCEPTION: "must be an exception: a builtin one, or package.module:Class",
     fields.ARCH: "must be an architecture such as sm_90, or interpreter",
+    fields.TARGET_ARCH: "must be an architecture as code is assembled for it, from sm_90 on with "
+    "its letter: sm_80, sm_90a, sm_100a",
     fields.STRATEGY: "must be product, zip, pairwise, t-wise (such as 3-wise), sample or first",
 }
 

@@ -24,6 +24,7 @@ from tlmatrix.spec.fields import (
     Model,
     Name,
     Target,
+    TargetArch,
     TileSize,
     also_one_of,
 )
@@ -124,6 +125,14 @@ class Spec(Model):
         description="Which of the problem's outputs come back, in order. By default the first "
         "ones, as many as are returned.",
         examples=[["out", "lse"]],
+    )
+    architectures: tuple[TargetArch, ...] = Field(
+        default=(),
+        min_length=1,
+        description="The architectures that the kernels are written for; by default any. The "
+        "interpreter traces for the first, `compile` assembles for each, and a GPU of another "
+        "architecture skips the cases.",
+        examples=[["sm_100a"], ["sm_80", "sm_90a", "sm_100a"]],
     )
     axes: dict[Identifier, tuple[AxisValue, ...]] = Field(
         min_length=1,

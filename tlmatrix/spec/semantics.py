@@ -83,6 +83,9 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
     for index, check in enumerate(spec.checks):
         if check in spec.checks[:index]:
             yield Fault(("checks", index), f"the check {check!r} is here twice")
+    for index, arch in enumerate(spec.architectures):
+        if arch in spec.architectures[:index]:
+            yield Fault(("architectures", index), f"the architecture {arch!r} is here twice")
     if spec.fuzz is not None:
         for tier in spec.fuzz.examples:
             if tier not in written.tiers:
