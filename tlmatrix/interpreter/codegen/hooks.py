@@ -38,5 +38,20 @@ class Hooks:
     def on_variable_write(self, buf: Buf, result: Val) -> None:
         """`result` is about to be assigned to a variable."""
 
+    def on_loop(self, node: Any, ranged: str) -> None:
+        """A serial loop is about to start; `ranged` are the arguments of its range, if any."""
+
+    def on_turn(self, node: Any, name: str) -> None:
+        """A turn of a serial loop starts; `name` is its variable, if it has one."""
+
+    def on_loop_end(self, node: Any) -> None:
+        """A serial loop has ended, by itself or by a jump."""
+
+    def on_spread(self, buf: Buf, spread: Buf) -> None:
+        """A local buffer has got one copy a lane of a parallel loop."""
+
+    def on_collapse(self, buf: Buf, spread: Buf) -> None:
+        """A local buffer is one again, of what its lanes agree on."""
+
     def on_atomic(self, access: Access, result: Val, *, previous: bool) -> None:
         """An atomic is about to be done; with `previous` its old value is used."""

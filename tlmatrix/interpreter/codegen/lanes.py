@@ -89,6 +89,7 @@ class LaneMixin(StoreMixin):
             source = f"np.array([{buf.code}], {np_dtype!r})" if buf.variable else buf.code
             self.w.line(f"{code} = lanes({source}, ({shape},))")
             self.buffers[buffer] = replace(buf, code=code, variable=False, lane_axes=axes, views={})
+            self.on_spread(buf, self.buffers[buffer])
         self.stmt(node.body)
         for buffer, buf in saved.items():
             code = self.buffers[buffer].code
@@ -96,6 +97,7 @@ class LaneMixin(StoreMixin):
                 self.w.line(f"{buf.code} = agreed({code})")
             else:
                 self.w.line(f"{buf.code}[...] = collapse({code}, {len(buf.shape)})")
+            self.on_collapse(buf, self.buffers[buffer])
             self.buffers[buffer] = buf
 
     def _inner_extents(self, node: Any) -> list[str]:

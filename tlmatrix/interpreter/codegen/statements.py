@@ -121,8 +121,11 @@ class StatementMixin(BlockMixin):
         arguments = stop if start.lit == 0 and width == 1 else f"{start.code}, {stop}"
         if width != 1:
             arguments += f", {width}"
+        self.on_loop(node, arguments)
         with self.w.block(f"for {name} in range({arguments})"):
+            self.on_turn(node, name)
             self.stmt(node.body)
+        self.on_loop_end(node)
 
     @staticmethod
     def _stop(start: Val, extent: Val, width: int) -> str:
@@ -139,19 +142,26 @@ class StatementMixin(BlockMixin):
         self.vars[node.loop_var] = Val(name, str(node.loop_var.dtype), lo=start.lo)
         longest = f"int({limit.code}.max(initial=0))"
         outer = self.mask
-        with self.w.block(f"for {name} in range({start.code}, {start.code} + {longest})"):
+        arguments = f"{start.code}, {start.code} + {longest}"
+        self.on_loop(node, arguments)
+        with self.w.block(f"for {name} in range({arguments})"):
+            self.on_turn(node, name)
             test = Val(f"({name} - {start.code} < {limit.code})", "bool", limit.axes)
             self.mask = self.keep_mask(self.both(outer, test))
             self.stmt(node.body)
+        self.on_loop_end(node)
         self.mask = outer
 
     def _stmt_While(self, node: Any) -> None:
+        self.on_loop(node, "")
         if not self.axes:
             with self.w.block("while True"):
                 test = self.expr(node.condition)
                 with self.w.block(f"if not {test.code}"):
                     self.w.line("break")
+                self.on_turn(node, "")
                 self.stmt(node.body)
+            self.on_loop_end(node)
             return
         outer = self.mask
         with self.w.block("while True"):
@@ -163,7 +173,9 @@ class StatementMixin(BlockMixin):
                 self.mask = self.keep_mask(self.both(outer, test))
                 with self.w.block(f"if not {self.mask.code}.any()"):
                     self.w.line("break")
+            self.on_turn(node, "")
             self.stmt(node.body)
+        self.on_loop_end(node)
         self.mask = outer
 
     def _stmt_IfThenElse(self, node: Any) -> None:
