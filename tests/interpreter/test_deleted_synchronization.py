@@ -20,12 +20,13 @@ def test_a_right_kernel_is_right_and_silent_under_every_schedule(name):
     example = EXAMPLES[name]
     torch.manual_seed(0)
     inputs = example.inputs()
-    with interpret(arch=example.arch):
+    with interpret(arch=example.arch, sanitize=True) as run:
         kernel = interpreted(example.traced(), out_idx=[-1])
         for schedule, seed in schedules():
             with scheduled(schedule, seed=seed):
                 got = kernel(*inputs)
             torch.testing.assert_close(got, example.expected(inputs), rtol=1e-4, atol=1e-4)
+    assert run.reports == []
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -450,20 +450,24 @@ def test_a_variable_read_before_it_is_set_is_reported():
 
 
 @tilelang.jit(out_idx=[0])
-def by_thread():
+def by_thread(last):
     @T.prim_func
     def main(Y: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=64):
             tid = T.get_thread_binding()
-            Y[tid] = 1.0
+            if tid < last:
+                Y[tid] = 1.0
 
     return main
 
 
-def test_a_kernel_of_thread_roles_is_named_as_not_watched():
+def test_code_by_thread_index_is_watched():
     with interpret(sanitize=True) as run:
-        assert by_thread()().tolist() == [1.0] * 64
-    assert run.unwatched == {"main"}
+        by_thread(64)()
+    assert run.reports == []
+    with interpret(sanitize=True) as run:
+        by_thread(63)()
+    assert [(r.sanitizer, r.buffer, r.index) for r in run.reports] == [("unwritten", "Y", (63,))]
 
 
 @tilelang.jit

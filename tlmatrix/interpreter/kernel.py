@@ -314,11 +314,6 @@ class InterpretedKernel:
         return found
 
     def _run_sanitized(self, session: Session, values: list[Any], symbols: dict[str, int]) -> None:
-        if self.variant(session, traced=False).program.watch is None:
-            session.pass_over(self._program.name)
-            self._run(values, symbols)
-            return
-
         def execute(values: list[Any], watch: Any, traced: bool) -> None:
             self._run(values, symbols, self.variant(session, traced=traced), watch)
 

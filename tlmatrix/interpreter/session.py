@@ -31,8 +31,6 @@ class Session:
         partial: parameters that a kernel may leave unwritten in part.
         tf32: whether matrix products cut float32 factors to TF32.
         reports: what the sanitizers have found so far, in order.
-        unwatched: names of kernels that ran without sanitizers: those whose threads play roles,
-            which have checks of their own.
     """
 
     arch: str
@@ -42,15 +40,8 @@ class Session:
     partial: frozenset[str] = frozenset()
     tf32: bool = False
     reports: list[Report] = field(default_factory=list)
-    unwatched: set[str] = field(default_factory=set)
     # Lines whose infinities were traced and found to be meant.
     settled: set[Any] = field(default_factory=set)
-
-    def pass_over(self, kernel: str) -> None:
-        """Note a kernel that runs without sanitizers."""
-        if kernel not in self.unwatched:
-            self.unwatched.add(kernel)
-            _log.warning("kernel %s runs without sanitizers: its threads play roles", kernel)
 
     def add(self, reports: Iterable[Report]) -> None:
         """Note the reports of a launch that ended.

@@ -237,9 +237,18 @@ def generate(
             return _Generator(func, guard=guard).run()
         return _SanitizedGenerator(func, guard=guard, sanitizers=sanitizers, traced=traced).run()
 
+    from tlmatrix.interpreter.roles.sanitized import SanitizedRoleMixin
+
     class _RoleGenerator(RoleMixin, _Generator):
         """A generation with roles."""
 
-    generator = _RoleGenerator(func, guard=guard)
+    class _SanitizedRoleGenerator(SanitizedRoleMixin, _SanitizedGenerator):
+        """A sanitized generation with roles."""
+
+    generator = (
+        _RoleGenerator(func, guard=guard)
+        if sanitizers is None
+        else _SanitizedRoleGenerator(func, guard=guard, sanitizers=sanitizers, traced=traced)
+    )
     generator.start_roles(str(func.attrs["global_symbol"]))
     return generator.run()

@@ -110,7 +110,7 @@ class SanitizedMixin(StatementMixin):
         self._seen[buf.code] = name
 
     def _site(self, buf: Buf, action: str, *, orders: bool = False) -> int:
-        local = buf.scope not in ("global", "shared", "shared.dyn")
+        local = buf.scope not in ("global", "shared", "shared.dyn", "shared.tmem")
         site = Site(self.w.location, buf.name, action, local, orders)
         if site not in self._site_numbers:
             self._site_numbers[site] = len(self.sites)
@@ -206,6 +206,10 @@ class SanitizedMixin(StatementMixin):
 
     # -- single elements
 
+    def followed(self, buf: Buf) -> bool:
+        """Whether a buffer is watched: not what lanes of a loop have for themselves."""
+        return not buf.lane_axes
+
     def _mask_of(self, access: Access) -> str:
         """The mask in force, in the order of a block's own dims."""
         mask = self.mask
@@ -253,7 +257,7 @@ class SanitizedMixin(StatementMixin):
     def on_read(self, access: Access) -> None:
         """Lanes are about to read."""
         buf = access.buf
-        if buf.lane_axes:
+        if not self.followed(buf):
             return
         site = self._site(buf, "read", orders=self._ordering)
         if self.traced:
@@ -272,7 +276,7 @@ class SanitizedMixin(StatementMixin):
     def on_scalar(self, access: Access, code: str) -> str:
         """A single element read in the middle of an expression."""
         buf = access.buf
-        if buf.lane_axes:
+        if not self.followed(buf):
             return code
         index = "(" + ", ".join(d.base.code for d in access.dims) + ",)"
         if self.traced:
@@ -312,7 +316,7 @@ class SanitizedMixin(StatementMixin):
     def on_write(self, access: Access, result: Val, value: Any) -> None:
         """A value is about to be stored."""
         buf = access.buf
-        if buf.lane_axes:
+        if not self.followed(buf):
             return
         site = self._site(buf, "atomic" if self._ordering else "write", orders=self._ordering)
         if self.traced:
@@ -347,14 +351,15 @@ class SanitizedMixin(StatementMixin):
                     and d.extent.code == n.code
                 )
                 or (d.extent is None and n.lit == 1 and d.base.lit == 0)
-                for d, n in zip(access.dims, buf.shape, strict=True)
+                # Of what every thread has for itself the last dim is the thread.
+                for d, n in zip(access.dims, buf.shape, strict=not buf.lane_axes)
             )
         )
 
     def on_atomic(self, access: Access, result: Val, *, previous: bool) -> None:
         """An atomic is about to be done."""
         buf = access.buf
-        if buf.lane_axes:
+        if not self.followed(buf):
             return
         site = self._site(buf, "atomic", orders=previous)
         if self.traced:

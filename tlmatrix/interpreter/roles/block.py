@@ -40,6 +40,7 @@ class Operation:
         queue: operations of one queue complete in order; None where nothing orders it.
         what: the operation in words.
         line: the line of the generated source that issued it.
+        block: the block that issued it.
         after: what happens on completion (barriers).
     """
 
@@ -48,6 +49,7 @@ class Operation:
     queue: tuple[Any, ...] | None
     what: str
     line: int
+    block: Block
     after: list[Callable[[Operation], None]] = field(default_factory=list)
     done: bool = False
 
@@ -189,7 +191,7 @@ class Role:
             # A thread's copies complete in order, though nothing orders what they touch.
             queue = (self.number, kind)
             join(self.copied, clock)
-        op = Operation(action, clock, queue, what, line)
+        op = Operation(action, clock, queue, what, line, block)
         if bar is not None:
             bar.expect(size)
             op.after.append(lambda op: bar.came(size, op.clock))
@@ -217,7 +219,8 @@ class Role:
         line = sys._getframe(1).f_lineno  # noqa: SLF001
         clock = dict(self.clock)
         self._join_last(clock, kind)
-        op = Operation(lambda: None, clock, (self.number, kind), f"the commit of {self.name}", line)
+        what = f"the commit of {self.name}"
+        op = Operation(lambda: None, clock, (self.number, kind), what, line, self.block)
         self._completion(op, bar)
         self.last[kind] = op
         self.block.launch.issued(op)
@@ -227,7 +230,8 @@ class Role:
         line = sys._getframe(1).f_lineno  # noqa: SLF001
         clock = dict(self.clock)
         join(clock, self.copied)
-        op = Operation(lambda: None, clock, (self.number, kind), f"the {kind} of {self.name}", line)
+        what = f"the {kind} of {self.name}"
+        op = Operation(lambda: None, clock, (self.number, kind), what, line, self.block)
         count = int(threads)
 
         def tell(done: Operation) -> None:
@@ -284,6 +288,8 @@ class Block:
     def __init__(self, launch: Launch, index: tuple[int, ...], cuts: tuple[int, ...]) -> None:
         self.launch = launch
         self.index = index
+        # What the monitor of a sanitized program goes on with this block by.
+        self.running: Any = None
         self.threads = cuts[-1]
         self.roles = [Role(self, k, low, high) for k, (low, high) in enumerate(pairwise(cuts))]
         self.meetings: dict[int, Meeting] = {}

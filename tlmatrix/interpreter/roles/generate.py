@@ -65,6 +65,9 @@ class _NeedsLanes(Exception):  # noqa: N818  # caught where the role is generate
 class RoleMixin(JumpMixin):
     """Overrides what depends on the thread."""
 
+    # More arguments of `launch`.
+    watching = ""
+
     def start_roles(self, kernel: str) -> None:
         """Set up, before anything is generated."""
         self.kernel_name = kernel
@@ -123,7 +126,7 @@ class RoleMixin(JumpMixin):
         outer.line(
             f"launch({block}, ({', '.join(extents)},), {cuts}, {self.kernel_name!r}, "
             f"LOCATIONS, {self.arrivals!r}, "
-            f"{self.renamed!r})"
+            f"{self.renamed!r}{self.watching})"
         )
         self.prologue = outer_prologue
 

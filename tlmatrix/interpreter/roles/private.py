@@ -96,6 +96,8 @@ class PrivateMixin(AsynchronousMixin):
         body = Writer(_names=self.w._names, location=self.w.location)  # noqa: SLF001
         element = self.temp("e")
         with body.block(f"for {element} in range({count})"):
+            for buf, index, written in ((src, src_index, False), (dst, dst_index, True)):
+                self.on_rows(body, buf, _at(index, element), mask, write=written)
             loaded = (
                 f"gather({src.code}, {src.codec}, {_at(src_index, element)}, {mask}, {src.safe}, "
                 f"{src.name!r}, {self.skips(src)})"
@@ -112,6 +114,9 @@ class PrivateMixin(AsynchronousMixin):
             if self.tracks(buf)
         ]
         self.issue_lines("cp.async", body, accesses, "")
+
+    def on_rows(self, body: Writer, buf: Buf, index: str, mask: str, *, write: bool) -> None:
+        """One element a thread is about to be copied."""
 
     def _row(self, pointer: Any) -> tuple[Buf, list[str]]:
         if op_name(pointer) != "tl.access_ptr":

@@ -17,9 +17,9 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter import session
 from tlmatrix.interpreter.errors import DeadlockError, RaceError
 from tlmatrix.interpreter.reports import Party, Report
+from tlmatrix.interpreter.runtime.monitor import Monitor
 
 from . import ranks, settings
 from .block import Block, Operation, Role
@@ -27,6 +27,8 @@ from .requests import Phase, Spin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from tlmatrix.interpreter.runtime.tracer import Tracer
 
     from .clocks import Access
     from .requests import Request
@@ -46,14 +48,17 @@ class Launch:
         locations: Sequence[Any],
         arrivals: dict[str, Any],
         names: dict[str, str],
+        watch: Monitor | Tracer | None,
     ) -> None:
         chosen = settings.current()
         self.schedule = chosen.schedule
         self.kernel = kernel
-        self.session = session.current() if chosen.races is None else None
-        collects = self.session is not None and "races" in self.session.sanitizers
-        self.watched = bool(chosen.races) or collects
-        self._reports: dict[tuple[int, int], Report] = {}
+        self.watch = watch
+        self.collects = watch is not None and "races" in watch.sanitizers
+        self.watched = self.collects or (
+            bool(chosen.races) and not (watch is not None and watch.traced)
+        )
+        self._reports: dict[tuple[Any, ...], Report] = {}
         self.random = random.Random(chosen.seed)  # noqa: S311  # a schedule is no secret
         self.locations = locations
         self.arrivals = arrivals
@@ -69,13 +74,13 @@ class Launch:
         return str(location) if location is not None else "an unknown line"
 
     def raced(self, block: Block, name: str, new: Access, old: Access) -> None:
-        """Report a race: to the `interpret()` in force, or as an error.
+        """Report a race: to the sanitizers in force, or as an error.
 
         Raises:
             RaceError: where `scheduled` asked for errors.
         """
         text = block.describe_race(name, new, old)
-        if self.session is None:
+        if not self.collects:
             raise RaceError(text)
         key = (new.line, old.line)
         known = self._reports.get(key)
@@ -91,8 +96,8 @@ class Launch:
 
     def finish(self) -> None:
         """Hand over the reports."""
-        if self.session is not None and self._reports:
-            self.session.add(self._reports.values())
+        if isinstance(self.watch, Monitor):
+            self.watch.add(self._reports.values())
 
     def _location(self, line: int) -> tuple[str, int]:
         location = self.locations[line - 1] if 0 < line <= len(self.locations) else None
@@ -127,6 +132,7 @@ class Launch:
         else:
             op = ready[-1] if self.schedule == "adversarial" else ready[0]
         self.pending.remove(op)
+        self._resume(op.block)
         op.complete()
         self.progress += 1
         return True
@@ -202,6 +208,7 @@ class Launch:
 
     def _advance(self, role: Role) -> None:
         """Run a role to its next yield."""
+        self._resume(role.block)
         generator = role.generator
         assert generator is not None
         value = None
@@ -218,6 +225,11 @@ class Launch:
         role.spinning = isinstance(role.request, Spin)
         if was_spinning and not role.spinning:
             self.progress += 1
+
+    def _resume(self, block: Block) -> None:
+        """Tell the monitor whose accesses follow."""
+        if self.watch is not None:
+            self.watch.resume(block.running)
 
     # -- reports
 
@@ -266,6 +278,7 @@ def launch(
     locations: Sequence[Any],
     arrivals: dict[str, Any],
     names: dict[str, str],
+    watch: Monitor | Tracer | None = None,
 ) -> None:
     """Run a grid of blocks.
 
@@ -277,19 +290,27 @@ def launch(
         locations: for each line of the generated source the user's.
         arrivals: per barrier which roles arrive at it, and where.
         names: the user's names of buffers that the generated source calls otherwise.
+        watch: what a sanitized program calls.
 
     Raises:
         DeadlockError: if no role can ever go on.
-        RaceError: if two accesses race, where `scheduled` asked for errors.
+        RaceError: if two accesses race, where `scheduled` asked for errors and no sanitizer
+            collects them.
     """
-    running = Launch(kernel, locations, arrivals, names)
+    running = Launch(kernel, locations, arrivals, names, watch)
+    if watch is not None:
+        watch.launch()
 
     def blocks() -> Iterator[Block]:
         for index in product(*(range(int(n)) for n in grid)):
             block = Block(running, index, cuts)
+            if watch is not None:
+                block.running = watch.enter(index)
             for role, function in zip(block.roles, make(block, *index), strict=True):
                 role.generator = function(role)
             yield block
 
-    running.run(blocks())
-    running.finish()
+    try:
+        running.run(blocks())
+    finally:
+        running.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from .packed import Boundaries, Packed
 from .shadows import GlobalShadow, LocalShadow, lanes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .codecs import Array
     from .memory import Dim
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "Running"]
 
 
 class _BoundaryShadow(GlobalShadow):
@@ -47,6 +48,23 @@ class _BoundaryShadow(GlobalShadow):
         super()._read(site, place)
 
 
+@dataclass(frozen=True)
+class Running:
+    """A block that has started and may wait while others run.
+
+    Attributes:
+        number: its running number.
+        block: its index in the grid.
+        acquired: the numbers of blocks that flags order before it.
+        read: per parameter the boundaries that it has read.
+    """
+
+    number: int
+    block: tuple[int, ...]
+    acquired: set[int]
+    read: dict[str, set[int]]
+
+
 class Monitor:
     """One launch of a sanitized program.
 
@@ -60,6 +78,8 @@ class Monitor:
         aliases: the first name of such a tensor, by each of its names.
     """
 
+    traced = False
+
     def __init__(self, program: Program, session: Session, outputs: frozenset[str]) -> None:
         assert program.watch is not None
         self._program = program
@@ -69,6 +89,7 @@ class Monitor:
         self.usage = dict(self._watch.usage)
         self.aliases: dict[str, str] = {}
         self._found: dict[tuple[str, int, int], list[Any]] = {}
+        self._of_roles: list[Report] = []
         self.sanitizers = session.sanitizers
         self.shadows: dict[str, GlobalShadow] = {}
         self.number = 0
@@ -154,16 +175,27 @@ class Monitor:
 
     def launch(self) -> None:
         """A grid starts: everything before it is over."""
-        self._base = self.number + 1
+        self._base = len(self._blocks)
 
-    def enter(self, block: tuple[int, ...]) -> None:
+    def enter(self, block: tuple[int, ...]) -> Running:
         """A block starts."""
-        self.number += 1
-        self.block = block
         self._blocks.append(block)
-        self._acquired.clear()
+        self._acquired = set()
         for found in self._boundaries.values():
-            found.read.clear()
+            found.read = set()
+        self.block = block
+        self.number = len(self._blocks) - 1
+        read = {name: found.read for name, found in self._boundaries.items()}
+        return Running(self.number, block, self._acquired, read)
+
+    def resume(self, running: Running) -> None:
+        """Go on with a block that has started before."""
+        if running.number == self.number:
+            return
+        self.number, self.block = running.number, running.block
+        self._acquired = running.acquired
+        for name, found in self._boundaries.items():
+            found.read = running.read[name]
 
     def code(self, site: int) -> int:
         """How a shadow remembers an access of this block."""
@@ -335,6 +367,36 @@ class Monitor:
         if (active.sum(missing) > 1).any():
             self._double(site, tuple(d[0] if isinstance(d, tuple) else int(d) for d in dims))
 
+    def threads_twice(
+        self,
+        site: int,
+        index: tuple[Any, ...],
+        shape: tuple[int, ...],
+        mask: Any,
+        lanes: tuple[int, ...],
+        value: Any,
+    ) -> None:
+        """Threads store where several may have the same element: their values must be equal."""
+        full = np.broadcast_shapes(lanes, np.shape(mask), *(np.shape(i) for i in index))
+        place = lanes_of((np.broadcast_to(index[0], full), *index[1:]), mask, shape)
+        if place is None:
+            return
+        keep: Any = np.broadcast_to(True if mask is None else mask, full)
+        for i, n in zip(index, shape, strict=True):
+            keep = keep & (np.asarray(i) >= 0) & (np.asarray(i) < n)
+        values = np.broadcast_to(value, full)[keep]
+        flat = np.asarray(np.ravel_multi_index(place[0], shape))
+        order = np.argsort(flat, kind="stable")
+        flat, values = flat[order], values[order]
+        one, other = values[1:], values[:-1]
+        differ = (one != other) & ((one == one) | (other == other))  # noqa: PLR0124  # NaN
+        bad = np.flatnonzero((flat[1:] == flat[:-1]) & differ)
+        if bad.size:
+            where = tuple(int(i) for i in np.unravel_index(int(flat[bad[0]]), shape))
+            self.report(
+                "lanes", site, where, "two threads write different values to {buffer} at once"
+            )
+
     def _double(self, site: int, where: tuple[int, ...]) -> None:
         self.report(
             "lanes", site, where, "two lanes of one parallel loop write one element of {buffer}"
@@ -356,9 +418,13 @@ class Monitor:
             return
         self._found[key] = [tuple(int(i) for i in index), self.block, message, other, 1]
 
+    def add(self, reports: Iterable[Report]) -> None:
+        """Take what was found of the roles of a block: races between them, barriers."""
+        self._of_roles += [r for r in reports if r.sanitizer in self.sanitizers]
+
     def reports(self) -> list[Report]:
         """What was found, in order."""
-        found = []
+        found = list(self._of_roles)
         for (name, site_number, _), (index, block, message, other, count) in self._found.items():
             site = self._watch.sites[site_number]
             spelled = f"{site.buffer}[{', '.join(str(i) for i in index)}]" if index else site.buffer

@@ -35,7 +35,14 @@ class Born(Exception):  # noqa: N818  # no error: it ends a traced run that has 
 
 
 class Tracer:
-    """One traced run. Between two stores it notes what kinds of values were read."""
+    """One traced run. Between two stores it notes what kinds of values were read.
+
+    Attributes:
+        sanitizers: none: what a traced run may find has been found by the watched one.
+    """
+
+    sanitizers: frozenset[str] = frozenset()
+    traced = True
 
     def __init__(self) -> None:
         self._nan = False
@@ -45,9 +52,15 @@ class Tracer:
     def launch(self) -> None:
         """A grid starts."""
 
-    def enter(self, block: tuple[int, ...]) -> None:
-        """A block starts."""
+    def enter(self, block: tuple[int, ...]) -> tuple[int, ...]:
+        """A block starts; what `resume` takes to go on with it."""
         self._block = block
+        return block
+
+    def resume(self, running: tuple[int, ...]) -> None:
+        """Go on with a block that has started before, in other threads of it perhaps."""
+        self._block = running
+        self._nan = self._infinite = False
 
     def _note(self, values: Any) -> None:
         if not np.isfinite(values).all():
