@@ -13,6 +13,7 @@ from .sanitized import SanitizedMixin, Site, Watch
 from .source import Location, location_of
 from .statements import StatementMixin
 from .values import LOW_PRECISION, Val, is_float, is_int
+from .vectors import scalarized
 
 __all__ = ["Location", "Parameter", "Program", "SharedMemory", "Site", "Watch", "generate"]
 
@@ -232,6 +233,7 @@ def generate(
     from tlmatrix.interpreter.roles.generate import RoleMixin
     from tlmatrix.interpreter.roles.threads import needs_roles
 
+    func = scalarized(func)
     if not needs_roles(func):
         if sanitizers is None:
             return _Generator(func, guard=guard).run()

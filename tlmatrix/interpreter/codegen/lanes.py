@@ -11,7 +11,9 @@ from .values import Val, numpy_name
 if TYPE_CHECKING:
     from .context import Buf
 
-__all__ = ["LaneMixin"]
+__all__ = ["LaneMixin", "spreads"]
+
+_PARALLEL, _VECTORIZED = 1, 2
 
 
 class LaneMixin(StoreMixin):
@@ -54,7 +56,7 @@ class LaneMixin(StoreMixin):
 
         def visit(child: Any, depth: int) -> None:
             if isinstance(child, tvm.tirx.For):
-                inner = depth + 1 if int(child.kind) in (1, 2) else depth
+                inner = depth + 1 if spreads(child) else depth
                 visit(child.body, inner)
             elif isinstance(child, tvm.tirx.BufferStore):
                 if str(child.buffer.scope()) in ("local", "local.var"):
@@ -107,7 +109,7 @@ class LaneMixin(StoreMixin):
 
         def visit(child: Any, depth: int) -> None:
             if isinstance(child, tvm.tirx.For):
-                parallel = int(child.kind) in (1, 2)
+                parallel = spreads(child)
                 if parallel:
                     code = self.scalar(child.extent, "a parallel loop whose extent").code
                     if extents.setdefault(depth, code) != code:
@@ -129,12 +131,33 @@ class LaneMixin(StoreMixin):
         return [extents[k] for k in range(len(extents))]
 
 
+def spreads(loop: Any) -> bool:
+    """Whether the iterations of a loop are lanes.
+
+    Those of a vectorized loop belong to one thread: where it writes memory of its own, they
+    follow each other.
+    """
+    from tilelang import tvm
+
+    if int(loop.kind) != _VECTORIZED:
+        return int(loop.kind) == _PARALLEL
+    private = False
+
+    def visit(node: Any) -> None:
+        nonlocal private
+        if isinstance(node, tvm.tirx.BufferStore):
+            private = private or str(node.buffer.scope()) in ("local", "local.var")
+
+    tvm.tirx.stmt_functor.post_order_visit(loop.body, visit)
+    return not private
+
+
 def _depth(node: Any) -> int:
     """How many parallel loops are nested at most in a statement."""
     from tilelang import tvm
 
     if isinstance(node, tvm.tirx.For):
-        return _depth(node.body) + (1 if int(node.kind) in (1, 2) else 0)
+        return _depth(node.body) + spreads(node)
     if isinstance(node, tvm.tirx.SeqStmt):
         return max((_depth(child) for child in node.seq), default=0)
     if isinstance(node, tvm.tirx.IfThenElse):

@@ -7,6 +7,7 @@ from typing import Any
 
 from .blocks import BlockMixin
 from .expressions import op_name
+from .lanes import spreads
 from .values import Val
 
 __all__ = ["StatementMixin"]
@@ -86,7 +87,7 @@ class StatementMixin(BlockMixin):
         kind = int(node.kind)
         if kind == 4:
             self._grid(node)
-        elif kind in (1, 2):
+        elif spreads(node):
             self._parallel(node)
         else:
             self._serial(node)
@@ -284,6 +285,8 @@ class StatementMixin(BlockMixin):
             self.tile_scan(call, name)
         elif name == "transpose":
             self.tile_transpose(call)
+        elif name in ("im2col", "c2d_im2col"):
+            self.tile_im2col(call)
         elif name in ("atomicadd", "atomicmax", "atomicmin"):
             self.tile_atomic(call, name.removeprefix("atomic"))
         elif name == "reducer_init":

@@ -21,9 +21,6 @@ class StoreMixin(ReducerMixin):
     """Writes buffers."""
 
     def _store(self, buf: Buf, nodes: list[Any], value: Any, ir: Any = None) -> None:
-        kind = type(value).__name__
-        if kind in ("Ramp", "Broadcast") or any(type(i).__name__ == "Ramp" for i in nodes):
-            raise self.refuse(f"a vector store to {buf.name}")
         if buf.variable:
             self._store_variable(buf, self.expr(value))
             return

@@ -323,6 +323,22 @@ class TileOpMixin(CallMixin):
             "casting='unsafe')"
         )
 
+    def tile_im2col(self, node: Any) -> None:
+        """`T.im2col`: rows are pixels, columns what the filter's taps see of the channels."""
+        image = self.region(node.args[0], keep_units=True)
+        column = self.region(node.args[1], keep_units=True)
+        kernel, stride, dilation, pad = (int(a) for a in node.args[4:8])
+        if not image.buf.is_global or len(image.dims) != 4 or len(column.dims) != 2:
+            raise self.refuse(f"T.im2col from {image.buf.name} to {column.buf.name}")
+        if (kernel - 1) * dilation != 2 * pad:
+            # The hardware walks a box of pixels that TileLang bounds by the padding alone.
+            raise self.refuse("T.im2col with a padding that changes the size of the image")
+        row, step = (self.scalar(a, "a step of T.im2col").code for a in node.args[2:4])
+        self.w.line(
+            f"im2col({image.buf.code}, {image.buf.codec}, {self.checked_view(column)}, "
+            f"{row}, {step}, {kernel}, {stride}, {dilation}, {pad})"
+        )
+
     # -- atomics
 
     def tile_atomic(self, node: Any, kind: str) -> None:

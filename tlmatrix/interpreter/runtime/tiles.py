@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
     from .codecs import Array, Codec
 
-__all__ = ["convert", "copy_block", "gemm", "gemm_int", "reduce_float", "reduce_int", "scan"]
+__all__ = [
+    "convert",
+    "copy_block",
+    "gemm",
+    "gemm_int",
+    "im2col",
+    "reduce_float",
+    "reduce_int",
+    "scan",
+]
 
 
 def copy_block(
@@ -176,3 +185,45 @@ def scan(
     if rounding is not None:
         value = rounding.round(np.ascontiguousarray(value))
     np.copyto(dst, value.reshape(dst.shape))
+
+
+def im2col(
+    image: Array,
+    codec: Codec | None,
+    out: Array,
+    row: int,
+    step: int,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    pad: int,
+) -> None:
+    """`T.im2col` of an image [n, h, w, c] into the tile `out` [pixels, channels].
+
+    Tile (`row`, `step`) of the matrix [n * h_out * w_out, kernel * kernel * c]; outside the image
+    is 0. All channels of a tile belong to one tap of the filter.
+
+    Raises:
+        Unsupported: if the channels of the image are no multiple of the tile's.
+    """
+    pixels, width = out.shape
+    n, h, w, channels = image.shape
+    if channels % width:
+        raise Unsupported(f"T.im2col of {width} channels at a time from an image of {channels}")
+    h_out = (h + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
+    w_out = (w + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
+    tap, channel = divmod(step * width, channels)
+    pixel = row * pixels + np.arange(pixels)
+    index = (
+        pixel // (w_out * h_out),
+        pixel // w_out % h_out * stride - pad + tap // kernel * dilation,
+        pixel % w_out * stride - pad + tap % kernel * dilation,
+    )
+    inside = (tap // kernel < kernel) & np.ones(pixels, bool)
+    for at, extent in zip(index, (n, h, w), strict=True):
+        inside &= (at >= 0) & (at < extent)
+    at_pixel = tuple(np.where(inside, at, 0) for at in index)
+    values = image[..., channel : channel + width][at_pixel]
+    if codec is not None:
+        values = codec.widen(values)
+    np.copyto(out, np.where(inside[:, None], values, 0))
