@@ -102,6 +102,7 @@ def wgmma_gemm(m, n, k, stages):
                     Cs[1, :, :],
                     C[(by * 2 + 1) * BLOCK : (by * 2 + 2) * BLOCK, bx * BLOCK : (bx + 1) * BLOCK],
                 )
+                T.tma_store_wait(0)
             else:
                 T.clear(acc)
                 for i in T.serial(k // STEP):
@@ -115,6 +116,7 @@ def wgmma_gemm(m, n, k, stages):
                     Cs[0, :, :],
                     C[by * 2 * BLOCK : (by * 2 + 1) * BLOCK, bx * BLOCK : (bx + 1) * BLOCK],
                 )
+                T.tma_store_wait(0)
 
     return main
 

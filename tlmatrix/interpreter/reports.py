@@ -35,6 +35,7 @@ SANITIZERS = {
     "uninitialised": "read of an element that nothing has written",
     "unwritten": "output element that is still unwritten when the kernel ends",
     "races": "one element written by two blocks, or read by one and written by another",
+    "barriers": "a wait that can never pass, arrivals no phase takes, work that outlives its block",
     "lanes": "one element written twice by one parallel loop",
     "sequences": "packed access that leaves the sequence of its block",
     "overreads": "packed read that starts in its sequence and runs past the end",

@@ -10,6 +10,8 @@ from tlmatrix.interpreter.codegen.expressions import op_name
 from tlmatrix.interpreter.codegen.source import Writer
 from tlmatrix.interpreter.codegen.statements import StatementMixin
 
+from .proxies import fenced_statements
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -28,10 +30,9 @@ _ASYNCHRONOUS = frozenset(
         "tl.tileop.async_copy",
     }
 )
-# They order what hardware might reorder within a thread; the interpreter does not.
+# They order what hardware might reorder within a thread; TileLang puts those of tcgen05 itself.
 _FENCES = frozenset(
     {
-        "tl.fence_proxy_async",
         "tl.warpgroup_arrive",
         "tl.warpgroup_commit_batch",
         "tl.warpgroup_fence_operand",
@@ -89,6 +90,8 @@ class AsynchronousMixin(StatementMixin):
         self.tracking = False
         self.track_fragments = False
         self.written: set[Any] = set()
+        # Statements before which TileLang puts a fence between the proxies.
+        self.fenced: set[Any] = set()
         # Buffers that the generated source calls otherwise than the user.
         self.renamed: dict[str, str] = {}
         self._untracked = 0
@@ -180,6 +183,7 @@ class AsynchronousMixin(StatementMixin):
 
         tvm.tirx.stmt_functor.post_order_visit(body, visit)
         self.tracking = roles > 1 or bool(asynchronous)
+        self.fenced = fenced_statements(body)
         self.track_fragments = "tl.tileop.wgmma_gemm" in asynchronous
 
     # -- accesses
@@ -209,12 +213,13 @@ class AsynchronousMixin(StatementMixin):
         masked = self.mask is not None and not self.mask.scalar
         if access.block and not masked:
             verb = "writes" if write else "reads"
-            self.w.line(f"me.{verb}({buf.code!r}, {access.dims_code}, {buf.code}.shape)")
+            more = ", ordinary=True" if write and self._ordinary(buf) else ""
+            self.w.line(f"me.{verb}({buf.code!r}, {access.dims_code}, {buf.code}.shape{more})")
             return
         mask = self.mask.code if self.mask is not None else "None"
         self.w.line(
             f"me.touches({buf.code!r}, {access.index_code}, {mask}, "
-            f"{buf.code}.shape, write={write})"
+            f"{buf.code}.shape, write={write}, ordinary={write and self._ordinary(buf)})"
         )
 
     def on_read(self, access: Access) -> None:
@@ -251,12 +256,23 @@ class AsynchronousMixin(StatementMixin):
                 found.append((region, True))
         return found
 
+    @staticmethod
+    def _ordinary(buf: Buf) -> bool:
+        """Whether stores to a buffer count for the asynchronous proxy only after a fence."""
+        return buf.scope in ("shared", "shared.dyn")
+
     def _note_regions(self, call: Any, name: str) -> None:
-        for region, write in self._regions(call, name):
+        regions = self._regions(call, name)
+        # A copy of global memory may be TMA, which needs no fence: that is TileLang's choice.
+        loads = name == "copy" and any(r.buf.is_global for r, _ in regions)
+        for region, write in regions:
             if self._tracked(region.buf):
                 verb = "writes" if write else "reads"
                 code = region.buf.code
-                self.w.line(f"me.{verb}({code!r}, {region.dims_code}, {code}.shape)")
+                more = ""
+                if write and self._ordinary(region.buf) and not loads:
+                    more = ", ordinary=True"
+                self.w.line(f"me.{verb}({code!r}, {region.dims_code}, {code}.shape{more})")
 
     # -- barriers
 
@@ -302,13 +318,20 @@ class AsynchronousMixin(StatementMixin):
             super()._stmt_Evaluate(node)
             return
         name = op_name(call)
+        if name == "tl.fence_proxy_async":
+            if self.tracking:
+                self.w.line("me.fence()")
+            return
         if name in _FENCES:
             return
         if name == "tirx.tvm_storage_sync":
             self._sync(call)
         elif name in _GROUP_WAITS:
             left = self.scalar(call.args[0], "a wait")
-            self.w.line(f"yield me.wait_groups({_GROUP_WAITS[name]!r}, {left.code})")
+            reads = ""
+            if name == "tl.tma_store_wait" and len(call.args) > 1 and int(call.args[1].value):
+                reads = ", reads=True"
+            self.w.line(f"yield me.wait_groups({_GROUP_WAITS[name]!r}, {left.code}{reads})")
         elif name in _COMMITS:
             self.w.line(f"me.commit({_COMMITS[name]!r})")
         elif name == "tl.named_barrier_arrive":

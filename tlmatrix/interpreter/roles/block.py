@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import SynchronizationError
 
 from .barriers import Mbarrier, Mbarriers, Meeting, ThreadBarrier
-from .clocks import Access, Cells, Clock, History, box_of, cells_of, join, spell
+from .clocks import Access, Cells, Clock, History, box_of, cells_of, fenced, join, spell
 from .requests import Finish, Meet, Phase, Request, Spin, Together
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ __all__ = ["Block", "Operation", "Role"]
 _SPIN = Spin()
 # Asynchronous work that is waited for in groups.
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})
+# What reads shared memory through the asynchronous proxy.
+_ASYNCHRONOUS_PROXY = frozenset({"TMA load", "TMA store", "wgmma", "tcgen05 MMA"})
+# What works on memory that the block gives back at its end.
+_OUTLIVING = frozenset({"TMA load", "TMA store", "cp.async", "tcgen05 MMA"})
 
 
 def _does(who: str, write: bool) -> str:
@@ -42,6 +46,7 @@ class Operation:
         line: the line of the generated source that issued it.
         block: the block that issued it.
         after: what happens on completion (barriers).
+        read_clock: what one knows who saw that it has read all it reads, as `clock`.
     """
 
     action: Callable[[], None]
@@ -51,6 +56,7 @@ class Operation:
     line: int
     block: Block
     after: list[Callable[[Operation], None]] = field(default_factory=list)
+    read_clock: Clock = field(default_factory=dict)
     done: bool = False
 
     def complete(self) -> None:
@@ -82,6 +88,8 @@ class Role:
         self.copied: Clock = {}
         self.open: dict[str, list[Operation]] = {}
         self.groups: dict[str, list[list[Operation]]] = {}
+        # Work that was waited for until it had read what it reads, but not done.
+        self.half_waited: list[Operation] = []
 
     # -- synchronization
 
@@ -92,12 +100,7 @@ class Role:
     def arrive(self, bar: Mbarrier, threads: Any) -> None:
         """`T.mbarrier_arrive` by some threads of this role."""
         line = sys._getframe(1).f_lineno  # noqa: SLF001  # the statement that runs
-        before = bar.state()
-        if not bar.arrive(int(threads), self.clock, self.name, line):
-            raise SynchronizationError(
-                f"too many arrivals at {bar.label}: {int(threads)} of {self.name} arrive while "
-                f"{before}, so only bytes are missing"
-            )
+        self.block.arrive(bar, int(threads), self.clock, self.name, line)
         self.clock[self.number] += 1
         self.block.launch.progress += 1
 
@@ -182,16 +185,37 @@ class Role:
         if ordered:
             self._join_last(clock, kind)
         what = f"the {kind} issued by {self.name}"
+        # A TMA store can be waited for until it has read, and until it has written.
+        writer, written = (agent, time)
+        if kind == "TMA store":
+            writer, written = block.agent((self.number, "the writes of a TMA store", None))
         for name, write, dims, shape in accesses:
             cells = dims.flat if isinstance(dims, Cells) else None
             box = None if isinstance(dims, Cells) else dims
-            block.note(name, shape, clock, agent, time, write, box, cells, line, what)
+            who, when = (writer, written) if write else (agent, time)
+            block.note(
+                name,
+                shape,
+                clock,
+                who,
+                when,
+                write,
+                box,
+                cells,
+                line,
+                what,
+                asynchronous=kind in _ASYNCHRONOUS_PROXY,
+            )
         clock[agent] = time
+        read_clock = dict(clock)
+        clock[writer] = written
+        if kind in _OUTLIVING:
+            block.flying[agent] = (time, what, line, accesses[0][0] if accesses else "")
         if kind == "cp.async":
             # A thread's copies complete in order, though nothing orders what they touch.
             queue = (self.number, kind)
             join(self.copied, clock)
-        op = Operation(action, clock, queue, what, line, block)
+        op = Operation(action, clock, queue, what, line, block, read_clock=read_clock)
         if bar is not None:
             bar.expect(size)
             op.after.append(lambda op: bar.came(size, op.clock))
@@ -210,7 +234,7 @@ class Role:
 
     def _completion(self, op: Operation, bar: Mbarrier) -> None:
         def tell(done: Operation) -> None:
-            bar.arrive(1, done.clock, done.what, done.line)
+            self.block.arrive(bar, 1, done.clock, done.what, done.line)
 
         op.after.append(tell)
 
@@ -235,7 +259,7 @@ class Role:
         count = int(threads)
 
         def tell(done: Operation) -> None:
-            bar.arrive(count, done.clock, done.what, done.line)
+            self.block.arrive(bar, count, done.clock, done.what, done.line)
 
         op.after.append(tell)
         self.block.launch.issued(op)
@@ -244,13 +268,18 @@ class Role:
         """Close a group of work of a kind."""
         self.groups.setdefault(kind, []).append(self.open.pop(kind, []))
 
-    def wait_groups(self, kind: str, left: Any) -> Finish:
-        """Wait until at most `left` groups of a kind are in flight."""
+    def wait_groups(self, kind: str, left: Any, *, reads: Any = False) -> Finish:
+        """Wait until at most `left` groups of a kind are in flight, or have not `reads` all."""
         groups = self.groups.setdefault(kind, [])
         count = max(0, len(groups) - int(left))
         waited = tuple(op for group in groups[:count] for op in group)
         del groups[:count]
-        return Finish(waited, f"its {kind}")
+        if reads:
+            self.half_waited += waited
+        elif kind == "TMA store":
+            waited = (*self.half_waited, *waited)
+            self.half_waited = []
+        return Finish(waited, f"its {kind}", bool(reads))
 
     # -- accesses
 
@@ -258,27 +287,71 @@ class Role:
         """Note that a block of a buffer is read."""
         self._note(name, dims, shape, write=False)
 
-    def writes(self, name: str, dims: Any, shape: tuple[int, ...]) -> None:
+    def writes(
+        self, name: str, dims: Any, shape: tuple[int, ...], *, ordinary: bool = False
+    ) -> None:
         """Note that a block of a buffer is written."""
-        self._note(name, dims, shape, write=True)
+        self._note(name, dims, shape, write=True, ordinary=ordinary)
 
-    def _note(self, name: str, dims: Any, shape: tuple[int, ...], *, write: bool) -> None:
+    def fence(self) -> None:
+        """`T.fence_proxy_async`: all writes known so far count for the asynchronous proxy."""
+        clock = self.clock
+        for agent in [a for a in clock if a >= 0]:
+            clock[fenced(agent)] = clock[agent]
+        clock[self.number] += 1
+
+    def _note(
+        self,
+        name: str,
+        dims: Any,
+        shape: tuple[int, ...],
+        *,
+        write: bool,
+        ordinary: bool = False,
+    ) -> None:
         line = sys._getframe(2).f_lineno  # noqa: SLF001
         clock = self.clock
         number = self.number
         self.block.note(
-            name, shape, clock, number, clock[number], write, dims, None, line, self.name
+            name,
+            shape,
+            clock,
+            number,
+            clock[number],
+            write,
+            dims,
+            None,
+            line,
+            self.name,
+            ordinary=ordinary,
         )
 
     def touches(
-        self, name: str, index: Any, mask: Any, shape: tuple[int, ...], *, write: bool
+        self,
+        name: str,
+        index: Any,
+        mask: Any,
+        shape: tuple[int, ...],
+        *,
+        write: bool,
+        ordinary: bool = False,
     ) -> None:
         """Note that the lanes of a gather or scatter touch elements."""
         line = sys._getframe(1).f_lineno  # noqa: SLF001
         clock, number = self.clock, self.number
         cells = cells_of(index, mask, shape)
         self.block.note(
-            name, shape, clock, number, clock[number], write, None, cells, line, self.name
+            name,
+            shape,
+            clock,
+            number,
+            clock[number],
+            write,
+            None,
+            cells,
+            line,
+            self.name,
+            ordinary=ordinary,
         )
 
 
@@ -298,6 +371,9 @@ class Block:
         self._group_barriers: dict[tuple[int, ...], ThreadBarrier] = {}
         self._agents: dict[tuple[Any, ...], list[int]] = {}
         self._histories: dict[str, History] = {}
+        # By agent the last asynchronous work that the end of the block would tear apart: its
+        # time, what it is, its line, and a buffer it works on.
+        self.flying: dict[int, tuple[int, str, int, str]] = {}
 
     @property
     def name(self) -> str:
@@ -309,6 +385,28 @@ class Block:
         made = Mbarriers(name, counts)
         self.barriers.append(made)
         return made
+
+    def arrive(self, bar: Mbarrier, threads: int, clock: Clock, who: str, line: int) -> None:
+        """Arrive at an mbarrier.
+
+        Raises:
+            SynchronizationError: if more threads arrive than a phase takes.
+        """
+        before = bar.state()
+        if bar.arrive(threads, clock, who, line):
+            return
+        text = (
+            f"too many arrivals at {bar.label}: {threads} of {who} arrive while {before}, so only "
+            "bytes are missing"
+        )
+        self.launch.misused(self, bar.label, line, text)
+        raise SynchronizationError(text)
+
+    def end(self) -> None:
+        """All roles are at their end: asynchronous work must be known to be done."""
+        for agent, (time, what, line, name) in self.flying.items():
+            if all(role.clock.get(agent, 0) < time for role in self.roles):
+                self.launch.outlived(self, self.launch.names.get(name, name), line, what)
 
     def thread_barrier(self, identity: int, count: int | None) -> ThreadBarrier:
         """The barrier of threads with a number."""
@@ -347,6 +445,9 @@ class Block:
         cells: Any,
         line: int,
         what: str,
+        *,
+        ordinary: bool = False,
+        asynchronous: bool = False,
     ) -> None:
         """Note an access, and report it if it races with an earlier one."""
         if not self.launch.watched:
@@ -355,16 +456,33 @@ class Block:
         if history is None:
             history = self._histories[name] = History(name, tuple(shape))
         box = None if dims is None else box_of(dims, history.shape)
-        old = history.add(
-            clock, agent, time, write=write, box=box, cells=cells, line=line, what=what
+        found = history.add(
+            clock,
+            agent,
+            time,
+            write=write,
+            box=box,
+            cells=cells,
+            line=line,
+            what=what,
+            ordinary=ordinary,
+            asynchronous=asynchronous,
         )
-        if old is None:
+        if found is None:
             return
-        self.launch.raced(self, self.launch.names.get(name, name), history.live[-1], old)
+        name = self.launch.names.get(name, name)
+        self.launch.raced(self, name, history.live[-1], found[0], unfenced=found[1])
 
-    def describe_race(self, name: str, new: Access, old: Access) -> str:
+    def describe_race(self, name: str, new: Access, old: Access, *, unfenced: bool) -> str:
         """A race in words, with both parties."""
         place = self.launch.place
+        if unfenced:
+            return (
+                f"fence missing on {name}: {_does(new.what, new.write)} "
+                f"{name}[{spell(new.box)}] at {place(new.line)},\n"
+                f"  after {_does(old.what, old.write)} it at {place(old.line)}, with no "
+                f"T.fence_proxy_async() between them ({self.name})"
+            )
         return (
             f"race on {name}: {_does(new.what, new.write)} "
             f"{name}[{spell(new.box)}] at {place(new.line)},\n"

@@ -24,6 +24,7 @@ __all__ = [
     "History",
     "box_of",
     "cells_of",
+    "fenced",
     "join",
     "row_cells",
     "spell",
@@ -31,6 +32,11 @@ __all__ = [
 
 Clock = dict[int, int]
 Box = tuple[tuple[int, int], ...]
+
+
+def fenced(agent: int) -> int:
+    """The key by which a clock says how much of an agent's past a fence has been put after."""
+    return ~agent
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -52,6 +58,8 @@ class Access:
         cells: flat indices of the elements within the box, where it is not all of them.
         line: the line of the generated source.
         what: who made it, in words.
+        ordinary: whether it is a store to shared memory that the asynchronous proxy sees only
+            after a fence.
     """
 
     agent: int
@@ -61,6 +69,7 @@ class Access:
     cells: Any
     line: int
     what: str
+    ordinary: bool = False
 
 
 def box_of(dims: Sequence[Any], shape: Sequence[int]) -> Box:
@@ -146,19 +155,37 @@ class History:
         cells: Any,
         line: int,
         what: str,
-    ) -> Access | None:
-        """Note an access made by someone who knows `clock`; returns one it conflicts with."""
+        ordinary: bool = False,
+        asynchronous: bool = False,
+    ) -> tuple[Access, bool] | None:
+        """Note an access made by someone who knows `clock`.
+
+        Returns:
+            An earlier access that it conflicts with, and whether that is ordered before it but
+            for the fence between the proxies; None if there is none.
+        """
         if box is None:
             box = _box_of_cells(cells, self.shape)
         if any(a >= b for a, b in box):
             return None
-        new = Access(agent, time, write, box, cells, line, what)
+        new = Access(agent, time, write, box, cells, line, what, ordinary)
         kept = []
-        conflict = None
+        conflict: tuple[Access, bool] | None = None
         for old in self.live:
             known = clock.get(old.agent, 0) >= old.time
-            if (old.write or write) and not known and conflict is None and self._touch(old, new):
-                conflict = old
+            unfenced = (
+                known
+                and asynchronous
+                and not write
+                and old.ordinary
+                and clock.get(fenced(old.agent), 0) < old.time
+            )
+            if (
+                (((old.write or write) and not known) or unfenced)
+                and (conflict is None or (conflict[1] and not known))
+                and self._touch(old, new)
+            ):
+                conflict = (old, known)
             superseded = (
                 cells is None
                 and known

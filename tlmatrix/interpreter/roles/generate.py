@@ -324,6 +324,8 @@ class RoleMixin(JumpMixin):
         self._stmt(node)
 
     def _stmt(self, node: Any) -> None:
+        if self.tracking and node in self.fenced:
+            self.w.line("me.fence()")
         if len(self.group) < 2 or not self._is_joint(node):
             super().stmt(node)
             return

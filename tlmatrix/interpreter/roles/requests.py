@@ -99,6 +99,8 @@ class Finish(Request):
 
     operations: tuple[Operation, ...]
     what: str
+    # Whether only what the operations read is waited for, not what they write.
+    reads: bool = False
 
     def ready(self) -> bool:
         """Whether all have completed."""
@@ -107,7 +109,7 @@ class Finish(Request):
     def finish(self, role: Role) -> None:
         """Learn what they did."""
         for op in self.operations:
-            join(role.clock, op.clock)
+            join(role.clock, op.read_clock if self.reads else op.clock)
 
     def describe(self) -> str:
         """The wait in words."""

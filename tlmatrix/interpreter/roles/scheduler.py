@@ -17,13 +17,13 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.errors import DeadlockError, RaceError
+from tlmatrix.interpreter.errors import DeadlockError, RaceError, SynchronizationError
 from tlmatrix.interpreter.reports import Party, Report
 from tlmatrix.interpreter.runtime.monitor import Monitor
 
 from . import ranks, settings
 from .block import Block, Operation, Role
-from .requests import Phase, Spin
+from .requests import Phase, Spin, Together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,26 +73,59 @@ class Launch:
         location = self.locations[line - 1] if 0 < line <= len(self.locations) else None
         return str(location) if location is not None else "an unknown line"
 
-    def raced(self, block: Block, name: str, new: Access, old: Access) -> None:
+    def raced(self, block: Block, name: str, new: Access, old: Access, *, unfenced: bool) -> None:
         """Report a race: to the sanitizers in force, or as an error.
 
         Raises:
             RaceError: where `scheduled` asked for errors.
         """
-        text = block.describe_race(name, new, old)
+        text = block.describe_race(name, new, old, unfenced=unfenced)
         if not self.collects:
             raise RaceError(text)
-        key = (new.line, old.line)
-        known = self._reports.get(key)
-        if known is not None:
-            self._reports[key] = replace(known, count=known.count + 1)
-            return
-        file, line = self._location(new.line)
         party = Party(block.index, *self._location(old.line), "write" if old.write else "read")
         index = tuple(low for low, _ in new.box)
-        self._reports[key] = Report(
-            "races", self.kernel, file, line, name, index, block.index, text, party
-        )
+        self._note("races", block, name, new.line, text, index, party)
+
+    def _note(
+        self,
+        sanitizer: str,
+        block: Block,
+        name: str,
+        line: int,
+        text: str,
+        index: tuple[int, ...] = (),
+        other: Party | None = None,
+    ) -> None:
+        """Note a finding: the first of its kind at its lines, and how many there are."""
+        file, number = self._location(line)
+        key = (sanitizer, file, number, name, other and (other.file, other.line))
+        known = self._reports.get(key)
+        if known is None:
+            self._reports[key] = Report(
+                sanitizer, self.kernel, file, number, name, index, block.index, text, other
+            )
+        else:
+            self._reports[key] = replace(known, count=known.count + 1)
+
+    def misused(
+        self, block: Block, label: str, line: int, text: str, other: Party | None = None
+    ) -> None:
+        """Note for the sanitizers that a barrier is used wrongly; the error follows."""
+        name, _, index = label.partition("[")
+        self._note("barriers", block, name, line, text, (int(index[:-1]),) if index else (), other)
+
+    def outlived(self, block: Block, name: str, line: int, what: str) -> None:
+        """Asynchronous work that nothing has waited for when its block ends.
+
+        Raises:
+            SynchronizationError: where `scheduled` asked for errors.
+        """
+        if not self.watched:
+            return
+        text = f"{what} at {self.place(line)} may go on when its block ends: nothing waits for it"
+        if not self.collects:
+            raise SynchronizationError(text)
+        self._note("barriers", block, name, line, text)
 
     def finish(self) -> None:
         """Hand over the reports."""
@@ -158,7 +191,7 @@ class Launch:
                 continue
             for block in live:
                 if not any(self._ready(r) for r in block.roles if not r.done):
-                    raise DeadlockError(self._deadlock(block))
+                    raise self._stuck(block)
             if not exhausted:
                 new = next(blocks, None)
                 if new is not None:
@@ -172,7 +205,7 @@ class Launch:
             seen = self.progress
             if idle > _TURNS:
                 if not ranks.stuck(moving=self.progress != self._passed):
-                    raise DeadlockError(self._deadlock(live[0]))
+                    raise self._stuck(live[0])
                 self._passed = self.progress
                 idle = 0
             for role in runnable:
@@ -221,6 +254,8 @@ class Launch:
         except StopIteration:
             role.done = True
             self.progress += 1
+            if all(r.done for r in role.block.roles):
+                role.block.end()
             return
         role.spinning = isinstance(role.request, Spin)
         if was_spinning and not role.spinning:
@@ -233,6 +268,41 @@ class Launch:
 
     # -- reports
 
+    def _stuck(self, block: Block) -> DeadlockError:
+        """The error for a deadlock; the sanitizers get the wait that nobody can end."""
+        waiting = [r for r in block.roles if r.request is not None and not r.done]
+        waiting.sort(key=self._hope)
+        parties = []
+        for role in waiting[:2]:
+            file, line = self._location(self._line(role))
+            parties.append(Party(block.index, file, line, "wait"))
+        first = waiting[0]
+        request = first.request
+        assert request is not None
+        label = request.bar.label if isinstance(request, Phase | Together) else ""
+        text = f"{first.name} {request.describe()}, which nobody can end any more"
+        if isinstance(request, Phase):
+            text += f": {request.bar.state()}"
+        self.misused(block, label, self._line(first), text, *parties[1:])
+        return DeadlockError(self._deadlock(block))
+
+    def _hope(self, role: Role) -> int:
+        """How much there still is of what could end a wait."""
+        request = role.request
+        if not isinstance(request, Phase):
+            return 3
+        known = self.arrivals.get(request.bar.label.split("[")[0], ())
+        if not known:
+            return 0
+        roles = {r.number: r for r in role.block.roles}
+        return 1 if all(roles[number].done for number, _ in known) else 2
+
+    @staticmethod
+    def _line(role: Role) -> int:
+        """The line of the generated source where a role is."""
+        frame = getattr(role.generator, "gi_frame", None)
+        return frame.f_lineno if frame is not None else 0
+
     def _deadlock(self, block: Block) -> str:
         lines = [
             f"deadlock in {block.name}: every thread waits and no asynchronous work is in flight"
@@ -241,9 +311,7 @@ class Launch:
             if role.done:
                 lines.append(f"  {role.name} are at their end")
                 continue
-            assert role.generator is not None
-            frame = getattr(role.generator, "gi_frame", None)
-            where = self.place(frame.f_lineno) if frame is not None else "an unknown line"
+            where = self.place(self._line(role))
             request: Request | None = role.request
             assert request is not None
             lines.append(f"  {role.name} {request.describe()} at {where}")
