@@ -32,6 +32,7 @@ What to know of the results:
 
 from __future__ import annotations
 
+from .coverage import Coverage, Feature
 from .errors import (
     ArgumentError,
     DeadlockError,
@@ -51,7 +52,9 @@ __all__ = [
     "SANITIZERS",
     "SCHEDULES",
     "ArgumentError",
+    "Coverage",
     "DeadlockError",
+    "Feature",
     "InterpretedKernel",
     "InterpreterError",
     "Party",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .codegen import generate
 from .errors import Unsupported
 from .kernel import InterpretedKernel, Loaded, load_program
+from .recorder import Recorder
 from .reports import declared_sequences, sanitizer_names
 from .session import Session
 from .session import local as _local
@@ -53,6 +54,7 @@ def interpret(
     sequences: Mapping[str, Any] | None = None,
     partial: Collection[str] = (),
     tf32: bool | None = None,
+    coverage: bool | None = None,
 ) -> Iterator[Session]:
     """Run every TileLang kernel called inside on the CPU, with no GPU and no change to its code.
 
@@ -77,6 +79,9 @@ def interpret(
         partial: names of parameters that kernels may leave unwritten in part.
         tf32: whether `T.gemm` cuts float32 factors to TF32, as tensor cores do; None for what
             the enclosing context has, or not.
+        coverage: whether to count which lines and guards of kernels are exercised, in
+            `coverage` of what the context gives; None for what the enclosing context does, to
+            which what is counted here is added in any case.
 
     Raises:
         ValueError: for a sanitizer that does not exist, or sequences that are none.
@@ -98,6 +103,10 @@ def interpret(
     if tf32 is not None or outer is not None:
         inherited = outer.tf32 if outer is not None else False
         options = replace(options, tf32=inherited if tf32 is None else tf32)
+    around = outer.recorder if outer is not None else None
+    options = replace(options, recorder=Recorder() if coverage else around)
+    if coverage is False:
+        options = replace(options, recorder=None)
     with _lock:
         if _users == 0:
             _install()
@@ -107,6 +116,8 @@ def interpret(
         yield options
     finally:
         _local.stack.pop()
+        if coverage and around is not None:
+            around.add(options.coverage)
         with _lock:
             _users -= 1
             if _users == 0:
@@ -137,9 +148,10 @@ def interpreted(
         same = (loaded for func, loaded in known if tvm.ir.structural_equal(func, prim_func))
         loaded = next(same, None)
         if loaded is None:
-            loaded = load_program(
-                generate(prim_func, guard=guard), str(next(_numbers)), guard=guard
-            )
+            # What this context will run; another generates its own variant.
+            covered = bool(_local.stack) and _local.stack[-1].recorder is not None
+            program = generate(prim_func, guard=guard, covered=covered)
+            loaded = load_program(program, str(next(_numbers)), guard=guard)
             known.append((prim_func, loaded))
             _dump(loaded)
     return InterpretedKernel(prim_func, loaded, out_idx)

@@ -58,8 +58,8 @@ class Loaded:
     function: Callable[..., None]
     filename: str
     guard: bool
-    # Sanitized programs of the same PrimFunc, by sanitizers and whether they are traced.
-    variants: dict[tuple[frozenset[str], bool], Loaded] = field(default_factory=dict)
+    # Programs of the same PrimFunc, this one too: by sanitizers, and whether traced and covered.
+    variants: dict[tuple[frozenset[str], bool, bool], Loaded] = field(default_factory=dict)
 
 
 def load_program(program: Program, number: str, *, guard: bool) -> Loaded:
@@ -75,6 +75,9 @@ def load_program(program: Program, number: str, *, guard: bool) -> Loaded:
     namespace["LOCATIONS"] = program.locations
     exec(compile(program.source, filename, "exec"), namespace)  # noqa: S102  # our own source
     return Loaded(program, namespace["kernel"], filename, guard)
+
+
+_NONE: frozenset[str] = frozenset()
 
 
 class InterpretedKernel:
@@ -301,16 +304,27 @@ class InterpretedKernel:
 
     def variant(self, session: Session, *, traced: bool) -> Loaded:
         """The sanitized program for a session, generated at its first use."""
-        key = (session.sanitizers, traced)
-        found = self._loaded.variants.get(key)
+        covered = session.recorder is not None and not traced
+        return self._variant(session.sanitizers, traced, covered)
+
+    def _variant(self, sanitizers: frozenset[str], traced: bool, covered: bool) -> Loaded:
+        base = self._loaded
+        base.variants.setdefault((_NONE, False, base.program.counted is not None), base)
+        key = (sanitizers, traced, covered)
+        found = base.variants.get(key)
         if found is None:
             program = generate(
-                self.prim_func, guard=self._loaded.guard, sanitizers=key[0], traced=traced
+                self.prim_func,
+                guard=base.guard,
+                sanitizers=sanitizers or None,
+                traced=traced,
+                covered=covered,
             )
-            kind = "traced" if traced else "sanitized"
-            number = f"{self._loaded.filename.rstrip('>').split()[-1]} {kind}"
-            found = load_program(program, number, guard=self._loaded.guard)
-            self._loaded.variants[key] = found
+            words = {"sanitized": bool(sanitizers), "traced": traced, "covered": covered}
+            kinds = " ".join(word for word, holds in words.items() if holds) or "plain"
+            number = base.filename.rstrip(">").rsplit(maxsplit=1)[-1]
+            found = load_program(program, f"{kinds} {number}", guard=base.guard)
+            base.variants[key] = found
         return found
 
     def _run_sanitized(self, session: Session, values: list[Any], symbols: dict[str, int]) -> None:
@@ -327,8 +341,15 @@ class InterpretedKernel:
         watch: Any = None,
     ) -> None:
         """Run a variant of the program; a sanitized one calls `watch`."""
-        loaded = loaded or self._loaded
+        session = current()
+        recorder = session.recorder if session is not None else None
+        if loaded is None:
+            loaded = self._loaded
+            if (loaded.program.counted is None) is not (recorder is None):
+                loaded = self._variant(_NONE, False, recorder is not None)
         more = [] if watch is None else [watch]
+        if recorder is not None and loaded.program.counted is not None:
+            more.append(recorder.of(loaded.program))
         threads = torch.get_num_threads()
         moved: list[tuple[Any, Any, Any]] = []
         with ExitStack() as stack:
@@ -336,7 +357,6 @@ class InterpretedKernel:
             if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
                 stack.enter_context(_python_dispatch._disable_current_modes())  # noqa: SLF001
             stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
-            session = current()
             if session is not None and session.tf32:
                 stack.callback(TF32.reset, TF32.set(True))
             if threads != 1:

@@ -12,6 +12,8 @@ from .reports import SanitizerError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .coverage import Coverage, Feature
+    from .recorder import Recorder
     from .reports import Report, Sequences
 
 __all__ = ["Session", "current", "local"]
@@ -31,6 +33,7 @@ class Session:
         partial: parameters that a kernel may leave unwritten in part.
         tf32: whether matrix products cut float32 factors to TF32.
         reports: what the sanitizers have found so far, in order.
+        recorder: what counts coverage; None where it is not asked for.
     """
 
     arch: str
@@ -40,8 +43,32 @@ class Session:
     partial: frozenset[str] = frozenset()
     tf32: bool = False
     reports: list[Report] = field(default_factory=list)
+    recorder: Recorder | None = None
     # Lines whose infinities were traced and found to be meant.
     settled: set[Any] = field(default_factory=set)
+
+    @property
+    def coverage(self) -> Coverage:
+        """What was exercised so far of the kernels that ran.
+
+        Raises:
+            RuntimeError: the context was entered without `coverage=True`.
+        """
+        return self._recorder.coverage()
+
+    def features(self) -> frozenset[Feature]:
+        """`coverage.features()`, cheaply: for a search that asks after every call.
+
+        Raises:
+            RuntimeError: the context was entered without `coverage=True`.
+        """
+        return self._recorder.features()
+
+    @property
+    def _recorder(self) -> Recorder:
+        if self.recorder is None:
+            raise RuntimeError("nothing counts coverage: enter interpret(coverage=True)")
+        return self.recorder
 
     def add(self, reports: Iterable[Report]) -> None:
         """Note the reports of a launch that ended.

@@ -9,13 +9,23 @@ from tlmatrix.interpreter.errors import Unsupported
 
 from .budget import SharedMemory, shared_memory
 from .context import Buf
+from .covered import Counted, CoverageMixin
 from .sanitized import SanitizedMixin, Site, Watch
 from .source import Location, location_of
 from .statements import StatementMixin
 from .values import LOW_PRECISION, Val, is_float, is_int
 from .vectors import scalarized
 
-__all__ = ["Location", "Parameter", "Program", "SharedMemory", "Site", "Watch", "generate"]
+__all__ = [
+    "Counted",
+    "Location",
+    "Parameter",
+    "Program",
+    "SharedMemory",
+    "Site",
+    "Watch",
+    "generate",
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class Program:
         layouts: global buffers with an annotated layout.
         watch: what the monitor of a sanitized program needs to know; None for others.
         shared: how much shared memory the kernel needs; known of sanitized programs.
+        counted: what a covered program counts; None for others.
     """
 
     name: str
@@ -62,6 +73,7 @@ class Program:
     layouts: dict[str, Any]
     watch: Watch | None = None
     shared: SharedMemory | None = None
+    counted: Counted | None = None
 
 
 class _Generator(StatementMixin):
@@ -195,12 +207,9 @@ class _SanitizedGenerator(SanitizedMixin, _Generator):
     def run(self) -> Program:
         """Generate the program; its function takes a monitor as last argument."""
         program = super().run()
-        head, rest = program.source.split("\n", 1)
-        head = head.removesuffix("):")
-        head += "watch):" if head.endswith("(") else ", watch):"
         return replace(
             program,
-            source=head + "\n" + rest,
+            source=_with_parameter(program.source, "watch"),
             watch=self.watch_plan(),
             shared=shared_memory(self.func),
         )
@@ -210,12 +219,44 @@ class _SanitizedGenerator(SanitizedMixin, _Generator):
         self.watch_parameters()
 
 
+def _with_parameter(source: str, name: str) -> str:
+    """The source with one more parameter of its function, the last."""
+    head, rest = source.split("\n", 1)
+    head = head.removesuffix("):")
+    return f"{head}{'' if head.endswith('(') else ', '}{name}):\n{rest}"
+
+
+def _covered(base: type[_Generator]) -> type[_Generator]:
+    """The generator of the covered variant of what `base` generates."""
+
+    class _CoveredGenerator(CoverageMixin, base):  # type: ignore[misc, valid-type]
+        """Its function takes the counts as last argument."""
+
+        def __init__(self, func: Any, **options: Any) -> None:
+            super().__init__(func, **options)
+            self.start_counting(func)
+
+        def run(self) -> Program:
+            """Generate the program."""
+            program: Program = super().run()
+            head, rest = _with_parameter(program.source, "cover").split("\n", 1)
+            return replace(
+                program,
+                source=f"{head}\n    hit, trips = cover\n{rest}",
+                locations=(program.locations[0], None, *program.locations[1:]),
+                counted=self.counted(),
+            )
+
+    return _CoveredGenerator
+
+
 def generate(
     func: Any,
     *,
     guard: bool = True,
     sanitizers: frozenset[str] | None = None,
     traced: bool = False,
+    covered: bool = False,
 ) -> Program:
     """Generate the program of a PrimFunc.
 
@@ -224,6 +265,7 @@ def generate(
         guard: whether global accesses are guarded (`tl.disable_safe_memory_legalize` off).
         sanitizers: for a sanitized variant the sanitizers that are on.
         traced: whether that variant traces where values stop being finite.
+        covered: whether the program counts what of it is run.
 
     Raises:
         Unsupported: naming the operation and the user's line, if something is not modelled.
@@ -234,10 +276,17 @@ def generate(
     from tlmatrix.interpreter.roles.threads import needs_roles
 
     func = scalarized(func)
+
+    def variant(base: type[_Generator], **options: Any) -> Any:
+        return (_covered(base) if covered else base)(func, guard=guard, **options)
+
+    program: Program
     if not needs_roles(func):
         if sanitizers is None:
-            return _Generator(func, guard=guard).run()
-        return _SanitizedGenerator(func, guard=guard, sanitizers=sanitizers, traced=traced).run()
+            program = variant(_Generator).run()
+        else:
+            program = variant(_SanitizedGenerator, sanitizers=sanitizers, traced=traced).run()
+        return program
 
     from tlmatrix.interpreter.roles.sanitized import SanitizedRoleMixin
 
@@ -248,9 +297,10 @@ def generate(
         """A sanitized generation with roles."""
 
     generator = (
-        _RoleGenerator(func, guard=guard)
+        variant(_RoleGenerator)
         if sanitizers is None
-        else _SanitizedRoleGenerator(func, guard=guard, sanitizers=sanitizers, traced=traced)
+        else variant(_SanitizedRoleGenerator, sanitizers=sanitizers, traced=traced)
     )
     generator.start_roles(str(func.attrs["global_symbol"]))
-    return generator.run()
+    program = generator.run()
+    return program

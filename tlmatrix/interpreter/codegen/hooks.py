@@ -1,7 +1,7 @@
-"""Where a sanitized program looks in: called beside every access, and here doing nothing.
+"""Where a sanitized or covered program looks in: called beside what it does, here doing nothing.
 
-`sanitized` overrides them to write calls of the runtime's monitor; an unsanitized program has
-none of them.
+`sanitized` overrides them to write calls of the runtime's monitor, `covered` to count; a plain
+program has none of them.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class Hooks:
 
     def on_collapse(self, buf: Buf, spread: Buf) -> None:
         """A local buffer is one again, of what its lanes agree on."""
+
+    def on_guard(self, kind: str, condition: Any, test: Val) -> Val:
+        """`test`, the value of `condition`, is about to decide an `if` or a `select`."""
+        del kind, condition
+        return test
 
     def on_atomic(self, access: Access, result: Val, *, previous: bool) -> None:
         """An atomic is about to be done; with `previous` its old value is used."""

@@ -126,7 +126,7 @@ class LogicMixin(ArithmeticMixin):
 
     def choose(self, condition: Any, if_true: Any, if_false: Any, dtype: str) -> Val:
         """`if_true` where the condition holds, else `if_false`; each evaluated under its mask."""
-        test = self.expr(condition)
+        test = self.on_guard("select", condition, self.expr(condition))
         if test.lit is not None:
             return self.expr(if_true if test.lit else if_false)
         outer = self.mask

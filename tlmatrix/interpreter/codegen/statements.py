@@ -10,7 +10,7 @@ from .expressions import op_name
 from .lanes import spreads
 from .values import Val
 
-__all__ = ["StatementMixin"]
+__all__ = ["JUMPS", "StatementMixin"]
 
 # Hints to the compiler that do not change what a kernel computes.
 _IGNORED_ATTRIBUTES = frozenset(
@@ -29,7 +29,7 @@ _IGNORED_CALLS = frozenset(
         "tl.annotate_consumer_reg_alloc",
     }
 )
-_JUMPS = {
+JUMPS = {
     "tl.loop_break": "break",
     "tirx.break_loop": "break",
     "tirx.continue_loop": "continue",
@@ -182,7 +182,7 @@ class StatementMixin(BlockMixin):
     def _stmt_IfThenElse(self, node: Any) -> None:
         outer = self.mask
         tests = self.uniform(node.condition) if self.axes and outer is None else None
-        test = self.expr(node.condition)
+        test = self.on_guard("if", node.condition, self.expr(node.condition))
         if test.lit is not None:
             if test.lit:
                 self.stmt(node.then_case)
@@ -246,10 +246,10 @@ class StatementMixin(BlockMixin):
         if name.startswith("tl.tileop."):
             self._tile_op(call, name.removeprefix("tl.tileop."))
             return
-        if name in _JUMPS:
+        if name in JUMPS:
             if self.mask is not None:
                 raise self.refuse("a jump that only some lanes of a parallel loop take")
-            self.w.line(_JUMPS[name])
+            self.w.line(JUMPS[name])
             return
         if name == "tl.atomic_store_elem_op":
             load = call.args[0].args[0]

@@ -1,0 +1,299 @@
+"""Which lines, guards and trip counts of kernels were exercised, by lines of the user's source.
+
+A kernel traced for other shapes or options is another program of the same lines: what programs
+counted is merged by file and line, so a line counts as run if any variant ran it, and lines that
+an option of the factory left out belong to the variants that have them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["Coverage", "Feature", "Guard", "GuardSite", "Loop", "LoopSite"]
+
+
+class GuardSite(NamedTuple):
+    """A condition of a kernel.
+
+    Attributes:
+        file: the Python file.
+        line: the line of its statement.
+        kind: `if` (a statement), `select` (`T.if_then_else` in a value), or `edge` (the bounds
+            that TileLang puts around a tile or block of global memory).
+        number: which condition of that kind it is in its statement, from 1.
+        text: of an edge the buffers; of a comparison in a condition of several, that
+            comparison, with # for numbers; else nothing.
+    """
+
+    file: str
+    line: int
+    kind: str
+    number: int
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Which guard of its line: `if 1`, `select 2 key + i < length`, `edge 1 q`."""
+        return f"{self.kind} {self.number} {self.text}".rstrip()
+
+
+class LoopSite(NamedTuple):
+    """A loop of a kernel: its line and variable (`while` has none)."""
+
+    file: str
+    line: int
+    variable: str
+
+
+class Feature(NamedTuple):
+    """Something that a run exercised: a line run, an outcome of a guard, a trip count.
+
+    Attributes:
+        file: the Python file.
+        line: its line.
+        what: `line`, or which guard or loop.
+        outcome: `run`; `true`, `false`, `partly`; or `0`, `1`, `more` trips.
+    """
+
+    file: str
+    line: int
+    what: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Guard:
+    """How often a guard held.
+
+    Attributes:
+        true: times that it held, in every lane; of an edge, that the whole tile was inside.
+        false: times that it held in no lane; of an edge, that nothing was inside.
+        partly: times that it held in some lanes only.
+        lanes: whether it is a mask, and so can hold partly.
+    """
+
+    true: int = 0
+    false: int = 0
+    partly: int = 0
+    lanes: bool = False
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """What was not seen although the guard was reached: never true, false, or partly."""
+        if not self.true + self.false + self.partly:
+            return ()
+        missing = []
+        if not self.true + self.partly:
+            missing.append("true")
+        if not self.false + self.partly:
+            missing.append("false")
+        elif self.lanes and self.true and not self.partly:
+            missing.append("partly")
+        return tuple(missing)
+
+    @property
+    def letters(self) -> str:
+        """`TFP`, with a dash for an outcome not seen."""
+        seen = [("T", self.true), ("F", self.false)] + [("P", self.partly)] * self.lanes
+        return "".join(letter if count else "-" for letter, count in seen)
+
+    def __add__(self, other: Guard) -> Guard:
+        return Guard(
+            self.true + other.true,
+            self.false + other.false,
+            self.partly + other.partly,
+            self.lanes or other.lanes,
+        )
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How often a loop was entered, by the number of its trips.
+
+    Attributes:
+        zero: times without a trip.
+        one: times with one.
+        more: times with more.
+        least: the fewest trips; None if the loop was never come to.
+        most: the most.
+        constant: whether the number of trips is fixed when the kernel is traced.
+    """
+
+    zero: int = 0
+    one: int = 0
+    more: int = 0
+    least: int | None = None
+    most: int | None = None
+    constant: bool = False
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """Trip counts that were not seen, although the loop was come to: `0`, `1`, `more`."""
+        if self.least is None or self.constant:
+            return ()
+        counts = (("0", self.zero), ("1", self.one), ("more", self.more))
+        return tuple(name for name, count in counts if not count)
+
+    @property
+    def range(self) -> str:
+        """`0-3`: the fewest and the most trips."""
+        if self.least is None:
+            return ""
+        return str(self.least) if self.least == self.most else f"{self.least}-{self.most}"
+
+    def __add__(self, other: Loop) -> Loop:
+        least = [n for n in (self.least, other.least) if n is not None]
+        most = [n for n in (self.most, other.most) if n is not None]
+        return Loop(
+            self.zero + other.zero,
+            self.one + other.one,
+            self.more + other.more,
+            min(least, default=None),
+            max(most, default=None),
+            self.constant and other.constant,
+        )
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was exercised of the kernels that ran; `a + b` is what either exercised.
+
+    Attributes:
+        lines: how often each line that can run was run, by (file, line); in one block of a
+            grid, once for each time that control came by, whatever the number of lanes.
+        guards: by `GuardSite`.
+        loops: by `LoopSite`.
+    """
+
+    lines: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    guards: Mapping[GuardSite, Guard] = field(default_factory=dict)
+    loops: Mapping[LoopSite, Loop] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(
+            _added(self.lines, other.lines, 0),
+            _added(self.guards, other.guards, Guard()),
+            _added(self.loops, other.loops, Loop(constant=True)),
+        )
+
+    @classmethod
+    def merged(cls, parts: Iterable[Coverage]) -> Coverage:
+        """What any of the parts exercised."""
+        return reduce(cls.__add__, parts, cls())
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that have lines, sorted."""
+        return tuple(sorted({file for file, _ in self.lines}))
+
+    def of(self, file: str) -> Coverage:
+        """What there is of one file."""
+        return Coverage(
+            {k: n for k, n in self.lines.items() if k[0] == file},
+            {k: g for k, g in self.guards.items() if k.file == file},
+            {k: n for k, n in self.loops.items() if k.file == file},
+        )
+
+    def renamed(self, name: Callable[[str], str]) -> Coverage:
+        """The same with other names of files."""
+        return Coverage(
+            {(name(file), line): n for (file, line), n in self.lines.items()},
+            {k._replace(file=name(k.file)): g for k, g in self.guards.items()},
+            {k._replace(file=name(k.file)): n for k, n in self.loops.items()},
+        )
+
+    def features(self) -> frozenset[Feature]:
+        """Everything that was exercised, as a set: what one run adds to others is a difference."""
+        found = {Feature(*place, "line", "run") for place, n in self.lines.items() if n}
+        for site, guard in self.guards.items():
+            found.update(
+                Feature(site.file, site.line, site.name, outcome)
+                for outcome in ("true", "false", "partly")
+                if getattr(guard, outcome)
+            )
+        for place, loop in self.loops.items():
+            counts = (("0", loop.zero), ("1", loop.one), ("more", loop.more))
+            found.update(
+                Feature(place.file, place.line, f"loop {place.variable}", outcome)
+                for outcome, count in counts
+                if count
+            )
+        return frozenset(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, by file; short, for it is written for every case of a run."""
+        found: dict[str, Any] = {}
+        for file in self.files:
+            mine = self.of(file)
+            by_count: dict[int, list[int]] = defaultdict(list)
+            for (_, line), count in mine.lines.items():
+                by_count[count].append(line)
+            found[file] = {
+                "hits": {str(count): _ranges(by_count[count]) for count in sorted(by_count)}
+            }
+            guards = {
+                f"{site.line} {site.name}": [
+                    *(guard.true, guard.false),
+                    *([guard.partly] if guard.lanes else []),
+                ]
+                for site, guard in sorted(mine.guards.items())
+            }
+            loops = {
+                f"{site.line} {site.variable}": [
+                    *(loop.zero, loop.one, loop.more),
+                    *(loop.least, loop.most, int(loop.constant)),
+                ]
+                for site, loop in sorted(mine.loops.items())
+            }
+            found[file] |= {"guards": guards} if guards else {}
+            found[file] |= {"loops": loops} if loops else {}
+        return found
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Coverage:
+        """What `to_json` wrote."""
+        lines: dict[tuple[str, int], int] = {}
+        guards: dict[GuardSite, Guard] = {}
+        loops: dict[LoopSite, Loop] = {}
+        for file, mine in data.items():
+            for count, ranges in mine["hits"].items():
+                lines.update({(file, line): int(count) for line in _lines(ranges)})
+            for name, counts in mine.get("guards", {}).items():
+                line, kind, number, *text = name.split(" ", 3)
+                site = GuardSite(file, int(line), kind, int(number), *(text or [""]))
+                true, false, *partly = counts
+                guards[site] = Guard(true, false, sum(partly), bool(partly))
+            for name, numbers in mine.get("loops", {}).items():
+                line, _, variable = name.partition(" ")
+                zero, one, more, least, most, constant = numbers
+                site_of = LoopSite(file, int(line), variable)
+                loops[site_of] = Loop(zero, one, more, least, most, bool(constant))
+        return cls(lines, guards, loops)
+
+
+def _added(a: Mapping[Any, Any], b: Mapping[Any, Any], nothing: Any) -> dict[Any, Any]:
+    return {key: a.get(key, nothing) + b.get(key, nothing) for key in {**a, **b}}
+
+
+def _ranges(lines: Iterable[int]) -> str:
+    """`3-5,9`."""
+    ordered = sorted(lines)
+    starts = [ordered[0], *(b for a, b in pairwise(ordered) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(ordered) if b != a + 1), ordered[-1]]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def _lines(ranges: str) -> Iterable[int]:
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
