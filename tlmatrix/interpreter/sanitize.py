@@ -37,6 +37,8 @@ _SHARED_BYTES = {
     "sm_120": 101376,
 }
 """Shared memory that one block can have, in bytes."""
+_TENSOR_COLUMNS = 512
+"""Columns of tensor memory that a multiprocessor has (PTX ISA, "Tensor Memory")."""
 
 
 def launch(
@@ -164,20 +166,24 @@ def _sites(kernel: InterpretedKernel, session: Session) -> tuple[Site, ...]:
 
 
 def _budget(program: Program, session: Session) -> list[Report]:
-    shared = program.shared
-    limit = _SHARED_BYTES.get(session.arch.rstrip("af"))
-    if (
-        "budget" not in session.sanitizers
-        or shared is None
-        or limit is None
-        or shared.size <= limit
-    ):
+    if "budget" not in session.sanitizers:
         return []
-    message = (
-        f"the kernel needs about {shared.size} bytes of shared memory at once, {session.arch} has "
-        f"{limit}: {', '.join(shared.buffers)}"
-    )
-    return [_whole(program, "budget", shared.location, shared.largest, message)]
+    found = []
+    shared, tensor = program.shared, program.tensor
+    limit = _SHARED_BYTES.get(session.arch.rstrip("af"))
+    if shared is not None and limit is not None and shared.size > limit:
+        message = (
+            f"the kernel needs about {shared.size} bytes of shared memory at once, {session.arch} "
+            f"has {limit}: {', '.join(shared.buffers)}"
+        )
+        found.append(_whole(program, "budget", shared.location, shared.largest, message))
+    if tensor is not None and tensor.size > _TENSOR_COLUMNS:
+        message = (
+            f"the kernel needs {tensor.size} columns of tensor memory, there are "
+            f"{_TENSOR_COLUMNS}: {', '.join(tensor.buffers)}"
+        )
+        found.append(_whole(program, "budget", tensor.location, tensor.largest, message))
+    return found
 
 
 def _whole(

@@ -7,7 +7,7 @@ from typing import Any
 
 from tlmatrix.interpreter.errors import Unsupported
 
-from .budget import SharedMemory, shared_memory
+from .budget import SharedMemory, shared_memory, tensor_memory
 from .context import Buf
 from .covered import Counted, CoverageMixin
 from .sanitized import SanitizedMixin, Site, Watch
@@ -63,6 +63,7 @@ class Program:
         watch: what the monitor of a sanitized program needs to know; None for others.
         shared: how much shared memory the kernel needs; known of sanitized programs.
         counted: what a covered program counts; None for others.
+        tensor: how many columns of tensor memory.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Program:
     watch: Watch | None = None
     shared: SharedMemory | None = None
     counted: Counted | None = None
+    tensor: SharedMemory | None = None
 
 
 class _Generator(StatementMixin):
@@ -212,6 +214,7 @@ class _SanitizedGenerator(SanitizedMixin, _Generator):
             source=_with_parameter(program.source, "watch"),
             watch=self.watch_plan(),
             shared=shared_memory(self.func),
+            tensor=tensor_memory(self.func),
         )
 
     def _bind_parameters(self) -> None:

@@ -1,4 +1,4 @@
-"""How much shared memory a kernel needs at once: what TileLang's planner would give its buffers."""
+"""How much shared and tensor memory a kernel needs, as TileLang's planners would lay it out."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 from .source import Location, buffer_location
 
-__all__ = ["SharedMemory", "shared_memory"]
+__all__ = ["SharedMemory", "shared_memory", "tensor_memory"]
 
 _ALIGNMENT = 128
+# Rows of tensor memory; a column of one is 32 bits.
+_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,10 @@ class SharedMemory:
     """The largest need of a kernel.
 
     Attributes:
-        size: bytes.
+        size: bytes; of tensor memory columns.
         location: the line of the largest buffer of it.
         largest: that buffer's name.
-        buffers: the buffers that live at once, as "name bytes".
+        buffers: the buffers that live at once, as "name size".
     """
 
     size: int
@@ -48,6 +50,49 @@ def shared_memory(func: Any) -> SharedMemory | None:
 
     tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
     return worst
+
+
+def tensor_memory(func: Any) -> SharedMemory | None:
+    """The columns of tensor memory that a PrimFunc's buffers need together.
+
+    None if it has none, not of a known size, or gives some of it back by hand. Buffers of tensor
+    memory do not share columns, whatever their lives (TileLang, `lower_shared_tmem.cc`).
+    """
+    from tilelang import tvm
+
+    need: list[tuple[int, Any]] = []
+    unknown = False
+
+    def visit(node: Any) -> None:
+        nonlocal unknown
+        if isinstance(node, tvm.tirx.Call):
+            unknown = unknown or str(getattr(node.op, "name", "")) == "tl.deallocate_tmem"
+        if not isinstance(node, tvm.tirx.SBlock):
+            return
+        for buffer in node.alloc_buffers:
+            if str(buffer.scope()) != "shared.tmem":
+                continue
+            extents = [getattr(n, "value", None) for n in buffer.shape]
+            if None in extents or len(extents) < 2:
+                unknown = True
+                continue
+            *leading, rows, columns = (int(n) for n in extents if n is not None)
+            size = -(-rows // _ROWS) * -(-columns * _bits(str(buffer.dtype)) // 32)
+            for n in leading:
+                size *= n
+            need.append((size, buffer))
+
+    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+    if unknown or not need:
+        return None
+    need.sort(key=lambda n: -n[0])
+    largest = need[0][1]
+    return SharedMemory(
+        sum(size for size, _ in need),
+        buffer_location(largest),
+        str(largest.name),
+        tuple(f"{b.name} {size}" for size, b in need),
+    )
 
 
 def _of_block(block: Any) -> SharedMemory | None:

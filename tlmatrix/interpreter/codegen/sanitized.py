@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["SanitizedMixin", "Site", "Watch"]
 
 _REGIONS = ("tl.region", "tl.tileop.region")
+_ACQUIRING = ("acquire", "both", "unsaid")
+_RELEASING = ("release", "both", "unsaid")
 # Tile operations whose methods are overridden here.
 _WATCHED = frozenset(
     {"copy", "async_copy", "fill", "gemm", "reduce", "cumsum", "cummax", "transpose"}
@@ -42,7 +44,10 @@ class Site:
         buffer: the user's name of the buffer.
         action: "read", "write" or "atomic".
         local: whether the buffer is a fragment or local.
-        orders: whether it orders blocks: an atomic load, or an atomic whose old value is used.
+        orders: whether it may order blocks: an atomic load or store, or an atomic whose old
+            value is used.
+        acquires: whether who does it comes after those whose atomics it has seen.
+        releases: whether those who see it come after who does it.
     """
 
     location: Location | None
@@ -50,6 +55,8 @@ class Site:
     action: str
     local: bool
     orders: bool = False
+    acquires: bool = False
+    releases: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ class SanitizedMixin(StatementMixin):
         self._grid_vars: list[Any] = []
         self._entered = False
         self._ordering = False
+        self._memory_order = ""
         self.usage_of_data = _usage(func)
         self.w.reserve("watch")
 
@@ -111,7 +119,10 @@ class SanitizedMixin(StatementMixin):
 
     def _site(self, buf: Buf, action: str, *, orders: bool = False) -> int:
         local = buf.scope not in ("global", "shared", "shared.dyn", "shared.tmem")
-        site = Site(self.w.location, buf.name, action, local, orders)
+        stores = action == "atomic" and self._ordering
+        acquires = orders and not stores and self._memory_order in _ACQUIRING
+        releases = action == "atomic" and self._memory_order in _RELEASING
+        site = Site(self.w.location, buf.name, action, local, orders, acquires, releases)
         if site not in self._site_numbers:
             self._site_numbers[site] = len(self.sites)
             self.sites.append(site)
@@ -379,10 +390,13 @@ class SanitizedMixin(StatementMixin):
         self.w.line(f"{quiet}{seen}.atomic{lanes}({site}, {self._place(access)})")
 
     def _expr_Call(self, node: Any) -> Val:
-        outer = self._ordering
-        self._ordering = outer or op_name(node) == "tl.atomic_load_elem_op"
+        outer = self._ordering, self._memory_order
+        name = op_name(node)
+        if name == "tl.atomic_load_elem_op" or name in ATOMICS:
+            self._ordering = outer[0] or name not in ATOMICS
+            self._memory_order = _memory_order(node, name)
         value = super()._expr_Call(node)
-        self._ordering = outer
+        self._ordering, self._memory_order = outer
         return value
 
     def _stmt_Evaluate(self, node: Any) -> None:
@@ -390,8 +404,9 @@ class SanitizedMixin(StatementMixin):
         named = type(call).__name__ == "Call"
         name = op_name(call) if named else ""
         self._ordering = name == "tl.atomic_store_elem_op"
+        self._memory_order = _memory_order(call, name) if self._ordering else ""
         super()._stmt_Evaluate(node)
-        self._ordering = False
+        self._ordering, self._memory_order = False, ""
         if named and name not in ATOMICS and not name.startswith(("tl.tileop.", "tl.atomic")):
             self._give_away(call)
 
@@ -669,6 +684,20 @@ class SanitizedMixin(StatementMixin):
     def _limit(buf: Buf) -> str:
         """From where on a value rounds to infinity in a buffer's dtype."""
         return "65520.0" if buf.dtype == "float16" else "INF"
+
+
+def _memory_order(call: Any, name: str) -> str:
+    """What an atomic orders: "acquire", "release", "both", "neither"; "unsaid" if it does not say.
+
+    T.atomic_max and T.atomic_min give the weakest order where the user gives none.
+    """
+    position = 1 if name == "tl.atomic_load_elem_op" else 2
+    if len(call.args) <= position or type(call.args[position]).__name__ != "IntImm":
+        return "unsaid"
+    order = int(call.args[position].value)
+    if order == 0 and ("atomic_max" in name or "atomic_min" in name):
+        return "unsaid"
+    return ("neither", "acquire", "acquire", "release", "both", "both")[order]
 
 
 def _names_infinity(value: Any) -> bool:

@@ -23,6 +23,8 @@ __all__ = ["Block", "Operation", "Role"]
 _SPIN = Spin()
 # Asynchronous work that is waited for in groups.
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})
+# More agents than any block has.
+_AGENTS = 1 << 20
 # What reads shared memory through the asynchronous proxy.
 _ASYNCHRONOUS_PROXY = frozenset({"TMA load", "TMA store", "wgmma", "tcgen05 MMA"})
 # What works on memory that the block gives back at its end.
@@ -47,6 +49,7 @@ class Operation:
         block: the block that issued it.
         after: what happens on completion (barriers).
         read_clock: what one knows who saw that it has read all it reads, as `clock`.
+        agent: the agent whose work it is.
     """
 
     action: Callable[[], None]
@@ -57,6 +60,7 @@ class Operation:
     block: Block
     after: list[Callable[[Operation], None]] = field(default_factory=list)
     read_clock: Clock = field(default_factory=dict)
+    agent: int = 0
     done: bool = False
 
     def complete(self) -> None:
@@ -76,7 +80,8 @@ class Role:
         self.low, self.high = low, high
         self.threads = high - low
         self.name = f"threads {low}..{high - 1}"
-        self.clock: Clock = {number: 1}
+        self.agent = block.first_agent + number
+        self.clock: Clock = {self.agent: 1}
         self.generator: Generator[Request | None, Any, None] | None = None
         self.request: Request | None = None
         self.done = False
@@ -101,7 +106,7 @@ class Role:
         """`T.mbarrier_arrive` by some threads of this role."""
         line = sys._getframe(1).f_lineno  # noqa: SLF001  # the statement that runs
         self.block.arrive(bar, int(threads), self.clock, self.name, line)
-        self.clock[self.number] += 1
+        self.clock[self.agent] += 1
         self.block.launch.progress += 1
 
     def expect(self, bar: Mbarrier, size: Any) -> None:
@@ -112,7 +117,7 @@ class Role:
         """`T.sync_threads`, of the whole block or of `count` threads."""
         bar = self.block.thread_barrier(identity, count)
         generation = bar.arrive(self.threads, self.clock)
-        self.clock[self.number] += 1
+        self.clock[self.agent] += 1
         self.block.launch.progress += 1
         return Together(bar, generation)
 
@@ -121,13 +126,13 @@ class Role:
         roles = [self.block.roles[m] for m in members]
         bar = self.block.group_barrier(members, sum(r.threads for r in roles))
         generation = bar.arrive(self.threads, self.clock)
-        self.clock[self.number] += 1
+        self.clock[self.agent] += 1
         return Together(bar, generation)
 
     def named_arrive(self, identity: int, count: int) -> None:
         """`T.named_barrier_arrive`: arrive and go on."""
         self.block.thread_barrier(identity, count).arrive(self.threads, self.clock)
-        self.clock[self.number] += 1
+        self.clock[self.agent] += 1
 
     def meet(self, key: int, members: tuple[int, ...]) -> Meet:
         """Come to a statement that the roles of `members` do together."""
@@ -137,7 +142,7 @@ class Role:
             meeting = meetings[key] = Meeting(members)
         meeting.come.add(self.number)
         join(meeting.gathered, self.clock)
-        self.clock[self.number] += 1
+        self.clock[self.agent] += 1
         leader = len(meeting.come) == len(members)
         self.block.launch.progress += 1
         return Meet(meeting, {r.number: r.name for r in self.block.roles}, leader)
@@ -146,7 +151,7 @@ class Role:
         """The statement is done: the others go on, knowing of it."""
         meeting = self.block.meetings.pop(key)
         join(meeting.gathered, self.clock)
-        self.clock[self.number] += 1
+        self.clock[self.agent] += 1
         meeting.done = True
 
     def spin(self) -> Spin:
@@ -179,7 +184,7 @@ class Role:
         """
         line = sys._getframe(1).f_lineno  # noqa: SLF001
         block = self.block
-        queue = (self.number, kind) if ordered else None
+        queue = (self.agent, kind) if ordered else None
         agent, time = block.agent((self.number, kind, None if bar is None else bar.label))
         clock = dict(self.clock)
         if ordered:
@@ -213,9 +218,9 @@ class Role:
             block.flying[agent] = (time, what, line, accesses[0][0] if accesses else "")
         if kind == "cp.async":
             # A thread's copies complete in order, though nothing orders what they touch.
-            queue = (self.number, kind)
+            queue = (self.agent, kind)
             join(self.copied, clock)
-        op = Operation(action, clock, queue, what, line, block, read_clock=read_clock)
+        op = Operation(action, clock, queue, what, line, block, read_clock=read_clock, agent=writer)
         if bar is not None:
             bar.expect(size)
             op.after.append(lambda op: bar.came(size, op.clock))
@@ -225,7 +230,7 @@ class Role:
             self.last[kind] = op
         if kind in _GROUPED:
             self.open.setdefault(kind, []).append(op)
-        block.launch.issued(op)
+        block.launch.issued(op, self)
 
     def _join_last(self, clock: Clock, kind: str) -> None:
         last = self.last.get(kind)
@@ -244,10 +249,10 @@ class Role:
         clock = dict(self.clock)
         self._join_last(clock, kind)
         what = f"the commit of {self.name}"
-        op = Operation(lambda: None, clock, (self.number, kind), what, line, self.block)
+        op = Operation(lambda: None, clock, (self.agent, kind), what, line, self.block)
         self._completion(op, bar)
         self.last[kind] = op
-        self.block.launch.issued(op)
+        self.block.launch.issued(op, self)
 
     def arrive_later(self, kind: str, bar: Mbarrier, threads: Any) -> None:
         """`threads` arrivals at `bar` when the role's copies issued so far are done."""
@@ -255,14 +260,14 @@ class Role:
         clock = dict(self.clock)
         join(clock, self.copied)
         what = f"the {kind} of {self.name}"
-        op = Operation(lambda: None, clock, (self.number, kind), what, line, self.block)
+        op = Operation(lambda: None, clock, (self.agent, kind), what, line, self.block)
         count = int(threads)
 
         def tell(done: Operation) -> None:
             self.block.arrive(bar, count, done.clock, done.what, done.line)
 
         op.after.append(tell)
-        self.block.launch.issued(op)
+        self.block.launch.issued(op, self)
 
     def commit(self, kind: str) -> None:
         """Close a group of work of a kind."""
@@ -298,7 +303,7 @@ class Role:
         clock = self.clock
         for agent in [a for a in clock if a >= 0]:
             clock[fenced(agent)] = clock[agent]
-        clock[self.number] += 1
+        clock[self.agent] += 1
 
     def _note(
         self,
@@ -311,7 +316,7 @@ class Role:
     ) -> None:
         line = sys._getframe(2).f_lineno  # noqa: SLF001
         clock = self.clock
-        number = self.number
+        number = self.agent
         self.block.note(
             name,
             shape,
@@ -338,7 +343,7 @@ class Role:
     ) -> None:
         """Note that the lanes of a gather or scatter touch elements."""
         line = sys._getframe(1).f_lineno  # noqa: SLF001
-        clock, number = self.clock, self.number
+        clock, number = self.clock, self.agent
         cells = cells_of(index, mask, shape)
         self.block.note(
             name,
@@ -364,6 +369,9 @@ class Block:
         # What the monitor of a sanitized program goes on with this block by.
         self.running: Any = None
         self.threads = cuts[-1]
+        # Agents of all blocks of a launch have numbers of their own.
+        self.first_agent = launch.started * _AGENTS
+        launch.started += 1
         self.roles = [Role(self, k, low, high) for k, (low, high) in enumerate(pairwise(cuts))]
         self.meetings: dict[int, Meeting] = {}
         self.barriers: list[Mbarriers] = []
@@ -429,7 +437,8 @@ class Block:
         """An agent of asynchronous work and its next time."""
         found = self._agents.get(key)
         if found is None:
-            found = self._agents[key] = [len(self.roles) + len(self._agents), 0]
+            number = self.first_agent + len(self.roles) + len(self._agents)
+            found = self._agents[key] = [number, 0]
         found[1] += 1
         return found[0], found[1]
 

@@ -64,6 +64,7 @@ class Launch:
         self.arrivals = arrivals
         self.names = names
         self.pending: list[Operation] = []
+        self.started = 0
         self.progress = 0
         self._passed = -1
         self._priorities: dict[int, float] = {}
@@ -138,11 +139,12 @@ class Launch:
 
     # -- asynchronous work
 
-    def issued(self, op: Operation) -> None:
+    def issued(self, op: Operation, role: Role) -> None:
         """Take asynchronous work that a role issued."""
         self.progress += 1
         if self.schedule == "eager":
-            op.complete()
+            self._complete(op)
+            self._resume(role)
         else:
             self.pending.append(op)
 
@@ -165,8 +167,7 @@ class Launch:
         else:
             op = ready[-1] if self.schedule == "adversarial" else ready[0]
         self.pending.remove(op)
-        self._resume(op.block)
-        op.complete()
+        self._complete(op)
         self.progress += 1
         return True
 
@@ -241,13 +242,13 @@ class Launch:
 
     def _advance(self, role: Role) -> None:
         """Run a role to its next yield."""
-        self._resume(role.block)
         generator = role.generator
         assert generator is not None
         value = None
         if role.request is not None:
             value = role.request.finish(role)
             role.request = None
+        self._resume(role)
         was_spinning = role.spinning
         try:
             role.request = generator.send(value)
@@ -261,10 +262,18 @@ class Launch:
         if was_spinning and not role.spinning:
             self.progress += 1
 
-    def _resume(self, block: Block) -> None:
+    def _resume(self, role: Role) -> None:
         """Tell the monitor whose accesses follow."""
         if self.watch is not None:
-            self.watch.resume(block.running)
+            clock, agent = role.clock, role.agent
+            self.watch.work_as(role.block.running, clock, agent, clock[agent])
+
+    def _complete(self, op: Operation) -> None:
+        """Complete asynchronous work."""
+        if self.watch is not None:
+            time = op.clock.get(op.agent, 0)
+            self.watch.work_as(op.block.running, op.clock, op.agent, time)
+        op.complete()
 
     # -- reports
 

@@ -12,6 +12,7 @@ from tlmatrix.interpreter.reports import Party, Report
 from .memory import outside
 from .packed import Boundaries, Packed
 from .shadows import GlobalShadow, LocalShadow, lanes_of
+from .stretches import Stretches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.interpreter.codegen import Location, Program
+    from tlmatrix.interpreter.roles.clocks import Clock
     from tlmatrix.interpreter.session import Session
 
     from .codecs import Array
@@ -70,7 +72,9 @@ class Monitor:
 
     Attributes:
         sanitizers: the sanitizers that are on.
-        number: the running number of the block, from 1.
+        number: the running number, from 1, of the block; with roles of a stretch of the time
+            of one of its roles, or of one of its asynchronous operations.
+        here: the running number of the block.
         block: its index in the grid.
         shadows: of global buffers, by name.
         usage: what the kernel does with each: "read", "write", "atomic". Parameters that are
@@ -92,7 +96,7 @@ class Monitor:
         self._of_roles: list[Report] = []
         self.sanitizers = session.sanitizers
         self.shadows: dict[str, GlobalShadow] = {}
-        self.number = 0
+        self.number = self.here = 0
         self.block: tuple[int, ...] = ()
         self._blocks: list[tuple[int, ...]] = [()]
         self._base = 1
@@ -101,6 +105,7 @@ class Monitor:
         # Per flag element the blocks that did an atomic on it; and whom this block has seen.
         self._released: dict[tuple[Any, ...], set[int]] = {}
         self._acquired: set[int] = set()
+        self._stretches: Stretches | None = None
         self._boundaries: dict[str, Boundaries] = {}
 
     def find_boundaries(self, arrays: Mapping[str, Array]) -> None:
@@ -184,18 +189,26 @@ class Monitor:
         for found in self._boundaries.values():
             found.read = set()
         self.block = block
-        self.number = len(self._blocks) - 1
+        self.number = self.here = len(self._blocks) - 1
         read = {name: found.read for name, found in self._boundaries.items()}
         return Running(self.number, block, self._acquired, read)
 
     def resume(self, running: Running) -> None:
         """Go on with a block that has started before."""
-        if running.number == self.number:
+        if running.number == self.here:
             return
-        self.number, self.block = running.number, running.block
+        self.number = self.here = running.number
+        self.block = running.block
         self._acquired = running.acquired
         for name, found in self._boundaries.items():
             found.read = running.read[name]
+
+    def work_as(self, running: Running, clock: Clock, agent: int, time: int) -> None:
+        """What follows is done by an agent of a block, who knows `clock`, at a time of its own."""
+        self.resume(running)
+        if self._stretches is None:
+            self._stretches = Stretches()
+        self.number = self._stretches.begin(self._blocks, self.here, clock, agent, time)
 
     def code(self, site: int) -> int:
         """How a shadow remembers an access of this block."""
@@ -203,7 +216,8 @@ class Monitor:
 
     def block_numbers(self, codes: Any) -> Any:
         """The blocks of remembered accesses."""
-        return np.abs(codes) // self._count
+        numbers = np.abs(codes) // self._count
+        return numbers if self._stretches is None else self._stretches.blocks(numbers)
 
     def atomic_codes(self, codes: Any) -> Any:
         """Which remembered accesses were atomics."""
@@ -212,25 +226,39 @@ class Monitor:
     def foreign(self, codes: Any) -> Any:
         """Which remembered accesses are another block's, with nothing to order it before this."""
         numbers = self.block_numbers(codes)
-        found = (codes < 0) | (numbers != self.number)
+        found = (codes < 0) | (numbers != self.here)
         found = found & (codes != 0) & (numbers >= self._base)
-        if self._acquired and found.any():
+        if self._stretches is not None and found.any():
+            found = found & ~self._stretches.known(np.abs(codes) // self._count)
+        elif self._acquired and found.any():
             found = found & ~np.isin(numbers, list(self._acquired))
         return found
 
     def orders(self, site: int) -> bool:
-        """Whether an access orders blocks: an atomic load, or an atomic whose old value is used."""
+        """Whether an access is to a flag: an atomic load or store, or one whose value is used."""
         return self._watch.sites[site].orders
 
-    def acquire(self, name: str, place: Any, shape: tuple[int, ...]) -> None:
-        """A block looks at a flag: what was done by blocks that set it comes before."""
-        memory, _ = place
+    def flag(self, site: int, name: str, place: Any, shape: tuple[int, ...]) -> None:
+        """An atomic: what was done by those who set a flag comes before it is seen."""
+        how = self._watch.sites[site]
+        if not (how.acquires or how.releases) or "ordered" not in self.usage.get(name, ()):
+            return
+        memory, mask = place
         flat = np.arange(int(np.prod(shape))).reshape(shape)[memory]
+        if mask is not None:
+            flat = flat[np.broadcast_to(mask, np.shape(flat))]
         for offset in np.atleast_1d(flat).ravel().tolist():
+            if self._stretches is not None:
+                self._stretches.flag((name, offset), how.acquires, how.releases)
+                continue
             before = self._released.setdefault((name, offset), set())
-            self._acquired |= before
-            before.add(self.number)
-            before |= self._acquired
+            if how.acquires:
+                self._acquired |= before
+            if how.releases:
+                before.add(self.number)
+                before |= self._acquired
+        if self._stretches is not None and how.releases:
+            self.number = self._stretches.go_on(self._blocks, self.here)
 
     # -- bounds
 

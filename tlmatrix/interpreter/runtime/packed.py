@@ -51,7 +51,7 @@ class Packed:
 
     def _own(self) -> tuple[list[int], list[tuple[int, int]]]:
         """The block's sequences, and from which row to which each goes."""
-        known = (self._monitor.number, *[len(b.read) for b in self._boundaries])
+        known = (self._monitor.here, *[len(b.read) for b in self._boundaries])
         if known != self._known:
             of_block = self._declared.of_block
             if of_block is not None:

@@ -230,7 +230,8 @@ class GlobalShadow:
         both = races and written and "read" in usage
         self._reader = np.zeros(shape, np.int64) if both else None
         looks = packed is not None
-        self.quiet = not (looks or both or self._unwritten)
+        flag = "races" in on and "ordered" in usage
+        self.quiet = not (looks or both or flag or self._unwritten)
         """Whether reads need no look."""
         self.still = not (looks or owned or (races and written))
         """Whether writes and atomics need no look."""
@@ -299,7 +300,7 @@ class GlobalShadow:
         if self._reader is not None:
             self._read_before(site, place)
         code = self._monitor.code(site)
-        if mask is None:
+        if mask is None or not np.ndim(owner):
             self._owner[memory] = code
         else:
             np.copyto(owner, code, where=mask)
@@ -311,8 +312,7 @@ class GlobalShadow:
         if self._packed is not None:
             self._packed.written(site, place)
         ordering = monitor.orders(site)
-        if ordering:
-            monitor.acquire(self.name, place, self.shape)
+        monitor.flag(site, self.name, place, self.shape)
         if self._owner is None:
             return
         memory, mask = place
@@ -331,7 +331,7 @@ class GlobalShadow:
         if self._reader is not None and not ordering:
             self._read_before(site, place)
         code = monitor.code(site)
-        others = found & (monitor.block_numbers(owner) != monitor.number)
+        others = found & (monitor.block_numbers(owner) != monitor.here)
         new = np.where(others, -code, np.where(found | (owner == 0), code, owner))
         if mask is not None:
             new = np.where(mask, new, owner)
@@ -344,7 +344,13 @@ class GlobalShadow:
         if self._packed is not None:
             self._packed.read(site, place)
         if monitor.orders(site):
-            monitor.acquire(self.name, place, self.shape)
+            monitor.flag(site, self.name, place, self.shape)
+            if self._owner is not None:
+                owner = np.asarray(self._owner[place[0]])
+                plain = np.where(monitor.atomic_codes(owner), 0, owner)
+                self._conflict(
+                    site, place, plain, "{buffer} is a flag, and written plainly by another block"
+                )
             return
         memory, mask = place
         if self._owner is not None:
@@ -357,7 +363,7 @@ class GlobalShadow:
             return
         before = np.asarray(self._reader[memory])
         code = monitor.code(site)
-        others = (before != 0) & (monitor.block_numbers(before) != monitor.number)
+        others = (before != 0) & (monitor.block_numbers(before) != monitor.here)
         new = np.where(others | (before < 0), -code, code)
         if mask is not None:
             new = np.where(mask, new, before)

@@ -62,6 +62,10 @@ class Tracer:
         self._block = running
         self._nan = self._infinite = False
 
+    def work_as(self, running: tuple[int, ...], *_: Any) -> None:
+        """What follows is done by an agent of a block."""
+        self.resume(running)
+
     def _note(self, values: Any) -> None:
         if not np.isfinite(values).all():
             self._nan = self._nan or bool(np.isnan(values).any())
