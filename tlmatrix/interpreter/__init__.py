@@ -41,6 +41,7 @@ from .errors import (
     SynchronizationError,
     Unsupported,
 )
+from .explain import Explanation, NotMadeError, Trace
 from .intercept import interpret, interpreted
 from .kernel import InterpretedKernel
 from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
@@ -54,9 +55,11 @@ __all__ = [
     "ArgumentError",
     "Coverage",
     "DeadlockError",
+    "Explanation",
     "Feature",
     "InterpretedKernel",
     "InterpreterError",
+    "NotMadeError",
     "Party",
     "RaceError",
     "Report",
@@ -64,6 +67,7 @@ __all__ = [
     "Sequences",
     "Session",
     "SynchronizationError",
+    "Trace",
     "Unsupported",
     "interpret",
     "interpreted",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .codegen import generate
 from .errors import Unsupported
+from .explain import LaunchLog
 from .kernel import InterpretedKernel, Loaded, load_program
 from .recorder import Recorder
 from .reports import declared_sequences, sanitizer_names
@@ -29,6 +30,8 @@ from .session import local as _local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from .explain import Trace
 
 __all__ = ["interpret", "interpreted"]
 
@@ -55,6 +58,7 @@ def interpret(
     partial: Collection[str] = (),
     tf32: bool | None = None,
     coverage: bool | None = None,
+    trace: Trace | bool = False,
 ) -> Iterator[Session]:
     """Run every TileLang kernel called inside on the CPU, with no GPU and no change to its code.
 
@@ -82,6 +86,9 @@ def interpret(
         coverage: whether to count which lines and guards of kernels are exercised, in
             `coverage` of what the context gives; None for what the enclosing context does, to
             which what is counted here is added in any case.
+        trace: an element to follow in every kernel that writes it, whose explanations are in
+            `traces` of what the context gives; True keeps the launches (and so their tensors),
+            for `explain` of what the context gives.
 
     Raises:
         ValueError: for a sanitizer that does not exist, or sequences that are none.
@@ -107,6 +114,8 @@ def interpret(
     options = replace(options, recorder=Recorder() if coverage else around)
     if coverage is False:
         options = replace(options, recorder=None)
+    if trace:
+        options = replace(options, trace=trace, traces=[], untraced={}, log=LaunchLog())
     with _lock:
         if _users == 0:
             _install()

@@ -6,6 +6,7 @@ import linecache
 import numbers
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch.utils import _python_dispatch
 
 from . import runtime
-from .codegen import generate
+from .codegen import generate, kernel_usage, widened
 from .errors import ArgumentError, InterpreterError, Unsupported
 from .layouts import positions
 from .runtime.tiles import TF32
@@ -22,9 +23,10 @@ from .sanitize import launch
 from .session import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from .codegen import Location, Parameter, Program
+    from .codegen import Location, Parameter, Program, Record
+    from .explain import LaunchLog
     from .session import Session
 
 __all__ = ["InterpretedKernel", "load_program"]
@@ -60,6 +62,8 @@ class Loaded:
     guard: bool
     # Programs of the same PrimFunc, this one too: by sanitizers, and whether traced and covered.
     variants: dict[tuple[frozenset[str], bool, bool], Loaded] = field(default_factory=dict)
+    # Recorded programs of the same PrimFunc, by whether all floats are float64.
+    recorded: dict[bool, Loaded] = field(default_factory=dict)
 
 
 def load_program(program: Program, number: str, *, guard: bool) -> Loaded:
@@ -180,10 +184,12 @@ class InterpretedKernel:
             values[k] = self._allocate(self._parameters[k], symbols)
             outputs.append(values[k])
         session = current()
-        if session is None or not session.sanitizers:
+        if session is None or (session.log is None and not session.sanitizers):
             self._run(values, symbols)
-        else:
+        elif session.log is None:
             self._run_sanitized(session, values, symbols)
+        else:
+            self._run_noted(session, session.log, values, symbols)
         if len(outputs) == 1:
             return outputs[0]
         return outputs or None
@@ -327,11 +333,72 @@ class InterpretedKernel:
             base.variants[key] = found
         return found
 
+    def _run_noted(
+        self, session: Session, log: LaunchLog, values: list[Any], symbols: dict[str, int]
+    ) -> None:
+        """Run, and keep what was called, so that it can be explained."""
+        named = {p.name: v for p, v in zip(self._parameters, values, strict=True)}
+        launch = log.before(self, named, symbols)
+        if session.sanitizers:
+            self._run_sanitized(session, values, symbols)
+        else:
+            self._run(values, symbols)
+        session.trace_launch(launch)
+
     def _run_sanitized(self, session: Session, values: list[Any], symbols: dict[str, int]) -> None:
         def execute(values: list[Any], watch: Any, traced: bool) -> None:
             self._run(values, symbols, self.variant(session, traced=traced), watch)
 
         launch(self, session, values, execute)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self._program.name
+
+    @cached_property
+    def usage(self) -> dict[str, frozenset[str]]:
+        """What the kernel does with each parameter: "read", "write", "atomic"."""
+        found = kernel_usage(self.prim_func)
+        outputs = {str(self._parameters[k].name): frozenset({"write"}) for k in self.out_idx}
+        return outputs | {
+            str(buffer.name): frozenset(
+                next((v for data, v in found.items() if data.same_as(buffer.data)), set())
+            )
+            for buffer in self.prim_func.buffer_map.values()
+        }
+
+    def recorded(self, *, wide: bool) -> Record:
+        """What a recorder of this kernel needs to know; `wide` as in `run_recorded`.
+
+        Raises:
+            Unsupported: the recorded variant cannot be made.
+        """
+        record = self._recorded(wide=wide).program.record
+        assert record is not None
+        return record
+
+    def _recorded(self, *, wide: bool) -> Loaded:
+        found = self._loaded.recorded.get(wide)
+        if found is None:
+            func = widened(self.prim_func) if wide else self.prim_func
+            program = generate(func, guard=self._loaded.guard, recorded=True)
+            number = f"{self._loaded.filename.rstrip('>').split()[-1]} recorded"
+            found = load_program(
+                program, f"{number} wide" if wide else number, guard=self._loaded.guard
+            )
+            self._loaded.recorded[wide] = found
+        return found
+
+    def run_recorded(
+        self, values: Mapping[str, Any], symbols: Mapping[str, int], recorder: Any, *, wide: bool
+    ) -> None:
+        """Run the recorded variant on arguments by name; with `wide` every float is a float64.
+
+        A wide run changes no argument.
+        """
+        arguments = [values[p.name] for p in self._parameters]
+        self._run(arguments, dict(symbols), self._recorded(wide=wide), recorder, wide=wide)
 
     def _run(
         self,
@@ -339,8 +406,10 @@ class InterpretedKernel:
         symbols: dict[str, int],
         loaded: Loaded | None = None,
         watch: Any = None,
+        *,
+        wide: bool = False,
     ) -> None:
-        """Run a variant of the program; a sanitized one calls `watch`."""
+        """Run a variant of the program; a sanitized or recorded one calls `watch`."""
         session = current()
         recorder = session.recorder if session is not None else None
         if loaded is None:
@@ -367,6 +436,11 @@ class InterpretedKernel:
                 self._argument(p, v, moved, symbols)
                 for p, v in zip(self._parameters, values, strict=True)
             ]
+            if wide:
+                arguments = [
+                    _wide(p, v, a)
+                    for p, v, a in zip(self._parameters, values, arguments, strict=True)
+                ]
             try:
                 loaded.function(*arguments, *(symbols[n] for n in self._program.symbols), *more)
             except Born:
@@ -431,6 +505,17 @@ class InterpretedKernel:
             f"the interpreter failed: {type(error).__name__}: {error}\n  at {where}\n"
             f"  in the generated line: {generated}"
         )
+
+
+def _wide(p: Parameter, value: Any, argument: Any) -> Any:
+    """A float argument as float64; arrays are new."""
+    if argument is None or (not p.dtype.startswith(("float", "bfloat"))):
+        return argument
+    if p.shape is None:
+        return np.float64(value)
+    codec = _CODEC_OF.get(_TORCH[p.dtype])
+    array = argument if codec is None else codec.widen(np.ascontiguousarray(argument))
+    return np.array(array, np.float64)
 
 
 def _mentions(code: str, name: str) -> bool:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from .reports import SanitizerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import torch
 
     from .coverage import Coverage, Feature
+    from .explain import Explanation, Launch, LaunchLog, Trace
     from .recorder import Recorder
     from .reports import Report, Sequences
 
@@ -34,6 +37,10 @@ class Session:
         tf32: whether matrix products cut float32 factors to TF32.
         reports: what the sanitizers have found so far, in order.
         recorder: what counts coverage; None where it is not asked for.
+        trace: what to follow in every kernel that writes it; True keeps launches for `explain`.
+        traces: what was followed, in order.
+        untraced: why kernels that should have been followed were not, by name.
+        log: the launches, if they are kept.
     """
 
     arch: str
@@ -44,6 +51,10 @@ class Session:
     tf32: bool = False
     reports: list[Report] = field(default_factory=list)
     recorder: Recorder | None = None
+    trace: Trace | bool = False
+    traces: list[Explanation] = field(default_factory=list)
+    untraced: dict[str, str] = field(default_factory=dict)
+    log: LaunchLog | None = None
     # Lines whose infinities were traced and found to be meant.
     settled: set[Any] = field(default_factory=set)
 
@@ -69,6 +80,44 @@ class Session:
         if self.recorder is None:
             raise RuntimeError("nothing counts coverage: enter interpret(coverage=True)")
         return self.recorder
+
+    def trace_launch(self, launch: Launch) -> None:
+        """Follow the element that the context asks for, if a launch that ended wrote it."""
+        from .errors import Unsupported
+        from .explain import NotMadeError, Trace, explain_element
+
+        asked = self.trace
+        if not isinstance(asked, Trace) or asked.buffer not in launch.written:
+            return
+        if asked.kernel not in (None, launch.kernel.name):
+            return
+        assert self.log is not None
+        try:
+            self.traces.append(explain_element(self.log, launch, asked.buffer, asked.index))
+        except NotMadeError:
+            return
+        except Unsupported as error:
+            self.untraced[launch.kernel.name] = str(error)
+            _log.warning("%s", error)
+
+    def explain(self, tensor: torch.Tensor, index: Sequence[int]) -> Explanation:
+        """How an element of a tensor came about that a kernel of this context has written.
+
+        Args:
+            tensor: what a kernel returned or was given to write, or a view of it.
+            index: the element, one number for each dimension.
+
+        Raises:
+            ValueError: the context keeps no launches (`interpret(trace=True)` does).
+            NotMadeError: no kernel wrote the element (a LookupError).
+            Unsupported: the kernel cannot be traced; its threads play roles.
+        """
+        from .explain import explain_element
+
+        if self.log is None:
+            raise ValueError("no launches are kept to explain: enter interpret(trace=True)")
+        launch, name, place = self.log.find(tensor, index)
+        return explain_element(self.log, launch, name, place)
 
     def add(self, reports: Iterable[Report]) -> None:
         """Note the reports of a launch that ended.

@@ -10,21 +10,27 @@ from tlmatrix.interpreter.errors import Unsupported
 from .budget import SharedMemory, shared_memory, tensor_memory
 from .context import Buf
 from .covered import Counted, CoverageMixin
-from .sanitized import SanitizedMixin, Site, Watch
+from .recorded import Loop, Record, RecordedMixin, Spot
+from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
 from .source import Location, location_of
 from .statements import StatementMixin
-from .values import LOW_PRECISION, Val, is_float, is_int
+from .values import FLOATS, LOW_PRECISION, Val, is_float, is_int
 from .vectors import scalarized
 
 __all__ = [
     "Counted",
     "Location",
+    "Loop",
     "Parameter",
     "Program",
+    "Record",
     "SharedMemory",
     "Site",
+    "Spot",
     "Watch",
     "generate",
+    "kernel_usage",
+    "widened",
 ]
 
 
@@ -64,6 +70,7 @@ class Program:
         shared: how much shared memory the kernel needs; known of sanitized programs.
         counted: what a covered program counts; None for others.
         tensor: how many columns of tensor memory.
+        record: what the recorder of a recorded program needs to know; None for others.
     """
 
     name: str
@@ -76,6 +83,7 @@ class Program:
     shared: SharedMemory | None = None
     counted: Counted | None = None
     tensor: SharedMemory | None = None
+    record: Record | None = None
 
 
 class _Generator(StatementMixin):
@@ -251,6 +259,48 @@ def _covered(base: type[_Generator]) -> type[_Generator]:
             )
 
     return _CoveredGenerator
+class _RecordedGenerator(RecordedMixin, _Generator):
+    """Generates a recorded variant; see `recorded`."""
+
+    def __init__(self, func: Any, *, guard: bool) -> None:
+        super().__init__(func, guard=guard)
+        self.start_recording(func)
+
+    def run(self) -> Program:
+        """Generate the program; its function takes a recorder as last argument."""
+        program = super().run()
+        return replace(program, source=_with_parameter(program.source, "rec"), record=self.record())
+
+    def _bind_parameters(self) -> None:
+        super()._bind_parameters()
+        self.note_whole_kernel(self.func)
+
+
+def widened(func: Any) -> Any:
+    """The PrimFunc with float64 in the place of every float dtype: the same program, exact.
+
+    Raises:
+        Unsupported: if it looks at the bits of a float.
+    """
+    import json
+    import re
+
+    from tilelang import tvm
+
+    seen: list[str] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tvm.tirx.Call) and str(getattr(node.op, "name", "")).endswith(
+            "reinterpret"
+        ):
+            seen.append(str(node.dtype))
+
+    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+    if any(is_float(dtype) for dtype in seen):
+        raise Unsupported("float64 has no place for a float that is made of bits (T.reinterpret)")
+    names = "|".join(sorted(FLOATS - {"float64"}, key=len, reverse=True))
+    text = re.sub(rf'"(?:{names})"', json.dumps("float64"), tvm.ir.save_json(func))
+    return tvm.ir.load_json(text)
 
 
 def generate(
@@ -260,6 +310,7 @@ def generate(
     sanitizers: frozenset[str] | None = None,
     traced: bool = False,
     covered: bool = False,
+    recorded: bool = False,
 ) -> Program:
     """Generate the program of a PrimFunc.
 
@@ -269,6 +320,7 @@ def generate(
         sanitizers: for a sanitized variant the sanitizers that are on.
         traced: whether that variant traces where values stop being finite.
         covered: whether the program counts what of it is run.
+        recorded: whether to generate the recorded variant, which has no sanitizers.
 
     Raises:
         Unsupported: naming the operation and the user's line, if something is not modelled.
@@ -284,6 +336,12 @@ def generate(
         return (_covered(base) if covered else base)(func, guard=guard, **options)
 
     program: Program
+    if recorded:
+        if needs_roles(func):
+            raise Unsupported(
+                f"kernel {func.attrs['global_symbol']} cannot be traced: its threads play roles"
+            )
+        return _RecordedGenerator(func, guard=guard).run()
     if not needs_roles(func):
         if sanitizers is None:
             program = variant(_Generator).run()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .source import Location
     from .tileops import Region
 
-__all__ = ["SanitizedMixin", "Site", "Watch"]
+__all__ = ["SanitizedMixin", "Site", "Watch", "kernel_usage"]
 
 _REGIONS = ("tl.region", "tl.tileop.region")
 _ACQUIRING = ("acquire", "both", "unsaid")
@@ -89,7 +89,7 @@ class SanitizedMixin(StatementMixin):
         self._entered = False
         self._ordering = False
         self._memory_order = ""
-        self.usage_of_data = _usage(func)
+        self.usage_of_data = kernel_usage(func)
         self.w.reserve("watch")
 
     def watch_parameters(self) -> None:
@@ -717,7 +717,7 @@ def _names_infinity(value: Any) -> bool:
     return found
 
 
-def _usage(func: Any) -> dict[Any, set[str]]:
+def kernel_usage(func: Any) -> dict[Any, set[str]]:
     """What a kernel does with each memory: by the data of its buffers."""
     from tilelang import tvm
 

@@ -1,0 +1,28 @@
+"""Why an element has its value: `interpret(trace=...)`, and what `tlmatrix explain` prints.
+
+`launches` keeps what ran, `following` runs a launch again and follows one element back
+(`slicing` has the rules), `model` is the answer and `words` its printed form; `pictures` draws
+which block wrote what, and what each block read.
+"""
+
+from __future__ import annotations
+
+from .following import explain_element, mapped
+from .launches import Launch, LaunchLog, NotMadeError
+from .model import Block, Explanation, LoopRange, Read, Source, Step, Trace, Writer
+
+__all__ = [
+    "Block",
+    "Explanation",
+    "Launch",
+    "LaunchLog",
+    "LoopRange",
+    "NotMadeError",
+    "Read",
+    "Source",
+    "Step",
+    "Trace",
+    "Writer",
+    "explain_element",
+    "mapped",
+]

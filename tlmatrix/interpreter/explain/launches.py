@@ -1,0 +1,172 @@
+"""Launches kept to be run again: what a kernel was called with, as it was then.
+
+A launch is explained after the fact, by running it again on copies. So of every tensor that a
+launch changes the state before is kept, where anything could tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tlmatrix.interpreter.kernel import InterpretedKernel
+
+__all__ = ["Launch", "LaunchLog", "NotMadeError"]
+
+
+class NotMadeError(LookupError):
+    """No launch wrote the element that is asked for."""
+
+
+@dataclass
+class Launch:
+    """A kernel that ran.
+
+    Attributes:
+        number: from 1, in its context.
+        kernel: the kernel.
+        symbols: its symbolic dims.
+        live: its arguments, as they are now.
+        before: its arguments as they were.
+        written: names of the parameters that it writes.
+        unchanged: of each argument the version that PyTorch counts.
+    """
+
+    number: int
+    kernel: InterpretedKernel
+    symbols: Mapping[str, int]
+    live: dict[str, Any]
+    before: dict[str, Any]
+    written: frozenset[str]
+    unchanged: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"launch {self.number}, {self.kernel.name}"
+
+    def changed_since(self) -> list[str]:
+        """Arguments that PyTorch has changed in place since the launch."""
+        return [
+            name
+            for name, version in self.unchanged.items()
+            if self.before[name] is self.live[name] and self.live[name]._version != version  # noqa: SLF001 - PyTorch has no other name for it
+        ]
+
+
+class LaunchLog:
+    """The launches of one context, in order."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    def before(
+        self, kernel: InterpretedKernel, values: Mapping[str, Any], symbols: Mapping[str, int]
+    ) -> Launch:
+        """Note a launch that is about to run."""
+        usage = kernel.usage
+        tensors = {n: v.detach() for n, v in values.items() if isinstance(v, torch.Tensor)}
+        held = {_memory(t) for launch in self.launches for t in _tensors(launch.before.values())}
+        before: dict[str, Any] = dict(values) | tensors
+        written = frozenset(n for n, actions in usage.items() if actions & {"write", "atomic"})
+        saved: dict[int, torch.Tensor] = {}
+        for name in sorted(written & tensors.keys()):
+            tensor = tensors[name]
+            told = {n for n, t in tensors.items() if _memory(t) == _memory(tensor)}
+            seen = any(usage.get(n, frozenset()) & {"read", "atomic", "ordered"} for n in told)
+            if not seen and _memory(tensor) not in held:
+                continue
+            copy = tensor.clone()
+            saved[_memory(tensor)] = copy
+            if seen:
+                before[name] = copy
+            self._freeze(tensor, copy)
+        for name, tensor in tensors.items():
+            # What is read through another name is the same memory, as it was before.
+            if name not in written and _memory(tensor) in saved:
+                before[name] = tensor.clone()
+        launch = Launch(
+            len(self.launches) + 1,
+            kernel,
+            dict(symbols),
+            dict(values) | tensors,
+            before,
+            written & tensors.keys(),
+            {name: tensor._version for name, tensor in tensors.items()},  # noqa: SLF001 - as above
+        )
+        self.launches.append(launch)
+        return launch
+
+    def _freeze(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
+        """Earlier launches keep what they saw of a tensor that is about to change."""
+        for launch in self.launches:
+            for name, seen in launch.before.items():
+                if (
+                    isinstance(seen, torch.Tensor)
+                    and seen is launch.live[name]
+                    and _memory(seen) == _memory(tensor)
+                ):
+                    same = seen.shape == tensor.shape and seen.stride() == tensor.stride()
+                    launch.before[name] = copy if same else seen.clone()
+
+    def find(
+        self, tensor: torch.Tensor, index: Sequence[int], *, until: int | None = None
+    ) -> tuple[Launch, str, tuple[int, ...]]:
+        """The last launch that has written an element of a tensor: launch, parameter, index.
+
+        Launches from number `until` on are left out.
+
+        Raises:
+            NotMadeError: no kernel of the context wrote it.
+        """
+        address = _address(tensor, index)
+        for launch in reversed(self.launches[: None if until is None else until - 1]):
+            for name in sorted(launch.written):
+                place = _index_of(launch.live[name], address)
+                if place is not None:
+                    return launch, name, place
+        raise NotMadeError(
+            f"no kernel wrote the element {list(index)}: PyTorch made it, from what kernels wrote"
+            if self.launches
+            else f"no kernel ran that could have written the element {list(index)}"
+        )
+
+    def makers(self, tensor: torch.Tensor, until: int) -> list[tuple[Launch, str]]:
+        """The launches before number `until` that wrote memory of a tensor, the last first."""
+        memory = _memory(tensor)
+        return [
+            (launch, name)
+            for launch in reversed(self.launches[: until - 1])
+            for name in sorted(launch.written)
+            if _memory(launch.live[name]) == memory
+        ]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _address(tensor: torch.Tensor, index: Sequence[int]) -> int:
+    offset = sum(i * s for i, s in zip(index, tensor.stride(), strict=True))
+    return int(tensor.data_ptr()) + offset * tensor.element_size()
+
+
+def _index_of(tensor: torch.Tensor, address: int) -> tuple[int, ...] | None:
+    """The index of the element at an address, for a tensor without overlaps."""
+    rest, uneven = divmod(address - int(tensor.data_ptr()), tensor.element_size())
+    if rest < 0 or uneven or not tensor.numel():
+        return None
+    place = [0] * tensor.dim()
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    for axis in order:
+        if tensor.shape[axis] > 1 and tensor.stride(axis):
+            place[axis], rest = divmod(rest, tensor.stride(axis))
+    inside = all(0 <= i < n for i, n in zip(place, tensor.shape, strict=True))
+    return tuple(place) if inside and rest == 0 else None

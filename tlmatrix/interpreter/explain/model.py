@@ -1,0 +1,214 @@
+"""An element explained: what a trace answers, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tlmatrix.interpreter.codegen import Location
+    from tlmatrix.interpreter.runtime.codecs import Array
+
+__all__ = [
+    "Block",
+    "Explanation",
+    "LoopRange",
+    "Read",
+    "Source",
+    "Step",
+    "Trace",
+    "Writer",
+]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What to follow in `interpret(trace=...)`: an element of a parameter that kernels write.
+
+    Attributes:
+        buffer: the parameter's name in the kernel.
+        index: the element, one number for each dimension.
+        kernel: only in kernels of this name; None for any.
+    """
+
+    buffer: str
+    index: tuple[int, ...]
+    kernel: str | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a grid: its index, by the names of the block indices."""
+
+    names: tuple[str, ...]
+    index: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if not self.names:
+            return "the only block"
+        return ", ".join(f"{n} {i}" for n, i in zip(self.names, self.index, strict=True))
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A write of the element; `value` is what it then held, `added` the change of an atomic."""
+
+    block: Block
+    location: Location | None
+    action: str
+    loops: tuple[tuple[str, int], ...]
+    value: float
+    added: float | None = None
+
+
+@dataclass(frozen=True)
+class LoopRange:
+    """A loop as the block ran it.
+
+    Attributes:
+        name: its variable; empty for a while loop.
+        location: the user's line.
+        depth: how many loops are around it.
+        ranged: the range of its first run, if it has one.
+        turns: how many turns ran in all, in `entries` runs.
+        first: smallest value of the variable (the number of the turn where there is none).
+        last: largest value; None, as `first`, where no turn ran.
+    """
+
+    name: str
+    location: Location | None
+    depth: int
+    ranged: range | None
+    entries: int
+    turns: int
+    first: int | None
+    last: int | None
+
+
+@dataclass(frozen=True)
+class Read:
+    """Elements of a buffer that a step's value depends on; `place` spells them."""
+
+    buffer: str
+    place: str
+    elements: int
+    is_global: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """A statement that wrote something that leads to the element, in one turn.
+
+    Attributes:
+        loops: the turn: (variable, value), outermost first.
+        location: the user's line.
+        text: that line.
+        action: "store", "copy", "gemm", "reduce", ….
+        buffer: what was written.
+        place: the elements that lead to the one explained.
+        elements: how many these are.
+        values: their values, a sample where there are many.
+        exact: the same in a float64 run of the same program; None without one.
+        deviation: root mean square of the difference to `exact`, relative to that of `exact`.
+        departs: how precision is lost here, where the deviation is past what float32 leaves, and
+            far past that of everything read: "rounded" (to a dtype below float32), "cancels"
+            (the error was there, the terms around it are gone), or "departs"; empty elsewhere.
+        reads: what these elements depend on.
+    """
+
+    loops: tuple[tuple[str, int], ...]
+    location: Location | None
+    text: str
+    action: str
+    buffer: str
+    place: str
+    elements: int
+    values: Array = field(compare=False, repr=False)
+    exact: Array | None = field(compare=False, repr=False)
+    deviation: float | None
+    departs: str
+    reads: tuple[Read, ...]
+
+    @property
+    def value(self) -> float:
+        """The value, where it is one."""
+        return float(self.values[0])
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parameter that the element was made of.
+
+    Attributes:
+        buffer: its name.
+        place: the elements that the element's value depends on.
+        elements: how many these are.
+        made_by: the launch of this run that wrote it ("launch 2, packed_delta"), if one did.
+        turns: the elements (numbered by rows) by the turn that read them.
+    """
+
+    buffer: str
+    place: str
+    elements: int
+    made_by: str | None
+    turns: tuple[tuple[tuple[tuple[str, int], ...], Array], ...] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How one element of one launch came about.
+
+    Attributes:
+        kernel: the kernel's name.
+        launch: the number of the launch in its context, from 1.
+        buffer: the parameter.
+        index: the element.
+        shape: the parameter's shape.
+        dtype: its dtype.
+        grid: the names of the grid's indices and their extents.
+        block: the block that is followed: the last that wrote it, of atomics the one that added
+            most.
+        writers: every write of the element, in order.
+        loops: the ranges of the block's loops.
+        steps: what leads to the element, in the order in which it ran.
+        sources: the parameters it was made of.
+        addresses: integers read on the way, such as sequence boundaries.
+        missing: memory that the block read before anything wrote it.
+        value: the element; after the followed block where others add to it.
+        exact: what a float64 run of the same block makes of it.
+        no_exact: why there is no such run.
+        earlier: the explanation of the one element of an earlier launch that this one was made of.
+    """
+
+    kernel: str
+    launch: int
+    buffer: str
+    index: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    grid: Mapping[str, int]
+    block: Block
+    writers: tuple[Writer, ...]
+    loops: tuple[LoopRange, ...]
+    steps: tuple[Step, ...]
+    sources: tuple[Source, ...]
+    addresses: tuple[Read, ...]
+    missing: tuple[Read, ...]
+    value: float
+    exact: float | None
+    no_exact: str
+    earlier: Explanation | None = None
+    tensors: Callable[[str], Any] = field(compare=False, repr=False, default=lambda _name: None)
+    """The argument of a parameter, by name."""
+
+    @property
+    def departures(self) -> tuple[Step, ...]:
+        """Where precision is lost, in the order in which it happened."""
+        return tuple(step for step in self.steps if step.departs)
+
+    def __str__(self) -> str:
+        from .words import told
+
+        return "\n".join(told(self))

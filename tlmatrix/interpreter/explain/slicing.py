@@ -1,0 +1,250 @@
+"""From an element back to what made it: the writes of one block that lead to it.
+
+The rule of each write says which of the elements read an element written depends on: a lane on
+what it has read under its mask, an element of a product on a row and a column, and so on. Along a
+product, factors that meet an exact zero are left out: they add nothing, whatever they are.
+
+What is followed are values. Integers that lead to a float are addresses; they are kept apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tlmatrix.interpreter.runtime.places import Lanes, Tile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tlmatrix.interpreter.codegen import Spot
+    from tlmatrix.interpreter.runtime.codecs import Array
+    from tlmatrix.interpreter.runtime.tracks import Event
+
+__all__ = ["Link", "Slice", "accumulates", "sliced"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A write that leads to the element.
+
+    Attributes:
+        event: the write.
+        elements: those of the elements it wrote that lead there.
+        reads: for each read that these depend on its place and the elements.
+    """
+
+    event: Event
+    elements: Array
+    reads: tuple[tuple[int, Array], ...]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """All that leads to an element in one block.
+
+    Attributes:
+        links: in the order in which they ran.
+        addresses: integers read on the way: place and elements.
+        missing: memory of the block that was read before anything wrote it, with the elements.
+    """
+
+    links: tuple[Link, ...]
+    addresses: tuple[tuple[int, Array], ...]
+    missing: tuple[tuple[str, Array], ...]
+
+
+class _Needed:
+    """Which elements of each memory are still to be explained."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, Array] = {}
+
+    def add(self, memory: str, size: int, flat: Array) -> None:
+        if memory not in self._marks:
+            self._marks[memory] = np.zeros(max(size, 1), bool)
+        self._marks[memory][flat] = True
+
+    def among(self, memory: str, flat: Array) -> Array | None:
+        """Which of `flat` are needed; None where no element of the memory is."""
+        marks = self._marks.get(memory)
+        return None if marks is None else marks[flat]
+
+    def settle(self, memory: str, flat: Array) -> None:
+        self._marks[memory][flat] = False
+
+    def left(self) -> Iterable[tuple[str, Array]]:
+        for memory, marks in self._marks.items():
+            if marks.any():
+                yield memory, np.flatnonzero(marks)
+
+
+def sliced(
+    events: Sequence[Event], spots: Sequence[Spot], memory: str, size: int, element: int
+) -> Slice:
+    """The writes among `events` that lead to an element of a memory of `size` elements."""
+    needed = _Needed()
+    needed.add(memory, size, np.array([element]))
+    links: list[Link] = []
+    addresses: dict[tuple[str, bytes], tuple[int, Array]] = {}
+    for event in reversed(events):
+        spot = spots[event.spot]
+        found = _hit(event, spot.memory, needed)
+        if found is None:
+            continue
+        hit, reads = found
+        kept: list[tuple[int, Array]] = []
+        if accumulates(event, spot):
+            kept.append((event.spot, hit))
+        else:
+            needed.settle(spot.memory, hit)
+        exact = spot.dtype.startswith(("int", "uint", "bool"))
+        for (place, access), flat in zip(event.reads, reads, strict=True):
+            if not flat.size:
+                continue
+            source = spots[place]
+            if not exact and source.dtype.startswith(("int", "uint", "bool")):
+                addresses.setdefault((source.memory, flat.tobytes()), (place, flat))
+                continue
+            needed.add(source.memory, int(np.prod(access.shape)), flat)
+            kept.append((place, flat))
+        links.append(Link(event, hit, tuple(kept)))
+    outside = {s.memory for s in spots if s.is_global}
+    missing = tuple((name, flat) for name, flat in needed.left() if name not in outside)
+    return Slice(tuple(reversed(links)), tuple(addresses.values()), missing)
+
+
+def accumulates(event: Event, spot: Spot) -> bool:
+    """Whether a write adds to what its elements held."""
+    clear = {"gemm": 2, "reduce": 1}.get(event.rule)
+    return spot.action == "atomic" or (clear is not None and not event.extra[clear])
+
+
+def _hit(event: Event, memory: str, needed: _Needed) -> tuple[Array, list[Array]] | None:
+    """The needed elements that a write wrote, and for each of its reads what they depend on."""
+    if isinstance(event.write, Lanes):
+        return _hit_lanes(event, event.write, memory, needed)
+    elements = event.write.elements()
+    wanted = needed.among(memory, elements)
+    if wanted is None or not wanted.any():
+        return None
+    hit: Array = np.unique(elements[wanted])
+    reads = []
+    for k, (_, access) in enumerate(event.reads):
+        if isinstance(access, Lanes):
+            reads.append(access.elements())
+        else:
+            reads.append(np.unique(_RULES[event.rule](event, event.write, hit, access, k)))
+    return hit, reads
+
+
+def _hit_lanes(
+    event: Event, write: Lanes, memory: str, needed: _Needed
+) -> tuple[Array, list[Array]] | None:
+    accesses = [access for _, access in event.reads]
+    parts = [access.extent for access in accesses if isinstance(access, Lanes)]
+    extent = np.broadcast_shapes(write.extent, *parts)
+    flat, there = write.numbered(extent)
+    wanted = needed.among(memory, np.where(there, flat, 0))
+    if wanted is None:
+        return None
+    lanes = wanted & there
+    if not lanes.any():
+        return None
+    reads = []
+    for access in accesses:
+        assert isinstance(access, Lanes)
+        source, on = access.numbered(extent)
+        reads.append(np.unique(source[lanes & on]))
+    return np.unique(flat[lanes]), reads
+
+
+# Rules of tile operations: (event, what is written, its elements, a read, its number) -> elements
+
+
+def _copied(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del event, number
+    places, _ = write.inner(hit)
+    return read.outer(places)
+
+
+def _multiplied(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    turned_a, turned_b, _, zeros = event.extra
+    (rows, columns), _ = write.inner(hit)
+    a, b = event.reads[0][1], event.reads[1][1]
+    assert isinstance(a, Tile)
+    assert isinstance(b, Tile)
+    height, width = a.extent
+    depth = height if turned_a else width
+    inner = np.arange(depth)[None, :]
+    if number == 0:
+        places = [inner, rows[:, None]] if turned_a else [rows[:, None], inner]
+        return read.outer(places)
+    zero = np.unpackbits(zeros, count=height * width).reshape(height, width).astype(bool)
+    live = ~(zero.T if turned_a else zero)[rows]
+    which, at = np.nonzero(live)
+    of = columns[which]
+    return read.outer([of, at] if turned_b else [at, of])
+
+
+def _reduced(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del number
+    axis = int(event.extra[0])
+    places, _ = write.inner(hit)
+    rest = [size for k, size in enumerate(read.extent) if k != axis]
+    flat = np.zeros(len(hit), np.int64)
+    for place, size in zip(places, write.extent, strict=True):
+        flat = flat * size + place
+    spread = [p[:, None] for p in np.unravel_index(flat, rest)] if rest else []
+    spread.insert(axis, np.arange(read.extent[axis])[None, :])
+    return read.outer(spread)
+
+
+def _scanned(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del number
+    axis, backwards = int(event.extra[0]), bool(event.extra[1])
+    places, _ = write.inner(hit)
+    along = np.arange(read.extent[axis])[None, :]
+    limit = places[axis][:, None]
+    which, at = np.nonzero(along >= limit if backwards else along <= limit)
+    spread = [p[which] for p in places]
+    spread[axis] = at
+    return read.outer(spread)
+
+
+def _transposed(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del event, number
+    places, _ = write.inner(hit)
+    return read.outer([*places[:-2], places[-1], places[-2]])
+
+
+def _spread(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    """Copies of one buffer, a lane each: their leading dimensions are the buffer's."""
+    del event, number
+    places, _ = write.inner(hit)
+    return read.outer(places[: len(read.shape)])
+
+
+def _collapsed(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del event, number
+    places, _ = write.inner(hit)
+    known = len(places)
+    if not known:
+        return read.elements()
+    rest = np.meshgrid(*map(np.arange, read.extent[known:]), indexing="ij", sparse=True)
+    lead = [p.reshape(-1, *[1] * len(rest)) for p in places]
+    return read.outer([*lead, *(r[None] for r in rest)])
+
+
+_RULES: dict[str, Callable[[Event, Tile, Array, Tile, int], Array]] = {
+    "copy": _copied,
+    "atomic": _copied,
+    "gemm": _multiplied,
+    "reduce": _reduced,
+    "scan": _scanned,
+    "transpose": _transposed,
+    "spread": _spread,
+    "collapse": _collapsed,
+}

@@ -1,0 +1,224 @@
+"""An explanation in words: a heading, then a table of the statements, turn after turn."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .model import Explanation, LoopRange, Read, Source, Step, Writer
+
+__all__ = ["element", "number", "told", "turn_words"]
+
+_LABEL = 10
+_ENDS = 2
+"""Turns of a loop that are shown from its start, besides its last and those that lose precision."""
+_WRITERS = 6
+
+
+def element(explanation: Explanation) -> str:
+    """`out[0, 63, 2, 5]`."""
+    return f"{explanation.buffer}[{', '.join(map(str, explanation.index))}]"
+
+
+def number(value: float) -> str:
+    """Six digits, `nan` and `inf` as words."""
+    return f"{value:.6g}"
+
+
+def turn_words(loops: Sequence[tuple[str, int]]) -> str:
+    """`step 3`, or `step 3, part 0`."""
+    return ", ".join(f"{name} {at}" for name, at in loops)
+
+
+def told(explanation: Explanation, *, full: bool = False, width: int = 120) -> Iterator[str]:
+    """The lines of an explanation; `full` shows every turn of every loop."""
+    yield (
+        f"{element(explanation)} of kernel {explanation.kernel}, launch {explanation.launch} "
+        f"({explanation.dtype})"
+    )
+    for label, text in _facts(explanation):
+        yield f"  {label:<{_LABEL}}{text}"
+    yield ""
+    yield from _table(explanation.steps, full=full, width=width)
+    if explanation.departures:
+        yield ""
+        yield "  precision is lost, in order:"
+        seen: dict[tuple[str, str], list[Step]] = {}
+        for step in explanation.departures:
+            seen.setdefault((str(step.location), step.buffer), []).append(step)
+        for (_, buffer), steps in seen.items():
+            first = steps[0]
+            many = f" and {len(steps) - 1} more turns" if len(steps) > 1 else ""
+            turn = f" in {turn_words(first.loops)}{many}" if first.loops else ""
+            worst = max(step.deviation or 0.0 for step in steps)
+            yield f"    {_line(first)}  {buffer} {first.departs}{turn}: {worst:.1e}"
+    if explanation.earlier is not None:
+        yield ""
+        yield from told(explanation.earlier, full=full, width=width)
+
+
+def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    e = explanation
+    yield "value", number(e.value) + _against(e)
+    extents = ", ".join(f"{name} {size}" for name, size in e.grid.items())
+    yield "block", f"{e.block}" + (f", of a grid of {extents}" if extents else "")
+    yield from _written(e.writers)
+    for loop in e.loops:
+        yield "loop", _loop(loop)
+    for source in e.sources:
+        yield "made of", _source(source)
+    if e.addresses:
+        yield "at", ", ".join(f"{r.buffer}{r.place}" for r in e.addresses)
+    for read in e.missing:
+        yield "unwritten", f"{_read(read)} was read before anything wrote it"
+
+
+def _against(e: Explanation) -> str:
+    if e.exact is None:
+        return f" (no float64 run: {e.no_exact})" if e.no_exact else ""
+    return f", in a float64 run of the same program {number(e.exact)}"
+
+
+def _written(writers: tuple[Writer, ...]) -> Iterator[tuple[str, str]]:
+    atomic = any(writer.added is not None for writer in writers)
+    if not atomic and len(writers) == 1:
+        yield "written", f"{_place(writers[0])}, once"
+        return
+    shown = writers if len(writers) <= _WRITERS else (*writers[:3], *writers[-2:])
+    for k, writer in enumerate(shown):
+        if len(shown) < len(writers) and k == 3:
+            yield "…", f"{len(writers) - len(shown)} more"
+        turn = f" in {turn_words(writer.loops)}" if writer.loops else ""
+        amount = (
+            f"{number(writer.value)}"
+            if writer.added is None
+            else f"{writer.added:+.6g} to {number(writer.value)}"
+        )
+        yield "written", f"{_place(writer)}, block {writer.block}{turn}: {amount}"
+
+
+def _place(writer: Writer) -> str:
+    return f"{_short(writer.location)} ({writer.action})"
+
+
+def _loop(loop: LoopRange) -> str:
+    name = loop.name or "while"
+    if not loop.turns:
+        return f"{name}: no turn, {_short(loop.location)}"
+    span = f"{loop.first}" if loop.first == loop.last else f"{loop.first} to {loop.last}"
+    times = f" in {loop.entries} runs" if loop.entries > 1 else ""
+    turns = "1 turn" if loop.turns == 1 else f"{loop.turns} turns"
+    return f"{name} = {span}, {turns}{times}, {_short(loop.location)}"
+
+
+def _source(source: Source) -> str:
+    made = f", written by {source.made_by}" if source.made_by else ""
+    place = source.place if source.place.startswith("[") else f": {source.place}"
+    return f"{source.buffer}{place}{made}"
+
+
+def _read(read: Read) -> str:
+    return f"{read.buffer}{read.place if read.place[:1] in ('', '[') else ': ' + read.place}"
+
+
+def _short(location: object) -> str:
+    if location is None:
+        return "an unknown line"
+    file, _, line = str(location).rpartition(":")
+    return f"{Path(file).name}:{line}"
+
+
+def _line(step: Step) -> str:
+    return _short(step.location)
+
+
+def _table(steps: Sequence[Step], *, full: bool, width: int) -> Iterator[str]:
+    """Every statement that leads to the element: line, what it wrote, value, deviation, text."""
+    groups = [(turn, list(part)) for turn, part in groupby(steps, key=lambda s: s.loops)]
+    rows = {id(step): _cells(step) for step in steps}
+    hidden = set() if full else _hidden(groups)
+    shown = [s for k, (_, part) in enumerate(groups) if k not in hidden for s in part]
+    widths = [max((len(rows[id(s)][c]) for s in shown), default=0) for c in range(4)]
+    skipped: list[str] = []
+    for k, (turn, part) in enumerate(groups):
+        if k in hidden:
+            skipped.append(turn_words(turn))
+            continue
+        if skipped:
+            yield f"  {skipped[0]} … {skipped[-1]}: alike, --full shows them"
+            skipped = []
+        heading = turn_words(turn) if turn else "outside of loops"
+        yield f"  {heading}"
+        for step in part:
+            cells = rows[id(step)]
+            told = "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=False))
+            room = max(width - len(told) - 8, 0)
+            text = step.text if len(step.text) <= room else step.text[: max(room - 1, 0)] + "…"
+            yield f"    {told}  {text if room >= 20 else ''}".rstrip()
+
+
+def _hidden(groups: Sequence[tuple[tuple[tuple[str, int], ...], list[Step]]]) -> set[int]:
+    """Groups that are turns in the middle of a loop, and like those around them."""
+    found = set()
+    lines: set[tuple[object, ...]] = set()
+    for k, (turn, part) in enumerate(groups):
+        here = tuple((s.location, s.buffer) for s in part)
+        last = k + 1 == len(groups) or groups[k + 1][0][:-1] != turn[:-1] or not groups[k + 1][0]
+        early = turn and turn[-1][1] < _ENDS and len(turn) == 1
+        if turn and not early and not last and here in lines and not _first_loss(part, groups):
+            found.add(k)
+        lines.add(here)
+    return found if len(found) > 1 else set()
+
+
+def _first_loss(
+    part: Sequence[Step], groups: Sequence[tuple[tuple[tuple[str, int], ...], list[Step]]]
+) -> bool:
+    """Whether a statement loses precision here that lost none in an earlier turn."""
+    for step in part:
+        if not step.departs:
+            continue
+        key = (step.location, step.buffer)
+        for _, other in groups:
+            found = next((s for s in other if s.departs and (s.location, s.buffer) == key), None)
+            if found is not None:
+                if found is step:
+                    return True
+                break
+    return False
+
+
+def _cells(step: Step) -> tuple[str, str, str, str]:
+    place = step.place if step.place[:1] in ("", "[") else f": {step.place}"
+    mark = ""
+    if step.deviation is not None:
+        mark = "exact" if step.deviation == 0 else f"{step.deviation:.1e}"
+        mark += f" <- {step.departs}" if step.departs else ""
+    return _line(step), f"{step.buffer}{place}", _values(step), mark
+
+
+def _values(step: Step) -> str:
+    values = step.values
+    if step.elements == 1:
+        return number(float(values[0]))
+    finite = values[np.isfinite(values)]
+    strange = [
+        f"{int(count)} {word}"
+        for word, count in (
+            ("nan", np.isnan(values).sum()),
+            ("inf", np.isposinf(values).sum()),
+            ("-inf", np.isneginf(values).sum()),
+        )
+        if count
+    ]
+    span = ""
+    if finite.size:
+        low, high = float(finite.min()), float(finite.max())
+        span = f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}"
+    return ", ".join([*([span] if span else []), *strange])

@@ -1,0 +1,440 @@
+"""What a recorded program calls: who wrote what, and every access of one block.
+
+A `Mapper` runs with every block and keeps what is needed to draw a launch and to find who wrote
+an element. A `Follower` looks at one block alone: first it keeps the geometry of its accesses
+(which elements each lane reads and writes), which is small; then, in a second run, the values of
+the few elements that matter. Other blocks are skipped where nobody can tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .codecs import CODECS
+from .memory import clip
+from .places import Access, Lanes, Tile, element_values
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.interpreter.codegen import Record
+
+    from .codecs import Array
+
+__all__ = ["BlockRun", "Event", "Follower", "LoopRun", "Mapper", "Turn", "Write"]
+
+Turn = tuple[tuple[int, int], ...]
+"""Which turn of each loop is running, outermost first: (number of the loop, its variable)."""
+
+_BOXES = 200_000
+"""Reads of global memory that a map keeps for a picture."""
+
+
+@dataclass
+class LoopRun:
+    """How a block ran a loop: `first` to `last` value of its variable, `turns` in `entries`."""
+
+    loop: int
+    depth: int
+    entries: int = 0
+    turns: int = 0
+    first: int | None = None
+    last: int | None = None
+    ranged: range | None = None
+
+
+@dataclass
+class BlockRun:
+    """What one block did.
+
+    Attributes:
+        number: its running number, from 1.
+        grid: the number of its grid.
+        index: its index in the grid.
+        loops: by number of the loop, in the order in which they started.
+        boxes: reads of global memory: (memory, turn, first and last index of each dimension).
+        paths: for each turn of an outermost loop the places of the statements that ran.
+    """
+
+    number: int
+    grid: int
+    index: tuple[int, ...]
+    loops: dict[int, LoopRun] = field(default_factory=dict)
+    boxes: list[tuple[str, Turn, tuple[tuple[int, int], ...]]] = field(default_factory=list)
+    paths: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write of the element that a map looks out for; `value` is what it then held."""
+
+    block: int
+    spot: int
+    turn: Turn
+    value: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """A write in the block that is followed, and what it read.
+
+    `rule` says how elements written depend on elements read: "lanes" (each lane on what it
+    read), or the name of a tile operation, with its own `extra`.
+    """
+
+    number: int
+    spot: int
+    turn: Turn
+    write: Access
+    reads: tuple[tuple[int, Access], ...]
+    rule: str
+    extra: tuple[Any, ...] = ()
+
+
+class _Recorder:
+    """Keeps the block and the turn that run."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self._stack: list[list[int]] = []
+
+    def enter(self, grid: int, index: tuple[int, ...]) -> int:
+        """A block starts."""
+        raise NotImplementedError
+
+    def _turn(self) -> Turn:
+        return tuple((entry[0], entry[1]) for entry in self._stack)
+
+    def loop(self, number: int, ranged: range | None = None) -> None:
+        """A loop is about to start."""
+        del ranged
+        self._stack.append([number, -1])
+
+    def turn(self, value: int | None = None) -> None:
+        """A turn of the innermost loop starts."""
+        top = self._stack[-1]
+        top[1] = top[1] + 1 if value is None else int(value)
+
+    def leave(self, number: int) -> None:
+        """A loop has ended."""
+        while self._stack.pop()[0] != number:
+            pass
+
+    def begin(self, line: int) -> None:
+        """A statement starts."""
+
+    def one(self, spot: int, array: Array | None, index: tuple[int, ...], value: Any) -> Any:
+        """A single element, or a variable, was read in the middle of an expression: `value`."""
+        del spot, array, index
+        return value
+
+    def read(self, spot: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
+        """Lanes are about to read."""
+
+    def wrote(
+        self, spot: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
+    ) -> None:
+        """Lanes have written."""
+
+    def tile(
+        self,
+        spot: int,
+        sources: tuple[tuple[int, Array, tuple[Any, ...]], ...],
+        array: Array,
+        dims: tuple[Any, ...],
+        *extra: Any,
+    ) -> None:
+        """A tile operation is done."""
+
+    def named(
+        self, spot: int, value: Any, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
+    ) -> None:
+        """A float has got a name."""
+
+    def recalled(
+        self, spot: int, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
+    ) -> None:
+        """A named float is read."""
+
+    def assigned(self, spot: int, value: Any) -> None:
+        """A variable has been set."""
+
+    def spread(
+        self, one: int, array: Array | None, many: int, copies: Array, outward: bool
+    ) -> None:
+        """A local buffer has got one copy a lane, or is one again."""
+
+
+class Mapper(_Recorder):
+    """A whole launch: who wrote every element, and which loops and reads each block ran.
+
+    Attributes:
+        blocks: in the order in which they ran.
+        owners: per memory that is written the number of the block that last wrote an element, or
+            0; `shared` the number of other blocks that wrote it before.
+        writes: all writes of the element looked out for.
+        whole: False where so much was read that only part of it is in `boxes`.
+    """
+
+    def __init__(self, record: Record, target: tuple[str, int] | None = None) -> None:
+        super().__init__(record)
+        self.blocks: list[BlockRun] = []
+        self.owners: dict[str, Array] = {}
+        self.shared: dict[str, Array] = {}
+        self.writes: list[Write] = []
+        self.whole = True
+        self._target = target
+        self._block = BlockRun(0, 0, ())
+        self._path: set[int] = set()
+        self._boxes = 0
+
+    def enter(self, grid: int, index: tuple[int, ...]) -> int:
+        """A block starts; everything global that it does is noted."""
+        self._stack.clear()
+        self._block = BlockRun(len(self.blocks) + 1, grid, index)
+        self.blocks.append(self._block)
+        return 1
+
+    def loop(self, number: int, ranged: range | None = None) -> None:
+        """A loop is about to start."""
+        depth = len(self._stack)
+        super().loop(number)
+        run = self._block.loops.setdefault(number, LoopRun(number, depth))
+        run.entries += 1
+        if run.entries == 1:
+            run.ranged = ranged
+
+    def turn(self, value: int | None = None) -> None:
+        """A turn of the innermost loop starts."""
+        super().turn(value)
+        number, at = self._stack[-1]
+        run = self._block.loops[number]
+        run.turns += 1
+        run.first = at if run.first is None else min(run.first, at)
+        run.last = at if run.last is None else max(run.last, at)
+        if len(self._stack) == 1:
+            self._path = set()
+
+    def leave(self, number: int) -> None:
+        """A loop has ended."""
+        super().leave(number)
+        self._path = set()
+
+    def begin(self, line: int) -> None:
+        """A statement starts."""
+        if self._stack and line not in self._path:
+            self._path.add(line)
+            top = self._stack[0]
+            self._block.paths[top[0], top[1]] = frozenset(self._path)
+
+    def read(self, spot: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
+        """Lanes are about to read global memory."""
+        self._box(spot, Lanes(array.shape, index, mask).bounds())
+
+    def wrote(
+        self, spot: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
+    ) -> None:
+        """Lanes have written global memory."""
+        flat = Lanes(array.shape, index, mask, lanes).elements()
+        self._own(spot, array, flat)
+
+    def tile(
+        self,
+        spot: int,
+        sources: tuple[tuple[int, Array, tuple[Any, ...]], ...],
+        array: Array,
+        dims: tuple[Any, ...],
+        *extra: Any,
+    ) -> None:
+        """A tile operation is done."""
+        del extra
+        for source, read, region in sources:
+            if self.record.spots[source].is_global:
+                self._box(source, Tile(read.shape, region).bounds())
+        if self.record.spots[spot].is_global:
+            self._own(spot, array, dims)
+
+    def _box(self, spot: int, bounds: tuple[tuple[int, int], ...] | None) -> None:
+        if bounds is None:
+            return
+        if self._boxes >= _BOXES:
+            self.whole = False
+            return
+        self._boxes += 1
+        self._block.boxes.append((self.record.spots[spot].memory, self._turn(), bounds))
+
+    def _own(self, spot: int, array: Array, where: Any) -> None:
+        """Note the writer; `where` is flat indices, or the dims of a tile."""
+        memory = self.record.spots[spot].memory
+        if memory not in self.owners:
+            self.owners[memory] = np.zeros(array.shape, np.int32)
+            self.shared[memory] = np.zeros(array.shape, np.uint16)
+        owners, shared = self.owners[memory], self.shared[memory]
+        if isinstance(where, tuple):
+            some, place, _, _ = clip(where, array.shape)
+            if not some:
+                return
+            old = owners[place]
+            shared[place] += (old != 0) & (old != self._block.number)
+            owners[place] = self._block.number
+        else:
+            flat = owners.reshape(-1)
+            old = flat[where]
+            shared.reshape(-1)[where] += (old != 0) & (old != self._block.number)
+            flat[where] = self._block.number
+        if self._target is not None and self._target[0] == memory:
+            self._watch(spot, array, where)
+
+    def _watch(self, spot: int, array: Array, where: Any) -> None:
+        assert self._target is not None
+        flat = self._target[1]
+        inside = (
+            Tile(array.shape, where).holds(flat)
+            if isinstance(where, tuple)
+            else bool((where == flat).any())
+        )
+        if inside:
+            codec = CODECS.get(self.record.spots[spot].codec or "")
+            value = element_values(array, codec, np.array([flat]))[0]
+            self.writes.append(Write(self._block.number, spot, self._turn(), float(value)))
+
+
+class Follower(_Recorder):
+    """One block: the geometry of all it does, or the values of what is wanted.
+
+    Attributes:
+        events: what the block wrote, in order; empty where values are wanted.
+        values: by number of the event the values of the elements asked for, in float64.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        block: tuple[int, tuple[int, ...]],
+        *,
+        alone: bool,
+        wanted: Mapping[int, Array] | None = None,
+    ) -> None:
+        super().__init__(record)
+        self.events: list[Event] = []
+        self.values: dict[int, Array] = {}
+        self._chosen = block
+        self._others = 0 if alone else 1
+        self._wanted = wanted
+        self._on = False
+        self._count = 0
+        self._reads: list[tuple[int, Access]] = []
+
+    def enter(self, grid: int, index: tuple[int, ...]) -> int:
+        """A block starts."""
+        self._stack.clear()
+        self._on = (grid, index) == self._chosen
+        return 2 if self._on else self._others
+
+    def begin(self, line: int) -> None:
+        """A statement starts: what conditions and loop bounds read is not its data."""
+        del line
+        self._reads.clear()
+
+    def _note(self, spot: int, access: Access) -> None:
+        if self._on and self._wanted is None:
+            self._reads.append((spot, access))
+
+    def _event(
+        self,
+        spot: int,
+        write: Access,
+        array: Array | None,
+        value: Any,
+        rule: str = "lanes",
+        extra: tuple[Any, ...] = (),
+        reads: tuple[tuple[int, Access], ...] | None = None,
+    ) -> None:
+        number = self._count
+        self._count += 1
+        if self._wanted is not None:
+            flat = self._wanted.get(number)
+            if flat is None:
+                return
+            codec = CODECS.get(self.record.spots[spot].codec or "")
+            source = array if array is not None else np.broadcast_to(value, write.shape)
+            self.values[number] = element_values(source, codec, flat)
+            return
+        found = tuple(self._reads) if reads is None else reads
+        self.events.append(Event(number, spot, self._turn(), write, found, rule, extra))
+
+    def one(self, spot: int, array: Array | None, index: tuple[int, ...], value: Any) -> Any:
+        """A single element, or a variable, was read."""
+        self._note(spot, Lanes(() if array is None else array.shape, index, None))
+        return value
+
+    def read(self, spot: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
+        """Lanes are about to read."""
+        self._note(spot, Lanes(array.shape, index, mask).kept())
+
+    def recalled(
+        self, spot: int, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
+    ) -> None:
+        """A named float is read."""
+        self._note(spot, Lanes(shape, index, mask).kept())
+
+    def wrote(
+        self, spot: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
+    ) -> None:
+        """Lanes have written."""
+        if self._on:
+            self._event(spot, Lanes(array.shape, index, mask, lanes).kept(), array, None)
+
+    def named(
+        self, spot: int, value: Any, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
+    ) -> None:
+        """A float has got a name."""
+        if self._on:
+            self._event(spot, Lanes(shape, index, mask).kept(), None, value)
+
+    def assigned(self, spot: int, value: Any) -> None:
+        """A variable has been set."""
+        if self._on:
+            self._event(spot, Lanes((), (), None), None, value)
+
+    def tile(
+        self,
+        spot: int,
+        sources: tuple[tuple[int, Array, tuple[Any, ...]], ...],
+        array: Array,
+        dims: tuple[Any, ...],
+        *extra: Any,
+    ) -> None:
+        """A tile operation is done."""
+        if not self._on:
+            return
+        rule = self.record.spots[spot].action
+        if rule == "gemm" and self._wanted is None:
+            # A factor that is zero adds nothing: what it multiplies did not make the sum.
+            source, factor, region = sources[0]
+            codec = CODECS.get(self.record.spots[source].codec or "")
+            zeros = np.packbits(Tile(factor.shape, region).matrix(factor, codec) == 0)
+            extra = (*extra, zeros)
+        reads: tuple[tuple[int, Access], ...] = tuple((n, Tile(a.shape, d)) for n, a, d in sources)
+        if rule in ("fill", "atomic"):
+            reads = (*self._reads, *reads)
+        self._event(spot, Tile(array.shape, dims), array, None, rule, extra, reads)
+
+    def spread(
+        self, one: int, array: Array | None, many: int, copies: Array, outward: bool
+    ) -> None:
+        """A local buffer has got one copy a lane, or is one again."""
+        if not self._on:
+            return
+        shape = () if array is None else array.shape
+        single, lanes = Tile.whole(shape), Tile.whole(copies.shape)
+        if outward:
+            self._event(many, lanes, copies, None, "spread", (), ((one, single),))
+        elif array is None:
+            value = copies.reshape(-1)[0]
+            self._event(one, single, None, value, "collapse", (), ((many, lanes),))
+        else:
+            self._event(one, single, array, None, "collapse", (), ((many, lanes),))
