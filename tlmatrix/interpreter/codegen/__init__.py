@@ -259,6 +259,8 @@ def _covered(base: type[_Generator]) -> type[_Generator]:
             )
 
     return _CoveredGenerator
+
+
 class _RecordedGenerator(RecordedMixin, _Generator):
     """Generates a recorded variant; see `recorded`."""
 
