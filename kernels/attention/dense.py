@@ -20,7 +20,7 @@ __all__ = ["atomic_gradients", "delta_pass", "forward", "query_gradients", "spli
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build the forward kernel: q, k, v to out and lse; with the tiles of its dims if not given."""
+    """Build the forward kernel: q, k, v to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v).forward
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
@@ -78,8 +78,9 @@ def delta_pass(layout, dtype, head_dim_v, rows, threads):
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
 
@@ -116,8 +117,9 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def split_key_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+def split_key_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `split`, dk and dv: one float32 part for each query head of a group."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
     k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)
@@ -159,8 +161,9 @@ def split_key_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, win
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `split`, dq: each tile of queries walks over its keys by itself."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).query_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
 

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from tlmatrix_kernels.attention import dense, packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
-from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, DELTA_ROWS, DELTA_THREADS, tiles_for
+from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, DELTA_ROWS, DELTA_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
 
 __all__ = ["dense_attention", "varlen_attention"]
@@ -127,7 +127,7 @@ def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.
 
 
 def _static(call: Attention) -> tuple:
-    """What the big kernels are compiled for, tiles apart."""
+    """What the big kernels are compiled for; their tiles follow from it and the target."""
     return (
         call.dtype,
         call.groups,
@@ -145,7 +145,6 @@ def _gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
     `bounds` are the cu_seqlens and `lengths` (max_seqlen_q, max_seqlen_k), empty where dense.
     """
     q, k, v, out, lse, do = tensors
-    tiles = tiles_for(call.head_dim, call.head_dim_v)
     static = (*prefix, *_static(call))
     longest_q, longest_k = lengths[:1], lengths[1:]
     scalars = (call.scale, call.window or 0)
@@ -157,7 +156,7 @@ def _gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
 
     if call.backward == "atomic":
         dq, dk, dv = _zeros(q), _zeros(k), _zeros(v)
-        kernel = kernels.atomic_gradients(*static, tiles.key_block)
+        kernel = kernels.atomic_gradients(*static)
         kernel(*read, dq, dk, dv, *longest_k, *scalars)
         sums = zip((dq, dk, dv), (q, k, v), wanted, strict=True)
         return tuple(_combine(part, like, call) if want else None for part, like, want in sums)
@@ -165,11 +164,11 @@ def _gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
     dq = dk = dv = None
     if wanted[0]:
         dq = torch.empty_like(q)
-        kernel = kernels.query_gradients(*static, tiles.query_block)
+        kernel = kernels.query_gradients(*static)
         kernel(*read, dq, *longest_q, *scalars)
     if wanted[1] or wanted[2]:
         dk_parts, dv_parts = _parts(k, call.groups), _parts(v, call.groups)
-        kernel = kernels.split_key_gradients(*static, tiles.key_block)
+        kernel = kernels.split_key_gradients(*static)
         kernel(*read, dk_parts, dv_parts, *longest_k, *scalars)
         dk = _combine(dk_parts, k, call) if wanted[1] else None
         dv = _combine(dv_parts, v, call) if wanted[2] else None
@@ -199,8 +198,7 @@ class _DenseAttention(torch.autograd.Function):
             out.zero_()
             lse.fill_(float("-inf"))
         elif lse.numel():
-            tiles = tiles_for(call.head_dim, call.head_dim_v)
-            kernel = dense.forward(call.layout, *_static(call), tiles.forward)
+            kernel = dense.forward(call.layout, *_static(call))
             kernel(q, k, v, out, lse, call.scale, call.window or 0)
         ctx.call = call
         ctx.save_for_backward(q, k, v, out, lse)
@@ -232,8 +230,7 @@ class _PackedAttention(torch.autograd.Function):
             out.zero_()
             lse.fill_(float("-inf"))
         elif q.shape[0]:
-            tiles = tiles_for(call.head_dim, call.head_dim_v)
-            kernel = packed.forward(*_static(call), tiles.forward)
+            kernel = packed.forward(*_static(call))
             kernel(
                 q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse,
                 lengths.max_seqlen_q, call.scale, call.window or 0,

@@ -16,6 +16,7 @@ from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.masks import Mask
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows
+from tlmatrix_kernels.attention.tiles import tiles_for
 
 __all__ = ["atomic_gradients", "delta_pass", "forward", "query_gradients", "split_key_gradients"]
 
@@ -26,8 +27,9 @@ def _rows(cu_seqlens, sequence):
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build the forward kernel: q, k, v to out and lse."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).forward
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
 
@@ -82,8 +84,9 @@ def delta_pass(dtype, head_dim_v, rows, threads):
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
 
@@ -121,8 +124,9 @@ def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tile
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def split_key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+def split_key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `split`, dk and dv: one float32 part for each query head of a group."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
 
@@ -163,8 +167,9 @@ def split_key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, t
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles):
+def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `split`, dq: each tile of queries walks over its keys by itself."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).query_block
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
 

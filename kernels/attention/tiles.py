@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tlmatrix_kernels.target import capability
+
 __all__ = [
     "COMBINE_THREADS",
     "DELTA_ROWS",
@@ -54,8 +56,36 @@ def padded(dim: int) -> int:
 
 
 def tiles_for(head_dim: int, head_dim_v: int) -> AttentionTiles:
-    """Choose tiles for Hopper: at most 240 registers a thread and 227 KiB of shared memory."""
+    """Choose tiles for the GPU that is compiled for."""
     width, width_v = padded(head_dim), padded(head_dim_v)
+    if capability() < 90:
+        return _ampere(width, width_v)
+    return _hopper(width, width_v)
+
+
+def _ampere(width: int, width_v: int) -> AttentionTiles:
+    """Small tiles: at most 163 KiB of shared memory, and where that fits two blocks of it.
+
+    No stages, so two blocks of a multiprocessor hide each other's loads: asynchronous copies are
+    waited for by their number, which must be a constant, and TileLang 0.1.15 has none for a loop
+    whose length only the running kernel knows.
+    """
+    wide, both = max(width, width_v), width + width_v
+    columns = 64 if wide <= 128 else 32
+    key_block = (
+        Tiles(queries=32, keys=128, stages=0, threads=256)
+        if both <= 256
+        else Tiles(queries=32, keys=64, stages=0, threads=256, staged=True)
+    )
+    return AttentionTiles(
+        forward=Tiles(queries=64, keys=columns, stages=0, threads=128),
+        key_block=key_block,
+        query_block=Tiles(queries=64, keys=columns, stages=0, threads=128),
+    )
+
+
+def _hopper(width: int, width_v: int) -> AttentionTiles:
+    """At most 240 registers a thread and 227 KiB of shared memory."""
     return AttentionTiles(
         forward=_forward(max(width, width_v)),
         key_block=_key_block(width + width_v),

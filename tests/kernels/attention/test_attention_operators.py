@@ -5,6 +5,7 @@ import re
 import attention_reference as reference
 import pytest
 import torch
+from tilelang import tvm
 from torch.utils import deterministic
 
 from tlmatrix.interpreter import interpret
@@ -314,14 +315,37 @@ def test_every_element_is_written(kind, backward):
 
 
 @pytest.mark.parametrize("dim_v", range(8, 257, 8))
-def test_tiles_fit_the_shared_memory_of_a_hopper_block(dim_v):
+@pytest.mark.parametrize(("arch", "shared_memory"), [("sm_80", 166912), ("sm_90a", 232448)])
+def test_tiles_fit_the_shared_memory_of_a_block(arch, shared_memory, dim_v):
     for dim in range(8, 257, 8):
-        chosen = tiles.tiles_for(dim, dim_v)
+        with tvm.target.Target({"kind": "cuda", "arch": arch}):
+            chosen = tiles.tiles_for(dim, dim_v)
         wide, wide_v = tiles.padded(dim), tiles.padded(dim_v)
         both = wide + wide_v
         for tile in (chosen.forward, chosen.query_block):
             held = tile.queries * max(both, 2 * wide_v)
-            assert 2 * (held + tile.stages * tile.keys * both) <= 232448
+            assert 2 * (held + max(tile.stages, 1) * tile.keys * both) <= shared_memory
         tile = chosen.key_block
         scores = 2 * tile.keys * tile.queries
-        assert 2 * (tile.keys * both + tile.stages * tile.queries * both + scores) <= 232448
+        loaded = max(tile.stages, 1) * tile.queries * both
+        assert 2 * (tile.keys * both + loaded + scores) <= shared_memory
+
+
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+@pytest.mark.parametrize("backward", ["atomic", "split"])
+def test_tiles_of_ampere_compute_the_same(kind, backward):
+    inputs = reference.leaves(*SHAPES)
+    found = {}
+    for arch in ("sm_80", "sm_90a"):
+        with interpret(arch=arch):
+            out, _ = attend(kind, inputs, causal=True, window=40, backward=backward)
+            gradients = torch.autograd.grad(out.float().sum(), inputs)
+        found[arch] = (out, *gradients)
+    for ampere, hopper in zip(*found.values(), strict=True):
+        torch.testing.assert_close(ampere, hopper, rtol=2e-2, atol=2e-2)
+    assert tiles_in_force("sm_80") != tiles_in_force("sm_90a")
+
+
+def tiles_in_force(arch):
+    with tvm.target.Target({"kind": "cuda", "arch": arch}):
+        return tiles.tiles_for(64, 64)

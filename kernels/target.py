@@ -1,0 +1,22 @@
+"""The GPU that kernels are compiled for, as far as their tiles depend on it."""
+
+from tilelang.backend.target import determine_target
+
+__all__ = ["capability"]
+
+# What tiles are tuned for first; meant where nothing is being compiled, in benchmarks and tests.
+HOPPER = 90
+
+
+def capability():
+    """The compute capability of the target in force: 80 for sm_80, 90 for sm_90a, 100 for sm_100a.
+
+    While a kernel is traced that is the architecture it is traced for; outside of that the GPU of
+    this machine, and Hopper where there is none.
+    """
+    try:
+        target = determine_target("auto", return_object=True)
+    except ValueError:  # no target in force, and no GPU
+        return HOPPER
+    digits = str(target.attrs["arch"]).removeprefix("sm_").rstrip("af")
+    return int(digits)
