@@ -1,13 +1,17 @@
-"""The GEMM operator: checks its arguments, makes room for the result, and calls the kernel."""
+"""The GEMM operator: checks its arguments, makes room for the result, and calls a kernel."""
 
 import torch
 
 from tlmatrix_kernels.gemm.kernel import gemm_kernel
+from tlmatrix_kernels.gemm.tcgen05 import TCGEN05_TILES, tcgen05_kernel, tcgen05_ws_kernel
 
-__all__ = ["gemm"]
+__all__ = ["VARIANTS", "gemm"]
 
 DTYPES = (torch.float16, torch.bfloat16)
 OUT_DTYPES = (*DTYPES, torch.float32)
+VARIANTS = ("tiled", "tcgen05", "tcgen05_ws")
+BLOCKS_WITHOUT_GPU = 2
+"""Blocks of a persistent kernel where no GPU says how many it runs at once."""
 
 
 def gemm(
@@ -19,6 +23,7 @@ def gemm(
     transpose_b: bool = False,
     accumulate: bool = False,
     out_dtype: torch.dtype | None = None,
+    variant: str = "tiled",
 ) -> torch.Tensor:
     """`op(a) @ op(b)`, plus `c` when `accumulate` is set; summed in float32, rounded once.
 
@@ -31,13 +36,19 @@ def gemm(
         accumulate: whether `c` is added.
         out_dtype: dtype of the result: that of `c` when it is added, else that of `a`, unless
             given (float16, bfloat16 or float32).
+        variant: the kernel: "tiled" on any GPU; on Blackwell (sm_100) also "tcgen05", and
+            "tcgen05_ws", which is warp-specialised and persistent and needs rows of `a` and `b`
+            of a multiple of 8 elements (16 bytes), as the copy engine does.
 
     Returns:
         [m, n] in `out_dtype`, a new tensor.
 
     Raises:
-        ValueError: a shape, dtype or device that does not fit; the message names the argument.
+        ValueError: a shape, dtype, device or variant that does not fit; the message names the
+            argument.
     """
+    if variant not in VARIANTS:
+        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
     m, n = _check(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     if accumulate:
         c = _check_addend(c, (m, n), a.device)
@@ -52,15 +63,22 @@ def gemm(
         if out_dtype not in OUT_DTYPES:
             raise ValueError(f"out_dtype must be one of {_names(OUT_DTYPES)}, got {out_dtype}")
         out = torch.empty(m, n, dtype=out_dtype, device=a.device)
+    if variant != "tiled":
+        _check_variant(variant, a, b)
     if out.numel() == 0:
         return out
     a, b = a.contiguous(), b.contiguous()
     if a.numel() == 0:  # k is 0: an empty sum, and no tile to load
         return out if accumulate else out.zero_()
-    kernel = gemm_kernel(
-        _name(a.dtype), _name(out_dtype), transpose_a, transpose_b, accumulate, _rows_aligned(a, b)
-    )
-    kernel(a, b, out)
+    options = (_name(a.dtype), _name(out_dtype), transpose_a, transpose_b, accumulate)
+    if variant == "tiled":
+        gemm_kernel(*options, _rows_aligned(a, b))(a, b, out)
+    elif variant == "tcgen05":
+        tcgen05_kernel(*options, _rows_aligned(a, b, out))(a, b, out)
+    else:
+        tiles = -(-m // TCGEN05_TILES.block_m) * -(-n // TCGEN05_TILES.block_n)
+        kernel = tcgen05_ws_kernel(*options, _rows_aligned(out))
+        kernel(_aligned(a), _aligned(b), out, min(tiles, _blocks(a.device)))
     return out
 
 
@@ -101,12 +119,49 @@ def _check_addend(
     return c
 
 
+def _check_variant(variant: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Refuse what a kernel for one architecture cannot do."""
+    if a.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(a.device)
+        if major != 10:
+            raise ValueError(
+                f"variant {variant!r} needs a GPU of compute capability 10, "
+                f"got {major}.{minor}: use variant 'tiled'"
+            )
+    if variant != "tcgen05_ws":
+        return
+    step = ROW_BYTES // a.element_size()
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.shape[1] % step:
+            raise ValueError(
+                f"{name} must have rows of a multiple of {step} elements ({ROW_BYTES} bytes) for "
+                f"variant 'tcgen05_ws', got {tensor.shape[1]}: use variant 'tcgen05'"
+            )
+
+
+ROW_BYTES = 16
+"""TMA reads and writes rows that start at multiples of this many bytes."""
+
+
 def _rows_aligned(*tensors: torch.Tensor) -> bool:
-    """Whether every row of every tensor starts at a multiple of 16 bytes, as TMA asks for."""
+    """Whether every row of every tensor starts where TMA needs it."""
     return all(
-        tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.element_size() % 16 == 0
+        tensor.data_ptr() % ROW_BYTES == 0
+        and tensor.stride(0) * tensor.element_size() % ROW_BYTES == 0
         for tensor in tensors
     )
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied if it does not start where TMA needs it."""
+    return tensor if tensor.data_ptr() % ROW_BYTES == 0 else tensor.clone()
+
+
+def _blocks(device: torch.device) -> int:
+    """How many blocks of a persistent kernel run at once."""
+    if device.type != "cuda":
+        return BLOCKS_WITHOUT_GPU
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _name(dtype: torch.dtype) -> str:
