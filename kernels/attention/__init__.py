@@ -5,13 +5,16 @@
 `validate`                what they accept
 `dense`, `packed`         the kernels: signatures and grids
 `forward`, `backward`     what a block of a kernel computes: the algorithm
+`softmax`                 the online softmax of a tile of queries
 `combine`                 the backward post-pass
 `masks`                   which query sees which key
 `rows`                    where the rows of a sequence lie in memory
 `tiles`, `options`        tile sizes and compiler options, with their reasons
+`sm100`                   the same on Blackwell: an operator of its own
 ========================  =====================================================================
 """
 
 from tlmatrix_kernels.attention.operators import dense_attention, varlen_attention
+from tlmatrix_kernels.attention.sm100 import sm100_attention
 
-__all__ = ["dense_attention", "varlen_attention"]
+__all__ = ["dense_attention", "sm100_attention", "varlen_attention"]

@@ -36,8 +36,8 @@ no key; all pairs of such a row are masked.
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.forward import LOG2_E
 from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
 
 __all__ = [

@@ -15,20 +15,16 @@ acc       [queries, head_dim_v]   running sum of weights times values
 At the end out = acc / l and lse = scale * m + ln(l), the logarithm of the row's softmax
 denominator (natural, float32), which the backward pass needs and nothing else.
 
-Exponentials are taken in base 2, with log2(e) folded into the scale: that is what the hardware
-has. A row that has seen no key holds m = -inf, and -inf minus -inf is NaN, so the exponent is
-shifted by 0 instead: all its weights are exp2(-inf) = 0, its l stays 0, and it stores out 0 and
-lse -inf.
+How m and l grow with each tile, and what becomes of a row that sees no key, is in `softmax`.
 """
 
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, hide, start, store_lse, weigh
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["LOG2_E", "blank_block", "forward_block"]
-
-LOG2_E = 1.4426950408889634
+__all__ = ["blank_block", "forward_block"]
 
 
 @T.macro
@@ -62,8 +58,7 @@ def forward_block(q, k, v, out, lse, queries, keys, mask, query, head, kv_head, 
     scale_log2 = scale * LOG2_E
     T.copy(queries.tile(q, head, query, rows, width), q_shared)
     T.fill(acc, 0)
-    T.fill(l, 0)
-    T.fill(m, -T.infinity("float32"))
+    start(m, l)
 
     first, count = mask.key_tiles(query, rows, columns)
     for step in T.Pipelined(count, num_stages=tiles.stages):
@@ -71,23 +66,8 @@ def forward_block(q, k, v, out, lse, queries, keys, mask, query, head, kv_head, 
         T.copy(keys.tile(k, kv_head, key, columns, width), k_shared)
         T.clear(s)
         T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-        if mask.cuts(query, rows, key, columns):
-            for i, j in T.Parallel(rows, columns):
-                s[i, j] = T.if_then_else(
-                    mask.sees(query + i, key + j), s[i, j], -T.infinity("float32")
-                )
-
-        T.copy(m, m_before)
-        T.reduce_max(s, m, dim=1, clear=False)
-        for i in T.Parallel(rows):
-            shift[i] = T.if_then_else(m[i] == -T.infinity("float32"), 0.0, m[i] * scale_log2)
-        for i in T.Parallel(rows):
-            decay[i] = T.exp2(m_before[i] * scale_log2 - shift[i])
-        for i, j in T.Parallel(rows, columns):
-            s[i, j] = T.exp2(s[i, j] * scale_log2 - shift[i])
-        T.reduce_sum(s, added, dim=1)
-        for i in T.Parallel(rows):
-            l[i] = l[i] * decay[i] + added[i]
+        hide(s, mask, query, key)
+        absorb(s, m, m_before, shift, decay, added, l, scale_log2)
         for i, d in T.Parallel(rows, width_v):
             acc[i, d] *= decay[i]
 
@@ -95,17 +75,12 @@ def forward_block(q, k, v, out, lse, queries, keys, mask, query, head, kv_head, 
         T.copy(keys.tile(v, kv_head, key, columns, width_v), v_shared)
         T.gemm(p, v_shared, acc, policy=T.GemmWarpPolicy.FullRow)
 
-    for i, d in T.Parallel(rows, width_v):
-        acc[i, d] = T.if_then_else(l[i] == 0.0, 0.0, acc[i, d] / l[i])
+    weigh(acc, l)
     T.copy(acc, out_shared)
     for i, d in T.Parallel(rows, head_dim_v):
         if queries.holds(query + i):
             out[queries.index(head, query + i, d)] = out_shared[i, d]
-    for i in T.Parallel(rows):
-        if queries.holds(query + i):
-            lse[queries.statistic(head, query + i)] = T.if_then_else(
-                l[i] == 0.0, -T.infinity("float32"), m[i] * scale + T.log(l[i])
-            )
+    store_lse(lse, m, l, queries, query, head, scale)
 
 
 @T.macro

@@ -13,7 +13,7 @@ from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, DELTA_ROWS, DELTA_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
 
-__all__ = ["dense_attention", "varlen_attention"]
+__all__ = ["attention_buffers", "dense_attention", "ready", "varlen_attention"]
 
 # The copy engine reads from addresses that are multiples of this many bytes.
 ALIGNMENT = 16
@@ -103,10 +103,18 @@ def varlen_attention(
     return _PackedAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, lengths, call)
 
 
-def _ready(tensor: torch.Tensor) -> torch.Tensor:
+def ready(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as kernels take it: contiguous, and aligned for the copy engine."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
+def attention_buffers(q: torch.Tensor, call: Attention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for out and lse of dense attention, not filled."""
+    rows, heads = (1, 2) if call.layout == "bshd" else (2, 1)
+    out = torch.empty((*q.shape[:3], call.head_dim_v), dtype=q.dtype, device=q.device)
+    shape = (q.shape[0], q.shape[heads], q.shape[rows])
+    return out, torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
@@ -188,13 +196,9 @@ class _DenseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, call: Attention):
-        q, k, v = _ready(q), _ready(k), _ready(v)
-        rows, heads = (1, 2) if call.layout == "bshd" else (2, 1)
-        out = torch.empty((*q.shape[:3], call.head_dim_v), dtype=q.dtype, device=q.device)
-        lse = torch.empty(
-            (q.shape[0], q.shape[heads], q.shape[rows]), dtype=torch.float32, device=q.device
-        )
-        if k.shape[rows] == 0:
+        q, k, v = ready(q), ready(k), ready(v)
+        out, lse = attention_buffers(q, call)
+        if k.numel() == 0:
             out.zero_()
             lse.fill_(float("-inf"))
         elif lse.numel():
@@ -212,7 +216,7 @@ class _DenseAttention(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         if out.numel() == 0 or k.numel() == 0:
             return *_no_gradients((q, k, v), wanted), None
-        tensors = (q, k, v, out, lse, _ready(do))
+        tensors = (q, k, v, out, lse, ready(do))
         call = ctx.call
         return *_gradients(dense, (call.layout,), call, tensors, (), (), wanted), None
 
@@ -222,7 +226,7 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, lengths: Lengths, call: Attention):
-        q, k, v = _ready(q), _ready(k), _ready(v)
+        q, k, v = ready(q), ready(k), ready(v)
         cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
         out = torch.empty((*q.shape[:2], call.head_dim_v), dtype=q.dtype, device=q.device)
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
@@ -249,5 +253,5 @@ class _PackedAttention(torch.autograd.Function):
         if out.numel() == 0 or k.numel() == 0:
             return *_no_gradients((q, k, v), wanted), *rest
         lengths = (ctx.lengths.max_seqlen_q, ctx.lengths.max_seqlen_k)
-        tensors = (q, k, v, out, lse, _ready(do))
+        tensors = (q, k, v, out, lse, ready(do))
         return *_gradients(packed, (), ctx.call, tensors, bounds, lengths, wanted), *rest

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Attention", "Lengths", "check_dense", "check_packed"]
+__all__ = ["SM100_VARIANTS", "Attention", "Lengths", "check_dense", "check_packed", "check_sm100"]
 
 STRATEGIES = ("atomic", "split")
+SM100_VARIANTS = ("ss", "ts", "wasp")
+SM100_MAJOR = 10
 DENSE_LAYOUTS = ("bshd", "bhsd")
 DTYPES = (torch.float16, torch.bfloat16)
 # Rows of 16 bytes are what the copy engine and 128-bit loads take; 256 columns are what the
@@ -154,6 +156,25 @@ def check_dense(q, k, v, causal, window, scale, layout, backward) -> Attention:
     return _attention(
         layout, q, q.shape[heads], k.shape[heads], dim_sizes, causal, window, scale, backward
     )
+
+
+def check_sm100(q, k, v, causal, window, scale, layout, variant) -> Attention:
+    """Check the arguments of `sm100_attention`; see there.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    if variant not in SM100_VARIANTS:
+        _refuse(f"variant must be one of {', '.join(SM100_VARIANTS)}, got {variant!r}")
+    call = check_dense(q, k, v, causal, window, scale, layout, "atomic")
+    if q.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(q.device)
+        if major != SM100_MAJOR:
+            _refuse(
+                f"q must be on a GPU of compute capability {SM100_MAJOR}, got {major}.{minor}; "
+                "dense_attention runs on any"
+            )
+    return call
 
 
 def _check_bounds(name: str, cu_seqlens: torch.Tensor, total_name: str, q: torch.Tensor) -> None:

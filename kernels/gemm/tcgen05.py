@@ -22,13 +22,13 @@ Two kernels:
     ==========  ============================  ================================================
     threads     role                          waits for
     ==========  ============================  ================================================
-    0–31        loads steps of K by TMA       `empty[s]`: the product that read stage s is done
-    32–63       issues products               `full[s]`: the bytes of stage s are there;
+    0-31        loads steps of K by TMA       `empty[s]`: the product that read stage s is done
+    32-63       issues products               `full[s]`: the bytes of stage s are there;
                                               `drained[t]`: accumulator t has been read
-    128–255     stores tiles of C             `summed[t]`: the last product of tile t is done
+    128-255     stores tiles of C             `summed[t]`: the last product of tile t is done
     ==========  ============================  ================================================
 
-    Threads 64–127 are idle: a warp reads only the 32 lanes of tensor memory that its number
+    Threads 64-127 are idle: a warp reads only the 32 lanes of tensor memory that its number
     modulo 4 gives it, so four warps that start at a multiple of 128 threads read a tile.
 
     Barriers that guard a free buffer (`empty`, `drained`) are waited for with the parity of the
@@ -61,26 +61,34 @@ class Tcgen05Tiles:
 
 
 TCGEN05_TILES = Tcgen05Tiles()
+CONFIGS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
+"""Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
+product is issued, not when it is complete: the next load would overwrite what it reads."""
+NO_TMA = {"disable_tma": True}
 _EPILOGUE = 128
 """The first thread that stores."""
 _ACCUMULATORS = 2
 """One fills while the other is stored."""
 
 
+def _box(tensor, transposed, row, rows, column, columns):
+    """The region of rows and columns of op(tensor)."""
+    wide_row, wide_column = slice(row, row + rows), slice(column, column + columns)
+    return tensor[wide_column, wide_row] if transposed else tensor[wide_row, wide_column]
+
+
 @T.macro
-def _load(A, B, a_tiles, b_tiles, full, s, m, n, k, orientation, tiles):
-    """Fetch the tiles of op(A) and op(B) at m, n, k by TMA into stage s; `full[s]` counts the bytes."""
+def _load(A, B, a_tiles, b_tiles, full, s, m, n, k, orientation, tiles, tma=True):
+    """Fetch the tiles of op(A) and op(B) at m, n, k into stage s, and arrive at `full[s]`."""
     transpose_a, transpose_b = orientation
-    wide_m, wide_n = slice(m, m + tiles.block_m), slice(n, n + tiles.block_n)
-    wide_k = slice(k, k + tiles.block_k)
-    if transpose_a:
-        T.tma_copy(A[wide_k, wide_m], a_tiles[s, :, :], barrier=full[s])
+    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
+    if tma:
+        T.tma_copy(_box(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], barrier=full[s])
+        T.tma_copy(_box(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], barrier=full[s])
     else:
-        T.tma_copy(A[wide_m, wide_k], a_tiles[s, :, :], barrier=full[s])
-    if transpose_b:
-        T.tma_copy(B[wide_n, wide_k], b_tiles[s, :, :], barrier=full[s])
-    else:
-        T.tma_copy(B[wide_k, wide_n], b_tiles[s, :, :], barrier=full[s])
+        T.copy(_box(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], annotations=NO_TMA)
+        T.copy(_box(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], annotations=NO_TMA)
+    T.mbarrier_arrive(full[s])
 
 
 def _shapes(orientation, m, n, k):
@@ -102,7 +110,7 @@ def _store(C, acc, c_tile, m, n, accumulate, tiles, options):
     T.copy(c_tile, C[m, n], annotations=options)
 
 
-@tilelang.jit
+@tilelang.jit(pass_configs=CONFIGS)
 def tcgen05_kernel(
     dtype: str,
     out_dtype: str,
@@ -118,40 +126,46 @@ def tcgen05_kernel(
     orientation = (transpose_a, transpose_b)
     a_shape, b_shape = _shapes(orientation, M, N, K)
     a_box, b_box = _shapes(orientation, block_m, block_n, block_k)
-    load = {} if tma else {"disable_tma": True}
+    options = {} if tma else NO_TMA
 
     @T.prim_func
     def gemm_tcgen05(
         A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor([M, N], out_dtype)
     ):
         with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=128) as (bn, bm):
-            a_tile = T.alloc_shared(a_box, dtype)
-            b_tile = T.alloc_shared(b_box, dtype)
+            a_tiles = T.alloc_shared((2, *a_box), dtype)
+            b_tiles = T.alloc_shared((2, *b_box), dtype)
             sums = T.alloc_tmem([block_m, block_n], "float32")
             acc = T.alloc_fragment([block_m, block_n], "float32")
             c_tile = T.alloc_shared([block_m, block_n], out_dtype)
+            full = T.alloc_barrier([128] * 2)
             done = T.alloc_barrier(1)
 
-            for step in T.Pipelined(T.ceildiv(K, block_k), num_stages=2 if tma else 1):
-                if transpose_a:
-                    T.copy(A[step * block_k, bm * block_m], a_tile, annotations=load)
-                else:
-                    T.copy(A[bm * block_m, step * block_k], a_tile, annotations=load)
-                if transpose_b:
-                    T.copy(B[bn * block_n, step * block_k], b_tile, annotations=load)
-                else:
-                    T.copy(B[step * block_k, bn * block_n], b_tile, annotations=load)
+            steps = T.ceildiv(K, block_k)
+            _load(
+                A, B, a_tiles, b_tiles, full, 0, bm * block_m, bn * block_n, 0,
+                orientation, tiles, tma,
+            )  # fmt: skip
+            for step in T.serial(steps):
+                s = step % 2
+                if step + 1 < steps:  # the product that read the other stage is complete
+                    _load(
+                        A, B, a_tiles, b_tiles, full, 1 - s, bm * block_m, bn * block_n,
+                        (step + 1) * block_k, orientation, tiles, tma,
+                    )  # fmt: skip
+                T.mbarrier_wait_parity(full[s], step // 2 % 2)
                 T.tcgen05_gemm(
-                    a_tile, b_tile, sums, transpose_a, transpose_b, mbar=done, clear_accum=step == 0
-                )
+                    a_tiles[s, :, :], b_tiles[s, :, :], sums,
+                    transpose_a, transpose_b, mbar=done, clear_accum=step == 0,
+                )  # fmt: skip
                 T.mbarrier_wait_parity(done, step % 2)
             T.copy(sums, acc)
-            _store(C, acc, c_tile, bm * block_m, bn * block_n, accumulate, tiles, load)
+            _store(C, acc, c_tile, bm * block_m, bn * block_n, accumulate, tiles, options)
 
     return gemm_tcgen05
 
 
-@tilelang.jit
+@tilelang.jit(pass_configs=CONFIGS)
 def tcgen05_ws_kernel(
     dtype: str,
     out_dtype: str,
@@ -170,7 +184,7 @@ def tcgen05_ws_kernel(
     orientation = (transpose_a, transpose_b)
     a_shape, b_shape = _shapes(orientation, M, N, K)
     a_box, b_box = _shapes(orientation, block_m, block_n, block_k)
-    options = {} if tma_store else {"disable_tma": True}
+    options = {} if tma_store else NO_TMA
 
     @T.prim_func
     def gemm_tcgen05_ws(
@@ -208,7 +222,6 @@ def tcgen05_ws_kernel(
                             A, B, a_tiles, b_tiles, full, s, tile // columns * block_m,
                             tile % columns * block_n, step * block_k, orientation, tiles,
                         )  # fmt: skip
-                        T.mbarrier_arrive(full[s])
             elif thread < 64:
                 for turn in T.serial(turns):
                     t = turn % _ACCUMULATORS

@@ -1,0 +1,265 @@
+"""The forward pass of one block on Blackwell (sm_100a): FlashAttention-2 with tcgen05 products.
+
+The mathematics is that of `attention.forward` and its online softmax that of `attention.softmax`.
+What differs is where things are. A tcgen05 product is issued by one thread, runs on its own, and
+leaves its result in *tensor memory*, 128 lanes by 512 columns of 32 bits. Its second operand
+comes from shared memory; its first from shared or from tensor memory.
+
+=========  ==========================================  ==========================================
+variant    p, the weights, go to the second product    what overlaps
+=========  ==========================================  ==========================================
+`ss`       through shared memory                       loads of the next k with the softmax, of
+                                                       the next v with the first product
+`ts`       through tensor memory: shared memory is     the same
+           left to two blocks at once
+`wasp`     through tensor memory                       loads, both products and the softmax, each
+                                                       with a role (a set of warps) of its own
+=========  ==========================================  ==========================================
+
+Tensor memory, columns of 32 bits, head dimensions of 128 and 128 keys:
+
+==========  ==========  =======  ==========================================================
+name        `ss`, `ts`  `wasp`   holds
+==========  ==========  =======  ==========================================================
+scores      128         2 * 128  q k^T of a tile of keys (in `wasp` of two)
+weights     64 (`ts`)   64       p, 16 bits wide
+sums        128         128      the sum of p v over the tiles so far
+==========  ==========  =======  ==========================================================
+
+Roles of `wasp`, and what each waits for. Stage s is step % 2; a buffer is free at the start, so
+waits for a free buffer ask for the phase before the first and every stage starts primed.
+
+==========  ==================  ==============================================================
+threads     role                waits for
+==========  ==================  ==============================================================
+0-127       softmax             `scored[s]`: the scores of this step are complete;
+                                `summed[s]` of the step before: its p has been read, and the
+                                sums may be rescaled
+128-159     loads               `scored[s]`, `summed[s]` of two steps before: the product that
+                                read stage s of k, of v, is complete
+160-191     products            `k_full[s]`, `v_full[s]`, `q_full`: the bytes are there;
+                                `drained[s]`: the softmax has read scores s of two steps before;
+                                `weighed`: p of the step is in tensor memory, sums are rescaled
+==========  ==================  ==============================================================
+
+The products' warp issues q k^T of the next step before it waits for p of this one, so the tensor
+cores work while the softmax does.
+"""
+
+import tilelang.language as T
+
+from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, hide, start, store_lse, weigh
+from tlmatrix_kernels.attention.tiles import padded
+
+__all__ = ["specialised_block", "uniform_block"]
+
+LOADS = 128
+"""The first thread of the role that loads."""
+PRODUCTS = 160
+"""The first thread of the role that issues products."""
+
+
+@T.macro
+def load(tile, shared, full):
+    """Fetch a tile by TMA; all threads that are here arrive at `full`, and then the bytes do."""
+    T.tma_copy(tile, shared, barrier=full)
+    T.mbarrier_arrive(full)
+
+
+@T.macro
+def rescale(sums, acc, decay):
+    """Multiply the rows of the sums in tensor memory by decay, by way of registers."""
+    rows, width = acc.shape
+    for part in T.unroll(sums.shape[1] // width):
+        T.copy(sums[:, part * width : (part + 1) * width], acc)
+        for i, d in T.Parallel(rows, width):
+            acc[i, d] *= decay[i]
+        T.copy(acc, sums[:, part * width : (part + 1) * width])
+
+
+@T.macro
+def store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v):
+    """Write the rows of sums / l that exist, by way of shared memory."""
+    rows, width = acc.shape
+    for part in T.unroll(sums.shape[1] // width):
+        T.copy(sums[:, part * width : (part + 1) * width], acc)
+        weigh(acc, l)
+        T.copy(acc, out_shared[:, part * width : (part + 1) * width])
+    for i, d in T.Parallel(rows, head_dim_v):
+        if queries.holds(query + i):
+            out[queries.index(head, query + i, d)] = out_shared[i, d]
+
+
+@T.macro
+def uniform_block(
+    q, k, v, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles, p_in_tmem
+):
+    """Variants `ss` and `ts` (`p_in_tmem`): all threads of the block do the same.
+
+    Writes out and lse of the queries from `query` on. There must be a tile of keys to see.
+    """
+    dtype = q.dtype
+    queries, keys = bound(queries), bound(keys)
+    mask = mask.over(queries.length, keys.length)
+    head_dim, head_dim_v = dims
+    width, width_v = padded(head_dim), padded(head_dim_v)
+    rows, columns = tiles.queries, tiles.keys
+
+    q_shared = T.alloc_shared([rows, width], dtype)
+    k_shared = T.alloc_shared([columns, width], dtype)
+    v_shared = T.alloc_shared([columns, width_v], dtype)
+    out_shared = T.alloc_shared([rows, width_v], dtype)
+    scores = T.alloc_tmem([rows, columns], "float32")
+    sums = T.alloc_tmem([rows, width_v], "float32")
+    alloc_weights = T.alloc_tmem if p_in_tmem else T.alloc_shared
+    weights = alloc_weights([rows, columns], dtype)
+    q_full = T.alloc_barrier(tiles.threads)
+    k_full = T.alloc_barrier(tiles.threads)
+    v_full = T.alloc_barrier(tiles.threads)
+    scored = T.alloc_barrier(1)
+    summed = T.alloc_barrier(1)
+    s = T.alloc_fragment([rows, columns], "float32")
+    p = T.alloc_fragment([rows, columns], dtype)
+    acc = T.alloc_fragment([rows, tiles.part], "float32")
+    m = T.alloc_fragment([rows], "float32")
+    m_before = T.alloc_fragment([rows], "float32")
+    shift = T.alloc_fragment([rows], "float32")
+    decay = T.alloc_fragment([rows], "float32")
+    added = T.alloc_fragment([rows], "float32")
+    l = T.alloc_fragment([rows], "float32")
+
+    first, count = mask.key_tiles(query, rows, columns)
+    load(queries.tile(q, head, query, rows, width), q_shared, q_full)
+    load(keys.tile(k, kv_head, first * columns, columns, width), k_shared, k_full)
+    load(keys.tile(v, kv_head, first * columns, columns, width_v), v_shared, v_full)
+    start(m, l)
+    T.mbarrier_wait_parity(q_full, 0)
+    for step in T.serial(count):
+        key = (first + step) * columns
+        T.mbarrier_wait_parity(k_full, step % 2)
+        T.tcgen05_gemm(q_shared, k_shared, scores, transpose_B=True, mbar=scored, clear_accum=True)
+        T.mbarrier_wait_parity(scored, step % 2)
+        if step + 1 < count:  # k has been read
+            load(keys.tile(k, kv_head, key + columns, columns, width), k_shared, k_full)
+        T.copy(scores, s)
+        hide(s, mask, query, key)
+        absorb(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+        T.copy(s, p)
+        T.copy(p, weights)
+        if step > 0:
+            rescale(sums, acc, decay)
+        T.mbarrier_wait_parity(v_full, step % 2)
+        T.tcgen05_gemm(weights, v_shared, sums, mbar=summed, clear_accum=step == 0)
+        T.mbarrier_wait_parity(summed, step % 2)
+        if step + 1 < count:  # v and p have been read
+            load(keys.tile(v, kv_head, key + columns, columns, width_v), v_shared, v_full)
+
+    store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v)
+    store_lse(lse, m, l, queries, query, head, scale)
+
+
+@T.macro
+def specialised_block(
+    q, k, v, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles
+):
+    """Variant `wasp`: warps with roles of their own; see above.
+
+    Writes out and lse of the queries from `query` on. There must be a tile of keys to see.
+    """
+    dtype = q.dtype
+    queries, keys = bound(queries), bound(keys)
+    mask = mask.over(queries.length, keys.length)
+    head_dim, head_dim_v = dims
+    width, width_v = padded(head_dim), padded(head_dim_v)
+    rows, columns, stages = tiles.queries, tiles.keys, tiles.stages
+
+    q_shared = T.alloc_shared([rows, width], dtype)
+    k_shared = T.alloc_shared([stages, columns, width], dtype)
+    v_shared = T.alloc_shared([stages, columns, width_v], dtype)
+    out_shared = T.alloc_shared([rows, width_v], dtype)
+    scores = T.alloc_tmem([stages, rows, columns], "float32")
+    sums = T.alloc_tmem([rows, width_v], "float32")
+    weights = T.alloc_tmem([rows, columns], dtype)
+    q_full = T.alloc_barrier(32)
+    k_full = T.alloc_barrier([32] * stages)
+    v_full = T.alloc_barrier([32] * stages)
+    scored = T.alloc_barrier([1] * stages)
+    drained = T.alloc_barrier([128] * stages)
+    weighed = T.alloc_barrier(128)
+    summed = T.alloc_barrier([1] * stages)
+    s = T.alloc_fragment([rows, columns], "float32")
+    p = T.alloc_fragment([rows, columns], dtype)
+    acc = T.alloc_fragment([rows, tiles.part], "float32")
+    m = T.alloc_fragment([rows], "float32")
+    m_before = T.alloc_fragment([rows], "float32")
+    shift = T.alloc_fragment([rows], "float32")
+    decay = T.alloc_fragment([rows], "float32")
+    added = T.alloc_fragment([rows], "float32")
+    l = T.alloc_fragment([rows], "float32")
+
+    first, count = mask.key_tiles(query, rows, columns)
+    thread = T.get_thread_binding()
+    if thread < LOADS:
+        start(m, l)
+        for step in T.serial(count):
+            stage = step % stages
+            T.mbarrier_wait_parity(scored[stage], step // stages % 2)
+            T.copy(scores[stage, :, :], s)
+            T.mbarrier_arrive(drained[stage])
+            hide(s, mask, query, (first + step) * columns)
+            absorb(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+            T.copy(s, p)
+            if step > 0:
+                T.mbarrier_wait_parity(summed[(step - 1) % stages], (step - 1) // stages % 2)
+                rescale(sums, acc, decay)
+            T.copy(p, weights)
+            T.mbarrier_arrive(weighed)
+        T.mbarrier_wait_parity(summed[(count - 1) % stages], (count - 1) // stages % 2)
+        store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v)
+        store_lse(lse, m, l, queries, query, head, scale)
+    elif thread < PRODUCTS:
+        load(queries.tile(q, head, query, rows, width), q_shared, q_full)
+        for step in T.serial(count):
+            stage = step % stages
+            key = (first + step) * columns
+            T.mbarrier_wait_parity(scored[stage], (step // stages + 1) % 2)
+            T.tma_copy(
+                keys.tile(k, kv_head, key, columns, width),
+                k_shared[stage, :, :],
+                barrier=k_full[stage],
+            )
+            T.mbarrier_arrive(k_full[stage])
+            T.mbarrier_wait_parity(summed[stage], (step // stages + 1) % 2)
+            T.tma_copy(
+                keys.tile(v, kv_head, key, columns, width_v),
+                v_shared[stage, :, :],
+                barrier=v_full[stage],
+            )
+            T.mbarrier_arrive(v_full[stage])
+    else:
+        T.mbarrier_wait_parity(q_full, 0)
+        for step in T.serial(count + 1):
+            if step < count:
+                stage = step % stages
+                T.mbarrier_wait_parity(k_full[stage], step // stages % 2)
+                T.mbarrier_wait_parity(drained[stage], (step // stages + 1) % 2)
+                T.tcgen05_gemm(
+                    q_shared,
+                    k_shared[stage, :, :],
+                    scores[stage, :, :],
+                    transpose_B=True,
+                    mbar=scored[stage],
+                    clear_accum=True,
+                )
+            if step > 0:
+                before = (step - 1) % stages
+                T.mbarrier_wait_parity(v_full[before], (step - 1) // stages % 2)
+                T.mbarrier_wait_parity(weighed, (step - 1) % 2)
+                T.tcgen05_gemm(
+                    weights,
+                    v_shared[before, :, :],
+                    sums,
+                    mbar=summed[before],
+                    clear_accum=step == 1,
+                )

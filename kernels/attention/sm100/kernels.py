@@ -1,0 +1,60 @@
+"""The kernels of dense attention on Blackwell: signatures and grids, as in `attention.dense`."""
+
+import tilelang
+import tilelang.language as T
+
+from tlmatrix_kernels.attention.forward import blank_block
+from tlmatrix_kernels.attention.masks import Mask
+from tlmatrix_kernels.attention.options import PASS_CONFIGS
+from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
+from tlmatrix_kernels.attention.sm100.forward import specialised_block, uniform_block
+from tlmatrix_kernels.attention.sm100.tiles import sm100_tiles
+
+__all__ = ["forward"]
+
+# Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
+# product is issued, not when it is complete: the next load would overwrite what it reads.
+SM100_CONFIGS = PASS_CONFIGS | {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
+
+
+@tilelang.jit(pass_configs=SM100_CONFIGS)
+def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+    """Build a variant of the forward kernel: q, k, v to out and lse."""
+    tiles = tiles or sm100_tiles(variant, head_dim, head_dim_v)
+    batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
+    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+
+    @T.prim_func
+    def sm100_forward(
+        q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        k: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), dtype),
+        v: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), dtype),
+        out: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(seqlen_q, tiles.queries), heads, batch, threads=tiles.threads) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = Rows(layout, sequence, 0, seqlen_q)
+            keys = Rows(layout, sequence, 0, seqlen_k)
+            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
+            query = mask.heavy_first(tile, T.ceildiv(seqlen_q, tiles.queries)) * tiles.queries
+            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+                if variant == "wasp":
+                    specialised_block(
+                        q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
+                        scale, (head_dim, head_dim_v), tiles,
+                    )  # fmt: skip
+                else:
+                    uniform_block(
+                        q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
+                        scale, (head_dim, head_dim_v), tiles, variant == "ts",
+                    )  # fmt: skip
+            else:
+                blank_block(out, lse, queries, query, head, head_dim_v, tiles)
+
+    return sm100_forward

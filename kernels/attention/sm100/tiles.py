@@ -1,0 +1,42 @@
+"""Tile sizes of the Blackwell kernels, with the reasons; shared and tensor memory bound them."""
+
+from dataclasses import dataclass
+
+from tlmatrix_kernels.attention.tiles import padded
+
+__all__ = ["Sm100Tiles", "sm100_tiles"]
+
+
+@dataclass(frozen=True)
+class Sm100Tiles:
+    """How a forward kernel cuts its work.
+
+    A block keeps `queries` query rows, loads keys and values `keys` rows at a time into `stages`
+    buffers, and runs `threads` threads, which read tensor memory `part` columns at a time.
+    """
+
+    queries: int
+    keys: int
+    threads: int
+    stages: int
+    part: int
+
+
+def sm100_tiles(variant: str, head_dim: int, head_dim_v: int) -> Sm100Tiles:
+    """Choose tiles: at most 227 KiB of shared memory and 512 columns of tensor memory.
+
+    A tcgen05 product has 128 rows, the lanes of tensor memory. Shared memory holds q and out,
+    128 rows each, and `stages` tiles of k and v; with 128 keys and 128-wide heads, two stages are
+    192 KiB in all. Wider heads take fewer keys.
+
+    In `ss` and `ts` 256 threads share the softmax. In `wasp` 128 do it, a warp loads, and a warp
+    issues products; a thread then holds a row of scores, and of wide sums a part.
+    """
+    width_v = padded(head_dim_v)
+    wide = max(padded(head_dim), width_v)
+    keys = 128 if wide <= 128 else 64 if wide <= 192 else 32
+    parts = (128, 96, 64, 32) if width_v <= 128 else (64, 32)
+    part = next(part for part in parts if width_v % part == 0)
+    if variant == "wasp":
+        return Sm100Tiles(queries=128, keys=keys, threads=192, stages=2, part=part)
+    return Sm100Tiles(queries=128, keys=keys, threads=256, stages=1, part=part)
