@@ -38,12 +38,12 @@ threads     role                waits for
 128-159     loads               `scored[s]`, `summed[s]` of two steps before: the product that
                                 read stage s of k, of v, is complete
 160-191     products            `k_full[s]`, `v_full[s]`, `q_full`: the bytes are there;
-                                `drained[s]`: the softmax has read scores s of two steps before;
                                 `weighed`: p of the step is in tensor memory, sums are rescaled
 ==========  ==================  ==============================================================
 
 The products' warp issues q k^T of the next step before it waits for p of this one, so the tensor
-cores work while the softmax does.
+cores work while the softmax does. That two steps later it may overwrite the scores it knows from
+`weighed`: they are read before p is made of them.
 """
 
 import tilelang.language as T
@@ -185,7 +185,6 @@ def specialised_block(
     k_full = T.alloc_barrier([32] * stages)
     v_full = T.alloc_barrier([32] * stages)
     scored = T.alloc_barrier([1] * stages)
-    drained = T.alloc_barrier([128] * stages)
     weighed = T.alloc_barrier(128)
     summed = T.alloc_barrier([1] * stages)
     s = T.alloc_fragment([rows, columns], "float32")
@@ -206,7 +205,6 @@ def specialised_block(
             stage = step % stages
             T.mbarrier_wait_parity(scored[stage], step // stages % 2)
             T.copy(scores[stage, :, :], s)
-            T.mbarrier_arrive(drained[stage])
             hide(s, mask, query, (first + step) * columns)
             absorb(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
             T.copy(s, p)
@@ -243,7 +241,6 @@ def specialised_block(
             if step < count:
                 stage = step % stages
                 T.mbarrier_wait_parity(k_full[stage], step // stages % 2)
-                T.mbarrier_wait_parity(drained[stage], (step // stages + 1) % 2)
                 T.tcgen05_gemm(
                     q_shared,
                     k_shared[stage, :, :],
