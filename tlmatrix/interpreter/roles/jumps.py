@@ -7,7 +7,7 @@ from typing import Any
 from tlmatrix.interpreter.codegen.expressions import op_name
 from tlmatrix.interpreter.codegen.values import Val
 
-from .private import PrivateMixin
+from .warpmatrices import WarpMatrixMixin
 
 __all__ = ["JumpMixin", "jumps"]
 
@@ -15,7 +15,7 @@ _BREAKS = frozenset({"tl.loop_break", "tirx.break_loop"})
 _JUMPS = frozenset({*_BREAKS, "tirx.continue_loop"})
 
 
-class JumpMixin(PrivateMixin):
+class JumpMixin(WarpMatrixMixin):
     """Overrides loops that threads leave one by one."""
 
     @property
