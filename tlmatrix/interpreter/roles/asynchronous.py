@@ -54,6 +54,7 @@ _SYNCHRONIZING = frozenset(
         "tirx.ptx_wait_group",
         "tl.tcgen05_mma_arrive",
         "tl.named_barrier_arrive",
+        "tl.sync_grid",
     }
 )
 # What waits for groups of asynchronous work, and of which kind.
@@ -326,6 +327,10 @@ class AsynchronousMixin(StatementMixin):
             return
         if name == "tirx.tvm_storage_sync":
             self._sync(call)
+        elif name == "tl.sync_grid":
+            if self.mask is not None and not self.mask.scalar:
+                raise self.refuse("T.sync_grid of some threads")
+            self.w.line("yield me.sync_grid()")
         elif name in _GROUP_WAITS:
             left = self.scalar(call.args[0], "a wait")
             reads = ""

@@ -129,6 +129,14 @@ class Role:
         self.clock[self.agent] += 1
         return Together(bar, generation)
 
+    def sync_grid(self) -> Together:
+        """`T.sync_grid`: of all blocks."""
+        bar = self.block.launch.grid
+        generation = bar.arrive(self.threads, self.clock)
+        self.clock[self.agent] += 1
+        self.block.launch.progress += 1
+        return Together(bar, generation)
+
     def named_arrive(self, identity: int, count: int) -> None:
         """`T.named_barrier_arrive`: arrive and go on."""
         self.block.thread_barrier(identity, count).arrive(self.threads, self.clock)

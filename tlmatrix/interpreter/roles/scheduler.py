@@ -12,6 +12,7 @@ the same under every one; the schedules differ in what they provoke of the other
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from itertools import product
@@ -22,6 +23,7 @@ from tlmatrix.interpreter.reports import Party, Report
 from tlmatrix.interpreter.runtime.monitor import Monitor
 
 from . import ranks, settings
+from .barriers import ThreadBarrier
 from .block import Block, Operation, Role
 from .requests import Phase, Spin, Together
 
@@ -49,6 +51,7 @@ class Launch:
         arrivals: dict[str, Any],
         names: dict[str, str],
         watch: Monitor | Tracer | None,
+        threads: int,
     ) -> None:
         chosen = settings.current()
         self.schedule = chosen.schedule
@@ -63,6 +66,7 @@ class Launch:
         self.locations = locations
         self.arrivals = arrivals
         self.names = names
+        self.grid = ThreadBarrier("T.sync_grid", threads)
         self.pending: list[Operation] = []
         self.started = 0
         self.progress = 0
@@ -190,6 +194,12 @@ class Launch:
                 continue
             if self.pending and self._complete_one():
                 continue
+            if not exhausted and self.grid.come:
+                new = next(blocks, None)
+                if new is not None:
+                    live.append(new)
+                    continue
+                exhausted = True
             for block in live:
                 if not any(self._ready(r) for r in block.roles if not r.done):
                     raise self._stuck(block)
@@ -374,7 +384,8 @@ def launch(
         RaceError: if two accesses race, where `scheduled` asked for errors and no sanitizer
             collects them.
     """
-    running = Launch(kernel, locations, arrivals, names, watch)
+    threads = math.prod(int(n) for n in grid) * cuts[-1]
+    running = Launch(kernel, locations, arrivals, names, watch, threads)
     if watch is not None:
         watch.launch()
 
