@@ -172,10 +172,16 @@ def test_a_cast_agrees_with_torch(source, target):
     torch.testing.assert_close(got.float()[5], expected, rtol=0, atol=0)
 
 
-def test_float8_saturates_as_cuda_does():
-    x = torch.full((N,), 1e6)
-    got = scalar_kernel(lambda a: T.Cast("float8_e4m3fn", a), "float32", "float8_e4m3fn")(x)
-    assert got.float()[0] == 448.0
+@pytest.mark.parametrize(("dtype", "limit"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)])
+def test_float8_saturates_as_cuda_does(dtype, limit):
+    values = [1e6, -1e6, float("inf"), -float("inf"), limit, float("nan")]
+    expected = torch.tensor([limit, -limit, limit, -limit, limit, float("nan")])
+    x = torch.zeros(N)
+    x[: len(values)] = torch.tensor(values)
+    got = scalar_kernel(lambda a: T.Cast(dtype, a), "float32", dtype)(x)
+    torch.testing.assert_close(got.float()[: len(values)], expected, equal_nan=True)
+    got = tile_kernel(lambda a: T.Cast(dtype, a), "float32", dtype)(torch.stack([x] * N))
+    torch.testing.assert_close(got.float()[3, : len(values)], expected, equal_nan=True)
 
 
 def test_float_to_integer_saturates_as_cuda_does():

@@ -392,3 +392,18 @@ def test_threads_leave_a_loop_one_by_one():
         first = len(seen) if 7 in row else -1
         expected.append([first, len(seen), sum(v % 2 for v in seen)])
     assert searched()(x).T.tolist() == expected
+
+
+def test_a_loop_over_the_threads_is_the_thread_index():
+    @tilelang.jit(out_idx=[-1])
+    def kernel(threads, n):
+        @T.prim_func
+        def main(Out: T.Tensor((n,), "int32")):
+            with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
+                tx = T.thread_binding(0, threads, thread="threadIdx.x")
+                if bx * threads + tx < n:
+                    Out[bx * threads + tx] = tx
+
+        return main
+
+    assert torch.equal(kernel(64, 100)(), (torch.arange(100) % 64).int())

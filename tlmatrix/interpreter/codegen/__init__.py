@@ -14,6 +14,7 @@ from .recorded import Loop, Record, RecordedMixin, Spot
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
 from .source import Location, location_of
 from .statements import StatementMixin
+from .threadloops import without_thread_loops
 from .values import FLOATS, LOW_PRECISION, Val, is_float, is_int
 from .vectors import scalarized
 
@@ -332,7 +333,7 @@ def generate(
     from tlmatrix.interpreter.roles.generate import RoleMixin
     from tlmatrix.interpreter.roles.threads import needs_roles
 
-    func = scalarized(func)
+    func = scalarized(without_thread_loops(func))
 
     def variant(base: type[_Generator], **options: Any) -> Any:
         return (_covered(base) if covered else base)(func, guard=guard, **options)
