@@ -15,7 +15,7 @@ from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.explain import explain, merged, one_of
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.memory import guarded, poisoned
-from tlmatrix.check.numeric import Deviation, describe_mismatch, judged
+from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.relations import CHECK_OF_KIND, check_relation
 from tlmatrix.check.tolerance import Yardstick
 
@@ -146,16 +146,13 @@ class _Judge:
         return found, usable
 
     def _numeric(self, results: Tensors) -> list[Finding]:
-        deviations = {
-            name: deviation
-            for name, tensor in results.items()
-            if self._judged(name) and (deviation := judged(name, tensor, self._yardstick))
-        }
-        if not deviations:
+        looked_at = {name: tensor for name, tensor in results.items() if self._judged(name)}
+        wrong = deviations(looked_at, self._yardstick)
+        if not wrong:
             return []
-        uninitialised = self._depends_on_fill(deviations)
+        uninitialised = self._depends_on_fill(wrong)
         found = []
-        for name, deviation in deviations.items():
+        for name, deviation in wrong.items():
             check = self._check_of(name)
             unwritten = poisoned(deviation.got)
             if "poison" in self._checks and (unwritten is not None or name in uninitialised):
@@ -177,11 +174,11 @@ class _Judge:
             return [*others, one_of(gradients, "also wrong")]
         return found
 
-    def _depends_on_fill(self, deviations: dict[str, Deviation]) -> set[str]:
+    def _depends_on_fill(self, wrong: dict[str, Deviation]) -> set[str]:
         """Tensors with NaN that come out otherwise when fresh memory holds zeros."""
         spoiled = {
             name: deviation.got
-            for name, deviation in deviations.items()
+            for name, deviation in wrong.items()
             if bool((deviation.got.isnan() & ~deviation.expected.isnan()).any())
         }
         if not spoiled or "poison" not in self._checks:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
-if TYPE_CHECKING:
-    from tlmatrix.check.tolerance import Limits, Yardstick
-    from tlmatrix.problem.model import TensorInfo
+from tlmatrix.check.excerpt import excerpt
+from tlmatrix.check.tolerance import limits
 
-__all__ = ["Deviation", "compare", "describe_mismatch", "difference", "judged"]
+if TYPE_CHECKING:
+    from tlmatrix.check.tolerance import Doubt, Limits, Yardstick
+    from tlmatrix.problem.model import TensorInfo, Tensors
+
+__all__ = ["Deviation", "compare", "describe_mismatch", "deviations", "difference"]
 
 
 _PART = 0.25
@@ -48,22 +52,29 @@ def describe_mismatch(name: str, info: TensorInfo, got: torch.Tensor | None) -> 
     return None
 
 
-def judged(name: str, got: torch.Tensor, yardstick: Yardstick) -> Deviation | None:
-    """What `compare` says of an output or gradient; limits are only made where it takes them."""
-    if got.numel() == 0 or _surely_within(name, got, yardstick):
-        return None
-    return compare(got, yardstick.reference[name], yardstick.limits(name))
+def deviations(results: Tensors, yardstick: Yardstick) -> dict[str, Deviation]:
+    """What `compare` says of outputs and gradients, of those outside their limits."""
+    found = {}
+    doubts = yardstick.doubts(results)
+    for name, got in results.items():
+        if name in doubts and not _dispelled(name, got, doubts[name], yardstick):
+            deviation = compare(got, yardstick.reference[name], yardstick.limits(name))
+            if deviation is not None:
+                found[name] = deviation
+    return found
 
 
-def _surely_within(name: str, got: torch.Tensor, yardstick: Yardstick) -> bool:
-    reference, regions = yardstick.reference[name], yardstick.regions(name)
-    largest, root = yardstick.distances(name, got)
-    if yardstick.least(name).allows(largest, root, regions):
-        return True
-    if bool(largest.isnan().any()):
-        error = _error(got, reference)
-        largest, root = regions.largest(error), regions.rms(error)
-    return yardstick.least_with_floor(name).allows(largest, root, regions)
+def _dispelled(name: str, got: torch.Tensor, doubt: Doubt, yardstick: Yardstick) -> bool:
+    """Whether the regions in doubt are within their limits after all, where that is soon said."""
+    info = yardstick.problem.outputs[name]
+    if doubt.whole or doubt.regions is None or info.magnitude is None:
+        return False
+    part = excerpt(info, yardstick.regions(name), doubt.regions)
+    if 2 * math.prod(part.info.shape) > got.numel():
+        return False
+    reference, low = part.of(yardstick.reference[name]), part.of(yardstick.lowp[name])
+    allowed = limits(part.info, reference, low, yardstick.allowance(name))
+    return compare(part.of(got), reference, allowed) is None
 
 
 def compare(got: torch.Tensor, reference: torch.Tensor, limits: Limits) -> Deviation | None:

@@ -16,7 +16,7 @@ import torch
 from tlmatrix.check.bits import alike
 from tlmatrix.check.explain import explain
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.numeric import describe_mismatch, difference, judged
+from tlmatrix.check.numeric import describe_mismatch, deviations, difference
 from tlmatrix.problem.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -161,18 +161,21 @@ def _beyond(
 
 def _judged(check: str, yardstick: Yardstick, results: Tensors) -> list[Finding]:
     """What is wrong with a relation's own results, against their own reference."""
-    found = []
-    for name, info in yardstick.problem.outputs.items():
-        if mismatch := describe_mismatch(name, info, results.get(name)):
-            found.append(Finding(check, mismatch, tensor=name))
-            continue
-        deviation = judged(name, results[name], yardstick)
-        if deviation is not None:
-            words = "its own reference"
-            found.append(
-                explain(check, name, deviation, yardstick.problem, yardstick.reference, words=words)
-            )
-    return found
+    outputs = yardstick.problem.outputs
+    mismatches = {
+        name: mismatch
+        for name, info in outputs.items()
+        if (mismatch := describe_mismatch(name, info, results.get(name)))
+    }
+    wrong = deviations({n: results[n] for n in outputs if n not in mismatches}, yardstick)
+    problem, reference, words = yardstick.problem, yardstick.reference, "its own reference"
+    return [
+        Finding(check, mismatches[name], tensor=name)
+        if name in mismatches
+        else explain(check, name, wrong[name], problem, reference, words=words)
+        for name in outputs
+        if name in mismatches or name in wrong
+    ]
 
 
 def _named(finding: Finding, relation: Relation, because: str) -> Finding:

@@ -37,7 +37,7 @@ so the bound on the root mean square is 1.2 u + 1.8 u: such an error shows where
 is as large as `spread`, that is, wherever its terms do not cancel.
 
 The floors take several times the arithmetic of the error of `lowp`, and hardly a correct result
-needs them: `Least` is what the limits allow without, and what passes it passes them.
+needs them: what is within `factor` times that error in every region is within the limits.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from tlmatrix.check.regions import Regions
+from tlmatrix.check.survey import Measured, Survey, survey
 
 if TYPE_CHECKING:
-    from tlmatrix.problem.model import Dim, Problem, TensorInfo
+    from tlmatrix.problem.model import Dim, Problem, TensorInfo, Tensors
     from tlmatrix.spec.models import Allowance, Tolerance
 
-__all__ = ["Least", "Limits", "Yardstick", "limits"]
+__all__ = ["Doubt", "Limits", "Yardstick", "limits"]
 
 _UNITS = 64
 _UNITS_PER_EXPONENT = 8
@@ -76,28 +78,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Least:
-    """What the limits of a tensor allow at the least.
+class Doubt:
+    """Why a result is not surely within its limits.
 
-    `element` is below the limit of any element of each region, `region` below that of its root
-    mean square, and `whole` below that of the tensor.
+    `regions`, [regions], are those that are not, None where that is not known; `whole` says whether
+    the root mean square over all of the tensor is not.
     """
 
-    element: torch.Tensor
-    region: torch.Tensor
-    whole: torch.Tensor
-
-    def allows(self, largest: torch.Tensor, root: torch.Tensor, regions: Regions) -> bool:
-        """Whether errors of that size by region are surely within the limits."""
-        return bool(
-            (largest <= self.element).all()
-            & (root <= self.region).all()
-            & (regions.rms_of_all(root) <= self.whole)
-        )
-
-    def raised(self, floor: torch.Tensor) -> Least:
-        """The same with a floor under each region."""
-        return Least(self.element + floor, self.region + floor, self.whole + floor.min())
+    regions: np.ndarray | None = None
+    whole: bool = True
 
 
 def limits(
@@ -186,15 +175,6 @@ def _floors(
     return element, root_floor(root, root_spread, root_magnitude, rows), whole
 
 
-def _least_floor(info: TensorInfo, allowance: Allowance, regions: Regions) -> torch.Tensor:
-    """By region, what no floor in it is below: a M / 2, of its smallest M."""
-    if allowance.floor != "auto":
-        return torch.full_like(regions.elements, float(allowance.floor))
-    if info.magnitude is None:
-        return torch.zeros_like(regions.elements)
-    return regions.smallest(info.magnitude().double()).mul_(_UNITS * _unit(info) / 2)
-
-
 def _unit(info: TensorInfo) -> float:
     """Of the arithmetic inside a kernel."""
     return 2.0**-53 if info.dtype == torch.float64 else 2.0**-24
@@ -220,8 +200,7 @@ class Yardstick:
         self._regions_of: dict[tuple[tuple[bool, int], ...], Regions] = {}
         self._dims: list[tuple[Dim, ...]] = []  # whose identities are keys there
         self._limits: dict[str, Limits] = {}
-        self._least: dict[str, Least] = {}
-        self._least_with_floor: dict[str, Least] = {}
+        self._surveys: dict[str, tuple[Survey, slice]] = {}
 
     @cached_property
     def reference(self) -> dict[str, torch.Tensor]:
@@ -240,12 +219,13 @@ class Yardstick:
                 self.problem.outputs[name],
                 self.reference[name],
                 self.lowp.get(name),
-                self._allowance(name),
+                self.allowance(name),
                 self.regions(name),
             )
         return self._limits[name]
 
-    def _allowance(self, name: str) -> Allowance:
+    def allowance(self, name: str) -> Allowance:
+        """What the spec allows the output or gradient of that name."""
         if name not in self._allowances:
             self._allowances[name] = self._tolerance.for_tensor(name, self._arch)
         return self._allowances[name]
@@ -265,40 +245,42 @@ class Yardstick:
             self._regions[name] = self._regions_of[key]
         return self._regions[name]
 
-    def distances(self, name: str, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`Regions.distances` of a result; what `least` needs is found at the same time."""
-        regions, low = self.regions(name), self.lowp.get(name)
-        if name in self._least or low is None or not low.numel():
-            return regions.distances(got, self.reference[name])
-        mine, its = regions.both_distances(got, low, self.reference[name])
-        self._least[name] = self._make_least(name, *its)
-        return mine
+    def doubts(self, results: Tensors) -> dict[str, Doubt]:
+        """The results that are not surely within their limits, and where.
 
-    def least(self, name: str) -> Least:
-        """What its limits allow whatever their floors, which is cheap to know."""
-        if name not in self._least:
-            regions, low = self.regions(name), self.lowp.get(name)
-            largest = root = torch.zeros_like(regions.elements)
-            if low is not None and low.numel():
-                reference = self.reference[name]
-                _, (largest, root) = regions.both_distances(low, low, reference)
-            self._least[name] = self._make_least(name, largest, root)
-        return self._least[name]
-
-    def _make_least(self, name: str, largest: torch.Tensor, root: torch.Tensor) -> Least:
-        factor = self._allowance(name).factor
-        whole = self.regions(name).rms_of_all(root)
-        return Least(largest * factor, root * factor, whole * factor)
-
-    def least_with_floor(self, name: str) -> Least:
-        """The same with the least that any floor of the tensor comes to."""
-        if name not in self._least_with_floor:
-            info, regions = self.problem.outputs[name], self.regions(name)
-            floor = _least_floor(info, self._allowance(name), regions)
-            self._least_with_floor[name] = self.least(name).raised(floor)
-        return self._least_with_floor[name]
+        Sure is what is no further off than `lowp` allows, whatever the floor is.
+        """
+        found = {name: Doubt() for name in results if name not in self.lowp}
+        measured = [
+            Measured(name, got, self.lowp[name], self.reference[name], self.regions(name))
+            for name, got in results.items()
+            if name not in found and got.numel()
+        ]
+        if not measured:
+            return found
+        made = survey(measured)
+        within = made.within([self.allowance(each.name).factor for each in measured])
+        self._surveys |= {each.name: (made, place) for each, place in made.parts()}
+        if within.all():
+            return found
+        for each, place in made.parts():
+            if not within[place].all():
+                mine, its = made.squares[:, place].sum(1)
+                factor = self.allowance(each.name).factor
+                found[each.name] = Doubt(~within[place], whole=not mine <= its * factor**2)
+        return found
 
     def least_by_element(self, name: str) -> torch.Tensor:
         """For every element a value below its limit, in the tensor's shape."""
-        of_regions = self.regions(name).spread(self.least_with_floor(name).element)
-        return of_regions.expand(self.reference[name].shape)
+        regions, reference = self.regions(name), self.reference[name]
+        if name not in self._surveys:
+            low = self.lowp.get(name)
+            if low is None or not low.numel():
+                return torch.zeros_like(reference)
+            made = survey([Measured(name, low, low, reference, regions)])
+            self._surveys[name] = made, slice(0, regions.count)
+        made, place = self._surveys[name]
+        finite = np.isfinite(made.squares[1, place])
+        least = np.where(finite, made.largest[1, place], 0.0) * self.allowance(name).factor
+        of_regions = torch.from_numpy(least).to(reference.device).view(regions.shape)
+        return regions.spread(of_regions).expand(reference.shape)
