@@ -179,6 +179,8 @@ def tcgen05_gemm(m, n, k, stages):
                     T.copy(D[t % 2, :, :], acc)
                     T.mbarrier_arrive(free[t % 2])
                     T.copy(acc, C[t * BLOCK, bx * BLOCK])
+            # The first warp frees tensor memory at its end.
+            T.sync_threads()
 
     return main
 

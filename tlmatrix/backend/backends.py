@@ -7,6 +7,7 @@ CPU and needs nothing. `auto` is `cuda` where there is a GPU, else `interpreter`
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ from tlmatrix.config import BACKENDS
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -45,8 +46,11 @@ class Backend(Protocol):
             ArchitectureError: such kernels cannot run here.
         """
 
-    def active(self) -> AbstractContextManager[object]:
-        """Inside, calls of TileLang kernels run on this backend."""
+    def active(self, turn: int = 0) -> AbstractContextManager[object]:
+        """Inside, calls of TileLang kernels run on this backend.
+
+        `turn` counts the runs of a case: where there is a choice of orders, each has another.
+        """
 
     def synchronize(self) -> None:
         """Wait until everything asked for has run, so that an error is raised where it belongs."""
@@ -74,12 +78,18 @@ class InterpreterBackend:
         """Kernels are traced for the first architecture."""
         return replace(self, target=architectures[0]) if architectures else self
 
-    def active(self) -> AbstractContextManager[object]:
-        """Calls of kernels inside are interpreted."""
-        from tlmatrix.interpreter import interpret
+    @contextmanager
+    def active(self, turn: int = 0) -> Iterator[object]:
+        """Calls of kernels inside are interpreted; warp roles take the turn's schedule.
 
-        context: AbstractContextManager[object] = interpret(arch=self.target)
-        return context
+        What roles do to memory unordered is an error, unless sanitizers in force collect it.
+        """
+        from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
+
+        with interpret(arch=self.target) as session:
+            races = None if session.sanitizers else True
+            with scheduled(SCHEDULES[turn % len(SCHEDULES)], seed=turn, races=races):
+                yield session
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
@@ -105,7 +115,7 @@ class CudaBackend:
             )
         return self
 
-    def active(self) -> AbstractContextManager[object]:
+    def active(self, turn: int = 0) -> AbstractContextManager[object]:  # noqa: ARG002 - one order
         """The GPU is the current one; kernels compile and run as they always do."""
         import torch
 

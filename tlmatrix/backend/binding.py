@@ -87,11 +87,12 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     return Binding(spec, backend, factory, differentiable=False, parameters=frozenset(spec.call))
 
 
-def execute(binding: Binding, problem: Problem) -> dict[str, torch.Tensor]:
+def execute(binding: Binding, problem: Problem, *, turn: int = 0) -> dict[str, torch.Tensor]:
     """Run the code under test on a problem: its outputs, and the gradients the problem asks for.
 
     Gradients are those of the outputs in `problem.cotangents`, if the spec checks gradients and
-    the code is differentiable. Tensors are given to the code as they are, not copied.
+    the code is differentiable. Tensors are given to the code as they are, not copied. `turn`
+    counts the runs of a case (see `Backend.active`).
 
     Raises:
         EntryError: the code under test raised.
@@ -102,7 +103,7 @@ def execute(binding: Binding, problem: Problem) -> dict[str, torch.Tensor]:
         wanted = problem.gradient_of
     leaves = {name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
-    with binding.backend.active():
+    with binding.backend.active(turn):
         outputs = binding.callee(names, problem)
         if wanted:
             outputs |= _gradients(binding.spec, problem, outputs, wanted, leaves)

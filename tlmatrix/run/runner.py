@@ -6,6 +6,7 @@ and the kernels already made.
 
 from __future__ import annotations
 
+import itertools
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -154,9 +155,11 @@ class Runner:
             problem = self._problem(bound, spec, case)
         watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
 
+        turns = itertools.count()
+
         def run_entry(variant: Problem) -> Tensors:
             with watch.phase("entry"):
-                return execute(bound.binding, variant)
+                return execute(bound.binding, variant, turn=next(turns))
 
         if case.origin == "reject":
             findings = judge_reject(_reject_of(spec, case), problem, run_entry)

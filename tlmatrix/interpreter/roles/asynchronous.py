@@ -98,6 +98,8 @@ class AsynchronousMixin(StatementMixin):
         self._untracked = 0
         self._assigned: set[str] = set()
         self._scanned = 0
+        # Whether the user frees tensor memory where he wants it freed.
+        self._deallocates = False
 
     def start_role(self) -> None:
         """Begin the body of a role."""
@@ -105,7 +107,14 @@ class AsynchronousMixin(StatementMixin):
         self._scanned = 0
 
     def finish_role(self) -> None:
-        """End the body of a role."""
+        """End the body of a role: the first warp of a block frees tensor memory when it is here.
+
+        TileLang puts the deallocation there, with no barrier before it.
+        """
+        if self.intervals[self.role][0] == 0 and not self._deallocates:
+            for buf in self.buffers.values():
+                if buf.scope == "shared.tmem" and self._tracked(buf):
+                    self.w.line(f"me.frees({buf.code!r}, {buf.code}.shape)")
 
     def without_lanes(self) -> Any:
         """Leave the lane axis; see `RoleMixin`."""
@@ -177,6 +186,8 @@ class AsynchronousMixin(StatementMixin):
                 name = op_name(node)
                 if name in _ASYNCHRONOUS or name == "tl.ptx_cp_async":
                     asynchronous.add(name)
+                elif name == "tl.deallocate_tmem":
+                    self._deallocates = True
                 elif (
                     name in ("tl.region", "tl.tileop.region") and int(node.args[1]) & 2
                 ) or name == "tl.access_ptr":

@@ -306,6 +306,14 @@ class Role:
         """Note that a block of a buffer is written."""
         self._note(name, dims, shape, write=True, ordinary=ordinary)
 
+    def frees(self, name: str, shape: tuple[int, ...]) -> None:
+        """Note that a buffer of tensor memory is freed: as if all of it were written."""
+        line = sys._getframe(1).f_lineno  # noqa: SLF001
+        clock, number = self.clock, self.agent
+        who = f"the end of {self.name}, where tensor memory is freed"
+        whole = tuple((0, n, 1) for n in shape)
+        self.block.note(name, shape, clock, number, clock[number], True, whole, None, line, who)
+
     def fence(self) -> None:
         """`T.fence_proxy_async`: all writes known so far count for the asynchronous proxy."""
         clock = self.clock

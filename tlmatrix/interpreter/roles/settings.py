@@ -45,13 +45,16 @@ def current() -> Settings:
 
 
 @contextmanager
-def scheduled(schedule: str = "eager", *, seed: int = 0, races: bool = True) -> Iterator[None]:
+def scheduled(
+    schedule: str = "eager", *, seed: int = 0, races: bool | None = True
+) -> Iterator[None]:
     """Run the roles of interpreted kernels called inside under a schedule.
 
     Args:
         schedule: "eager", "lazy", "random" or "adversarial".
         seed: of the random choices of a schedule.
-        races: whether accesses that nothing orders are errors.
+        races: whether accesses that nothing orders are errors; None leaves it to the sanitizers
+            of the `interpret()` in force.
 
     Raises:
         ValueError: for a schedule that does not exist.

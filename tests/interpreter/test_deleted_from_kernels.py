@@ -1,0 +1,58 @@
+"""The project's own kernels with roles, without any one of their waits, arrives and barriers.
+
+Each deletion is reported under one of fifty schedules. Tiles are small, so that every stage is
+used more than twice within the time of a test; the code is that of the big tiles.
+"""
+
+import pytest
+import torch
+from deletions import fates
+from tilelang import tvm
+
+from tlmatrix_kernels.attention.sm100 import kernels
+from tlmatrix_kernels.attention.sm100.tiles import Sm100Tiles
+from tlmatrix_kernels.gemm.tcgen05 import Tcgen05Tiles, tcgen05_kernel, tcgen05_ws_kernel
+
+ARCH = "sm_100a"
+GEMM_TILES = Tcgen05Tiles(block_m=32, block_n=32, block_k=32, stages=2)
+
+
+def traced(factory, *arguments):
+    with tvm.target.Target({"kind": "cuda", "arch": ARCH}):
+        return factory.get_tir(*arguments)
+
+
+def product(factory, *more):
+    """Six tiles of C in one block, five steps of K: no number is a multiple of the stages."""
+    func = traced(factory, "float16", "float32", False, False, False, True, GEMM_TILES)
+    a, b = torch.randn(96, 144).half(), torch.randn(144, 64).half()
+    return func, (a, b, torch.empty(96, 64), *more)
+
+
+def attention(variant):
+    """Five tiles of keys, the last cut."""
+    stages, threads = (2, 192) if variant == "wasp" else (1, 128)
+    tiles = Sm100Tiles(queries=32, keys=32, threads=threads, stages=stages, part=32)
+    func = traced(kernels.forward, variant, "bshd", "float16", 1, 32, 64, False, False, tiles)
+    q, k = torch.randn(1, 32, 1, 32).half(), torch.randn(1, 150, 1, 32).half()
+    v = torch.randn(1, 150, 1, 64).half()
+    return func, (q, k, v, torch.empty(1, 32, 1, 64).half(), torch.empty(1, 1, 32), 0.2, 0)
+
+
+KERNELS = {
+    "gemm tcgen05": (lambda: product(tcgen05_kernel), 4),
+    "gemm tcgen05_ws": (lambda: product(tcgen05_ws_kernel, 1), 8),
+    "attention ss": (lambda: attention("ss"), 10),
+    "attention ts": (lambda: attention("ts"), 10),
+    "attention wasp": (lambda: attention("wasp"), 13),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_deleting_any_one_wait_or_arrive_is_reported(name):
+    torch.manual_seed(0)
+    make, count = KERNELS[name]
+    func, inputs = make()
+    found = fates(func, inputs, arch=ARCH, out_idx=())
+    assert len(found) == count
+    assert [one for one in found if one.fate != "reported"] == []

@@ -1,0 +1,94 @@
+"""The runs of one case on the interpreter take different schedules, and report races of roles."""
+
+import os
+import sys
+
+import pytest
+
+import tlmatrix
+
+CODE = """
+import tilelang
+import tilelang.language as T
+import torch
+from tlmatrix.interpreter.roles.settings import current
+
+SEEN = []
+
+
+def reference(x):
+    return 2 * x
+
+
+@tilelang.jit
+def handed_over(wait):
+    @T.prim_func
+    def main(X: T.Tensor((8, 64), "float32"), Y: T.Tensor((8, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            row = T.alloc_shared([64], "float32")
+            full = T.alloc_barrier(32)
+            free = T.alloc_barrier(32)
+            thread = T.get_thread_binding()
+            if thread < 32:
+                for r in T.serial(8):
+                    T.mbarrier_wait_parity(free, (r + 1) % 2)
+                    for i in T.Parallel(64):
+                        row[i] = 2 * X[r, i]
+                    T.mbarrier_arrive(full)
+            else:
+                for r in T.serial(8):
+                    if wait:
+                        T.mbarrier_wait_parity(full, r % 2)
+                    for i in T.Parallel(64):
+                        Y[r, i] = row[i]
+                    T.mbarrier_arrive(free)
+
+    return main
+
+
+def double(x, wait):
+    SEEN.append((current().schedule, current().seed))
+    y = torch.empty_like(x)
+    handed_over(wait)(x, y)
+    return y
+"""
+SPEC = """\
+name: handed_over
+problem:
+  inputs: {{x: {{shape: [8, 64], dtype: float32}}}}
+  outputs: [y]
+  reference: {module}:reference
+entry: {module}:double
+axes: {{wait: [true, false]}}
+tiers: {{quick: product}}
+"""
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    module = f"schedules_code_{os.getpid()}"
+    (tmp_path / f"{module}.py").write_text(CODE)
+    path = tmp_path / "handed_over.yaml"
+    path.write_text(SPEC.format(module=module))
+    spec = tlmatrix.load(path)
+    found = {}
+    for case in tlmatrix.cases(spec):
+        result = tlmatrix.run_case(spec, case, "interpreter")
+        seen = sys.modules[module].SEEN
+        found[case["wait"]] = (result, list(seen))
+        seen.clear()
+    yield found
+    del sys.modules[module]
+
+
+def test_the_runs_of_a_case_take_different_schedules(results):
+    result, seen = results[True]
+    assert result.status is tlmatrix.Status.PASSED, result.findings
+    assert {schedule for schedule, _ in seen} >= {"eager", "lazy", "random"}
+
+
+def test_roles_that_race_fail_the_case(results):
+    result, _ = results[False]
+    assert result.status is tlmatrix.Status.ERROR
+    assert result.findings[0].title.startswith("raises RaceError: race on row: ")
