@@ -94,6 +94,7 @@ class _Generator(StatementMixin):
         super().__init__(guard, location_of)
         self.func = func
         self.addressed = _addressed(func)
+        self.viewed = _viewed(func)
         self.symbols: dict[str, Val] = {}
         self.parameters: list[Parameter] = []
 
@@ -206,6 +207,27 @@ def _addressed(func: Any) -> set[Any]:
 
     tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
     return found
+
+
+def _viewed(func: Any) -> set[Any]:
+    """Memory that is accessed under several dtypes, one of them a low-precision one."""
+    from tilelang import tvm
+
+    found: dict[Any, set[str]] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tvm.tirx.SBlock):
+            for buffer in node.alloc_buffers:
+                found.setdefault(buffer.data, set()).add(str(buffer.dtype))
+        elif isinstance(node, (tvm.tirx.BufferLoad, tvm.tirx.BufferStore)):
+            found.setdefault(node.buffer.data, set()).add(str(node.buffer.dtype))
+
+    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+    return {
+        data
+        for data, dtypes in found.items()
+        if len(dtypes) > 1 and any(dtype in LOW_PRECISION for dtype in dtypes)
+    }
 
 
 class _SanitizedGenerator(SanitizedMixin, _Generator):

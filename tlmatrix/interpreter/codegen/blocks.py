@@ -7,7 +7,7 @@ from typing import Any
 from .context import Buf
 from .lanes import LaneMixin
 from .source import buffer_location
-from .values import LOW_PRECISION, is_float, is_int, literal, numpy_name
+from .values import LOW_PRECISION, is_float, is_int, literal, memory_name, numpy_name
 
 __all__ = ["BlockMixin"]
 
@@ -73,20 +73,27 @@ class BlockMixin(LaneMixin):
         name = str(buffer.name)
         code = self.w.fresh(name)
         np_dtype = numpy_name(dtype)
-        variable = scope == "local.var" and buffer not in self.addressed
+        low = LOW_PRECISION.get(dtype)
+        held = buffer.data in self.viewed and low is not None
+        if held:
+            np_dtype = memory_name(dtype)
+        variable = scope == "local.var" and buffer not in self.addressed and not held
         buf = Buf(
             name,
             code,
             dtype,
             shape,
             scope,
-            rounding=LOW_PRECISION.get(dtype),
+            codec=low if held else None,
+            rounding=None if held else low,
             variable=variable,
         )
         if name in self.safe_later:
             buf.safe = self._safe_value(self.safe_later[name], dtype)
         self.buffers[buffer] = buf
-        blank = _poison(np_dtype)
+        # All bits set is NaN in every low-precision dtype that lies as integers.
+        blank = "-1" if held and np_dtype == "int16" else _poison(np_dtype)
+        blank = "255" if held and np_dtype == "uint8" else blank
         if variable:
             self.w.line(f"{code} = {f'np.{np_dtype}({blank})' if is_float(dtype) else blank}")
             return

@@ -32,7 +32,8 @@ class Buf:
         dtype: the IR's dtype.
         shape: extents, literals where static.
         scope: TileLang's memory scope.
-        codec: name of the codec of a low-precision global buffer, else None.
+        codec: name of the codec of low-precision memory that holds what the GPU's would: global
+            memory, and what the kernel also views under another dtype.
         rounding: name of the codec to round with when a low-precision local is written, else None.
         variable: whether the buffer is a Python variable (a `T.alloc_var`).
         safe: code of what a guarded load outside yields.
@@ -106,6 +107,8 @@ class Context(Hooks):
         self.safe_later: dict[str, Any] = {}
         self.layouts: dict[str, Any] = {}
         self.addressed: set[Any] = set()
+        # Memory that a kernel sees under several dtypes, one of them a low-precision one.
+        self.viewed: set[Any] = set()
         # Reducers: what combines their contributions.
         self.reducers: dict[str, str] = {}
         # Arrays and views made once, before the grid; and torch's views of them.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .bounds import Access, add, constant_index
 from .logic import LogicMixin
-from .values import LOW_PRECISION, Val, is_float, literal, numpy_type
+from .values import LOW_PRECISION, Val, is_float, literal, memory_name, numpy_type
 
 if TYPE_CHECKING:
     from .context import Buf
@@ -34,18 +34,22 @@ class MemoryMixin(LogicMixin):
         )
         if whole.variable or whole.lane_axes or (offset is not None and offset.lit != 0):
             raise self.refuse(f"a view of {whole.name} ({node.name})")
+        packed = dtype in LOW_PRECISION or whole.dtype in LOW_PRECISION
         if dtype != whole.dtype and (
-            LOW_PRECISION.keys() & {dtype, whole.dtype} or dtype == "bool"
+            dtype == "bool" or (packed and not whole.is_global and node.data not in self.viewed)
         ):
             raise self.refuse(f"a view of {whole.name} ({whole.dtype}) as {dtype}")
         shape = tuple(self.scalar(n, "a buffer shape") for n in node.shape)
         code = self.prologue.fresh(whole.code + "_as")
-        cast = "" if dtype == whole.dtype else f".view(np.{dtype})"
+        held = memory_name(dtype) if dtype in LOW_PRECISION else dtype
+        cast = "" if dtype == whole.dtype else f".view(np.{held})"
         extents = ", ".join(n.code for n in shape)
         self.prologue.line(f"{code} = {whole.code}{cast}.reshape({extents})")
         if whole.code in self.fixed:
             self.fixed.add(code)
         found = replace(whole, code=code, dtype=dtype, shape=shape, views={})
+        if dtype != whole.dtype:
+            found = replace(found, codec=LOW_PRECISION.get(dtype), rounding=None, safe="0")
         self.buffers[node] = found
         return found
 

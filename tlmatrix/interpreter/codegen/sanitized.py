@@ -175,6 +175,9 @@ class SanitizedMixin(StatementMixin):
             line = f"{name} = {self._seen[whole.code]}.reshaped(({shape},))"
             (self.prologue if whole.is_global or whole.static_shape else self.w).line(line)
             self._seen[found.code] = name
+        elif whole is not None and whole.code in self._seen and not whole.is_global:
+            # Elements of another size are not followed: from here on all count as written.
+            self.w.line(f"{self._seen[whole.code]}.full = True")
         return found
 
     # -- bounds

@@ -20,6 +20,7 @@ __all__ = [
     "is_float",
     "is_int",
     "literal",
+    "memory_name",
     "numpy_name",
     "numpy_type",
 ]
@@ -49,6 +50,11 @@ def numpy_name(dtype: str) -> str:
     if dtype in LOW_PRECISION:
         return "float32"
     return dtype
+
+
+def memory_name(dtype: str) -> str:
+    """The numpy dtype of memory that holds a low-precision `dtype` as the GPU does."""
+    return CODECS[LOW_PRECISION[dtype]].memory
 
 
 def numpy_type(dtype: str) -> str:

@@ -31,6 +31,11 @@ class Codec:
     bits: torch.dtype | None
     limit: float | None = None
 
+    @property
+    def memory(self) -> str:
+        """The numpy dtype of memory: floats where numpy has them, else integers of the width."""
+        return str(self.dtype if self.bits is None else self.bits).removeprefix("torch.")
+
     def view(self, tensor: torch.Tensor) -> Array:
         """The tensor's memory as a numpy array; `widen` and `narrow` translate its elements."""
         if self.bits is not None:
