@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix.interpreter import Unsupported
+from tlmatrix.interpreter import Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -407,3 +407,39 @@ def test_a_loop_over_the_threads_is_the_thread_index():
         return main
 
     assert torch.equal(kernel(64, 100)(), (torch.arange(100) % 64).int())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int32"])
+@pytest.mark.parametrize("rows", [32, 21])
+def test_a_copy_whose_predicate_fails_reads_nothing_and_writes_zeros(rows, dtype):
+    width = 4
+
+    @tilelang.jit(out_idx=[-1])
+    def kernel(rows):
+        @T.prim_func
+        def main(A: T.Tensor((rows, width), dtype), Out: T.Tensor((32, width), dtype)):
+            with T.Kernel(1, threads=32):
+                tx = T.get_thread_binding()
+                shared = T.alloc_shared((32, width), dtype)
+                T.ptx_cp_async(
+                    T.access_ptr(shared[tx, 0], "w", width),
+                    T.access_ptr(A[tx, 0], "r", width),
+                    width,
+                    tx < rows and tx != 3,
+                )
+                T.ptx_commit_group()
+                T.ptx_wait_group(0)
+                T.sync_threads()
+                for i in T.serial(width):
+                    Out[tx, i] = shared[tx, i]
+
+        return main
+
+    a = torch.randint(1, 9, (rows, width)).to(getattr(torch, dtype))
+    expected = torch.zeros(32, width, dtype=a.dtype)
+    expected[:rows] = a
+    expected[3] = 0
+    with interpret(sanitize=True) as run:
+        got = kernel(rows)(a)
+    assert torch.equal(got, expected)
+    assert not run.reports

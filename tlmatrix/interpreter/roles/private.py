@@ -84,32 +84,40 @@ class PrivateMixin(AsynchronousMixin):
     # -- cp.async of single threads
 
     def cp_async(self, call: Any) -> None:
-        """`T.ptx_cp_async`: every thread copies some elements in a row."""
+        """`T.ptx_cp_async`: every thread copies some elements in a row.
+
+        Threads whose predicate does not hold read nothing and write zeros.
+        """
         axis = self.lane_axis("T.ptx_cp_async")
-        if len(call.args) > 3:
-            raise self.refuse("T.ptx_cp_async with a predicate")
         count = self.scalar(call.args[2], "a number of elements").code
         target, source = (self._row(arg) for arg in call.args[:2])
         mask = self.mask.code if self.mask is not None else "None"
+        reads = mask
+        if len(call.args) > 3:
+            test = self.expr(call.args[3])
+            test = self.keep_mask(self.named(f"({test.code} != 0)", "bool", (test,)))
+            reads = self.keep_mask(self.both(self.mask, test)).code
         dst, dst_index = target
         src, src_index = source
         body = Writer(_names=self.w._names, location=self.w.location)  # noqa: SLF001
         element = self.temp("e")
         with body.block(f"for {element} in range({count})"):
-            for buf, index, written in ((src, src_index, False), (dst, dst_index, True)):
-                self.on_rows(body, buf, _at(index, element), mask, write=written)
+            self.on_rows(body, src, _at(src_index, element), reads, write=False)
+            self.on_rows(body, dst, _at(dst_index, element), mask, write=True)
             loaded = (
-                f"gather({src.code}, {src.codec}, {_at(src_index, element)}, {mask}, {src.safe}, "
+                f"gather({src.code}, {src.codec}, {_at(src_index, element)}, {reads}, {src.safe}, "
                 f"{src.name!r}, {self.skips(src)})"
             )
+            if len(call.args) > 3:
+                loaded = f"np.where({test.code}, {loaded}, 0).astype(np.{numpy_name(src.dtype)})"
             body.line(
                 f"scatter({dst.code}, {dst.codec}, {_at(dst_index, element)}, {loaded}, {mask}, "
                 f"{dst.name!r}, {self.skips(dst)})"
             )
         threads = axis.extent.code
         accesses = [
-            f"({buf.code!r}, {written}, row_cells(({', '.join(index)},), {count}, {mask}, "
-            f"{threads}, {buf.code}.shape), {buf.code}.shape)"
+            f"({buf.code!r}, {written}, row_cells(({', '.join(index)},), {count}, "
+            f"{mask if written else reads}, {threads}, {buf.code}.shape), {buf.code}.shape)"
             for buf, index, written in ((src, src_index, False), (dst, dst_index, True))
             if self.tracks(buf)
         ]
