@@ -209,3 +209,24 @@ def test_a_guard_of_several_conditions_and_scalars():
     for left, on in ((7, 1), (20, 1), (7, 0)):
         seen = (j <= i) & ((j > i - left) | (on == 0))
         assert torch.equal(window()(x, left, on), torch.where(seen, x, torch.tensor(0.0)))
+
+
+def test_every_lane_fills_and_copies_memory_of_its_own():
+    @tilelang.jit(out_idx=[-1])
+    def kernel():
+        @T.prim_func
+        def main(A: T.Tensor((16, 8), "float16"), Out: T.Tensor((16, 8), "float32")):
+            with T.Kernel(1, threads=32):
+                mine = T.alloc_local((8,), "float32")
+                for i in T.Parallel(16):
+                    T.clear(mine)
+                    if i % 2 == 0:
+                        T.copy(A[i, 0:8], mine)
+                    for k in T.serial(8):
+                        Out[i, k] = mine[k] + i
+
+        return main
+
+    a = torch.randn(16, 8).half()
+    expected = torch.where(torch.arange(16)[:, None] % 2 == 0, a.float(), 0.0)
+    assert torch.equal(kernel()(a), expected + torch.arange(16.0)[:, None])

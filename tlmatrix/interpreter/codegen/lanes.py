@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .expressions import op_name
 from .stores import StoreMixin
 from .values import Val, numpy_name
 
@@ -61,6 +62,10 @@ class LaneMixin(StoreMixin):
             elif isinstance(child, tvm.tirx.BufferStore):
                 if str(child.buffer.scope()) in ("local", "local.var"):
                     written.setdefault(child.buffer, set()).update(range(depth))
+            elif isinstance(child, tvm.tirx.Evaluate):
+                buffer = _written_by(child.value)
+                if buffer is not None and str(buffer.scope()) in ("local", "local.var"):
+                    written.setdefault(buffer, set()).update(range(depth))
             elif isinstance(child, tvm.tirx.SeqStmt):
                 for part in child.seq:
                     visit(part, depth)
@@ -150,6 +155,14 @@ def spreads(loop: Any) -> bool:
 
     tvm.tirx.stmt_functor.post_order_visit(loop.body, visit)
     return not private
+
+
+def _written_by(call: Any) -> Any:
+    """The buffer that a `T.fill` or `T.copy` writes; None for any other expression."""
+    position = {"tl.tileop.fill": 0, "tl.tileop.copy": 1}.get(
+        op_name(call) if type(call).__name__ == "Call" else ""
+    )
+    return None if position is None else call.args[position].args[0].buffer
 
 
 def _depth(node: Any) -> int:

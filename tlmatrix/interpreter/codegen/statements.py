@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from .blocks import BlockMixin
+from .elementwise import element_loops
 from .expressions import op_name
 from .lanes import spreads
 from .values import Val
@@ -268,6 +269,9 @@ class StatementMixin(BlockMixin):
 
     def _tile_op(self, call: Any, name: str) -> None:
         if self.axes:
+            if name in ("fill", "copy") and self._of_lanes(call):
+                self.stmt(element_loops(call, name, self.refuse))
+                return
             raise self.refuse(f"the tile operation T.{name} inside T.Parallel")
         if name in ("copy", "async_copy"):
             annotations = dict(call.annotations.items()) if call.annotations is not None else {}
@@ -298,6 +302,13 @@ class StatementMixin(BlockMixin):
             self.region(call.args[0])
         else:
             raise self.refuse(f"the tile operation T.{name}")
+
+    def _of_lanes(self, call: Any) -> bool:
+        """Whether a tile operation writes memory of which every lane has its own."""
+        region = call.args[-1 if op_name(call).endswith("copy") else 0]
+        return type(region).__name__ == "Call" and bool(
+            self.buffer(region.args[0].buffer).lane_axes
+        )
 
     def _stmt_BufferStore(self, node: Any) -> None:
         if node.predicate is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.interpreter.codegen.elementwise import element_loops
 from tlmatrix.interpreter.codegen.expressions import op_name
 from tlmatrix.interpreter.codegen.source import Writer
 from tlmatrix.interpreter.codegen.values import Val, numpy_name
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PrivateMixin"]
 
-# Longer copies of a thread are no longer a handful of registers.
-_LONGEST = 512
 _COMBINERS = {"Add": "add", "Mul": "multiply", "Max": "fmax", "Min": "fmin"}
 
 
@@ -40,46 +39,9 @@ class PrivateMixin(AsynchronousMixin):
             loads = [a.args[0] for a in regions if op_name(a) in ("tl.region", "tl.tileop.region")]
             if any(self.buffer(load.buffer).lane_axes for load in loads):
                 self.lane_axis(f"T.{name} of a thread's own memory")
-                self.stmt(self._elementwise(call, name))
+                self.stmt(element_loops(call, name, self.refuse))
                 return
         super()._tile_op(call, name)
-
-    def _elementwise(self, call: Any, name: str) -> Any:
-        """A fill or copy as loops over elements."""
-        from tilelang import tvm
-
-        regions = call.args[: 1 if name == "fill" else 2]
-        loops: list[tuple[Any, Any]] = []
-        indices: list[list[Any]] = []
-        for number, region in enumerate(regions):
-            mine, position = [], 0
-            for base, extent in zip(region.args[0].indices, region.args[2:], strict=True):
-                if int(getattr(extent, "value", 0)) == 1:
-                    mine.append(base)
-                    continue
-                if number == 0:
-                    loops.append((tvm.tirx.Var(f"e{position}", "int32"), extent))
-                elif position >= len(loops):
-                    raise self.refuse("T.copy between regions of different rank")
-                mine.append(base + loops[position][0])
-                position += 1
-            indices.append(mine)
-        size = 1
-        for _, extent in loops:
-            size *= int(getattr(extent, "value", _LONGEST + 1))
-        if size > _LONGEST:
-            raise self.refuse(f"T.{name} of more than {_LONGEST} elements of a thread")
-        target = regions[-1].args[0].buffer
-        if name == "fill":
-            value = call.args[1]
-        else:
-            value = tvm.tirx.BufferLoad(regions[0].args[0].buffer, indices[0])
-        if str(value.dtype) != str(target.dtype):
-            value = tvm.tirx.Cast(str(target.dtype), value)
-        body = tvm.tirx.BufferStore(target, value, indices[-1])
-        for var, extent in reversed(loops):
-            body = tvm.tirx.For(var, tvm.tirx.const(0, "int32"), extent, 0, body)
-        return body
 
     # -- cp.async of single threads
 
