@@ -1,4 +1,4 @@
-"""The command line: `tlmatrix run`, `list`, `check`, `repro`, `new`, `exec`, `schema`.
+"""The command line: `tlmatrix run`, `list`, `check`, `repro`, `coverage`, `new`, `exec`, `schema`.
 
 Only what a command needs is imported, when it is needed: `--help` starts no PyTorch.
 """
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tlmatrix",
         description="A test matrix for TileLang kernels: one YAML spec, every test.",
         epilog=f"exit codes:\n{ExitCode.table()}\n\nDefaults stand in [tool.tlmatrix] of "
-        "pyproject.toml: backend, tier, seed, specs, results, timeout.",
+        "pyproject.toml: backend, tier, seed, specs, results, timeout, coverage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_list(commands)
     _add_check(commands)
     _add_repro(commands)
+    _add_coverage(commands)
     _add_new(commands)
     _add_exec(commands)
     schema = commands.add_parser("schema", help="print the JSON Schema of specs, for editors")
@@ -97,6 +98,19 @@ def _add_run(commands: _Commands) -> None:
     )
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="a case may take this long")
     run.add_argument("--junitxml", metavar="FILE", help="also write a JUnit report")
+    run.add_argument(
+        "--coverage",
+        action="store_const",
+        const="table",
+        help="show a table of the kernel lines and guards that cases exercised, not only a line",
+    )
+    run.add_argument(
+        "--no-coverage",
+        dest="coverage",
+        action="store_const",
+        const="off",
+        help="do not count them",
+    )
     run.set_defaults(command=_run)
 
 
@@ -145,6 +159,25 @@ def _add_repro(commands: _Commands) -> None:
         "-v", "--verbose", action="store_true", help="show tensors around the worst elements"
     )
     repro.set_defaults(command=_repro)
+
+
+def _add_coverage(commands: _Commands) -> None:
+    coverage = commands.add_parser(
+        "coverage",
+        help="show which lines and guards of kernels the cases of a run exercised",
+        description="Tell what the cases of a run on the interpreter exercised of their kernels, "
+        "and what they never did.",
+    )
+    coverage.add_argument(
+        "results", nargs="?", metavar="RESULTS.jsonl", help="a run (default: the last one)"
+    )
+    coverage.add_argument(
+        "--source", action="store_true", help="show the kernels' source, annotated line by line"
+    )
+    coverage.add_argument(
+        "--file", metavar="PART", default="", help="only files with this in their name"
+    )
+    coverage.set_defaults(command=_coverage)
 
 
 def _add_new(commands: _Commands) -> None:
@@ -271,6 +304,12 @@ def _repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.commands.repro import repro
 
     return repro(arguments, config)
+
+
+def _coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.commands.coverage import coverage
+
+    return coverage(arguments, config)
 
 
 def _new(arguments: argparse.Namespace, config: Config) -> ExitCode:

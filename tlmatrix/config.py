@@ -6,6 +6,7 @@
     specs = ["specs"]
     results = ".tlmatrix"
     timeout = 300
+    coverage = "summary"
 
 An option of the command line wins over `TLMATRIX_BACKEND`, and that over this.
 """
@@ -22,10 +23,13 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BACKENDS", "Config", "ConfigError", "load_config"]
+__all__ = ["BACKENDS", "COVERAGE", "Config", "ConfigError", "load_config"]
 
 BACKENDS = ("auto", "cuda", "interpreter")
 """Names of backends that a user may give."""
+
+COVERAGE = ("off", "summary", "table")
+"""What a run may say of the lines and guards of kernels that its cases exercise."""
 
 
 class ConfigError(ValueError):
@@ -47,6 +51,7 @@ class Config:
     specs: tuple[str, ...] = ("specs",)
     results: str = ".tlmatrix"
     timeout: float = 300.0
+    coverage: str = "summary"
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -56,6 +61,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "specs": (list, str),
     "results": (str,),
     "timeout": (int, float),
+    "coverage": (str,),
 }
 _WORDS = {
     "backend": "one of " + ", ".join(BACKENDS),
@@ -64,6 +70,7 @@ _WORDS = {
     "specs": "a list of paths",
     "results": "a folder",
     "timeout": "seconds a case",
+    "coverage": "one of " + ", ".join(COVERAGE),
 }
 
 
@@ -107,6 +114,7 @@ def _read(file: Path, defaults: Config) -> Config:
             not isinstance(value, _KINDS[key])
             or isinstance(value, bool)
             or (key == "backend" and value not in BACKENDS)
+            or (key == "coverage" and value not in COVERAGE)
             or (key == "specs" and not all(_paths(value)))
         ):
             wrong.append(f"{place} {key} = {value!r}: must be {_WORDS[key]}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tlmatrix.config import BACKENDS, ConfigError, load_config
+from tlmatrix.config import BACKENDS, COVERAGE, ConfigError, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -71,6 +71,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         default=None,
         help="go on with the run of this results file: cases that passed are not run again",
+    )
+    group.addoption(
+        "--tlmatrix-coverage",
+        choices=COVERAGE,
+        default=None,
+        help="count which lines and guards of interpreted kernels the cases exercise, and say so "
+        "in a line (summary, the default) or a table; off counts nothing",
     )
 
 

@@ -67,6 +67,7 @@ def _pytest_arguments(arguments: argparse.Namespace, paths: list[Path], tier: st
         ("--tlmatrix-seed", arguments.seed),
         ("--tlmatrix-results", arguments.results),
         ("--tlmatrix-resume", arguments.resume),
+        ("--tlmatrix-coverage", arguments.coverage),
         ("--timeout", arguments.timeout),
         ("--junitxml", arguments.junitxml),
     ):

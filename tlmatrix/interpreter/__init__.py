@@ -7,7 +7,7 @@ with TLMATRIX_DUMP set to a folder every source is written there, annotated with
 `interpret(sanitize=True)` runs a second variant of each program, with shadows of its memory; see
 `reports` for what it finds and `codegen.sanitized` for how.
 
-What to know of the results:
+Importing the package imports nothing else until a name is used. What to know of the results:
 
 - Memory that nothing has written reads as NaN (integers: a number no index can be), in every
   block anew, so a read before a write shows.
@@ -32,21 +32,25 @@ What to know of the results:
 
 from __future__ import annotations
 
-from .coverage import Coverage, Feature
-from .errors import (
-    ArgumentError,
-    DeadlockError,
-    InterpreterError,
-    RaceError,
-    SynchronizationError,
-    Unsupported,
-)
-from .explain import Explanation, NotMadeError, Trace
-from .intercept import interpret, interpreted
-from .kernel import InterpretedKernel
-from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
-from .roles import SCHEDULES, run_ranks, scheduled
-from .session import Session
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .coverage import Coverage, Feature
+    from .errors import (
+        ArgumentError,
+        DeadlockError,
+        InterpreterError,
+        RaceError,
+        SynchronizationError,
+        Unsupported,
+    )
+    from .explain import Explanation, NotMadeError, Trace
+    from .intercept import interpret, interpreted
+    from .kernel import InterpretedKernel
+    from .recorder import Recorder
+    from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
+    from .roles import SCHEDULES, run_ranks, scheduled
+    from .session import Session
 
 __all__ = [
     "DEFAULT_SANITIZERS",
@@ -62,6 +66,7 @@ __all__ = [
     "NotMadeError",
     "Party",
     "RaceError",
+    "Recorder",
     "Report",
     "SanitizerError",
     "Sequences",
@@ -74,3 +79,40 @@ __all__ = [
     "run_ranks",
     "scheduled",
 ]
+
+# By name, so that a report that only reads what was counted does not import PyTorch.
+_HOMES = {
+    "ArgumentError": "errors",
+    "Coverage": "coverage",
+    "DEFAULT_SANITIZERS": "reports",
+    "DeadlockError": "errors",
+    "Explanation": "explain",
+    "Feature": "coverage",
+    "InterpretedKernel": "kernel",
+    "InterpreterError": "errors",
+    "NotMadeError": "explain",
+    "Party": "reports",
+    "RaceError": "errors",
+    "Recorder": "recorder",
+    "Report": "reports",
+    "SANITIZERS": "reports",
+    "SCHEDULES": "roles",
+    "SanitizerError": "reports",
+    "Sequences": "reports",
+    "Session": "session",
+    "SynchronizationError": "errors",
+    "Trace": "explain",
+    "Unsupported": "errors",
+    "interpret": "intercept",
+    "interpreted": "intercept",
+    "run_ranks": "roles",
+    "scheduled": "roles",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

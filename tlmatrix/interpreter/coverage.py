@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import reduce
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["Coverage", "Feature", "Guard", "GuardSite", "Loop", "LoopSite"]
+__all__ = ["Coverage", "Feature", "Gap", "Guard", "GuardSite", "Loop", "LoopSite"]
 
 
 class GuardSite(NamedTuple):
@@ -161,6 +160,24 @@ class Loop:
         )
 
 
+class Gap(NamedTuple):
+    """Something that can happen in a kernel and was not seen.
+
+    Attributes:
+        file: the Python file.
+        first: the line.
+        last: the last line, of lines that never ran; else the same.
+        what: empty for lines; which guard or loop.
+        never: `run`, or outcomes and trips that were not seen.
+    """
+
+    file: str
+    first: int
+    last: int
+    what: str
+    never: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Coverage:
     """What was exercised of the kernels that ran; `a + b` is what either exercised.
@@ -180,16 +197,22 @@ class Coverage:
         return bool(self.lines)
 
     def __add__(self, other: Coverage) -> Coverage:
-        return Coverage(
-            _added(self.lines, other.lines, 0),
-            _added(self.guards, other.guards, Guard()),
-            _added(self.loops, other.loops, Loop(constant=True)),
-        )
+        return Coverage.merged([self, other])
 
     @classmethod
     def merged(cls, parts: Iterable[Coverage]) -> Coverage:
         """What any of the parts exercised."""
-        return reduce(cls.__add__, parts, cls())
+        lines: dict[tuple[str, int], int] = {}
+        guards: dict[GuardSite, Guard] = {}
+        loops: dict[LoopSite, Loop] = {}
+        for part in parts:
+            for place, count in part.lines.items():
+                lines[place] = lines.get(place, 0) + count
+            for site, guard in part.guards.items():
+                guards[site] = guards[site] + guard if site in guards else guard
+            for where, loop in part.loops.items():
+                loops[where] = loops[where] + loop if where in loops else loop
+        return cls(lines, guards, loops)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -211,6 +234,36 @@ class Coverage:
             {k._replace(file=name(k.file)): g for k, g in self.guards.items()},
             {k._replace(file=name(k.file)): n for k, n in self.loops.items()},
         )
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """What was not seen, by file and line.
+
+        A guard that was not come to is the gap of its line; one of several comparisons has none
+        of its own where they have.
+        """
+        found: list[Gap] = []
+        for file in self.files:
+            places = sorted(line for name, line in self.lines if name == file)
+            for first, last in _runs([(n, not self.lines[(file, n)]) for n in places]):
+                found.append(Gap(file, first, last, "", ("run",)))
+        numbered = {site._replace(text="") for site in self.guards if site.number > 1}
+        told = {
+            site._replace(text="")
+            for site, guard in self.guards.items()
+            if site.text and site.kind != "edge" and guard.never
+        }
+        for site, guard in self.guards.items():
+            if not guard.never or (site in told and not site.text):
+                continue
+            alone = site._replace(text="", number=2) not in numbered
+            kind = site.kind if alone else f"{site.kind} {site.number}"
+            what = f"{kind} {site.text}".rstrip()
+            found.append(Gap(site.file, site.line, site.line, what, guard.never))
+        for where, loop in self.loops.items():
+            if loop.never:
+                what = f"loop {where.variable}"
+                found.append(Gap(where.file, where.line, where.line, what, loop.never))
+        return tuple(sorted(found))
 
     def features(self) -> frozenset[Feature]:
         """Everything that was exercised, as a set: what one run adds to others is a difference."""
@@ -281,10 +334,6 @@ class Coverage:
         return cls(lines, guards, loops)
 
 
-def _added(a: Mapping[Any, Any], b: Mapping[Any, Any], nothing: Any) -> dict[Any, Any]:
-    return {key: a.get(key, nothing) + b.get(key, nothing) for key in {**a, **b}}
-
-
 def _ranges(lines: Iterable[int]) -> str:
     """`3-5,9`."""
     ordered = sorted(lines)
@@ -297,3 +346,11 @@ def _lines(ranges: str) -> Iterable[int]:
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
+
+
+def _runs(marked: Iterable[tuple[int, bool]]) -> Iterable[tuple[int, int]]:
+    """First and last of each run of neighbours that are marked."""
+    for holds, group in groupby(marked, key=lambda item: item[1]):
+        numbers = [number for number, _ in group]
+        if holds:
+            yield numbers[0], numbers[-1]

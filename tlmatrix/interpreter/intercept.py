@@ -57,7 +57,7 @@ def interpret(
     sequences: Mapping[str, Any] | None = None,
     partial: Collection[str] = (),
     tf32: bool | None = None,
-    coverage: bool | None = None,
+    coverage: bool | Recorder | None = None,
     trace: Trace | bool = False,
 ) -> Iterator[Session]:
     """Run every TileLang kernel called inside on the CPU, with no GPU and no change to its code.
@@ -85,7 +85,7 @@ def interpret(
             the enclosing context has, or not.
         coverage: whether to count which lines and guards of kernels are exercised, in
             `coverage` of what the context gives; None for what the enclosing context does, to
-            which what is counted here is added in any case.
+            which what is counted here is added. Several contexts count together in a `Recorder`.
         trace: an element to follow in every kernel that writes it, whose explanations are in
             `traces` of what the context gives; True keeps the launches (and so their tensors),
             for `explain` of what the context gives.
@@ -111,9 +111,10 @@ def interpret(
         inherited = outer.tf32 if outer is not None else False
         options = replace(options, tf32=inherited if tf32 is None else tf32)
     around = outer.recorder if outer is not None else None
-    options = replace(options, recorder=Recorder() if coverage else around)
-    if coverage is False:
-        options = replace(options, recorder=None)
+    if coverage is not None:
+        options = replace(options, recorder=_recorder(coverage))
+    elif around is not None:
+        options = replace(options, recorder=around)
     if trace:
         options = replace(options, trace=trace, traces=[], untraced={}, log=LaunchLog())
     with _lock:
@@ -125,12 +126,18 @@ def interpret(
         yield options
     finally:
         _local.stack.pop()
-        if coverage and around is not None:
+        if coverage is True and around is not None:
             around.add(options.coverage)
         with _lock:
             _users -= 1
             if _users == 0:
                 _remove()
+
+
+def _recorder(coverage: bool | Recorder) -> Recorder | None:
+    if isinstance(coverage, Recorder):
+        return coverage
+    return Recorder() if coverage else None
 
 
 def interpreted(

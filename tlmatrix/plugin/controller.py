@@ -7,6 +7,7 @@ and says at the end where the results are and how an interrupted run goes on.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,12 @@ class Controller:
         state = self._state
         if not state.running:
             return
+        if state.covered is not None:
+            from tlmatrix.report.coverage import coverage_lines
+
+            command = f"tlmatrix coverage {shlex.quote(state.shown_results)}"
+            for line in coverage_lines(state.covered, command, state.coverage, state.width):
+                terminalreporter.write_line(line)
         terminalreporter.write_line(f"tlmatrix: results in {state.shown_results}")
         if state.interrupted:
             terminalreporter.write_line(

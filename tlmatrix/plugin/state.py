@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.config import Config
+    from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.events import RunHeader
     from tlmatrix.run.records import RecordsWriter, RunRecords
     from tlmatrix.run.result import CaseResult, Status
@@ -82,6 +83,7 @@ class State:
             self.tier: str = worker["tlmatrix_tier"]
             self.backend: str = worker["tlmatrix_backend"]
             self.seed: int = worker["tlmatrix_seed"]
+            self.coverage: str = worker["tlmatrix_coverage"]
             self.results_path = Path(worker["tlmatrix_results"])
             self.passed_before = frozenset(map(tuple, worker["tlmatrix_passed"]))
             self.groups_path = _path(worker["tlmatrix_groups"])
@@ -93,6 +95,7 @@ class State:
         self.tier = option.tlmatrix_tier or (header.tier if header else project.tier)
         self.backend = option.tlmatrix_backend or (header.backend if header else project.backend)
         self.seed = seed if seed is not None else header.seed if header else project.seed
+        self.coverage = option.tlmatrix_coverage or project.coverage
         self.results_path = resumed.path.resolve() if resumed else self._new_results_path()
         self.passed_before = _passed(resumed)
         self.groups_path = None
@@ -111,6 +114,7 @@ class State:
             "tlmatrix_tier": self.tier,
             "tlmatrix_backend": self.backend,
             "tlmatrix_seed": self.seed,
+            "tlmatrix_coverage": self.coverage,
             "tlmatrix_results": str(self.results_path),
             "tlmatrix_passed": sorted(self.passed_before),
             "tlmatrix_groups": str(self.groups_path or ""),
@@ -167,6 +171,7 @@ class State:
                 seed=self.seed,
                 roots=(self.config.rootpath,),
                 asked=self.backend,
+                coverage=self.coverage != "off",
             )
             self._runner.prepare()
         return self._runner
@@ -231,8 +236,19 @@ class State:
                 counts = {str(status): count for status, count in self.counts.items()}
                 self._records().summary(Summary(counts, round(seconds, 3), exit_status))
             self.config.hook.pytest_tlmatrix_event(
-                event=RunFinished(dict(self.counts), seconds, self.interrupted)
+                event=RunFinished(
+                    dict(self.counts), seconds, self.interrupted, self.covered, self.coverage
+                )
             )
+
+    @cached_property
+    def covered(self) -> Coverage | None:
+        """What the cases on record exercised of their kernels; None if nothing was counted."""
+        if self.coverage == "off" or not self.running or self.is_worker:
+            return None
+        from tlmatrix.run.records import read_records
+
+        return read_records(self.results_path).coverage() or None
 
     def close(self) -> None:
         """Let go of the results file."""

@@ -6,6 +6,7 @@ now and then. Reads events only.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from tlmatrix.report.coverage import coverage_lines
 from tlmatrix.report.groups import Group, group_failures
 from tlmatrix.report.text import count, describe_group
 from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
@@ -130,6 +132,7 @@ class TerminalReport:
             self._console.print(self._table())
             self._print_groups(group_failures(self._results))
             self._print_aside()
+        self._print_coverage(event)
         self._console.print(self._last_words(event), highlight=False)
         if self._started is not None and self._started.results:
             self._console.print(Text(f"results: {self._started.results}", overflow="fold"))
@@ -174,6 +177,16 @@ class TerminalReport:
         for (spec, words), cases in sorted(aside.items()):
             line = f"{spec}: {count(cases, 'case')} {words}"
             self._console.print(Text(line, style="yellow"), soft_wrap=not self._console.is_terminal)
+
+    def _print_coverage(self, event: RunFinished) -> None:
+        if event.coverage is None:
+            return
+        results = self._started.results if self._started is not None else None
+        command = f"tlmatrix coverage {shlex.quote(results)}" if results else ""
+        width = min(self._console.width, 120)
+        self._console.print()
+        for line in coverage_lines(event.coverage, command, event.detail, width):
+            self._console.print(Text(line), soft_wrap=True)
 
     def _last_words(self, event: RunFinished) -> Text:
         counts = Counter(result.status for result in self._results)

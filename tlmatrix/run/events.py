@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.result import CaseResult, Status
 
 __all__ = ["CaseFinished", "Event", "RunFinished", "RunHeader", "RunStarted", "Summary"]
@@ -64,6 +65,10 @@ class RunFinished:
     counts: Mapping[Status, int]
     seconds: float
     interrupted: bool
+    coverage: Coverage | None = None
+    """What all cases on record exercised of their kernels, where that was counted."""
+    detail: str = "summary"
+    """How much of it the user wants to see (`tlmatrix.config.COVERAGE`)."""
 
 
 Event = RunStarted | CaseFinished | RunFinished

@@ -11,16 +11,19 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
+from tlmatrix.run.coverage import CoverageReader, CoverageWriter
 from tlmatrix.run.events import RunHeader, Summary
 from tlmatrix.run.result import CaseResult, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from tlmatrix.interpreter.coverage import Coverage
 
 __all__ = ["RecordsError", "RecordsWriter", "RunRecords", "read_records"]
 
@@ -36,6 +39,7 @@ class RecordsWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._coverage = CoverageWriter()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         if _ends_torn(path):
@@ -50,8 +54,12 @@ class RecordsWriter:
         self._append("start", {"path": path, "case": case, "worker": worker})
 
     def case(self, result: CaseResult) -> None:
-        """A case has its result."""
+        """A case has its result, and may have counted what it exercised."""
         self._append("case", result.to_json())
+        if result.coverage is not None:
+            told = self._coverage.records(result.path, result.case, result.coverage)
+            for kind, data in told:
+                self._append(kind, data)
 
     def summary(self, summary: Summary) -> None:
         """The run came to its end."""
@@ -75,6 +83,11 @@ class RunRecords:
     results: tuple[CaseResult, ...]
     summary: Summary | None
     """None when the run did not come to its end."""
+    _covered: CoverageReader = field(default_factory=CoverageReader, repr=False, compare=False)
+
+    def coverage(self) -> Coverage:
+        """What all cases together exercised of their kernels; empty if nothing was counted."""
+        return self._covered.merged()
 
     @property
     def passed(self) -> frozenset[tuple[str, str]]:
@@ -101,6 +114,7 @@ def read_records(path: Path) -> RunRecords:
     header: RunHeader | None = None
     summary: Summary | None = None
     results: dict[tuple[str, str], CaseResult] = {}
+    covered = CoverageReader()
     for record in _records(path):
         kind = record.pop("record", None)
         if header is None and kind != "run":
@@ -118,13 +132,17 @@ def read_records(path: Path) -> RunRecords:
             case "case":
                 result = CaseResult.from_json(record)
                 results[(result.path, result.case)] = result
+            case "sites":
+                covered.sites(record)
+            case "coverage":
+                covered.case(record)
             case "summary":
                 summary = Summary(**{name: record[name] for name in Summary.__dataclass_fields__})
             case _:
                 pass  # A record of a later version.
     if header is None:
         raise RecordsError(f"{path}: holds no record of a run")
-    return RunRecords(path, header, tuple(results.values()), summary)
+    return RunRecords(path, header, tuple(results.values()), summary, covered)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from tlmatrix.check.finding import Finding
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.spec.values import Value
 
 __all__ = ["FAILURES", "CaseResult", "SkipReason", "Status"]
@@ -55,7 +56,8 @@ class CaseResult:
     `tlmatrix repro`. `seconds` is the whole time; `phases` splits it into making the problem
     (`problem`), the code under test (`entry`) and the rest (`judge`, with the reference).
     `message` says why a case was skipped, or which known bug it met. `elements` counts those of
-    all inputs: how large the case is.
+    all inputs: how large the case is. `coverage` is what the case exercised of its kernels, where
+    that was counted; it goes on record apart (`tlmatrix.run.coverage`).
     """
 
     spec: str
@@ -76,6 +78,7 @@ class CaseResult:
     """The backend that the user named; `backend` is the one it was."""
     seed: int = 0
     elements: int = 0
+    coverage: Coverage | None = None
 
     @property
     def failed(self) -> bool:
@@ -123,7 +126,8 @@ class CaseResult:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseResult:
         """The result that `to_json` wrote; fields of a later version are left aside."""
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        fields_of_record = cls.__dataclass_fields__.keys() - {"coverage"}
+        known = {name: data[name] for name in fields_of_record if name in data}
         known["status"] = Status(known["status"])
         if "reason" in known:
             known["reason"] = SkipReason(known["reason"])

@@ -23,6 +23,8 @@ from tlmatrix.backend import (
     refuse_unknown_axes,
 )
 from tlmatrix.check.finding import Finding
+from tlmatrix.interpreter.recorder import Recorder
+from tlmatrix.run.coverage import counted, counting
 from tlmatrix.run.rejects import judge_reject, reject_problem
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.run.returned import narrowed
@@ -75,13 +77,15 @@ class Runner:
     """Runs cases one after the other in this process.
 
     `roots` are folders, besides the spec's own, that entries are imported from; `asked` is the
-    backend as the user named it.
+    backend as the user named it; `coverage` says whether results have theirs, where the backend
+    can count it.
     """
 
     backend: Backend
     seed: int = 0
     roots: tuple[Path, ...] = ()
     asked: str = "auto"
+    coverage: bool = True
     _bound: dict[Path, _Bound] = field(default_factory=dict)
 
     def prepare(self) -> None:
@@ -97,7 +101,8 @@ class Runner:
 
     def run(self, spec: Spec, case: Case, *, path: str | None = None) -> CaseResult:
         """Run and judge a case. `path` is how the user calls the spec's file."""
-        watch = _Watch()
+        covers = self.coverage and self.backend.name == "interpreter"
+        watch = _Watch(Recorder() if covers else None)
         shown = path or str(spec.path)
         outcome = self._outcome(spec, case, shown, watch)
         total = watch.total()
@@ -120,6 +125,7 @@ class Runner:
             asked=self.asked,
             seed=self.seed,
             elements=watch.elements,
+            coverage=counted(watch.recorder),
         )
 
     def outputs(self, spec: Spec, case: Case) -> tuple[Problem, Tensors]:
@@ -158,7 +164,7 @@ class Runner:
         turns = itertools.count()
 
         def run_entry(variant: Problem) -> Tensors:
-            with watch.phase("entry"):
+            with watch.phase("entry"), counting(watch.recorder):
                 return execute(bound.binding, variant, turn=next(turns))
 
         if case.origin == "reject":
@@ -308,9 +314,10 @@ def _with_bug(outcome: _Outcome, bug: KnownBug) -> _Outcome:
 
 
 class _Watch:
-    """How large a case is, and where its time goes."""
+    """How large a case is, where its time goes, and what it exercises, if that is counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder | None) -> None:
+        self.recorder = recorder
         self._begin = time.perf_counter()
         self.elements = 0
         self.phases: dict[str, float] = {}

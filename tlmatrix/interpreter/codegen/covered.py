@@ -136,7 +136,11 @@ class CoverageMixin(StatementMixin):
             self._region = region
 
     def _span(self, node: Any) -> Location | None:
-        if type(node).__name__ == "Evaluate" and type(node.value).__name__ != "Call":
+        kind = type(node).__name__
+        if kind == "Evaluate" and type(node.value).__name__ != "Call":
+            return None
+        if kind == "For" and int(node.kind) == _GRID:
+            # `T.Kernel` is run once a block: its line is that of what a block begins with.
             return None
         found: Location | None = self.span_of(node)
         return found
