@@ -13,7 +13,15 @@ from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, DELTA_ROWS, DELTA_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
 
-__all__ = ["attention_buffers", "dense_attention", "ready", "varlen_attention"]
+__all__ = [
+    "attention_buffers",
+    "dense_attention",
+    "gradients",
+    "no_gradients",
+    "ready",
+    "static_of",
+    "varlen_attention",
+]
 
 # The copy engine reads from addresses that are multiples of this many bytes.
 ALIGNMENT = 16
@@ -134,7 +142,7 @@ def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.
     return gradient
 
 
-def _static(call: Attention) -> tuple:
+def static_of(call: Attention) -> tuple:
     """What the big kernels are compiled for; their tiles follow from it and the target."""
     return (
         call.dtype,
@@ -146,14 +154,15 @@ def _static(call: Attention) -> tuple:
     )
 
 
-def _gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
+def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
     """dq, dk and dv (None where not wanted) by the strategy of the call.
 
-    `kernels` is the module `dense` or `packed`, `prefix` the leading arguments of its factories;
-    `bounds` are the cu_seqlens and `lengths` (max_seqlen_q, max_seqlen_k), empty where dense.
+    `kernels` is a module such as `dense` or `packed`, `prefix` the leading arguments of its
+    factories; `bounds` are the cu_seqlens and `lengths` (max_seqlen_q, max_seqlen_k), empty where
+    dense.
     """
     q, k, v, out, lse, do = tensors
-    static = (*prefix, *_static(call))
+    static = (*prefix, *static_of(call))
     longest_q, longest_k = lengths[:1], lengths[1:]
     scalars = (call.scale, call.window or 0)
 
@@ -183,7 +192,7 @@ def _gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
     return dq, dk, dv
 
 
-def _no_gradients(tensors, wanted):
+def no_gradients(tensors, wanted):
     """Gradients where there is no query or no key."""
     return tuple(
         torch.zeros_like(tensor) if want else None
@@ -202,7 +211,7 @@ class _DenseAttention(torch.autograd.Function):
             out.zero_()
             lse.fill_(float("-inf"))
         elif lse.numel():
-            kernel = dense.forward(call.layout, *_static(call))
+            kernel = dense.forward(call.layout, *static_of(call))
             kernel(q, k, v, out, lse, call.scale, call.window or 0)
         ctx.call = call
         ctx.save_for_backward(q, k, v, out, lse)
@@ -215,10 +224,10 @@ class _DenseAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if out.numel() == 0 or k.numel() == 0:
-            return *_no_gradients((q, k, v), wanted), None
+            return *no_gradients((q, k, v), wanted), None
         tensors = (q, k, v, out, lse, ready(do))
         call = ctx.call
-        return *_gradients(dense, (call.layout,), call, tensors, (), (), wanted), None
+        return *gradients(dense, (call.layout,), call, tensors, (), (), wanted), None
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -234,7 +243,7 @@ class _PackedAttention(torch.autograd.Function):
             out.zero_()
             lse.fill_(float("-inf"))
         elif q.shape[0]:
-            kernel = packed.forward(*_static(call))
+            kernel = packed.forward(*static_of(call))
             kernel(
                 q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse,
                 lengths.max_seqlen_q, call.scale, call.window or 0,
@@ -251,7 +260,7 @@ class _PackedAttention(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         rest = (None,) * 4
         if out.numel() == 0 or k.numel() == 0:
-            return *_no_gradients((q, k, v), wanted), *rest
+            return *no_gradients((q, k, v), wanted), *rest
         lengths = (ctx.lengths.max_seqlen_q, ctx.lengths.max_seqlen_k)
         tensors = (q, k, v, out, lse, ready(do))
-        return *_gradients(packed, (), ctx.call, tensors, bounds, lengths, wanted), *rest
+        return *gradients(packed, (), ctx.call, tensors, bounds, lengths, wanted), *rest

@@ -15,6 +15,8 @@ __all__ = ["SM100_VARIANTS", "Attention", "Lengths", "check_dense", "check_packe
 STRATEGIES = ("atomic", "split")
 SM100_VARIANTS = ("ss", "ts", "wasp")
 SM100_MAJOR = 10
+# Four results of the backward pass share the 512 columns of tensor memory.
+SM100_GRADIENT_DIM_MAX = 128
 DENSE_LAYOUTS = ("bshd", "bhsd")
 DTYPES = (torch.float16, torch.bfloat16)
 # Rows of 16 bytes are what the copy engine and 128-bit loads take; 256 columns are what the
@@ -167,6 +169,13 @@ def check_sm100(q, k, v, causal, window, scale, layout, variant) -> Attention:
     if variant not in SM100_VARIANTS:
         _refuse(f"variant must be one of {', '.join(SM100_VARIANTS)}, got {variant!r}")
     call = check_dense(q, k, v, causal, window, scale, layout, "atomic")
+    wide = max(call.head_dim, call.head_dim_v)
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
+    if wanted and wide > SM100_GRADIENT_DIM_MAX:
+        _refuse(
+            f"head_dim must be at most {SM100_GRADIENT_DIM_MAX} where gradients are wanted, got "
+            f"{wide}; dense_attention has them up to {HEAD_DIM_MAX}"
+        )
     if q.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(q.device)
         if major != SM100_MAJOR:

@@ -1,6 +1,6 @@
 """The project's own kernels with roles, without any one of their waits, arrives and barriers.
 
-Each deletion is reported under one of fifty schedules. Tiles are small, so that every stage is
+Each deletion is reported under one of fifty schedules, or changes nothing under any. Tiles are small, so that every stage is
 used more than twice within the time of a test; the code is that of the big tiles.
 """
 
@@ -39,20 +39,37 @@ def attention(variant):
     return func, (q, k, v, torch.empty(1, 32, 1, 64).half(), torch.empty(1, 1, 32), 0.2, 0)
 
 
+def gradients():
+    """Five tiles of queries, the last cut, and two of keys."""
+    tiles = Sm100Tiles(queries=32, keys=32, threads=128, stages=1, part=32)
+    func = traced(kernels.atomic_gradients, "bshd", "float16", 1, 32, 64, False, False, tiles)
+    q, do = torch.randn(1, 150, 1, 32).half(), torch.randn(1, 150, 1, 64).half()
+    k, v = torch.randn(1, 40, 1, 32).half(), torch.randn(1, 40, 1, 64).half()
+    statistics = torch.full((1, 1, 150), 4.0), torch.randn(1, 1, 150)
+    sums = [torch.zeros(tensor.shape) for tensor in (q, k, v)]
+    return func, (q, k, v, do, *statistics, *sums, 0.2, 0)
+
+
+# How to make a kernel, how many waits and such it has, how many of them change nothing.
 KERNELS = {
-    "gemm tcgen05": (lambda: product(tcgen05_kernel), 4),
-    "gemm tcgen05_ws": (lambda: product(tcgen05_ws_kernel, 1), 8),
-    "attention ss": (lambda: attention("ss"), 10),
-    "attention ts": (lambda: attention("ts"), 10),
-    "attention wasp": (lambda: attention("wasp"), 13),
+    "gemm tcgen05": (lambda: product(tcgen05_kernel), 4, 0),
+    "gemm tcgen05_ws": (lambda: product(tcgen05_ws_kernel, 1), 8, 0),
+    "attention ss": (lambda: attention("ss"), 10, 0),
+    "attention ts": (lambda: attention("ts"), 10, 0),
+    "attention wasp": (lambda: attention("wasp"), 13, 0),
+    # The barrier before tensor memory is freed: to the interpreter all threads here are one.
+    "attention gradients": (gradients, 14, 1),
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_deleting_any_one_wait_or_arrive_is_reported(name):
+def test_deleting_any_one_wait_or_arrive_is_reported_or_without_effect(name):
     torch.manual_seed(0)
-    make, count = KERNELS[name]
+    make, count, harmless = KERNELS[name]
     func, inputs = make()
     found = fates(func, inputs, arch=ARCH, out_idx=())
     assert len(found) == count
-    assert [one for one in found if one.fate != "reported"] == []
+    others = [one for one in found if one.fate != "reported"]
+    assert [(one.name, one.fate) for one in others] == harmless * [
+        ("tirx.tvm_storage_sync", "no effect")
+    ]

@@ -2,7 +2,8 @@
 
 ==========  ===================================================
 `operator`  what to call
-`forward`   what a block computes, in three variants
+`forward`   what a block of the forward pass computes, in three variants
+`backward`  what a block of the backward pass computes
 `kernels`   signatures and grids
 `tiles`     tile sizes, with the reasons
 ==========  ===================================================

@@ -3,10 +3,17 @@
 import warnings
 
 import torch
+from torch.autograd.function import once_differentiable
 
-from tlmatrix_kernels.attention.operators import attention_buffers, ready
+from tlmatrix_kernels.attention.operators import (
+    attention_buffers,
+    gradients,
+    no_gradients,
+    ready,
+    static_of,
+)
 from tlmatrix_kernels.attention.sm100 import kernels
-from tlmatrix_kernels.attention.validate import check_sm100
+from tlmatrix_kernels.attention.validate import Attention, check_sm100
 
 __all__ = ["sm100_attention"]
 
@@ -32,38 +39,53 @@ def sm100_attention(
         window: see there.
         scale: see there.
         layout: see there.
-        variant: "ss", "ts" or "wasp"; see `sm100.forward`. Where the compiler cannot build
-            "wasp", "ts" runs in its place, with a RuntimeWarning.
+        variant: the forward pass: "ss", "ts" or "wasp"; see `sm100.forward`. Where the compiler
+            cannot build "wasp", "ts" runs in its place, with a RuntimeWarning.
 
     Returns:
-        out and lse, as `dense_attention`; without gradients.
+        out and lse, as `dense_attention`. Gradients are added up with atomics, for head dimensions
+        up to 128.
 
     Raises:
         ValueError: naming the argument, the rule it breaks and the value it has.
     """
     call = check_sm100(q, k, v, causal, window, scale, layout, variant)
-    with torch.no_grad():
+    return _Sm100Attention.apply(q, k, v, call, variant)
+
+
+class _Sm100Attention(torch.autograd.Function):
+    """`sm100_attention`, its arguments checked."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call: Attention, variant: str):
         q, k, v = ready(q), ready(k), ready(v)
         out, lse = attention_buffers(q, call)
         if k.numel() == 0:
-            return out.zero_(), lse.fill_(float("-inf"))
-        if lse.numel():
-            kernel = _kernel(variant, call)
-            kernel(q, k, v, out, lse, call.scale, call.window or 0)
-    return out, lse
+            out.zero_()
+            lse.fill_(float("-inf"))
+        elif lse.numel():
+            _kernel(variant, call)(q, k, v, out, lse, call.scale, call.window or 0)
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, _dlse):
+        q, k, v, out, lse = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if out.numel() == 0 or k.numel() == 0:
+            return *no_gradients((q, k, v), wanted), None, None
+        tensors = (q, k, v, out, lse, ready(do))
+        call = ctx.call
+        found = gradients(kernels, (call.layout,), call, tensors, (), (), wanted)
+        return *found, None, None
 
 
 def _kernel(variant, call):
     """The kernel of a variant, or that of `ts` where `wasp` cannot be built."""
-    static = (
-        call.layout,
-        call.dtype,
-        call.groups,
-        call.head_dim,
-        call.head_dim_v,
-        call.causal,
-        call.window is not None,
-    )
+    static = (call.layout, *static_of(call))
     if variant != "wasp":
         return kernels.forward(variant, *static)
     try:
@@ -73,6 +95,6 @@ def _kernel(variant, call):
         warnings.warn(
             f"variant 'wasp' cannot be built here, 'ts' runs in its place ({reason})",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=6,
         )
         return kernels.forward("ts", *static)

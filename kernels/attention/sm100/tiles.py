@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["Sm100Tiles", "sm100_tiles"]
+__all__ = ["Sm100Tiles", "backward_tiles", "sm100_tiles"]
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,14 @@ def sm100_tiles(variant: str, head_dim: int, head_dim_v: int) -> Sm100Tiles:
     if variant == "wasp":
         return Sm100Tiles(queries=128, keys=keys, threads=192, stages=2, part=part)
     return Sm100Tiles(queries=128, keys=keys, threads=256, stages=1, part=part)
+
+
+def backward_tiles(head_dim: int, head_dim_v: int) -> Sm100Tiles:
+    """Tiles of the backward kernel, for head dimensions up to 128.
+
+    Products with 128 keys as rows, and with 128 queries; six tiles of 32 KiB in shared memory, and
+    all of tensor memory. The part must divide both head dimensions.
+    """
+    widths = padded(head_dim), padded(head_dim_v)
+    part = next(part for part in (64, 32) if not any(width % part for width in widths))
+    return Sm100Tiles(queries=128, keys=128, threads=256, stages=1, part=part)

@@ -60,6 +60,40 @@ def test_head_dims_up_to_256(variant, dims):
     agrees(got, tensors, layout="bhsd")
 
 
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "options"),
+    [(300, 140, {"causal": True}), (64, 200, {"causal": True, "window": 100}), (130, 130, {})],
+)
+def test_gradients_are_right_under_every_schedule(seqlen_q, seqlen_k, options):
+    tensors = inputs(seqlen_q, seqlen_k, heads=4, kv_heads=2, head_dim=64, head_dim_v=32)
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    wide = [tensor.double().requires_grad_() for tensor in tensors]
+    do = torch.randn(*tensors[0].shape[:3], 32, generator=torch.Generator().manual_seed(1)).half()
+    out, _ = reference(*wide, **options)
+    exact = torch.autograd.grad(out, wide, do.double())
+    with interpret(arch="sm_100a"):
+        for seed, schedule in enumerate(SCHEDULES):
+            with scheduled(schedule, seed=seed):
+                out, _ = sm100_attention(*leaves, **options)
+                found = torch.autograd.grad(out, leaves, do)
+            for got, want in zip(found, exact, strict=True):
+                torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+
+
+def test_gradients_of_wide_heads_are_refused_and_their_forward_pass_is_not():
+    q, k, v = inputs(20, 30, head_dim=160)
+    with pytest.raises(ValueError, match=r"head_dim must be at most 128 where .* wanted, got 160"):
+        sm100_attention(q.requires_grad_(), k, v)
+    with interpret(arch="sm_100a"), torch.no_grad():
+        agrees(sm100_attention(q, k, v), (q, k, v))
+
+
+def test_a_pass_without_keys_has_gradients_of_zero():
+    q, k, v = (tensor.requires_grad_() for tensor in inputs(5, 0))
+    out, _ = sm100_attention(q, k, v)
+    assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 5), (5, 0)])
 def test_no_queries_or_no_keys(seqlen_q, seqlen_k):
     q, k, v = inputs(seqlen_q, seqlen_k)

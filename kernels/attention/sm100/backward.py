@@ -1,0 +1,154 @@
+"""The backward pass of one block on Blackwell (sm_100a): a tile of keys against its queries.
+
+The mathematics is that of strategy `atomic` in `attention.backward`: with p = exp(scale * q k^T -
+lse) made anew and ds = p * (do v^T - delta),
+
+    dv = p^T do        dk = scale * ds^T q        dq = scale * ds k
+
+A block owns 128 keys of one query head. It adds up their dv and dk in tensor memory while it walks
+over tiles of 128 queries, adds what it gives to dq to global memory with float32 atomics, tile by
+tile, and at its end its dk and dv: the heads of a group share them.
+
+Tensor memory is full: 512 columns of 32 bits.
+
+==========  =======  ========================================================================
+name        columns  holds
+==========  =======  ========================================================================
+scores      128      q k^T [queries, keys]; once p is made of it, the tile's share of dq
+products    128      do v^T [queries, keys]
+dv, dk      128 each  sums over the tiles of queries, [keys, head_dim]
+==========  =======  ========================================================================
+
+All threads do the same; what overlaps are the five products of a tile with one another, with p and
+ds being made, and with the loads of the next tile's q and do, which start when the last product
+that reads the present ones is complete. Each product has a barrier of its own, at which the
+hardware arrives when it is complete, once a tile.
+
+p and ds are 16 bits wide in shared memory, [queries, keys]; the products for dv and dk read them
+transposed.
+"""
+
+import tilelang.language as T
+
+from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.sm100.forward import load
+from tlmatrix_kernels.attention.softmax import LOG2_E
+from tlmatrix_kernels.attention.tiles import padded
+
+__all__ = ["key_block"]
+
+
+@T.macro
+def add_rows(total, sums, acc, wide, rows, row, head, factor, head_dim):
+    """Add `wide` columns of the rows of a tile that exist, times `factor`, to global memory."""
+    count, width = acc.shape
+    for part in T.unroll(wide // width):
+        T.copy(sums[:, part * width : (part + 1) * width], acc)
+        for i, d in T.Parallel(count, width):
+            if T.And(rows.holds(row + i), part * width + d < head_dim):
+                T.atomic_add(total[rows.index(head, row + i, part * width + d)], acc[i, d] * factor)
+
+
+@T.macro
+def key_block(
+    q, k, v, do, lse, delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key, head, groups,
+    scale, dims, tiles,
+):  # fmt: skip
+    """Add one query head's dk and dv of the keys from `key`, and what they give to dq.
+
+    There must be at least one tile of queries that sees them.
+    """
+    dtype = q.dtype
+    queries, keys = bound(queries), bound(keys)
+    mask = mask.over(queries.length, keys.length)
+    head_dim, head_dim_v = dims
+    width, width_v = padded(head_dim), padded(head_dim_v)
+    rows, columns = tiles.queries, tiles.keys
+    shared_columns = max(columns, width)
+
+    q_shared = T.alloc_shared([rows, width], dtype)
+    do_shared = T.alloc_shared([rows, width_v], dtype)
+    k_shared = T.alloc_shared([columns, width], dtype)
+    v_shared = T.alloc_shared([columns, width_v], dtype)
+    p_shared = T.alloc_shared([rows, columns], dtype)
+    ds_shared = T.alloc_shared([rows, columns], dtype)
+    scores = T.alloc_tmem([rows, shared_columns], "float32")
+    products = T.alloc_tmem([rows, columns], "float32")
+    dv = T.alloc_tmem([columns, width_v], "float32")
+    dk = T.alloc_tmem([columns, width], "float32")
+    kv_full = T.alloc_barrier(tiles.threads)
+    q_full = T.alloc_barrier(tiles.threads)
+    do_full = T.alloc_barrier(tiles.threads)
+    scored = T.alloc_barrier(1)
+    multiplied = T.alloc_barrier(1)
+    dv_summed = T.alloc_barrier(1)
+    dk_summed = T.alloc_barrier(1)
+    dq_made = T.alloc_barrier(1)
+    s = T.alloc_fragment([rows, columns], "float32")
+    dp = T.alloc_fragment([rows, columns], "float32")
+    acc = T.alloc_fragment([rows, tiles.part], "float32")
+    lse_tile = T.alloc_fragment([rows], "float32")
+    delta_tile = T.alloc_fragment([rows], "float32")
+
+    first, count = mask.query_tiles(key, columns, rows)
+    T.tma_copy(keys.tile(k, head // groups, key, columns, width), k_shared, barrier=kv_full)
+    load(keys.tile(v, head // groups, key, columns, width_v), v_shared, kv_full)
+    load(queries.tile(q, head, first * rows, rows, width), q_shared, q_full)
+    load(queries.tile(do, head, first * rows, rows, width_v), do_shared, do_full)
+    T.mbarrier_wait_parity(kv_full, 0)
+    for step in T.serial(count):
+        query = (first + step) * rows
+        phase = step % 2
+        T.mbarrier_wait_parity(q_full, phase)
+        T.tcgen05_gemm(
+            q_shared, k_shared, scores[:, 0:columns], transpose_B=True, mbar=scored,
+            clear_accum=True,
+        )  # fmt: skip
+        T.mbarrier_wait_parity(do_full, phase)
+        T.tcgen05_gemm(
+            do_shared, v_shared, products, transpose_B=True, mbar=multiplied, clear_accum=True
+        )
+        for i in T.Parallel(rows):
+            lse_tile[i] = T.if_then_else(
+                queries.holds(query + i), lse[queries.statistic(head, query + i)], 0.0
+            )
+        for i in T.Parallel(rows):
+            delta_tile[i] = T.if_then_else(
+                queries.holds(query + i), delta[queries.statistic(head, query + i)], 0.0
+            )
+
+        T.mbarrier_wait_parity(scored, phase)
+        T.copy(scores[:, 0:columns], s)
+        for i, j in T.Parallel(rows, columns):
+            s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse_tile[i] * LOG2_E)
+        if mask.cuts(query, rows, key, columns):
+            for i, j in T.Parallel(rows, columns):
+                s[i, j] = T.if_then_else(mask.sees(query + i, key + j), s[i, j], 0.0)
+        T.copy(s, p_shared)
+        T.tcgen05_gemm(
+            p_shared, do_shared, dv, transpose_A=True, mbar=dv_summed, clear_accum=step == 0
+        )
+
+        T.mbarrier_wait_parity(multiplied, phase)
+        T.copy(products, dp)
+        for i, j in T.Parallel(rows, columns):
+            dp[i, j] = s[i, j] * (dp[i, j] - delta_tile[i])
+        T.copy(dp, ds_shared)
+        T.tcgen05_gemm(
+            ds_shared, q_shared, dk, transpose_A=True, mbar=dk_summed, clear_accum=step == 0
+        )
+        T.tcgen05_gemm(ds_shared, k_shared, scores[:, 0:width], mbar=dq_made, clear_accum=True)
+
+        T.mbarrier_wait_parity(dv_summed, phase)
+        if step + 1 < count:
+            load(queries.tile(do, head, query + rows, rows, width_v), do_shared, do_full)
+        T.mbarrier_wait_parity(dk_summed, phase)
+        if step + 1 < count:
+            load(queries.tile(q, head, query + rows, rows, width), q_shared, q_full)
+        T.mbarrier_wait_parity(dq_made, phase)
+        add_rows(dq_sum, scores, acc, width, queries, query, head, scale, head_dim)
+
+    add_rows(dk_sum, dk, acc, width, keys, key, head // groups, scale, head_dim)
+    add_rows(dv_sum, dv, acc, width_v, keys, key, head // groups, 1.0, head_dim_v)
+    # The first warp frees tensor memory at its end: not before all have read it.
+    T.sync_threads()
