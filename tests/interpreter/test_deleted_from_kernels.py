@@ -1,7 +1,8 @@
 """The project's own kernels with roles, without any one of their waits, arrives and barriers.
 
-Each deletion is reported under one of fifty schedules, or changes nothing under any. Tiles are small, so that every stage is
-used more than twice within the time of a test; the code is that of the big tiles.
+Each deletion is reported under one of fifty schedules, or changes nothing under any. Tiles are
+small, so that every stage is used more than twice within the time of a test; the code is that of
+the big tiles.
 """
 
 import pytest
