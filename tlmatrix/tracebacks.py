@@ -6,7 +6,7 @@ import traceback
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["user_traceback"]
+__all__ = ["short_path", "user_traceback"]
 
 
 def user_traceback(error: BaseException) -> str:
@@ -21,7 +21,7 @@ def user_traceback(error: BaseException) -> str:
     lines = []
     for frame in own or frames[-1:]:
         source = f": {frame.line}" if frame.line else ""
-        lines.append(f"{_short(frame.filename)}:{frame.lineno} in {frame.name}{source}")
+        lines.append(f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}{source}")
     return "\n".join(lines)
 
 
@@ -45,7 +45,8 @@ def _lies_in(filename: str, folders: tuple[Path, ...]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def _short(filename: str) -> str:
+def short_path(filename: str) -> str:
+    """A file as one would write it in the working directory."""
     path = Path(filename)
     try:
         return str(path.relative_to(Path.cwd()))

@@ -25,7 +25,7 @@ axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
     "name, summary, problem, entry, factory, compile, call, returns, "
-    "architectures, axes, where, cases, tiers, tolerance, checks, determinism, tile, fuzz, rejects, known_bugs, regressions, bench"
+    "architectures, axes, where, cases, tiers, tolerance, checks, sanitizers, determinism, tile, fuzz, rejects, known_bugs, regressions, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -259,7 +259,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a check that does not exist": (
         HEAD + "checks: [numeric, gradient]\n",
         [
-            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, isolation, determinism, repeat, properties; got 'gradient'; did you mean 'gradients'?"
+            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, sanitizers, isolation, determinism, repeat, properties; got 'gradient'; did you mean 'gradients'?"
         ],
     ),
     "a check twice, and none at all": (
@@ -290,6 +290,19 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a mode that does not exist": (
         HEAD + "tolerance: {default: {mode: absolute}}\n",
         ["5:29: 'tolerance.default.mode' must be reference_relative; got 'absolute'"],
+    ),
+    "a sanitizer that does not exist": (
+        HEAD + "sanitizers: {without: [fragment]}\n",
+        [
+            "5:24: 'sanitizers.without[0]' must be one of bounds, fragments, guarded, uninitialised, unwritten, races, lanes, barriers, sequences, overreads, budget, nonfinite; got 'fragment'; did you mean 'fragments'?"
+        ],
+    ),
+    "packed rows without boundaries": (
+        HEAD + "sanitizers: {sequences: {dk: {dim: -1}}}\n",
+        [
+            "5:26: the key 'boundaries' is missing in 'sanitizers.sequences.dk'",
+            "5:36: 'sanitizers.sequences.dk.dim' must be 0 or more; got -1",
+        ],
     ),
     "a determinism that does not exist": (
         HEAD + "determinism: bitwize\n",

@@ -15,6 +15,7 @@ import torch
 
 from tlmatrix.backend.errors import BindingError, EntryError
 from tlmatrix.backend.signature import parameters_of
+from tlmatrix.check.memory import unwritten
 from tlmatrix.spec.expressions import Expression, ExpressionError
 from tlmatrix.spec.importing import load, make_importable
 from tlmatrix.spec.values import canonical
@@ -223,7 +224,7 @@ class _Factory:
         kernel = self._kernel(names)
         returns = self.spec.returns or problem.returns[:1]
         buffers = {
-            name: _poisoned(self._info(name, problem), names, problem)
+            name: _buffer(self._info(name, problem), names, problem)
             for name in self.spec.call
             if name in returns
         }
@@ -348,10 +349,8 @@ def _plain(value: object) -> Value:
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 
-def _poisoned(info: TensorInfo, names: Names, problem: Problem) -> torch.Tensor:
+def _buffer(info: TensorInfo, names: Names, problem: Problem) -> torch.Tensor:
     """A buffer for the kernel to write, full of what no kernel would write."""
     first = next(iter(problem.inputs.values()), None)
     device = first.device if first is not None else names.get("device")
-    floating = info.dtype.is_floating_point
-    fill = float("nan") if floating else torch.iinfo(info.dtype).min
-    return torch.full(info.shape, fill, dtype=info.dtype, device=device)
+    return unwritten(info.shape, info.dtype, device)

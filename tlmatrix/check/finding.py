@@ -21,6 +21,9 @@ class Finding:
     `pattern` names their shape (`"a row"`, `"a tile"`, `"a head"`, `"a sequence"`,
     `"everything"`); `where` lists the rows in words (`"rows 3-17 of sequence 1"`); `hint` is what
     such a pattern usually means. Two findings are the same to a person when `cause` is equal.
+
+    What a sanitizer found has a place in the code: `source` is the file and line of the access,
+    `kernel` and `block` who did it, and `against` the other party where there are two.
     """
 
     check: str
@@ -36,6 +39,10 @@ class Finding:
     where: str | None = None
     hint: str | None = None
     detail: str | None = None
+    source: str | None = None
+    kernel: str | None = None
+    block: tuple[int, ...] | None = None
+    against: str | None = None
 
     @property
     def cause(self) -> tuple[str, str | None, str | None]:
@@ -45,3 +52,11 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Plain data for the results file, absent fields left out."""
         return {key: value for key, value in asdict(self).items() if value not in (None, {}, "")}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        """The finding that `to_json` wrote; fields of a later version are left aside."""
+        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        if "block" in known:
+            known["block"] = tuple(known["block"])
+        return cls(**known)

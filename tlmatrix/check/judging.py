@@ -1,9 +1,9 @@
 """Run every check of a case, in the order in which a person would want to know.
 
-First the run itself, with guards and poison, against the reference; then whether it repeats
-itself; then the relations. What can only say the same again is left out: after wrong numbers,
-properties and repeated calls would fail for the same reason, while isolation and poison may
-name the cause.
+First the run itself, with guards, poison and sanitizers, against the reference; then whether it
+repeats itself; then the relations. What can only say the same again is left out: after wrong
+numbers, properties and repeated calls would fail for the same reason, while isolation and poison
+may name the cause.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.check.memory import guarded, poisoned
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.relations import CHECK_OF_KIND, check_relation
+from tlmatrix.check.sanitizers import Watch
 from tlmatrix.check.tolerance import Yardstick
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def judge(
     where the spec does not declare the case bounded.
 
     Raises:
-        Exception: what `execute` raised in the first run, unchanged; later runs that raise
-            become findings.
+        Exception: what `execute` raised in the first run, unchanged, unless a sanitizer has
+            found why; later runs that raise become findings.
     """
     return _Judge(spec, case, problem, execute, frozenset(checks), arch, deterministic).findings()
 
@@ -79,14 +80,24 @@ class _Judge:
         self._deterministic = deterministic
         self._suspicious = False
         self._yardstick = self._make_yardstick(problem)
+        self._watch = Watch(spec, problem) if "sanitizers" in checks else None
 
     def findings(self) -> list[Finding]:
-        first, found = self._first_run()
+        try:
+            first, found = self._first_run()
+        except Exception as error:
+            told = self._watched({}, [])
+            if not told:
+                raise
+            return merged(_with_detail(told, f"it stopped there: {_first_line(error)}"))
         unusable, usable = self._split(first)
         if unusable:
-            return merged(found + unusable)
+            return merged(self._watched(first, found + unusable))
         numeric = self._numeric(usable)
-        found += numeric
+        found = self._watched(first, found + numeric)
+        if self._watch is not None and self._watch.stops:
+            note = "other checks were left out: where no sanitizer watches, the kernel stops there"
+            return merged(_with_detail(found, note))
         if any(finding.pattern == "input changed" for finding in found):
             # Later runs would start from what this one left behind.
             return merged(_with_detail(found, "other checks were left out: an input was changed"))
@@ -114,11 +125,23 @@ class _Judge:
         return Yardstick(problem, self._spec.tolerance, self._arch)
 
     def _first_run(self) -> tuple[Tensors, list[Finding]]:
-        if not self._checks & {"guards", "poison"}:
+        if not self._checks & {"guards", "poison", "sanitizers"}:
             return self._execute(self._problem), []
-        with guarded(self._problem, poison="poison" in self._checks) as (problem, guards):
-            results = self._execute(problem)
+        # The sanitizers tell by the poison what nobody has written.
+        poison = bool(self._checks & {"poison", "sanitizers"})
+        with guarded(self._problem, poison=poison) as (problem, guards):
+            if self._watch is None:
+                results = self._execute(problem)
+            else:
+                with self._watch.watching(problem):
+                    results = self._execute(problem)
         return results, guards.findings(results) if "guards" in self._checks else []
+
+    def _watched(self, results: Tensors, found: list[Finding]) -> list[Finding]:
+        """What the sanitizers found in the first run, before what else is wrong with it."""
+        if self._watch is None:
+            return found
+        return self._watch.findings(results, found, self._execute)
 
     def _again(self, problem: Problem) -> Tensors:
         """A later run; guarded too where the first one misused memory, for it may corrupt ours."""
@@ -215,6 +238,10 @@ class _Judge:
                 deterministic=exact and self._deterministic,
             )
         return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
 
 
 def _with_detail(findings: list[Finding], note: str) -> list[Finding]:

@@ -25,11 +25,11 @@ from tlmatrix.check.bits import INT_OF_SIZE, alike
 from tlmatrix.check.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["Guards", "guarded", "poisoned"]
+__all__ = ["MARKS", "Guards", "guarded", "poisoned", "unwritten"]
 
 ALIGNMENT = 512
 """Bytes; what PyTorch's CUDA allocator gives, and more than TMA's 16."""
@@ -53,6 +53,13 @@ _POISON: dict[torch.dtype, int] = {
     torch.float8_e4m3fn: 0x7F,
     torch.float8_e5m2: 0x7F,
 }
+
+MARKS: dict[torch.dtype, int] = {
+    dtype: bits
+    for dtype, bits in _POISON.items()
+    if dtype.itemsize > 2 or dtype in (torch.float16, torch.bfloat16)
+}
+"""The poison of the dtypes in which no kernel would write it: elsewhere it is a value like any."""
 
 _aten = torch.ops.aten
 _WITHOUT_VALUES = frozenset(
@@ -283,6 +290,17 @@ def guarded(problem: Problem, *, poison: bool = True) -> Iterator[tuple[Problem,
     )
     with _Mode(guards):
         yield inside, guards
+
+
+def unwritten(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device | None
+) -> torch.Tensor:
+    """A buffer for a kernel to write, full of poison."""
+    tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+    if dtype.is_complex:
+        return tensor.fill_(float("nan"))
+    _fill_poison(tensor)
+    return tensor
 
 
 def poisoned(tensor: torch.Tensor) -> torch.Tensor | None:

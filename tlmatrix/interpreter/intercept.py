@@ -31,7 +31,10 @@ from .session import local as _local
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    import torch
+
     from .explain import Trace
+    from .reports import Sequences
 
 __all__ = ["interpret", "interpreted"]
 
@@ -53,9 +56,10 @@ def interpret(
     *,
     arch: str = "sm_90a",
     sanitize: bool | str | Collection[str] | None = None,
-    on_report: Literal["collect", "raise"] = "collect",
-    sequences: Mapping[str, Any] | None = None,
+    on_report: Literal["collect", "keep", "raise"] = "collect",
+    sequences: Mapping[str, Any] | Callable[[str, torch.Tensor], Sequences | None] | None = None,
     partial: Collection[str] = (),
+    poison: Mapping[torch.dtype, int] | None = None,
     tf32: bool | None = None,
     coverage: bool | Recorder | None = None,
     trace: Trace | bool = False,
@@ -75,12 +79,16 @@ def interpret(
         arch: the CUDA architecture kernels are traced for.
         sanitize: True for the default sanitizers, or the names of those wanted (`SANITIZERS`
             lists them); None for what the enclosing context has, or none.
-        on_report: whether findings are collected in `reports` of what the context gives (and
-            logged as warnings of the logger `tlmatrix.interpreter`), or raised as
-            `SanitizerError` when their kernel ends.
+        on_report: whether findings are collected in `reports` of what the context gives ("keep",
+            or "collect" to have them logged too, as warnings of the logger
+            `tlmatrix.interpreter`), or raised as `SanitizerError` when their kernel ends.
         sequences: for packed parameters by name their boundaries (cu_seqlens), a pair of
-            boundaries and the dimension of the rows, or `Sequences`.
+            boundaries and the dimension of the rows, or `Sequences`; or a function that gives
+            `Sequences` or None for a parameter's name and tensor.
         partial: names of parameters that kernels may leave unwritten in part.
+        poison: the bits, as an integer of its size, with which the caller has filled what nobody
+            has written, by dtype. Elements that hold them count as unwritten, in whatever a
+            kernel is passed, and all others as written.
         tf32: whether `T.gemm` cuts float32 factors to TF32, as tensor cores do; None for what
             the enclosing context has, or not.
         coverage: whether to count which lines and guards of kernels are exercised, in
@@ -94,8 +102,8 @@ def interpret(
         ValueError: for a sanitizer that does not exist, or sequences that are none.
     """
     global _users  # noqa: PLW0603  # counts the contexts that need the patches
-    if on_report not in ("collect", "raise"):
-        raise ValueError(f'on_report must be "collect" or "raise", got {on_report!r}')
+    if on_report not in ("collect", "keep", "raise"):
+        raise ValueError(f'on_report must be "collect", "keep" or "raise", got {on_report!r}')
     outer = _local.stack[-1] if _local.stack else None
     if sanitize is None and outer is not None:
         options = replace(outer, arch=arch)
@@ -106,6 +114,7 @@ def interpret(
             on_report,
             declared_sequences(sequences),
             frozenset(partial),
+            dict(poison or {}),
         )
     if tf32 is not None or outer is not None:
         inherited = outer.tf32 if outer is not None else False

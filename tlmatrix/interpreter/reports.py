@@ -7,7 +7,7 @@ names exactly those.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from .errors import InterpreterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
+
+    import torch
 
 __all__ = [
     "DEFAULT_SANITIZERS",
@@ -102,6 +104,7 @@ class Report:
         message: one sentence that says what happened.
         other: the other party, where there are two.
         count: how many accesses of the launch had the same finding.
+        tensor: what the caller passed for the buffer, or got for it; None for the kernel's own.
     """
 
     sanitizer: str
@@ -114,6 +117,7 @@ class Report:
     message: str
     other: Party | None = None
     count: int = 1
+    tensor: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         block = f", block {self.block}" if self.block is not None else ""
@@ -157,14 +161,18 @@ class Sequences:
     of_block: Callable[..., int] | None = None
 
 
-def declared_sequences(declared: Mapping[str, Any] | None) -> dict[str, Sequences]:
-    """`sequences=` as `Sequences` by parameter name.
+def declared_sequences(
+    declared: Mapping[str, Any] | Callable[[str, torch.Tensor], Sequences | None] | None,
+) -> Callable[[str, torch.Tensor], Sequences | None]:
+    """`sequences=` as a function from a parameter's name and tensor to its `Sequences`.
 
-    Values are `Sequences`, boundaries, or (boundaries, axis).
+    Values of a mapping are `Sequences`, boundaries, or (boundaries, axis).
 
     Raises:
         ValueError: for boundaries that are not a rising list of integers.
     """
+    if callable(declared):
+        return declared
     found = {}
     for name, value in (declared or {}).items():
         if isinstance(value, Sequences):
@@ -180,4 +188,4 @@ def declared_sequences(declared: Mapping[str, Any] | None) -> dict[str, Sequence
                 f"got {value!r}"
             )
         found[name] = Sequences(tuple(int(n) for n in numbers), int(axis))
-    return found
+    return lambda name, _tensor: found.get(name)

@@ -56,22 +56,14 @@ def launch(
     program = kernel.variant(session, traced=False).program
     parameters = program.parameters
     outputs = frozenset(parameters[k].name for k in kernel.out_idx)
-    monitor = Monitor(program, session, outputs)
     tensors = {
         p.name: v.detach()
         for p, v in zip(parameters, values, strict=True)
         if isinstance(v, torch.Tensor)
     }
-    monitor.find_boundaries(
-        {
-            name: t.numpy()
-            for name, t in tensors.items()
-            if t.dim() == 1 and t.dtype in (torch.int32, torch.int64)
-        }
-    )
+    monitor = Monitor(program, session, tensors, outputs)
     watch = program.watch
     assert watch is not None
-    monitor.find_aliases(tensors)
     usage = monitor.usage
     written = {n for n, u in usage.items() if u & {"write", "atomic"} and n in tensors}
     before = {}

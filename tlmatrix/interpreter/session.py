@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .reports import SanitizerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
@@ -24,6 +24,10 @@ __all__ = ["Session", "current", "local"]
 _log = logging.getLogger("tlmatrix.interpreter")
 
 
+def _no_sequences(_name: str, _tensor: torch.Tensor) -> None:
+    """Nothing is packed."""
+
+
 @dataclass
 class Session:
     """One `interpret()` in force; what `with interpret(...) as run:` gives.
@@ -31,9 +35,11 @@ class Session:
     Attributes:
         arch: the architecture kernels are traced for.
         sanitizers: the sanitizers that are on.
-        on_report: whether reports are collected, or raised when their kernel ends.
-        sequences: packed parameters by name.
+        on_report: whether reports are collected and logged, collected alone, or raised when
+            their kernel ends.
+        sequences: from a parameter's name and tensor to whose its rows are.
         partial: parameters that a kernel may leave unwritten in part.
+        poison: what elements hold that nobody has written, by dtype.
         tf32: whether matrix products cut float32 factors to TF32.
         reports: what the sanitizers have found so far, in order.
         recorder: what counts coverage; None where it is not asked for.
@@ -45,9 +51,10 @@ class Session:
 
     arch: str
     sanitizers: frozenset[str] = frozenset()
-    on_report: Literal["collect", "raise"] = "collect"
-    sequences: Mapping[str, Sequences] = field(default_factory=dict)
+    on_report: Literal["collect", "keep", "raise"] = "collect"
+    sequences: Callable[[str, torch.Tensor], Sequences | None] = _no_sequences
     partial: frozenset[str] = frozenset()
+    poison: Mapping[torch.dtype, int] = field(default_factory=dict)
     tf32: bool = False
     reports: list[Report] = field(default_factory=list)
     recorder: Recorder | None = None
@@ -129,8 +136,9 @@ class Session:
         self.reports.extend(found)
         if found and self.on_report == "raise":
             raise SanitizerError(found)
-        for report in found:
-            _log.warning("%s", report)
+        if self.on_report == "collect":
+            for report in found:
+                _log.warning("%s", report)
 
 
 class _Local(threading.local):

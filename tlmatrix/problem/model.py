@@ -29,8 +29,8 @@ class Dim:
 
     `region[i]` numbers the region that index `i` belongs to along this dimension (the sequence
     of a packed row, the head); None when the dimension lies inside a region. `starts` are the
-    first indices of the regions where a position counts from its region's start (`cu_seqlens`),
-    and `region_name` what such a region is called ("sequence").
+    first indices of the regions where a position counts from its region's start (`cu_seqlens`,
+    with the end or without), and `region_name` what such a region is called ("sequence").
     """
 
     name: str
@@ -133,6 +133,12 @@ class Problem:
     outputs: Mapping[str, TensorInfo]
     returns: tuple[str, ...]
     """Outputs in the order in which an entry returns them: ("out", "lse")."""
+    dims: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
+    """What the dimensions of inputs and other tensors are; outputs have theirs in `outputs`.
+
+    A dimension with `starts` also says which rows belong to which sequence: the sanitizers watch
+    that a kernel stays in its own, in tensors of these names, and in others of the same shape.
+    """
     cotangents: Tensors = field(default_factory=dict)
     gradient_of: Mapping[str, str] = field(default_factory=dict)
     """Gradient name to input name: {"dq": "q"}."""

@@ -129,11 +129,18 @@ def _title(finding: Finding) -> str:
 
 def _facts(finding: Finding) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
+    if finding.source:
+        kernel = f", in kernel {finding.kernel}" if finding.kernel else ""
+        block = f", block {tuple(finding.block)}" if finding.block else ""
+        facts.append(("line", f"{finding.source}{kernel}{block}"))
+    if finding.against:
+        facts.append(("against", finding.against))
     if finding.where:
         facts.append(("where", finding.where))
     if finding.index:
         place = ", ".join(f"{name.replace('_', ' ')} {at}" for name, at in finding.index.items())
-        facts.append(("worst at", f"{finding.tensor} at {place}" if finding.tensor else place))
+        label = "worst at" if finding.source is None else "element"
+        facts.append((label, f"{finding.tensor} at {place}" if finding.tensor else place))
     if finding.expected is not None or finding.got is not None:
         facts.append(("values", f"expected {number(finding.expected)}, got {number(finding.got)}"))
     size = _size(finding)

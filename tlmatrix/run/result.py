@@ -131,9 +131,5 @@ class CaseResult:
         known["status"] = Status(known["status"])
         if "reason" in known:
             known["reason"] = SkipReason(known["reason"])
-        fields = Finding.__dataclass_fields__
-        known["findings"] = tuple(
-            Finding(**{name: item[name] for name in fields if name in item})
-            for item in known.get("findings", ())
-        )
+        known["findings"] = tuple(map(Finding.from_json, known.get("findings", ())))
         return cls(**known)

@@ -199,12 +199,16 @@ class Runner:
     ) -> list[Finding]:
         from tlmatrix.check import judge
 
+        checks = set(spec.checks)
+        if self.backend.name != "interpreter":
+            checks.discard("sanitizers")  # They watch interpreted kernels alone.
+
         return judge(
             spec,
             case,
             problem,
             run_entry,
-            checks=spec.checks,
+            checks=checks,
             arch=self.backend.arch,
             deterministic=self._deterministic(spec, problem.names),
         )

@@ -50,6 +50,7 @@ __all__ = [
     "Model",
     "Name",
     "Positive",
+    "SanitizerName",
     "Size",
     "Strategy",
     "Target",
@@ -66,9 +67,15 @@ STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
 """The strategies, with 3-wise to stand for t-wise of any t."""
 
 CheckName = Literal[
-    "numeric", "gradients", "poison", "guards", "isolation", "determinism", "repeat", "properties"
-]
+    "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism",
+    "repeat", "properties",
+]  # fmt: skip
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
+SanitizerName = Literal[
+    "bounds", "fragments", "guarded", "uninitialised", "unwritten", "races", "lanes", "barriers",
+    "sequences", "overreads", "budget", "nonfinite",
+]  # fmt: skip
+"""The interpreter's sanitizers, whose package a spec is read without."""
 
 # Types of single values -----------------------------------------------------------------------
 
@@ -207,7 +214,8 @@ def also_as(handler: GetJsonSchemaHandler, schema: CoreSchema, key: str) -> dict
     """The JSON Schema of a model that may also be written as the value of one of its keys."""
     full = handler.resolve_ref_schema(handler(schema))
     long = {name: value for name, value in full.items() if name != "description"}
-    short = {"anyOf": long["properties"][key]["anyOf"]}
+    words = ("anyOf", "type", "pattern")
+    short = {word: part for word, part in long["properties"][key].items() if word in words}
     description = full.get("description", "")
     full.clear()
     full |= {"description": description, "anyOf": [short, long]}

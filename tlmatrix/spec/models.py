@@ -43,6 +43,7 @@ from tlmatrix.spec.parts import (
     Tier,
     with_default_tiers,
 )
+from tlmatrix.spec.sanitizers import PackedRows, SanitizerOptions
 from tlmatrix.spec.tolerance import (
     Allowance,
     AllowanceChange,
@@ -67,9 +68,11 @@ __all__ = [
     "InputDecl",
     "KnownBug",
     "OutputDecl",
+    "PackedRows",
     "Range",
     "Reject",
     "Rule",
+    "SanitizerOptions",
     "Spec",
     "Tier",
     "Tolerance",
@@ -166,8 +169,14 @@ class Spec(Model):
     checks: tuple[CheckName, ...] = Field(
         default=CHECKS,
         min_length=1,
-        description="The oracles that judge a case. By default all.",
+        description="The oracles that judge a case. By default all; `sanitizers` is made where "
+        "kernels are interpreted.",
         examples=[["numeric", "gradients"]],
+    )
+    sanitizers: SanitizerOptions = Field(
+        default=SanitizerOptions(),
+        description="How the check `sanitizers` watches the kernels.",
+        examples=[{"without": ["fragments"], "sequences": {"dk_sum": "cu_seqlens_k"}}],
     )
     determinism: Annotated[tuple[DeterminismRule, ...], BeforeValidator(determinism_rules)] = Field(
         default=(),

@@ -44,6 +44,7 @@ class Site:
         buffer: the user's name of the buffer.
         action: "read", "write" or "atomic".
         local: whether the buffer is a fragment or local.
+        is_global: whether it lies in global memory.
         orders: whether it may order blocks: an atomic load or store, or an atomic whose old
             value is used.
         acquires: whether who does it comes after those whose atomics it has seen.
@@ -54,6 +55,7 @@ class Site:
     buffer: str
     action: str
     local: bool
+    is_global: bool
     orders: bool = False
     acquires: bool = False
     releases: bool = False
@@ -122,7 +124,9 @@ class SanitizedMixin(StatementMixin):
         stores = action == "atomic" and self._ordering
         acquires = orders and not stores and self._memory_order in _ACQUIRING
         releases = action == "atomic" and self._memory_order in _RELEASING
-        site = Site(self.w.location, buf.name, action, local, orders, acquires, releases)
+        site = Site(
+            self.w.location, buf.name, action, local, buf.is_global, orders, acquires, releases
+        )
         if site not in self._site_numbers:
             self._site_numbers[site] = len(self.sites)
             self.sites.append(site)
@@ -541,13 +545,19 @@ class SanitizedMixin(StatementMixin):
         for region, site in ((src, read), (dst, write)):
             self._watch_copied(region, site)
         source, target = self._seen.get(src.buf.code), self._seen.get(dst.buf.code)
-        if src.buf.is_global and source is not None:
-            self.w.line(f"{source}.quiet or {source}.read({read}, {src.dims_code}, None)")
-            source = None
+        ranges = f"{src.dims_code}, {target}, {dst.dims_code}, {dst.buf.code}.shape"
         if dst.buf.is_global and target is not None:
             self.w.line(f"{target}.still or {target}.write({write}, {dst.dims_code}, None)")
-        if source is not None:
-            ranges = f"{src.dims_code}, {target}, {dst.dims_code}, {dst.buf.code}.shape"
+        if src.buf.is_global and source is not None:
+            if target is None or dst.buf.is_global:
+                self.w.line(f"{source}.quiet or {source}.read({read}, {src.dims_code}, None)")
+            else:
+                with self.w.block(f"if {source}.fresh"):
+                    self.w.line(f"{source}.copied({read}, {ranges})")
+                with self.w.block("else"):
+                    self.w.line(f"{source}.quiet or {source}.read({read}, {src.dims_code}, None)")
+                    self._mark_copied(dst, target, write)
+        elif source is not None:
             if self._covers(dst) and target is not None and not dst.buf.is_global:
                 with self.w.block(f"if {source}.full"):
                     self.w.line(f"{target}.full = True")
@@ -557,11 +567,15 @@ class SanitizedMixin(StatementMixin):
                 calm = f"{source}.full or " if target is None or dst.buf.is_global else ""
                 self.w.line(f"{calm}{source}.copied({read}, {ranges})")
         elif target is not None and not dst.buf.is_global:
-            if self._covers(dst):
-                self.w.line(f"{target}.full = True")
-            else:
-                self.w.line(f"{target}.full or {target}.write({write}, {dst.dims_code}, None)")
+            self._mark_copied(dst, target, write)
         super().tile_copy(node)
+
+    def _mark_copied(self, dst: Region, target: str, site: int) -> None:
+        """All of a destination counts as written."""
+        if self._covers(dst):
+            self.w.line(f"{target}.full = True")
+        else:
+            self.w.line(f"{target}.full or {target}.write({site}, {dst.dims_code}, None)")
 
     def _watch_copied(self, region: Region, site: int) -> None:
         """Bounds of a side of a copy: its ranges are predicated whatever the memory."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from tlmatrix.interpreter.reports import Party, Report
 
@@ -17,9 +18,8 @@ from .stretches import Stretches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import torch
-
     from tlmatrix.interpreter.codegen import Location, Program
+    from tlmatrix.interpreter.reports import Sequences as Declared
     from tlmatrix.interpreter.roles.clocks import Clock
     from tlmatrix.interpreter.session import Session
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .memory import Dim
 
 __all__ = ["Monitor", "Running"]
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integers that hold the bits of an element of that many bytes."""
 
 
 class _BoundaryShadow(GlobalShadow):
@@ -41,13 +44,13 @@ class _BoundaryShadow(GlobalShadow):
         self.boundaries.read.add(index[0])
         return value if self._plain else super().one(site, index, value)
 
-    def _read(self, site: int, place: Any) -> None:
+    def _read(self, site: int, place: Any, *, copied: bool = False) -> None:
         if place is not None:
             (rows,), _ = place
             if isinstance(rows, slice):
                 rows = np.arange(rows.start, rows.stop, rows.step or 1)
             self.boundaries.read.update(np.atleast_1d(rows).tolist())
-        super()._read(site, place)
+        super()._read(site, place, copied=copied)
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,15 @@ class Monitor:
 
     traced = False
 
-    def __init__(self, program: Program, session: Session, outputs: frozenset[str]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        session: Session,
+        tensors: Mapping[str, torch.Tensor],
+        outputs: frozenset[str],
+    ) -> None:
         assert program.watch is not None
+        self._tensors = tensors
         self._program = program
         self._session = session
         self._watch = program.watch
@@ -107,20 +117,49 @@ class Monitor:
         self._acquired: set[int] = set()
         self._stretches: Stretches | None = None
         self._boundaries: dict[str, Boundaries] = {}
+        self._declared: dict[str, Declared] = {}
+        self._blank: dict[str, Array] = {}
+        self._find_boundaries()
+        self._find_blank()
+        self._find_aliases()
 
-    def find_boundaries(self, arrays: Mapping[str, Array]) -> None:
-        """Note which parameters hold declared boundaries."""
-        declared = {s.boundaries for s in self._session.sequences.values()}
-        for name, array in arrays.items():
-            if array.ndim == 1 and array.dtype.kind in "iu":
-                values = tuple(array.tolist()) if declared else ()
-                if values in declared:
+    def _find_boundaries(self) -> None:
+        """Note whose the rows of parameters are, and which parameters hold the boundaries."""
+        if not self.sanitizers & {"sequences", "overreads"}:
+            return
+        for name, tensor in self._tensors.items():
+            declared = self._session.sequences(name, tensor)
+            if declared is not None:
+                self._declared[name] = declared
+        known = {declared.boundaries for declared in self._declared.values()}
+        lengths = {len(boundaries) for boundaries in known}
+        for name, tensor in self._tensors.items():
+            if (
+                tensor.dim() == 1
+                and tensor.dtype in (torch.int32, torch.int64)
+                and len(tensor) in lengths
+            ):
+                values = tuple(tensor.tolist())
+                if values in known:
                     self._boundaries[name] = Boundaries(values)
 
-    def find_aliases(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _find_blank(self) -> None:
+        """Note which elements hold what the caller filled unwritten memory with."""
+        if not self.sanitizers & {"uninitialised", "unwritten"}:
+            return
+        for name, tensor in self._tensors.items():
+            poison = self._session.poison.get(tensor.dtype)
+            # A layout puts elements elsewhere, and what lies between them is nobody's.
+            if poison is None or name in self._program.layouts:
+                continue
+            blank = tensor.view(_INTEGERS[tensor.element_size()]) == poison
+            if blank.any():
+                self._blank[name] = blank.numpy()
+
+    def _find_aliases(self) -> None:
         """Note which parameters are one tensor."""
         known: dict[Any, str] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in self._tensors.items():
             if tensor.numel():
                 key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
                 first = known.setdefault(key, name)
@@ -148,7 +187,7 @@ class Monitor:
             name,
             shape,
             usage=usage,
-            unwritten=name in self._outputs,
+            blank=self._unwritten(name, shape),
             packed=self._packed(name, shape),
         )
         if isinstance(shadow, _BoundaryShadow) and boundaries is not None:
@@ -159,10 +198,12 @@ class Monitor:
         return shadow
 
     def _packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:
-        declared = self._session.sequences.get(name)
-        if declared is None or not self.sanitizers & {"sequences", "overreads"}:
-            return None
-        if declared.axis >= len(shape) or shape[declared.axis] < declared.boundaries[-1]:
+        declared = self._declared.get(name)
+        if (
+            declared is None
+            or declared.axis >= len(shape)
+            or shape[declared.axis] < declared.boundaries[-1]
+        ):
             return None
         readers = [b for b in self._boundaries.values() if b.values == declared.boundaries]
         return Packed(self, declared, readers) if readers or declared.of_block else None
@@ -170,7 +211,15 @@ class Monitor:
     def workspace(self, name: str, array: Array) -> GlobalShadow:
         """The shadow of global memory that the kernel allocates."""
         usage = self.usage.get(name, frozenset())
-        return GlobalShadow(self, name, array.shape, usage=usage, unwritten=True, packed=None)
+        blank = np.ones(array.shape, bool)
+        return GlobalShadow(self, name, array.shape, usage=usage, blank=blank, packed=None)
+
+    def _unwritten(self, name: str, shape: tuple[int, ...]) -> Array | None:
+        """Which elements of a parameter nobody has written yet; None where all are."""
+        blank = self._blank.get(name)
+        if blank is None and name in self._outputs:
+            blank = np.ones(shape, bool)
+        return blank
 
     def local(self, name: str, shape: tuple[int, ...]) -> LocalShadow:
         """The shadow of a block's buffer."""
@@ -457,11 +506,9 @@ class Monitor:
             site = self._watch.sites[site_number]
             spelled = f"{site.buffer}[{', '.join(str(i) for i in index)}]" if index else site.buffer
             text = message.format(buffer=spelled, action=site.action)
-            found.append(
-                self._report(
-                    name, site.location, site.buffer, index, block, text, self._party(other), count
-                )
-            )
+            report = self._report(name, site.location, site.buffer, index, block, text)
+            tensor = self._tensors.get(site.buffer) if site.is_global else None
+            found.append(replace(report, other=self._party(other), count=count, tensor=tensor))
         return found
 
     def _party(self, code: int) -> Party | None:
@@ -484,8 +531,6 @@ class Monitor:
         index: tuple[int, ...],
         block: tuple[int, ...] | None,
         message: str,
-        other: Party | None = None,
-        count: int = 1,
     ) -> Report:
         return Report(
             name,
@@ -496,8 +541,6 @@ class Monitor:
             index,
             block,
             message,
-            other,
-            count,
         )
 
     def finish(self) -> list[Report]:
@@ -506,14 +549,10 @@ class Monitor:
         if "unwritten" not in self.sanitizers:
             return found
         for name, shadow in self.shadows.items():
-            owner = shadow.owner
-            usage = self.usage.get(name, frozenset())
-            if owner is None or name in self._session.partial:
+            if name in self._session.partial or not self._is_output(name):
                 continue
-            if name not in self._outputs and ("write" not in usage or usage & {"read", "atomic"}):
-                continue
-            blank = owner == 0
-            if not blank.any():
+            blank = shadow.blank
+            if blank is None or not blank.any():
                 continue
             where = tuple(int(i) for i in np.argwhere(blank)[0])
             count = int(np.count_nonzero(blank))
@@ -523,5 +562,13 @@ class Monitor:
             spelled = ", ".join(str(i) for i in where)
             message = f"output {name}[{spelled}] is never written, and {count - 1} other elements"
             location = site.location if site is not None else None
-            found.append(self._report("unwritten", location, name, where, None, message))
+            report = self._report("unwritten", location, name, where, None, message)
+            found.append(replace(report, tensor=self._tensors.get(name)))
         return found
+
+    def _is_output(self, name: str) -> bool:
+        """Whether a kernel should write the whole of a parameter, as far as can be told."""
+        usage = self.usage.get(name, frozenset())
+        if self._session.poison and name not in self._outputs:
+            return name in self._blank and bool(usage & {"write", "atomic"})
+        return name in self._outputs or ("write" in usage and not usage & {"read", "atomic"})

@@ -202,7 +202,8 @@ class GlobalShadow:
     """
 
     __slots__ = (
-        "_monitor", "_owner", "_packed", "_reader", "_unwritten", "name", "quiet", "shape", "still",
+        "_known", "_monitor", "_owner", "_packed", "_reader", "fresh", "name", "quiet", "shape",
+        "still",
     )  # fmt: skip
 
     def __init__(
@@ -212,26 +213,29 @@ class GlobalShadow:
         shape: tuple[int, ...],
         *,
         usage: frozenset[str],
-        unwritten: bool,
+        blank: Array | None,
         packed: Packed | None,
     ) -> None:
         on = monitor.sanitizers
         races = "races" in on and "write" in usage | ({"write"} if "atomic" in usage else set())
         written = bool({"write", "atomic"} & usage)
         plain = "write" in usage or "read" in usage
-        owned = (races and plain) or (unwritten and bool(on & {"unwritten", "uninitialised"}))
+        fresh = blank is not None and bool(on & {"unwritten", "uninitialised"})
+        owned = (races and plain) or fresh
         owned = owned or (written and "write" in usage and bool(on & {"unwritten", "nonfinite"}))
         self._monitor = monitor
         self.name = name
         self.shape = shape
         self._packed = packed
-        self._unwritten = unwritten and "uninitialised" in on
+        self._known = ~blank if fresh and blank is not None else None
+        self.fresh = fresh and "uninitialised" in on
+        """Whether reads must look for elements that nobody has written."""
         self._owner = np.zeros(shape, np.int64) if owned else None
         both = races and written and "read" in usage
         self._reader = np.zeros(shape, np.int64) if both else None
         looks = packed is not None
         flag = "races" in on and "ordered" in usage
-        self.quiet = not (looks or both or flag or self._unwritten)
+        self.quiet = not (looks or both or flag or self.fresh)
         """Whether reads need no look."""
         self.still = not (looks or owned or (races and written))
         """Whether writes and atomics need no look."""
@@ -241,11 +245,19 @@ class GlobalShadow:
         """Who wrote each element; None where nobody asks."""
         return self._owner
 
+    @property
+    def blank(self) -> Array | None:
+        """Which elements nobody has written; None where nobody asks."""
+        if self._known is not None:
+            return ~self._known
+        return None if self._owner is None else self._owner == 0
+
     def reshaped(self, shape: tuple[int, ...]) -> GlobalShadow:
         """The shadow of a view of the same memory; packed rows are not followed into views."""
         found = object.__new__(GlobalShadow)
-        for name in ("_monitor", "name", "_unwritten", "quiet", "still"):
+        for name in ("_monitor", "name", "fresh", "quiet", "still"):
             setattr(found, name, getattr(self, name))
+        found._known = None if self._known is None else self._known.reshape(shape)
         found.shape = shape
         found._packed = None  # of its own class
         found._owner = None if self._owner is None else self._owner.reshape(shape)
@@ -284,6 +296,30 @@ class GlobalShadow:
             self._read(site, (index, None))
         return value
 
+    def copied(
+        self,
+        site: int,
+        dims: Sequence[Dim],
+        target: LocalShadow,
+        target_dims: Sequence[Dim],
+        _shape: tuple[int, ...],
+    ) -> None:
+        """A tile is copied: what is unwritten here is unwritten there, and not yet read."""
+        assert self._known is not None
+        known = load_block(self._known, None, dims, True, self.name, guard=True)
+        self._read(site, block_of(dims, None, self.shape), copied=True)
+        extents = tuple(d[1] for d in target_dims if isinstance(d, tuple))
+        target._receive(target_dims, np.asarray(known).reshape(extents))  # noqa: SLF001
+
+    def _note(self, place: Place) -> None:
+        """What is written now is known."""
+        if self._known is not None:
+            memory, mask = place
+            if mask is None:
+                self._known[memory] = True
+            else:
+                self._known[memory] |= mask
+
     # -- what they find
 
     def _write(self, site: int, place: Place | None) -> None:
@@ -291,6 +327,7 @@ class GlobalShadow:
             return
         if self._packed is not None:
             self._packed.written(site, place)
+        self._note(place)
         if self._owner is None:
             return
         memory, mask = place
@@ -317,8 +354,9 @@ class GlobalShadow:
             return
         memory, mask = place
         owner = np.asarray(self._owner[memory])
-        if self._unwritten:
-            self._never(site, place, owner, "{buffer} is updated atomically, never written")
+        if self.fresh:
+            self._never(site, place, "{buffer} is updated atomically, never written")
+        self._note(place)
         found = monitor.atomic_codes(owner)
         plain = np.where(found, 0, owner)
         if plain.any():
@@ -337,7 +375,7 @@ class GlobalShadow:
             new = np.where(mask, new, owner)
         self._owner[memory] = new
 
-    def _read(self, site: int, place: Place | None) -> None:
+    def _read(self, site: int, place: Place | None, *, copied: bool = False) -> None:
         if place is None:
             return
         monitor = self._monitor
@@ -353,10 +391,10 @@ class GlobalShadow:
                 )
             return
         memory, mask = place
+        if self.fresh and not copied:
+            self._never(site, place, "{buffer} is read, never written")
         if self._owner is not None:
             owner = self._owner[memory]
-            if self._unwritten:
-                self._never(site, place, owner, "{buffer} is read, never written")
             if self._reader is not None and np.any(owner):
                 self._conflict(site, place, owner, "{buffer} is read, and written by another block")
         if self._reader is None:
@@ -369,8 +407,9 @@ class GlobalShadow:
             new = np.where(mask, new, before)
         self._reader[memory] = new
 
-    def _never(self, site: int, place: Place, owner: Any, message: str) -> None:
-        blank = np.asarray(owner) == 0
+    def _never(self, site: int, place: Place, message: str) -> None:
+        assert self._known is not None
+        blank = ~np.asarray(self._known[place[0]])
         if place[1] is not None:
             blank = blank & place[1]
         if blank.any():

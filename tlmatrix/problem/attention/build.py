@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Attention", "attention_case"]
 
+_TENSORS = (
+    "q", "k", "v", "do", "sink", "out", "lse", "delta", "dq", "dk", "dv", "dsink",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -74,6 +78,7 @@ class Attention:
             return relations(self, kind)
 
         names, inputs = self._names()
+        layouts = self._layouts(names)
         setting, operands = self.setting, self.operands
         assert operands.do is not None
         gradients = {"dq": "q", "dk": "k", "dv": "v"} if self.differentiable else {}
@@ -84,8 +89,9 @@ class Attention:
             values=self.frame.values,
             names=names,
             inputs=inputs,
-            outputs=self._infos(("out", "lse", *gradients), names),
+            outputs=self._infos(("out", "lse", *gradients), layouts),
             returns=("out", "lse"),
+            dims=layouts,
             cotangents={"out": operands.do} if by_autograd else {},
             gradient_of=gradients if by_autograd else {},
             reference=lambda: self.exact.values,
@@ -126,7 +132,8 @@ class Attention:
         found = {"out": low["out"], "lse": low["lse"], "delta": delta.contiguous()}
         return {name: found[name] for name in saved}
 
-    def _infos(self, results: Iterable[str], names: Mapping[str, Any]) -> Mapping[str, TensorInfo]:
+    def _layouts(self, names: Mapping[str, Any]) -> Mapping[str, tuple[Dim, ...]]:
+        """The dims of every tensor that a forward or a backward may have, by name."""
         setting = self.setting
         tiles = tile_edges(self.frame.spec, names)
 
@@ -137,29 +144,33 @@ class Attention:
             return _rows(setting, keys=keys, tile=tiles.get(side)), heads
 
         both = Deferred(("q", "k"), sides)
-        return Deferred(
-            results,
-            lambda name: self._info(
-                name, *both["k" if name in ("dk", "dv") else "q"], tiles.get("dim")
-            ),
-        )
 
-    def _info(self, name: str, rows: Dim, heads: Dim, tile: int | None) -> TensorInfo:
+        def layout(name: str) -> tuple[Dim, ...]:
+            rows, heads = both["k" if name in ("k", "v", "dk", "dv") else "q"]
+            if name in ("sink", "dsink"):
+                return (replace(heads, region=None),)
+            last = setting.head_dim_v if name in ("out", "do", "v", "dv") else setting.head_dim
+            dim = Dim("dim", last, tile=tiles.get("dim"))
+            if name in ("lse", "delta"):
+                dims: tuple[Dim, ...] = (heads, rows)
+            else:
+                dims = (heads, rows, dim) if setting.layout == "bhsd" else (rows, heads, dim)
+            if setting.packed:
+                return dims
+            return (Dim("batch", setting.batch, region=range(setting.batch)), *dims)
+
+        return Deferred(_TENSORS, layout)
+
+    def _infos(
+        self, results: Iterable[str], layouts: Mapping[str, tuple[Dim, ...]]
+    ) -> Mapping[str, TensorInfo]:
+        return Deferred(results, lambda name: self._info(name, layouts[name]))
+
+    def _info(self, name: str, dims: tuple[Dim, ...]) -> TensorInfo:
         setting = self.setting
         single = name in ("lse", "dsink")
         # Where lse and delta carry the rounding of dtype, and where only float32's.
         stored = dtype_named("float32" if name == "lse" else setting.dtype)
-        if name == "dsink":
-            dims: tuple[Dim, ...] = (replace(heads, region=None),)
-        else:
-            last = setting.head_dim_v if name in ("out", "dv") else setting.head_dim
-            dim = Dim("dim", last, tile=tile)
-            if name == "lse":
-                dims = (heads, rows)
-            else:
-                dims = (heads, rows, dim) if setting.layout == "bhsd" else (rows, heads, dim)
-            if not setting.packed:
-                dims = (Dim("batch", setting.batch, region=range(setting.batch)), *dims)
         return TensorInfo(
             name,
             dims,
