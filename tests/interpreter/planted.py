@@ -13,6 +13,7 @@ import tilelang.language as T
 import torch
 
 PLANTS = []
+ROLE_PLANTS = []
 GUARDS_OFF = {tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True}
 BOUNDARIES = (0, 20, 50, 96)
 CU = torch.tensor(BOUNDARIES, dtype=torch.int32)
@@ -25,12 +26,26 @@ class Plant:
     buffer: str
     also: frozenset
     options: dict = field(default_factory=dict)
+    # Of a kernel that takes one of several bugs its name, and what it is written in.
+    name: str = ""
+    source: Any = None
+
+    def __str__(self):
+        return self.name or self.run.__name__
 
     @property
     def line(self):
-        lines, first = inspect.getsourcelines(self.run)
-        (found,) = (first + k for k, text in enumerate(lines) if "# HERE" in text)
+        lines, first = inspect.getsourcelines(self.source or self.run)
+        (found,) = (
+            first + k
+            for k, (_, mark, names) in enumerate(text.partition("# HERE") for text in lines)
+            if mark and (not self.name or self.name in names.strip(": \n").split("; "))
+        )
         return found
+
+    @property
+    def file(self):
+        return inspect.getsourcefile(self.source or self.run)
 
 
 def plant(sanitizer, buffer, also=(), **options):
@@ -38,6 +53,18 @@ def plant(sanitizer, buffer, also=(), **options):
 
     def register(run):
         PLANTS.append(Plant(run, sanitizer, buffer, frozenset(also), options))
+        return run
+
+    return register
+
+
+def plant_all(bugs, source=None, **options):
+    """Note the bugs of one kernel: by name the sanitizer, the buffer, and who sees it too."""
+
+    def register(run):
+        for name, (sanitizer, buffer, *also) in bugs.items():
+            seen = frozenset(" ".join(also).split())
+            ROLE_PLANTS.append(Plant(run, sanitizer, buffer, seen, options, name, source or run))
         return run
 
     return register

@@ -143,7 +143,9 @@ class ThreadBarrier:
         if self.come >= self.count:
             self.come -= self.count
             self.generation += 1
-            self.released = dict(self.gathered)
+            self.released = self.gathered
+            # Those who come too many are the first of the next generation.
+            self.gathered = dict(clock) if self.come else {}
         return mine
 
 

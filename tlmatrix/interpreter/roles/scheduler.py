@@ -125,12 +125,11 @@ class Launch:
         Raises:
             SynchronizationError: where `scheduled` asked for errors.
         """
-        if not self.watched:
-            return
         text = f"{what} at {self.place(line)} may go on when its block ends: nothing waits for it"
-        if not self.collects:
+        if self.watch is not None:
+            self._note("barriers", block, name, line, text)
+        elif self.watched:
             raise SynchronizationError(text)
-        self._note("barriers", block, name, line, text)
 
     def finish(self) -> None:
         """Hand over the reports."""
@@ -290,26 +289,27 @@ class Launch:
     def _stuck(self, block: Block) -> DeadlockError:
         """The error for a deadlock; the sanitizers get the wait that nobody can end."""
         waiting = [r for r in block.roles if r.request is not None and not r.done]
-        waiting.sort(key=self._hope)
-        parties = []
-        for role in waiting[:2]:
-            file, line = self._location(self._line(role))
-            parties.append(Party(block.index, file, line, "wait"))
-        first = waiting[0]
-        request = first.request
-        assert request is not None
-        label = request.bar.label if isinstance(request, Phase | Together) else ""
-        text = f"{first.name} {request.describe()}, which nobody can end any more"
-        if isinstance(request, Phase):
-            text += f": {request.bar.state()}"
-        self.misused(block, label, self._line(first), text, *parties[1:])
+        least = min(map(self._hope, waiting))
+        for role in waiting:
+            request = role.request
+            if request is None or self._hope(role) > least:
+                continue
+            label = request.bar.label if isinstance(request, Phase | Together) else ""
+            text = f"{role.name} {request.describe()}, which nobody can end any more"
+            if isinstance(request, Phase):
+                text += f": {request.bar.state()}"
+            other = next((r for r in waiting if r is not role), None)
+            party = None
+            if other is not None:
+                party = Party(block.index, *self._location(self._line(other)), "wait")
+            self.misused(block, label, self._line(role), text, party)
         return DeadlockError(self._deadlock(block))
 
     def _hope(self, role: Role) -> int:
-        """How much there still is of what could end a wait."""
+        """How much there still is of what could end a wait: 0 for nothing in the kernel."""
         request = role.request
         if not isinstance(request, Phase):
-            return 3
+            return 2
         known = self.arrivals.get(request.bar.label.split("[")[0], ())
         if not known:
             return 0
