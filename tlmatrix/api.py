@@ -65,14 +65,17 @@ def run_specs(
     """
     runner = Runner(backend_named(backend) if isinstance(backend, str) else backend, seed=seed)
     results = []
-    for spec in _specs(specs):
-        planned = plan(spec, tier, seed=seed or None)
-        picked = (case for case in planned.cases() if select is None or select(case))
-        for case in islice(picked, limit):
-            result = runner.run(spec, case)
-            results.append(result)
-            if on_result is not None:
-                on_result(result)
+    try:
+        for spec in _specs(specs):
+            planned = plan(spec, tier, seed=seed or None)
+            picked = (case for case in planned.cases() if select is None or select(case))
+            for case in islice(picked, limit):
+                result = runner.run(spec, case)
+                results.append(result)
+                if on_result is not None:
+                    on_result(result)
+    finally:
+        runner.close()
     return Results(tuple(results))
 
 

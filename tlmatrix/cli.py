@@ -85,6 +85,13 @@ def _add_run(commands: _Commands) -> None:
         help="processes; auto (the default) is one a core, 0 runs everything in this one",
     )
     run.add_argument(
+        "--arch",
+        action="append",
+        metavar="ARCH",
+        help="with --backend compile: assemble for sm_90a, say, and not for all that the specs "
+        "name; may be given again",
+    )
+    run.add_argument(
         "-k",
         dest="select",
         default="",
@@ -229,7 +236,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
-        help="where kernels run; auto is cuda where there is a GPU, else the interpreter",
+        help="where kernels run; auto is cuda where there is a GPU, else the interpreter; compile "
+        "runs none, but assembles each for the architectures of its spec",
     )
     parser.add_argument(
         "--seed", type=int, help="other input data and other samples (0: each case's own seed)"

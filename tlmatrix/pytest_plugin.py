@@ -51,7 +51,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tlmatrix-backend",
         choices=BACKENDS,
         default=None,
-        help="where kernels run (auto: cuda where there is a GPU, else the interpreter)",
+        help="where kernels run (auto: cuda where there is a GPU, else the interpreter; compile: "
+        "nowhere, they are assembled)",
+    )
+    group.addoption(
+        "--tlmatrix-arch",
+        action="append",
+        metavar="ARCH",
+        default=None,
+        help="with the backend compile: an architecture to assemble for, such as sm_90a",
     )
     group.addoption(
         "--tlmatrix-seed",
@@ -142,7 +150,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in done]
         config.hook.pytest_deselected(items=list(done))
     own_timeout = config.getoption("timeout", None) or config.getini("timeout")
-    if state.project.timeout and not own_timeout:
+    if state.backend == "compile" and not config.getoption("timeout", None):
+        # A case has many kernels, and each step of a compiler has a limit of its own.
+        for item in cases:
+            item.add_marker(pytest.mark.timeout(0))
+    elif state.project.timeout and not own_timeout:
         for item in cases:
             item.add_marker(pytest.mark.timeout(state.project.timeout))
 

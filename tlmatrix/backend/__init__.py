@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.backends import Backend, backend_named
+from tlmatrix.backend.backends import Backend, CompileBackend, backend_named
 from tlmatrix.backend.errors import (
     ArchitectureError,
     BackendUnavailableError,
@@ -25,6 +25,7 @@ __all__ = [
     "BackendUnavailableError",
     "Binding",
     "BindingError",
+    "CompileBackend",
     "EntryError",
     "backend_named",
     "bind",

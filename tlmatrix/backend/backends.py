@@ -1,14 +1,15 @@
-"""Where kernels run: one small interface, and the two places there are.
+"""Where kernels run: one small interface, and the places there are.
 
 `cuda` compiles and runs on a GPU; it is the truth. `interpreter` runs the traced tile IR on the
-CPU and needs nothing. `auto` is `cuda` where there is a GPU, else `interpreter`.
+CPU and needs nothing. `auto` is `cuda` where there is a GPU, else `interpreter`. `compile` runs
+nothing: kernels are traced, and assembled for each architecture.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from tlmatrix.backend.errors import ArchitectureError, BackendUnavailableError
@@ -21,7 +22,19 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Backend", "CudaBackend", "InterpreterBackend", "backend_named"]
+    from tlmatrix.interpreter import TracedKernel
+
+__all__ = [
+    "ARCHITECTURES",
+    "Backend",
+    "CompileBackend",
+    "CudaBackend",
+    "InterpreterBackend",
+    "backend_named",
+]
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
+"""What kernels are assembled for whose spec names no architecture."""
 
 
 class Backend(Protocol):
@@ -29,7 +42,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """`cuda` or `interpreter`; a name in the expressions of a spec."""
+        """`cuda`, `interpreter` or `compile`; a name in the expressions of a spec."""
 
     @property
     def arch(self) -> str:
@@ -138,8 +151,68 @@ class CudaBackend:
         return False
 
 
-def backend_named(name: str = "auto") -> Backend:
-    """The backend of that name.
+@dataclass(frozen=True)
+class CompileBackend:
+    """Kernels traced for one architecture after the other, and not run.
+
+    `asked` are the architectures that the user named; without any, each spec's own count.
+    `target` is the one that is traced for, `launched` what was launched inside `active`.
+    """
+
+    asked: tuple[str, ...] = ()
+    target: str = "sm_90a"
+    launched: list[TracedKernel] = field(default_factory=list, compare=False)
+    name: str = "compile"
+    arch: str = "compile"
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    def architectures(self, named: Sequence[str]) -> tuple[str, ...]:
+        """What kernels of a spec are assembled for that names these architectures (none: any).
+
+        Raises:
+            ArchitectureError: none of them was asked for.
+        """
+        if not self.asked:
+            return tuple(named) or ARCHITECTURES
+        found = tuple(arch for arch in self.asked if not named or arch in named)
+        if not found:
+            raise ArchitectureError(
+                f"its kernels are for {' and '.join(named)}, and {' and '.join(self.asked)} "
+                "was asked for"
+            )
+        return found
+
+    def targeting(self, architectures: Sequence[str]) -> CompileBackend:
+        """Kernels are traced for the first architecture."""
+        return replace(self, target=self.architectures(architectures)[0], launched=[])
+
+    @contextmanager
+    def active(self, turn: int = 0) -> Iterator[None]:  # noqa: ARG002 - nothing runs
+        """Calls of kernels inside are noted."""
+        from tlmatrix.interpreter import traced
+
+        with traced(arch=self.target) as launched:
+            try:
+                yield
+            finally:
+                self.launched.extend(launched)
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
+    def broken(self) -> bool:
+        """A compiler that crashes takes only its own process with it."""
+        return False
+
+
+def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Backend:
+    """The backend of that name; `architectures` are those to `compile` for.
 
     The workers of pytest-xdist are spread over the GPUs of the machine by their number.
 
@@ -149,6 +222,8 @@ def backend_named(name: str = "auto") -> Backend:
     """
     if name not in BACKENDS:
         raise ValueError(f"no backend {name!r}{suggestion(name, BACKENDS, 'There are')}")
+    if name == "compile":
+        return CompileBackend(asked=tuple(architectures))
     import torch
 
     if name == "interpreter" or (name == "auto" and not torch.cuda.is_available()):

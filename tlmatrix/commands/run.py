@@ -73,6 +73,8 @@ def _pytest_arguments(arguments: argparse.Namespace, paths: list[Path], tier: st
     ):
         if value is not None:
             words += [option, str(value)]
+    for arch in arguments.arch or ():
+        words += ["--tlmatrix-arch", arch]
     if arguments.select:
         words += ["-k", arguments.select]
     if arguments.exitfirst:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .roles import SCHEDULES, run_ranks, scheduled
     from .session import Session
+    from .tracing import TracedKernel, traced
 
 __all__ = [
     "DEFAULT_SANITIZERS",
@@ -73,11 +74,13 @@ __all__ = [
     "Session",
     "SynchronizationError",
     "Trace",
+    "TracedKernel",
     "Unsupported",
     "interpret",
     "interpreted",
     "run_ranks",
     "scheduled",
+    "traced",
 ]
 
 # By name, so that a report that only reads what was counted does not import PyTorch.
@@ -102,11 +105,13 @@ _HOMES = {
     "Session": "session",
     "SynchronizationError": "errors",
     "Trace": "explain",
+    "TracedKernel": "tracing",
     "Unsupported": "errors",
     "interpret": "intercept",
     "interpreted": "intercept",
     "run_ranks": "roles",
     "scheduled": "roles",
+    "traced": "tracing",
 }
 
 

@@ -27,6 +27,7 @@ from .recorder import Recorder
 from .reports import declared_sequences, sanitizer_names
 from .session import Session
 from .session import local as _local
+from .tracing import TracedKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -44,7 +45,7 @@ _GUARDS_OFF = "tl.disable_safe_memory_legalize"
 _lock = threading.RLock()
 _patches: list[tuple[Any, str, Any]] = []
 _users = 0
-# Per jit object (by identity: they are not hashable) its shadows by architecture.
+# Per jit object (by identity: they are not hashable) its shadows by architecture and use.
 _shadows: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
 # Programs by structural hash of the PrimFunc; equality is checked on a hit.
 _programs: dict[Any, list[tuple[Any, Loaded]]] = {}
@@ -63,6 +64,7 @@ def interpret(
     tf32: bool | None = None,
     coverage: bool | Recorder | None = None,
     trace: Trace | bool = False,
+    launched: list[TracedKernel] | None = None,
 ) -> Iterator[Session]:
     """Run every TileLang kernel called inside on the CPU, with no GPU and no change to its code.
 
@@ -97,6 +99,7 @@ def interpret(
         trace: an element to follow in every kernel that writes it, whose explanations are in
             `traces` of what the context gives; True keeps the launches (and so their tensors),
             for `explain` of what the context gives.
+        launched: a list to which kernels are added that are traced and not run, see `traced`.
 
     Raises:
         ValueError: for a sanitizer that does not exist, or sequences that are none.
@@ -126,6 +129,8 @@ def interpret(
         options = replace(options, recorder=around)
     if trace:
         options = replace(options, trace=trace, traces=[], untraced={}, log=LaunchLog())
+    if launched is not None:
+        options = replace(options, launched=launched)
     with _lock:
         if _users == 0:
             _install()
@@ -250,7 +255,7 @@ def _cached(original: Any) -> Any:
     def cached(func: Any = None, out_idx: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not _local.stack:
             return original(func, out_idx, *args, **kwargs)
-        return interpreted(func, out_idx, kwargs.get("pass_configs"))
+        return _kernel(func, out_idx, kwargs)
 
     return cached
 
@@ -260,9 +265,17 @@ def _par_compile(original: Any) -> Any:
         if not _local.stack:
             return original(funcs, *args, **kwargs)
         out_idx = args[0] if args else kwargs.get("out_idx")
-        return [interpreted(func, out_idx, kwargs.get("pass_configs")) for func in funcs]
+        return [_kernel(func, out_idx, kwargs) for func in funcs]
 
     return par_compile
+
+
+def _kernel(
+    func: Any, out_idx: Any, options: Mapping[str, Any]
+) -> InterpretedKernel | TracedKernel:
+    if _local.stack[-1].launched is None:
+        return interpreted(func, out_idx, options.get("pass_configs"))
+    return TracedKernel(func, out_idx, options.get("pass_configs"), options.get("compile_flags"))
 
 
 def _on_shadow(original: Any) -> Any:
@@ -309,7 +322,9 @@ def _shadow_of(jit: Any, options: Session) -> Any:
             identity = id(jit)
             found = (weakref.ref(jit, lambda _: _shadows.pop(identity, None)), {})
             _shadows[identity] = found
-        shadow = found[1].get(options.arch)
+        # Kernels that are only traced are found by nobody who wants to run them.
+        key = options.arch if options.launched is None else f"{options.arch} traced"
+        shadow = found[1].get(key)
         if shadow is None:
             shadow = copy.copy(jit)
             shadow.func = copy.copy(jit.func)
@@ -321,7 +336,7 @@ def _shadow_of(jit: Any, options: Session) -> Any:
             # The interpreter's own target, whatever machine the kernel names.
             shadow.target = None
             shadow._tlmatrix_shadow = True  # noqa: SLF001
-            found[1][options.arch] = shadow
+            found[1][key] = shadow
         return shadow
 
 

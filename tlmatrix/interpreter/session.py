@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .explain import Explanation, Launch, LaunchLog, Trace
     from .recorder import Recorder
     from .reports import Report, Sequences
+    from .tracing import TracedKernel
 
 __all__ = ["Session", "current", "local"]
 
@@ -47,6 +48,7 @@ class Session:
         traces: what was followed, in order.
         untraced: why kernels that should have been followed were not, by name.
         log: the launches, if they are kept.
+        launched: where kernels that are only traced are noted; None where kernels run.
     """
 
     arch: str
@@ -62,6 +64,7 @@ class Session:
     traces: list[Explanation] = field(default_factory=list)
     untraced: dict[str, str] = field(default_factory=dict)
     log: LaunchLog | None = None
+    launched: list[TracedKernel] | None = None
     # Lines whose infinities were traced and found to be meant.
     settled: set[Any] = field(default_factory=set)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -84,6 +85,7 @@ class State:
             self.backend: str = worker["tlmatrix_backend"]
             self.seed: int = worker["tlmatrix_seed"]
             self.coverage: str = worker["tlmatrix_coverage"]
+            self.architectures: tuple[str, ...] = tuple(worker["tlmatrix_architectures"])
             self.results_path = Path(worker["tlmatrix_results"])
             self.passed_before = frozenset(map(tuple, worker["tlmatrix_passed"]))
             self.groups_path = _path(worker["tlmatrix_groups"])
@@ -96,6 +98,7 @@ class State:
         self.backend = option.tlmatrix_backend or (header.backend if header else project.backend)
         self.seed = seed if seed is not None else header.seed if header else project.seed
         self.coverage = option.tlmatrix_coverage or project.coverage
+        self.architectures = self._architectures(header)
         self.results_path = resumed.path.resolve() if resumed else self._new_results_path()
         self.passed_before = _passed(resumed)
         self.groups_path = None
@@ -115,6 +118,7 @@ class State:
             "tlmatrix_backend": self.backend,
             "tlmatrix_seed": self.seed,
             "tlmatrix_coverage": self.coverage,
+            "tlmatrix_architectures": list(self.architectures),
             "tlmatrix_results": str(self.results_path),
             "tlmatrix_passed": sorted(self.passed_before),
             "tlmatrix_groups": str(self.groups_path or ""),
@@ -167,7 +171,7 @@ class State:
             from tlmatrix.run.runner import Runner
 
             self._runner = Runner(
-                backend_named(self.backend),
+                backend_named(self.backend, self.architectures),
                 seed=self.seed,
                 roots=(self.config.rootpath,),
                 asked=self.backend,
@@ -252,6 +256,8 @@ class State:
 
     def close(self) -> None:
         """Let go of the results file."""
+        if self._runner is not None:
+            self._runner.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -279,6 +285,23 @@ class State:
                 (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         return self._writer
 
+    def _architectures(self, header: RunHeader | None) -> tuple[str, ...]:
+        """What `compile` assembles for; empty for what each spec names."""
+        given: list[str] | None = self.config.option.tlmatrix_arch
+        if given is None:
+            return tuple(header.architectures) if header else ()
+        if self.backend != "compile":
+            raise pytest.UsageError("--arch goes with --backend compile")
+        from tlmatrix.spec.fields import TARGET_ARCH
+
+        for arch in given:
+            if not re.fullmatch(TARGET_ARCH, arch):
+                raise pytest.UsageError(
+                    f"--arch {arch}: no architecture as code is assembled for it; from sm_90 on "
+                    "it has a letter: sm_80, sm_90a, sm_100a"
+                )
+        return tuple(dict.fromkeys(given))
+
     def _resumed(self, path: str | None) -> RunRecords | None:
         if path is None:
             return None
@@ -304,6 +327,7 @@ class State:
             tier=self.tier,
             backend=self.backend,
             seed=self.seed,
+            architectures=self.architectures,
             paths=tuple(str(arg) for arg in self.config.args),
             command=shlex.join(
                 ["pytest", *(str(arg) for arg in self.config.invocation_params.args)]

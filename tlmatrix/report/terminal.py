@@ -18,6 +18,7 @@ from rich.text import Text
 
 from tlmatrix.report.coverage import coverage_lines
 from tlmatrix.report.groups import Group, group_failures
+from tlmatrix.report.kernels import kernel_table
 from tlmatrix.report.text import count, describe_group
 from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
 from tlmatrix.run.result import FAILURES, CaseResult, Status
@@ -130,6 +131,10 @@ class TerminalReport:
         self.close()
         if self._results:
             self._console.print(self._table())
+            kernels = kernel_table(self._results)
+            if kernels is not None:
+                self._console.print()
+                self._console.print(kernels)
             self._print_groups(group_failures(self._results))
             self._print_aside()
         self._print_coverage(event)

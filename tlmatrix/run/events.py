@@ -28,6 +28,8 @@ class RunHeader:
     folder: str = ""
     """The working directory, which relative paths start from."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
+    """What the backend `compile` was asked to assemble for; empty for what each spec names."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class SkipReason(StrEnum):
     """The backend names something in the kernel that it does not model."""
     ARCHITECTURE = "architecture"
     """The kernels are written for other architectures than the backend's."""
+    TOOLKIT = "toolkit"
+    """The CUDA toolkit here cannot assemble the kernels."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class CaseResult:
     (`problem`), the code under test (`entry`) and the rest (`judge`, with the reference).
     `message` says why a case was skipped, or which known bug it met. `elements` counts those of
     all inputs: how large the case is. `coverage` is what the case exercised of its kernels, where
-    that was counted; it goes on record apart (`tlmatrix.run.coverage`).
+    that was counted; it goes on record apart (`tlmatrix.run.coverage`). `kernels` are what the
+    backend `compile` learnt of each kernel on each architecture
+    (`tlmatrix.run.assembly.kernel_facts`).
     """
 
     spec: str
@@ -79,6 +83,7 @@ class CaseResult:
     seed: int = 0
     elements: int = 0
     coverage: Coverage | None = None
+    kernels: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -120,6 +125,7 @@ class CaseResult:
             "asked": "" if self.asked == "auto" else self.asked,
             "seed": self.seed,
             "elements": self.elements,
+            "kernels": [dict(kernel) for kernel in self.kernels],
         }
         return {name: value for name, value in data.items() if value}
 
@@ -131,5 +137,6 @@ class CaseResult:
         known["status"] = Status(known["status"])
         if "reason" in known:
             known["reason"] = SkipReason(known["reason"])
+        known["kernels"] = tuple(known.get("kernels", ()))
         known["findings"] = tuple(map(Finding.from_json, known.get("findings", ())))
         return cls(**known)

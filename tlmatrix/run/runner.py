@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import (
     ArchitectureError,
+    CompileBackend,
     EntryError,
     backend_named,
     bind,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tlmatrix.backend import Backend, Binding
+    from tlmatrix.backend.assembly import Assembler
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
     from tlmatrix.spec.models import KnownBug, Reject, Spec
@@ -62,7 +64,11 @@ def run_case(
     name, place = (
         (backend, backend_named(backend)) if isinstance(backend, str) else (backend.name, backend)
     )
-    return Runner(place, seed=seed, asked=name).run(spec, case)
+    runner = Runner(place, seed=seed, asked=name)
+    try:
+        return runner.run(spec, case)
+    finally:
+        runner.close()
 
 
 @dataclass
@@ -86,7 +92,8 @@ class Runner:
     roots: tuple[Path, ...] = ()
     asked: str = "auto"
     coverage: bool = True
-    _bound: dict[Path, _Bound] = field(default_factory=dict)
+    _bound: dict[tuple[Path, str], _Bound] = field(default_factory=dict)
+    _assembler: Assembler | None = None
 
     def prepare(self) -> None:
         """Import what every case needs, so that the first one is not charged for it."""
@@ -126,7 +133,14 @@ class Runner:
             seed=self.seed,
             elements=watch.elements,
             coverage=counted(watch.recorder),
+            kernels=outcome.kernels,
         )
+
+    def close(self) -> None:
+        """End the processes that the backend may have started."""
+        if self._assembler is not None:
+            self._assembler.close()
+            self._assembler = None
 
     def outputs(self, spec: Spec, case: Case) -> tuple[Problem, Tensors]:
         """The problem of a case and what the code under test makes of it, not judged.
@@ -142,6 +156,8 @@ class Runner:
 
         bug: KnownBug | None = None
         try:
+            if isinstance(self.backend, CompileBackend) and case.origin != "reject":
+                return self._assembled(self.backend, spec, case, watch)
             bug = known_bug(spec, case, self._environment())
             if bug is not None and bug.mode == "quarantine":
                 return _Outcome(Status.QUARANTINED, message=_bug_words(bug))
@@ -151,6 +167,35 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
             outcome = _error(error)
         return outcome if bug is None else _with_bug(outcome, bug)
+
+    def _assembled(
+        self, backend: CompileBackend, spec: Spec, case: Case, watch: _Watch
+    ) -> _Outcome:
+        """The kernels of a case, assembled for each architecture, and the bugs known of each."""
+        from tlmatrix.backend.assembly import Assembler
+        from tlmatrix.matrix import known_bug
+        from tlmatrix.run.assembly import assembled, kernel_facts
+
+        if self._assembler is None:
+            self._assembler = Assembler()
+        outcomes, facts, missing = [], [], []
+        for arch in backend.architectures(spec.architectures):
+            bug = known_bug(spec, case, {"arch": arch, "backend": backend.name})
+            if bug is not None and bug.mode == "quarantine":
+                outcomes.append(_Outcome(Status.QUARANTINED, message=_bug_words(bug)))
+                continue
+            bound = self._bind(spec, replace(backend, asked=(arch,)))
+            with watch.phase("problem"):
+                problem = self._problem(bound, spec, case)
+            watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
+            with watch.phase("entry"):
+                found = assembled(spec, case, bound.binding, problem, self._assembler)
+            facts += [fact for each in found.assemblies for fact in kernel_facts(each)]
+            missing += [f"{arch}: {words}" for words in found.missing]
+            status = Status.FAILED if found.findings else Status.PASSED
+            outcome = _Outcome(status, findings=found.findings)
+            outcomes.append(outcome if bug is None else _with_bug(outcome, bug))
+        return _together(outcomes, tuple(facts), missing)
 
     def _environment(self) -> Mapping[str, str]:
         return {"arch": self.backend.arch, "backend": self.backend.name}
@@ -220,16 +265,18 @@ class Runner:
                 return bool(rule.mode == "bitwise")
         return True
 
-    def _bind(self, spec: Spec) -> _Bound:
-        if spec.path not in self._bound:
+    def _bind(self, spec: Spec, backend: Backend | None = None) -> _Bound:
+        backend = backend or self.backend
+        key = (spec.path, repr(backend.targeting(spec.architectures)))
+        if key not in self._bound:
             from tlmatrix.problem import family_for
 
             make_importable(spec.path, self.roots)
-            binding = bind(spec, self.backend, roots=self.roots)
+            binding = bind(spec, backend, roots=self.roots)
             family = family_for(spec)
             refuse_unknown_axes(binding, family)
-            self._bound[spec.path] = _Bound(binding, family)
-        return self._bound[spec.path]
+            self._bound[key] = _Bound(binding, family)
+        return self._bound[key]
 
 
 def _reject_of(spec: Spec, case: Case) -> Reject:
@@ -244,6 +291,28 @@ class _Outcome:
     findings: tuple[Finding, ...] = ()
     reason: SkipReason | None = None
     message: str = ""
+    kernels: tuple[Mapping[str, Any], ...] = ()
+
+
+def _together(
+    outcomes: list[_Outcome], facts: tuple[Mapping[str, Any], ...], missing: list[str]
+) -> _Outcome:
+    """One outcome of those on each architecture: the worst of them, with all findings."""
+    findings = tuple(
+        finding for each in outcomes if each.status is Status.FAILED for finding in each.findings
+    )
+    messages = "; ".join(dict.fromkeys(each.message for each in outcomes if each.message))
+    if findings:
+        return _Outcome(Status.FAILED, findings, message=messages, kernels=facts)
+    known = tuple(finding for each in outcomes for finding in each.findings)
+    if known:
+        return _Outcome(Status.KNOWN_BUG, known, message=messages, kernels=facts)
+    if missing:
+        words = "; ".join(dict.fromkeys(missing))
+        return _Outcome(Status.SKIPPED, reason=SkipReason.TOOLKIT, message=words, kernels=facts)
+    if all(each.status is Status.QUARANTINED for each in outcomes):
+        return _Outcome(Status.QUARANTINED, message=messages)
+    return _Outcome(Status.PASSED, kernels=facts)
 
 
 def _spec_error(error: SpecError, path: str) -> _Outcome:

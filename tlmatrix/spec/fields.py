@@ -32,6 +32,7 @@ __all__ = [
     "EXCEPTION",
     "FAMILIES",
     "IDENTIFIER",
+    "INSTRUCTION",
     "NAME",
     "RANGE",
     "STRATEGIES",
@@ -173,6 +174,7 @@ TARGET = rf"^{_DOTTED}:{_DOTTED}$"
 EXCEPTION = rf"^({_DOTTED}:)?{_DOTTED}$"
 ARCH = r"^(sm_[0-9]+|interpreter)$"
 TARGET_ARCH = r"^sm_([1-8][0-9]|[1-9][0-9]{1,2}[af])$"
+INSTRUCTION = r"^[a-z][a-z0-9_]*([.:]+[A-Za-z0-9_]+)*$"
 STRATEGY = r"^(product|zip|pairwise|[1-9][0-9]{0,2}-wise|sample|first)$"
 RANGE = r"^ *([0-9]{1,12}) *\.\. *([0-9]{1,12}) *$"
 

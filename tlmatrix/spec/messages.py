@@ -52,6 +52,7 @@ _PATTERNS = {
     fields.ARCH: "must be an architecture such as sm_90, or interpreter",
     fields.TARGET_ARCH: "must be an architecture as code is assembled for it, from sm_90 on with "
     "its letter: sm_80, sm_90a, sm_100a",
+    fields.INSTRUCTION: "must be an instruction as PTX writes it, such as wgmma.mma_async",
     fields.STRATEGY: "must be product, zip, pairwise, t-wise (such as 3-wise), sample or first",
 }
 

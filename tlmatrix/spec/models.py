@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
+from tlmatrix.spec.assembly import AssemblyRule
 from tlmatrix.spec.fields import (
     CHECKS,
     FAMILIES,
@@ -60,6 +61,7 @@ __all__ = [
     "FAMILIES",
     "Allowance",
     "AllowanceChange",
+    "AssemblyRule",
     "Bench",
     "DeclaredProblem",
     "DeterminismRule",
@@ -184,6 +186,15 @@ class Spec(Model):
         "none does, bitwise. `bounded` alone is short for one rule that always holds.",
         examples=[[{"when": "backward == 'atomic'", "mode": "bounded"}], "bounded"],
         json_schema_extra=lambda schema: also_one_of(schema, {"enum": ["bitwise", "bounded"]}),
+    )
+    assembly: tuple[AssemblyRule, ...] = Field(
+        default=(),
+        description="Budgets that the backend `compile` holds kernels to once they are machine "
+        "code. Without any, kernels must be assembled and fit the architecture's memories.",
+        examples=[
+            [{"when": "arch == 'sm_90a'", "kernel": "dense_forward", "spills": 0}],
+            [{"instructions": ["tcgen05.mma"], "tensor_memory": 256}],
+        ],
     )
     tile: dict[Identifier, TileSize] = Field(
         default={},

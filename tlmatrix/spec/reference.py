@@ -35,6 +35,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Sanitizers", models.SanitizerOptions),
     ("Packed rows", models.PackedRows),
     ("A determinism rule", models.DeterminismRule),
+    ("An assembly rule", models.AssemblyRule),
     ("Fuzzing", models.Fuzz),
     ("Packed batches", models.FuzzLengths),
     ("A reject", models.Reject),

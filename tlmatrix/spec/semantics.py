@@ -172,6 +172,14 @@ def _rule_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     for index, each in enumerate(spec.determinism):
         path = ("determinism", index, "when")
         yield from _unknown_names(each.when, axes, RUN_NAMES, spec, path)
+    for index, budget in enumerate(spec.assembly):
+        path = ("assembly", index, "when")
+        if budget.when is not None:
+            yield from _unknown_names(budget.when, axes, RUN_NAMES, spec, path)
+        said = budget.model_fields_set - {"when", "kernel"}
+        if not said:
+            message = "the rule asks for nothing; add instructions, spills, registers, …"
+            yield Fault(("assembly", index), message)
     for index, bug in enumerate(spec.known_bugs):
         path = ("known_bugs", index, "when")
         yield from _unknown_names(bug.when, axes, RUN_NAMES, spec, path)

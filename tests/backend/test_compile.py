@@ -1,0 +1,334 @@
+"""The backend `compile`: kernels become machine code with no GPU, and what is wrong is found."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tlmatrix
+from tlmatrix.backend import ArchitectureError, CompileBackend
+from tlmatrix.backend.assembly import Assembler, Assembly, find_toolkit
+from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
+from tlmatrix.backend.assembly.toolkit import AssemblingError, Toolkit
+from tlmatrix.interpreter import interpret, traced
+from tlmatrix.run.assembly import kernel_facts
+from tlmatrix_kernels.attention import dense_attention
+from tlmatrix_kernels.gemm import gemm
+from tlmatrix_kernels.norm import rms_norm
+
+HERE = Path(__file__).parent
+nvcc = pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
+
+SPEC = """\
+name: doubled
+problem:
+  inputs:
+    x: {shape: [n], dtype: float32}
+  outputs: [y]
+  reference: assembly_kernels:reference
+entry: assembly_kernels:doubled
+architectures: [sm_90a]
+axes:
+  n: [100]
+  kernel: [KERNEL]
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def assembler(tmp_path):
+    made = Assembler(folder=tmp_path / "assembly")
+    yield made
+    made.close()
+
+
+def judged(tmp_path, kernel, more="", backend="compile"):
+    (tmp_path / "assembly_kernels.py").unlink(missing_ok=True)
+    (tmp_path / "assembly_kernels.py").symlink_to(HERE / "assembly_kernels.py")
+    path = tmp_path / "doubled.yaml"
+    path.write_text(SPEC.replace("KERNEL", kernel) + more)
+    spec = tlmatrix.load(path)
+    return [tlmatrix.run_case(spec, case, backend) for case in tlmatrix.cases(spec)]
+
+
+def launched(function, arch):
+    with traced(arch=arch) as kernels:
+        function()
+    return kernels
+
+
+# What is traced -----------------------------------------------------------------------------
+
+
+def test_forward_and_backward_are_traced_and_nothing_runs():
+    def attend():
+        q, k = (torch.ones(1, 9, heads, 32).half().requires_grad_() for heads in (4, 2))
+        out, _ = dense_attention(q, k, k, backward="split")
+        torch.autograd.grad(out.float().sum(), [q, k])
+
+    names = [kernel.name for kernel in launched(attend, "sm_80")]
+    assert names == [
+        "dense_forward",
+        "dense_delta",
+        "dense_query_gradients",
+        "dense_split_key_gradients",
+        "combine",
+    ]
+
+
+def test_traced_kernels_are_not_found_where_kernels_run():
+    a = torch.ones(8, 8).half()
+    launched(lambda: gemm(a, a), "sm_90a")
+    with interpret(arch="sm_90a"):
+        assert (gemm(a, a) == 8).all()
+
+
+def test_outputs_that_tilelang_allocates_have_their_shape():
+    sys.path.insert(0, str(HERE))
+    try:
+        from assembly_kernels import allocating
+    finally:
+        sys.path.remove(str(HERE))
+    with traced(arch="sm_90a") as kernels:
+        assert allocating()(torch.ones(5)).shape == (10,)
+    assert [kernel.name for kernel in kernels] == ["twice_as_long"]
+
+
+# One kernel of each family ------------------------------------------------------------------
+
+
+def attention():
+    q, k = (torch.ones(1, 9, heads, 64).half() for heads in (4, 2))
+    dense_attention(q, k, k, causal=True)
+
+
+def product():
+    gemm(torch.ones(64, 64).half(), torch.ones(64, 64).half())
+
+
+def norm():
+    rms_norm(torch.ones(8, 64).half(), torch.ones(64).half())
+
+
+@nvcc
+@pytest.mark.parametrize(
+    ("function", "arch", "instruction"),
+    [
+        (attention, "sm_90a", "wgmma.mma_async"),
+        (attention, "sm_80", "mma.sync"),
+        (product, "sm_100a", "mma.sync"),
+        (norm, "sm_80", "rsqrt"),
+    ],
+)
+def test_a_kernel_of_each_family_is_assembled(assembler, function, arch, instruction):
+    (kernel,) = launched(function, arch)
+    found = assembler.assemble(kernel, arch)
+    assert not found.error
+    (part,) = found.parts
+    assert part.has(instruction)
+    assert 16 < part.registers <= 255
+    assert part.spills == 0
+    assert part.shared_memory < 166912
+    assert assembler.assemble(kernel, arch) is found
+    again = Assembler(folder=assembler.folder, lowerer=None)
+    assert again.assemble(kernel, arch) == found, "what is kept on disk needs no compiler"
+
+
+# Findings ------------------------------------------------------------------------------------
+
+
+@nvcc
+def test_a_right_kernel_passes_and_its_facts_are_recorded(tmp_path):
+    (result,) = judged(tmp_path, "double")
+    assert result.status is tlmatrix.Status.PASSED
+    (fact,) = result.kernels
+    assert (fact["kernel"], fact["arch"]) == ("double_elements", "sm_90a")
+    assert fact["registers"] > 0
+    assert json.loads(json.dumps(result.to_json()))["kernels"] == [fact]
+
+
+@nvcc
+def test_too_much_shared_memory_is_found_which_no_compiler_says(tmp_path):
+    (result,) = judged(tmp_path, "greedy")
+    (finding,) = result.findings
+    assert "greedy_elements on sm_90a: 245760 bytes of shared memory" in finding.title
+    assert "232448" in finding.title
+    assert "assembly_kernels.py" in finding.where
+
+
+@nvcc
+def test_what_nvcc_refuses_is_found_in_its_words(tmp_path):
+    (result,) = judged(tmp_path, "not_assembled")
+    (finding,) = result.findings
+    assert "calls_nobody cannot be assembled for sm_90a" in finding.title
+    assert "function_of_nobody" in finding.title
+
+
+@nvcc
+def test_rules_of_the_spec_hold(tmp_path):
+    rules = """\
+assembly:
+  - {kernel: double_elements, instructions: [wgmma.mma_async, ld.global]}
+  - {when: "arch == 'sm_90a' and n == 100", registers: 2}
+  - {when: "arch == 'sm_80'", registers: 1}
+  - {kernel: doubble_elements, spills: 0}
+"""
+    (result,) = judged(tmp_path, "double", rules)
+    titles = [finding.title for finding in result.findings]
+    assert len(titles) == 3, titles
+    assert titles[0] == "double_elements on sm_90a has no wgmma.mma_async"
+    assert "registers a thread, the spec allows 2" in titles[1]
+    assert "no kernel 'doubble_elements'" in titles[2]
+    assert "double_elements" in titles[2]
+
+
+@nvcc
+def test_known_bugs_are_those_of_an_architecture(tmp_path):
+    bug = """\
+known_bugs:
+  - {when: "arch == 'sm_90a'", issue: "#1", expires: 2099-01-01}
+"""
+    (result,) = judged(tmp_path, "greedy", bug)
+    assert result.status is tlmatrix.Status.KNOWN_BUG
+    (result,) = judged(tmp_path, "double", bug)
+    assert result.status is tlmatrix.Status.FAILED
+    assert "passes, though known_bugs says" in result.findings[0].title
+
+
+def test_bad_input_is_refused_on_this_backend_too(tmp_path):
+    reject = 'rejects:\n  - {set: {kernel: none}, raises: KeyError, matching: "None"}\n'
+    results = judged(tmp_path, "double", reject)
+    assert [result.status for result in results if result.origin == "reject"] == [
+        tlmatrix.Status.PASSED
+    ]
+
+
+def test_a_kernel_that_cannot_be_lowered_is_found(assembler):
+    sys.path.insert(0, str(HERE))
+    try:
+        from assembly_kernels import not_lowered
+    finally:
+        sys.path.remove(str(HERE))
+
+    def run():
+        not_lowered()(torch.ones(64, 64).half(), torch.empty(64, 64))
+
+    found = assembler.assemble(launched(run, "sm_80")[0], "sm_80")
+    assert found.stage == "lower"
+    assert "IntImm" in found.error
+    assert kernel_facts(found)[0]["error"] == "lower"
+
+
+def test_a_compiler_that_crashes_is_an_answer_and_the_next_kernel_is_lowered():
+    lowerer = Lowerer()
+    try:
+        child = lowerer._started()
+        os.kill(child.pid, signal.SIGSEGV)
+        child.wait()
+        lowerer._started = lambda: child
+        with pytest.raises(LoweringError, match="ended with signal SIGSEGV"):
+            lowerer.lower("{}", "sm_90a", {})
+        del lowerer._started
+        with pytest.raises(LoweringError) as refused:
+            lowerer.lower("no IR", "sm_90a", {})
+        assert "crashed" not in str(refused.value)
+    finally:
+        lowerer.close()
+
+
+def test_a_compiler_that_does_not_end_is_stopped():
+    lowerer = Lowerer(seconds=0.1)
+    with pytest.raises(LoweringError, match=r"did not end in 0\.1 s"):
+        lowerer.lower("{}", "sm_90a", {})
+    assert lowerer._child is None
+
+
+# The toolkit ---------------------------------------------------------------------------------
+
+
+def test_a_toolkit_too_old_for_an_architecture_skips_with_that_reason(tmp_path, monkeypatch):
+    old = Toolkit(Path("/nowhere/nvcc"), "11.0", frozenset({"sm_80"}))
+    monkeypatch.setattr("tlmatrix.backend.assembly.assembler.find_toolkit", lambda: old)
+    monkeypatch.setattr("tlmatrix.backend.assembly.Assembler", lambda: Assembler(toolkit=old))
+    (result,) = judged(tmp_path, "double")
+    assert result.status is tlmatrix.Status.SKIPPED
+    assert result.reason == "toolkit"
+    assert result.message == "sm_90a: nvcc 11.0 does not know sm_90a"
+
+
+def test_the_tools_words_are_read(tmp_path):
+    tool = tmp_path / "nvcc"
+    tool.write_text(
+        "#!/bin/sh\n"
+        'while [ "$1" != -o ]; do shift; done\n'
+        'printf ".visible .entry k(\\n)\\n{\\n@%%p1 bra L;\\n'
+        'tcgen05.mma.cta_group::1.kind::f16 [%%r1], 1;\\nL: ret;\\n}\\n" > "$2"\n'
+        "cat <<'END'\n"
+        "ptxas info    : Compiling entry function 'k' for 'sm_100a'\n"
+        "ptxas info    : Function properties for k\n"
+        "    64 bytes stack frame, 20 bytes spill stores, 24 bytes spill loads\n"
+        "ptxas info    : Used 168 registers, used 16 barriers, 64 bytes cumulative stack size, "
+        "1024 bytes smem\n"
+        "END\n"
+    )
+    tool.chmod(0o755)
+    source = "tl::tmem_allocate((&(a[0])), 128);\ntl::tmem_allocate((&(b[0])), 512);\n"
+    toolkit = Toolkit(tool, "1", frozenset({"sm_100"}))
+    (part,) = toolkit.assemble(source, "sm_100a", {"k": {"shared": 4096, "threads": 384}}, [])
+    assert (part.registers, part.spills, part.stack, part.barriers) == (168, 44, 64, 16)
+    assert part.shared_memory == 5120
+    assert part.tensor_memory == 640
+    assert part.threads == 384
+    assert part.has("tcgen05.mma")
+    assert not part.has("tcgen05.m")
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\necho 'error: no' >&2; exit 1\n")
+    failing.chmod(0o755)
+    with pytest.raises(AssemblingError, match="error: no"):
+        Toolkit(failing, "1", frozenset()).assemble(source, "sm_100a", {}, [])
+
+
+def test_more_tensor_memory_than_there_is_is_found():
+    from tlmatrix.backend.assembly import Assembled, over_budget
+
+    part = Assembled("k_kernel", 100, tensor_memory=640)
+    spec = tlmatrix.load(Path(__file__).parents[2] / "specs/gemm_kernel.yaml")
+    (finding,) = over_budget(spec, {}, [Assembly("k", "sm_100a", "0", parts=(part,))])
+    assert finding.title == "k on sm_100a: 640 columns of tensor memory, sm_100a has 512"
+
+
+# Architectures -------------------------------------------------------------------------------
+
+
+def test_architectures_are_the_specs_or_those_asked_for():
+    assert CompileBackend().architectures(["sm_100a"]) == ("sm_100a",)
+    assert CompileBackend().architectures([]) == ("sm_80", "sm_90a", "sm_100a")
+    assert CompileBackend(asked=("sm_90a",)).architectures([]) == ("sm_90a",)
+    asked = CompileBackend(asked=("sm_100a", "sm_90a"))
+    assert asked.architectures(["sm_90a"]) == ("sm_90a",)
+    with pytest.raises(ArchitectureError, match="sm_80"):
+        asked.architectures(["sm_80"])
+
+
+@nvcc
+def test_one_command_shows_kernels_by_architecture(tmp_path):
+    judged(tmp_path, "double")
+    command = [Path(sys.executable).with_name("tlmatrix"), "run", "doubled.yaml", "-n", "0"]
+    command += ["--backend", "compile", "--arch", "sm_90a"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("double_elements")]
+    assert row.split()[1:4] == ["sm_90a", "1", "0"]
+    command[-1] = "sm_90"
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "from sm_90 on it has a letter" in done.stdout + done.stderr
