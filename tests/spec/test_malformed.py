@@ -25,7 +25,7 @@ axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
     "name, summary, problem, entry, factory, compile, call, returns, "
-    "architectures, axes, where, cases, tiers, tolerance, checks, sanitizers, determinism, tile, fuzz, rejects, known_bugs, regressions, bench"
+    "architectures, axes, where, cases, tiers, tolerance, checks, sanitizers, determinism, assembly, tile, fuzz, rejects, known_bugs, regressions, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -308,6 +308,19 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD + "determinism: bitwize\n",
         [
             "5:14: 'determinism' must be one of bitwise, bounded; got 'bitwize'; did you mean 'bitwise'?"
+        ],
+    ),
+    "assembly rules": (
+        HEAD
+        + "assembly:\n"
+        + "  - {spills: -1, instructions: [WGMMA]}\n"
+        + "  - {kernel: forward}\n"
+        + "  - {when: archh == 'sm_80', spills: 0}\n",
+        [
+            "6:14: 'assembly[0].spills' must be 0 or more; got -1",
+            "6:33: 'assembly[0].instructions[0]' must be an instruction as PTX writes it, such as wgmma.mma_async; got 'WGMMA'",
+            "7:5: the rule asks for nothing; add instructions, spills, registers, …",
+            "8:12: unknown name 'archh' in \"archh == 'sm_80'\"; did you mean 'arch'? Names here: dtype, window, causal, arch, backend",
         ],
     ),
     "a determinism rule about an unknown name": (

@@ -25,6 +25,7 @@ tolerance: {dq: {factor: 3, floor: 1e-6}, by_arch: {sm_90: {dq: {factor: 4}}, sm
 where: [{expr: true, because: x}]
 tile: {q: 64, k: 2 * head_dim}
 architectures: [sm_80, sm_90a, sm_100a]
+assembly: [{when: arch == 'sm_90a', kernel: forward, instructions: [wgmma.mma_async], spills: 0}]
 rejects: [{set: {q: {shape: [1]}}, raises: mypkg.errors:Bad, matching: x}]
 bench: {cases: [{seqlen_q: 64}]}
 """
