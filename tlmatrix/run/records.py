@@ -123,7 +123,9 @@ def read_records(path: Path) -> RunRecords:
             case "run":
                 known = RunHeader.__dataclass_fields__
                 found = {name: record[name] for name in known if name in record}
-                header = header or RunHeader(**{**found, "paths": tuple(found["paths"])})
+                for name in ("paths", "architectures"):
+                    found[name] = tuple(found.get(name, ()))
+                header = header or RunHeader(**found)
                 summary = None
             case "start":
                 place = (record["path"], record["case"])
