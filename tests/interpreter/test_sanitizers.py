@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from functools import partial
 
 import pytest
 import tilelang
@@ -137,7 +138,23 @@ def test_collected_reports_are_logged(caplog):
     assert "unwritten: output Y[5] is never written" in caplog.text
 
 
-def test_on_report_takes_two_words():
+def test_reports_are_kept_without_a_word_if_asked_for(caplog):
+    with (
+        caplog.at_level(logging.WARNING, "tlmatrix.interpreter"),
+        interpret(sanitize=True, on_report="keep") as run,
+    ):
+        partly_unwritten()()
+    assert [r.sanitizer for r in run.reports] == ["unwritten"]
+    assert caplog.text == ""
+
+
+def test_a_report_holds_the_tensor_it_is_about():
+    with interpret(sanitize=True) as run:
+        y = partly_unwritten()()
+    assert run.reports[0].tensor.data_ptr() == y.data_ptr()
+
+
+def test_on_report_takes_three_words():
     with pytest.raises(ValueError, match="on_report must be"), interpret(on_report="ignore"):
         pass
 
@@ -274,6 +291,79 @@ def test_the_sequence_of_a_block_can_be_declared():
     (report,) = run.reports
     assert (report.block, report.index) == ((0, 0), (0,))
     assert "row 0 of sequence 0, by a block of sequence 1" in report.message
+
+
+def test_whose_rows_can_be_told_by_tensor():
+    x, y = torch.ones(96), torch.zeros(96)
+
+    def whose(name, tensor):
+        return Sequences(tuple(CU.tolist())) if tensor.data_ptr() == y.data_ptr() else None
+
+    with interpret(sanitize={"sequences"}, sequences=whose) as run:
+        packed_rows(1)(x, CU.clone(), y)
+    assert [(r.buffer, r.index) for r in run.reports] == [("Y", (20,))]
+
+
+NOBODY = 0x7FDBADC5  # a NaN that no arithmetic makes
+
+
+def partly_blank(*blank):
+    tensor = torch.ones(8)
+    tensor.view(torch.int32)[list(blank)] = NOBODY
+    return tensor
+
+
+def poisoned_run(make, *tensors):
+    with interpret(sanitize=True, on_report="keep", poison={torch.float32: NOBODY}) as run:
+        make()(*tensors)
+    return [(r.sanitizer, r.buffer, r.index, r.count) for r in run.reports]
+
+
+@tilelang.jit
+def through_a_tile(used):
+    """Copies all of X to a tile, and uses `used` elements of it."""
+
+    @T.prim_func
+    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((8,), "float32")
+            T.copy(X, tile)
+            for i in T.Parallel(8):
+                if i < used:
+                    Y[i] = tile[i] + 1.0
+
+    return main
+
+
+@tilelang.jit
+def element_by_element():
+    @T.prim_func
+    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(8, threads=32) as b:
+            Y[b] = X[b] + 1.0
+
+    return main
+
+
+def test_elements_with_the_bits_of_poison_count_as_unwritten():
+    assert poisoned_run(element_by_element, torch.ones(8), torch.empty(8)) == []
+    found = poisoned_run(element_by_element, partly_blank(2, 5), torch.empty(8))
+    assert found == [("uninitialised", "X", (2,), 2)]
+
+
+def test_a_copy_of_poison_is_not_yet_a_read():
+    assert poisoned_run(partial(through_a_tile, 5), partly_blank(5, 7), torch.zeros(8)) == []
+    found = poisoned_run(partial(through_a_tile, 6), partly_blank(5, 7), torch.zeros(8))
+    assert found == [("uninitialised", "tile", (5,), 1)]
+
+
+def test_only_what_holds_poison_must_be_written():
+    assert poisoned_run(partial(through_a_tile, 5), torch.ones(8), partly_blank(1, 4)) == []
+    found = poisoned_run(partial(through_a_tile, 5), torch.ones(8), partly_blank(1, 6, 7))
+    assert found == [("unwritten", "Y", (6,), 1)]
+    with interpret(sanitize=True, on_report="keep") as run:
+        through_a_tile(5)(torch.ones(8), torch.zeros(8))
+    assert [r.sanitizer for r in run.reports] == ["unwritten"]
 
 
 @pytest.mark.parametrize("boundaries", [[3, 1], [0.0, 1.0], [[0, 1]]])
