@@ -122,7 +122,11 @@ def compiled(func: tvm.tirx.PrimFunc) -> tilelang.JITKernel:
     """The kernel compiled by TileLang's C backend."""
     body = _OnTheCpu().visit_stmt(func.body)
     logging.getLogger("tilelang").setLevel(logging.WARNING)
-    return tilelang.compile(func.with_body(body), target="c", execution_backend="cython")
+    # The C backend has no vectors of some widths, which it would make of parallel copies.
+    plain = {"tirx.disable_vectorize": True}
+    return tilelang.compile(
+        func.with_body(body), target="c", execution_backend="cython", pass_configs=plain
+    )
 
 
 @tvm.tirx.functor.mutator
@@ -235,6 +239,7 @@ class _Builder:
         self.transposed = self.chance(0.3), self.chance(0.3)
         left = f"({bk}, {bm})" if self.transposed[0] else f"({bm}, {bk})"
         right = f"({bn}, {bk})" if self.transposed[1] else f"({bk}, {bn})"
+        self.line(f'P = T.alloc_local(({min(bn, 4)},), "float32")')
         self.line(f'W = T.alloc_shared(({bm}, {bn}), "int32")')
         self.line(f'Q = T.alloc_shared(({bn}, {bm}), "float32")')
         self.line('v = T.alloc_var("int32")')
@@ -279,6 +284,9 @@ class _Builder:
             self.transpose,
             self.count,
             self.wrapping,
+            self.vectors,
+            self.vectorized,
+            self.private,
         ]
         if len(self.loops) < 2:
             kinds += [self.loop, self.loop, self.branch]
@@ -464,6 +472,39 @@ class _Builder:
         self.line(f"for i, j in {loop.format(self.bm, self.bn)}:")
         self.line(f"    W[i, j] = {self.one(forms)}")
         self.line(f"T.copy(W, Num[bx * {self.bm}, by * {self.bn}])")
+
+    def vectors(self) -> None:
+        """Vector stores of one value (C has no vector loads that are not aligned)."""
+        lanes = self.one(tuple(n for n in (2, 4, 8) if n <= self.bn))
+        start = self.choices.randrange(self.bn - lanes + 1)
+        target, source = self.one((("S0", "F0"), ("F0", "S1"), ("F1", "S0"), ("S1", "F1")))
+        value = self.one((f"R0[i] + {source}[i, {start}]", "R1[i] * 0.5", self.number()))
+        spread = f"T.Broadcast(T.Cast('float32', {self.bounded(value)}), {lanes})"
+        self.line(f"for i in T.serial({self.bm}):")
+        self.line(f"    {target}[i, T.Ramp({start}, 1, {lanes})] = {spread}")
+
+    def vectorized(self) -> None:
+        """A vectorized loop inside loops over rows, serial or parallel."""
+        target = self.tile()
+        outer = self.one(("T.serial({})", "T.Parallel({})")).format(self.bm)
+        lanes = self.one(tuple(n for n in (1, 2, 4, 8) if n <= self.bn))
+        self.line(f"for i in {outer}:")
+        self.line(f"    for v in T.vectorized({lanes}):")
+        value = self.one((f"{self.tile()}[i, v]", "C0[v] + R0[i]", f"{self.number()} * v"))
+        self.line(f"        {target}[i, v] = {self.bounded(value)}")
+
+    def private(self) -> None:
+        """Memory of which every iteration of a parallel loop has its own."""
+        size = min(self.bn, 4)
+        self.line(f"for i in T.Parallel({self.bm}):")
+        if self.chance(0.5):
+            self.line(f"    T.fill(P, {self.number()})")
+        else:
+            self.line(f"    T.copy({self.tile()}[i, 0:{size}], P)")
+        for k in range(size):
+            if self.chance(0.6):
+                self.line(f"    P[{k}] = {self.bounded(f'P[{size - 1 - k}] + R0[i]')}")
+        self.line(f"    R1[i] = {self.bounded(' - '.join(f'P[{k}]' for k in range(size)))}")
 
     def loop(self) -> None:
         name = f"k{len(self.loops)}"
