@@ -57,6 +57,21 @@ def shuffle():
     return main
 
 
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "float4_e2m1fn"])
+def test_elements_of_less_than_a_byte_are_refused(dtype):
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(A: T.Tensor((32,), dtype), B: T.Tensor((32,), dtype)):
+            with T.Kernel(1, threads=32):
+                T.copy(A, B)
+
+        return main
+
+    with pytest.raises(Unsupported, match=rf"a parameter of dtype {dtype} \(A\)"):
+        kernel()
+
+
 @pytest.mark.parametrize(
     ("factory", "word"),
     [

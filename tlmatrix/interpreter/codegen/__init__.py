@@ -158,6 +158,8 @@ class _Generator(StatementMixin):
                 continue
             buffer = self.func.buffer_map[param]
             name, dtype = str(buffer.name), str(buffer.dtype)
+            if not (is_float(dtype) or is_int(dtype) or dtype == "bool"):
+                raise self.refuse(f"a parameter of dtype {dtype} ({name})")
             code = self.w.fresh(name)
             self.wide = True
             shape = tuple(self.expr(n) for n in buffer.shape)

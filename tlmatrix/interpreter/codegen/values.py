@@ -33,6 +33,8 @@ LOW_PRECISION = {
     "float8_e5m2": "e5m2",
 }
 FLOATS = frozenset({"float32", "float64", *LOW_PRECISION})
+# Those of less than a byte lie packed, which is not modelled.
+INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 def is_float(dtype: str) -> bool:
@@ -42,7 +44,7 @@ def is_float(dtype: str) -> bool:
 
 def is_int(dtype: str) -> bool:
     """Whether values of `dtype` are integers (bool is not)."""
-    return dtype.startswith(("int", "uint"))
+    return dtype in INTEGERS
 
 
 def numpy_name(dtype: str) -> str:
