@@ -189,6 +189,9 @@ def clocked(problem: Problem, clock: Clock) -> Problem:
 
     def relations(kind: RelationKind) -> Iterator[Relation]:
         for relation in problem.relations(kind):
+            if not relation.judge:  # nobody asks for the references of its problems
+                yield relation
+                continue
             inner = tuple(clocked(each, clock) for each in relation.problems)
             yield replace(relation, problems=inner)
 

@@ -36,7 +36,7 @@ def compare_runs(
             deviation = _bits(other, tensor)
         else:
             # Limits take longer to make than a lower bound of them, which is mostly enough.
-            deviation = difference(other, tensor, 2 * yardstick.least_by_element(name))
+            deviation = difference(other, tensor, yardstick.least_by_element(name, 2))
             if deviation is not None:
                 deviation = difference(other, tensor, 2 * yardstick.limits(name).element)
         if deviation is not None:

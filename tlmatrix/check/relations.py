@@ -151,9 +151,11 @@ def _beyond(
     tensor, other = tensors
     deviation = None
     # Limits take longer to make than a lower bound of them, which is mostly enough.
-    for make in (yardstick.least_by_element, lambda each: yardstick.limits(each).element):
-        limit = 2 * relation.left(Deferred(known, make))[name].abs()
-        deviation = difference(other, tensor, limit)
+    for make in (
+        lambda each: yardstick.least_by_element(each, 2),
+        lambda each: 2 * yardstick.limits(each).element,
+    ):
+        deviation = difference(other, tensor, relation.left(Deferred(known, make))[name])
         if deviation is None:
             break
     return deviation

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from tlmatrix.check.regions import Regions
 
-__all__ = ["Measured", "Survey", "survey"]
+__all__ = ["PIECE", "Measured", "Survey", "survey"]
 
-_PIECE = 2**14
+PIECE = 2**14
 """Elements that a CPU takes at once: 128 KiB of float64, three of which its second cache holds."""
 
 
@@ -99,7 +99,7 @@ def survey(measured: Sequence[Measured]) -> Survey:
 
 def _small(each: Measured) -> bool:
     """Whether a CPU had better measure it together with others."""
-    return each.reference.device.type == "cpu" and each.reference.numel() < _PIECE
+    return each.reference.device.type == "cpu" and each.reference.numel() < PIECE
 
 
 def _together(measured: Sequence[Measured], largest: np.ndarray, squares: np.ndarray) -> None:
@@ -129,7 +129,7 @@ def _by_row(each: Measured, largest: np.ndarray, squares: np.ndarray) -> None:
     width, reference = each.regions.width, each.reference.reshape(-1, each.regions.width)
     results = [result.detach().reshape(-1, width) for result in (each.got, each.low)]
     far, norm = torch.from_numpy(largest), torch.from_numpy(squares)
-    step = max(1, _PIECE // width)
+    step = max(1, PIECE // width)
     scratch = reference.new_empty(2, step, width)
     for begin in range(0, len(reference), step):
         piece = slice(begin, begin + step)

@@ -270,8 +270,8 @@ class Yardstick:
                 found[each.name] = Doubt(~within[place], whole=not mine <= its * factor**2)
         return found
 
-    def least_by_element(self, name: str) -> torch.Tensor:
-        """For every element a value below its limit, in the tensor's shape."""
+    def least_by_element(self, name: str, times: float = 1) -> torch.Tensor:
+        """For every element a value below its limit, times `times`, in the tensor's shape."""
         regions, reference = self.regions(name), self.reference[name]
         if name not in self._surveys:
             low = self.lowp.get(name)
@@ -281,6 +281,6 @@ class Yardstick:
             self._surveys[name] = made, slice(0, regions.count)
         made, place = self._surveys[name]
         finite = np.isfinite(made.squares[1, place])
-        least = np.where(finite, made.largest[1, place], 0.0) * self.allowance(name).factor
+        least = np.where(finite, made.largest[1, place], 0.0) * self.allowance(name).factor * times
         of_regions = torch.from_numpy(least).to(reference.device).view(regions.shape)
         return regions.spread(of_regions).expand(reference.shape)

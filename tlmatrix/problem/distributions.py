@@ -7,7 +7,6 @@ that a GPU and the interpreter judge the same bits. The names are known without 
 
 from __future__ import annotations
 
-import math
 import random
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["DISTRIBUTIONS", "choose", "draw", "explain_distribution", "generator", "other"]
+__all__ = ["DISTRIBUTIONS", "choose", "draw", "explain_distribution", "generator", "others"]
 
 DISTRIBUTIONS = {
     "normal": "independent N(0, 1)",
@@ -35,8 +34,8 @@ DISTRIBUTIONS = {
 }
 """Each name with what it reveals."""
 
-_PERIOD = 4099
-"""Of `other`: a prime, so that hardly two rows of a tensor begin at the same number."""
+_PERIOD = 2053
+"""Of `others`: a prime, so that hardly two rows of a tensor begin at the same number."""
 
 _OTHERS = tuple(name for name in DISTRIBUTIONS if name != "normal")
 
@@ -128,24 +127,27 @@ def draw(
     return result.to(dtype)
 
 
-def other(source: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor that takes the place of an input in a relation: `normal`, drawn more cheaply.
+def others(
+    source: torch.Generator, shapes: Sequence[Sequence[int]], dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """CPU tensors that take the place of inputs in a relation: `normal`, drawn more cheaply.
 
     What counts there is that values are others, not that all are independent: few numbers are
-    drawn, and follow one another again and again along the tensor's memory.
+    drawn for each, and follow one another again and again along the tensor's memory.
     """
     import torch
 
-    shape = tuple(shape)
-    count = math.prod(shape)
-    if count <= _PERIOD or not dtype.is_floating_point:
-        return draw("normal", source, shape, dtype)
-    few = draw("normal", source, (_PERIOD,), dtype)
-    result = torch.empty(count, dtype=dtype)
-    whole = count // _PERIOD * _PERIOD
-    result[:whole].view(-1, _PERIOD).copy_(few)
-    result[whole:].copy_(few[: count - whole])
-    return result.view(shape)
+    few = draw("normal", source, (len(shapes), _PERIOD), dtype)
+    made = []
+    for shape, numbers in zip(shapes, few.unbind(), strict=True):
+        result = torch.empty(tuple(shape), dtype=dtype)
+        flat = result.view(-1)
+        whole = len(flat) // _PERIOD * _PERIOD
+        if whole:
+            flat[:whole].view(-1, _PERIOD).copy_(numbers)
+        flat[whole:].copy_(numbers[: len(flat) - whole])
+        made.append(result)
+    return made
 
 
 def _integers(source: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

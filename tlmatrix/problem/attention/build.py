@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.problem.attention.form import Form
 from tlmatrix.problem.attention.inputs import draw_operands
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.distributions import choose
-from tlmatrix.problem.frame import tile_edges
-from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
+from tlmatrix.problem.model import Cost, Problem, TensorInfo
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
@@ -23,34 +22,39 @@ if TYPE_CHECKING:
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.frame import Frame
     from tlmatrix.problem.model import Relation, RelationKind
+    from tlmatrix.spec.values import Value
 
 __all__ = ["Attention", "attention_case"]
-
-_TENSORS = (
-    "q", "k", "v", "do", "sink", "out", "lse", "delta", "dq", "dk", "dv", "dsink",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Attention:
     """An attention case with its tensors; a relation changes some and makes the problem anew."""
 
-    frame: Frame
-    setting: Setting
+    form: Form
     operands: Operands
     distribution: str = "normal"
 
-    def changed(self, **tensors: torch.Tensor) -> Attention:
-        """The same setting with some tensors replaced."""
-        return replace(self, operands=replace(self.operands, **tensors))
+    @property
+    def frame(self) -> Frame:
+        """The case around it."""
+        return self.form.frame
 
     @property
-    def differentiable(self) -> bool:
-        """Whether gradients are judged: autograd reaches an entry, a factory must return them."""
-        spec = self.frame.spec
-        if spec.factory is not None:
-            return any(name in spec.returns for name in ("dq", "dk", "dv", "dsink"))
-        return "gradients" in spec.checks
+    def setting(self) -> Setting:
+        """The case in plain numbers."""
+        return self.form.setting
+
+    def changed(self, **tensors: torch.Tensor) -> Attention:
+        """The same form with some tensors replaced."""
+        return Attention(self.form, replace(self.operands, **tensors), self.distribution)
+
+    def reformed(
+        self, setting: Setting, values: Mapping[str, Value], operands: Operands
+    ) -> Attention:
+        """Another setting, that `values` make, with tensors that fit it."""
+        form = Form(replace(self.frame, values=values), setting)
+        return Attention(form, operands, self.distribution)
 
     @cached_property
     def exact(self) -> Solution:
@@ -68,7 +72,7 @@ class Attention:
 
     @property
     def _wanted(self) -> Operands:
-        return self.operands if self.differentiable else replace(self.operands, do=None)
+        return self.operands if self.form.differentiable else replace(self.operands, do=None)
 
     def problem(self) -> Problem:
         """The problem; references are computed when they are first asked for."""
@@ -77,47 +81,30 @@ class Attention:
         def related(kind: RelationKind) -> Iterable[Relation]:
             return relations(self, kind)
 
-        names, inputs = self._names()
-        layouts = self._layouts(names)
-        setting, operands = self.setting, self.operands
-        assert operands.do is not None
-        gradients = {"dq": "q", "dk": "k", "dv": "v"} if self.differentiable else {}
+        form, operands = self.form, self.operands
+        inputs = {name: getattr(operands, name) for name in ("q", "k", "v", "do")}
+        if operands.sink is not None:
+            inputs["sink"] = operands.sink
+        inputs |= form.starts
+        names = {**form.names, **inputs, **self._saved(), "values": self.distribution}
+        gradients = {"dq": "q", "dk": "k", "dv": "v"} if form.differentiable else {}
         if gradients and operands.sink is not None:
             gradients["dsink"] = "sink"
-        by_autograd = bool(gradients) and self.frame.spec.factory is None
+        by_autograd = bool(gradients) and form.frame.spec.factory is None
         return Problem(
-            values=self.frame.values,
+            values=form.frame.values,
             names=names,
             inputs=inputs,
-            outputs=self._infos(("out", "lse", *gradients), layouts),
+            outputs=Deferred(("out", "lse", *gradients), self._info),
             returns=("out", "lse"),
-            dims=layouts,
-            cotangents={"out": operands.do} if by_autograd else {},
+            dims=form.dims,
+            cotangents={"out": inputs["do"]} if by_autograd else {},
             gradient_of=gradients if by_autograd else {},
             reference=lambda: self.exact.values,
             lowp=lambda: self.low.values,
             relations=related,
-            cost=lambda: cost(setting, backward=bool(gradients)),
+            cost=lambda: cost(form.setting, backward=bool(gradients)),
         )
-
-    def _names(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        frame, setting, operands = self.frame, self.setting, self.operands
-        assert operands.do is not None
-        inputs = {"q": operands.q, "k": operands.k, "v": operands.v, "do": operands.do}
-        if operands.sink is not None:
-            inputs["sink"] = operands.sink
-        if setting.packed:
-            for side, starts in (("q", setting.starts_q), ("k", setting.starts_k)):
-                inputs[f"cu_seqlens_{side}"] = torch.tensor(
-                    starts, dtype=torch.int32, device=frame.device
-                )
-        names = {**frame.values, **setting.names(), "sink": None, "device": frame.device}
-        names["dtype"] = frame.dtype(setting.dtype)
-        names["values"] = self.distribution
-        if frame.spec.entry and "scale" in frame.values and setting.scale is None:
-            names["scale"] = None  # the axis says none: the entry's own default is under test
-        names |= inputs
-        return names | self._saved(), inputs
 
     def _saved(self) -> dict[str, torch.Tensor]:
         """What a backward factory is called with: forward results as a kernel would store them."""
@@ -132,50 +119,15 @@ class Attention:
         found = {"out": low["out"], "lse": low["lse"], "delta": delta.contiguous()}
         return {name: found[name] for name in saved}
 
-    def _layouts(self, names: Mapping[str, Any]) -> Mapping[str, tuple[Dim, ...]]:
-        """The dims of every tensor that a forward or a backward may have, by name."""
-        setting = self.setting
-        tiles = tile_edges(self.frame.spec, names)
-
-        def sides(side: str) -> tuple[Dim, Dim]:
-            keys = side == "k"
-            count = setting.kv_heads if keys else setting.heads
-            heads = Dim("kv_head" if keys else "head", count, region=range(count))
-            return _rows(setting, keys=keys, tile=tiles.get(side)), heads
-
-        both = Deferred(("q", "k"), sides)
-
-        def layout(name: str) -> tuple[Dim, ...]:
-            rows, heads = both["k" if name in ("k", "v", "dk", "dv") else "q"]
-            if name in ("sink", "dsink"):
-                return (replace(heads, region=None),)
-            last = setting.head_dim_v if name in ("out", "do", "v", "dv") else setting.head_dim
-            dim = Dim("dim", last, tile=tiles.get("dim"))
-            if name in ("lse", "delta"):
-                dims: tuple[Dim, ...] = (heads, rows)
-            else:
-                dims = (heads, rows, dim) if setting.layout == "bhsd" else (rows, heads, dim)
-            if setting.packed:
-                return dims
-            return (Dim("batch", setting.batch, region=range(setting.batch)), *dims)
-
-        return Deferred(_TENSORS, layout)
-
-    def _infos(
-        self, results: Iterable[str], layouts: Mapping[str, tuple[Dim, ...]]
-    ) -> Mapping[str, TensorInfo]:
-        return Deferred(results, lambda name: self._info(name, layouts[name]))
-
-    def _info(self, name: str, dims: tuple[Dim, ...]) -> TensorInfo:
-        setting = self.setting
+    def _info(self, name: str) -> TensorInfo:
+        dtype = self.setting.dtype
         single = name in ("lse", "dsink")
-        # Where lse and delta carry the rounding of dtype, and where only float32's.
-        stored = dtype_named("float32" if name == "lse" else setting.dtype)
         return TensorInfo(
             name,
-            dims,
-            torch.float32 if single else torch_dtype(setting.dtype),
-            stored.roundoff,
+            self.form.dims[name],
+            torch.float32 if single else torch_dtype(dtype),
+            # Where lse and delta carry the rounding of dtype, and where only float32's.
+            dtype_named("float32" if name == "lse" else dtype).roundoff,
             magnitude=lambda: self.exact.magnitudes[name],
             spread=None if single else lambda: self.exact.spreads[name],
             exponent=lambda: self._exponent(name),
@@ -199,15 +151,6 @@ class Attention:
             return largest
         largest = largest.view(setting.kv_heads, setting.groups).amax(1)
         return largest[:, None, None] if setting.layout == "bhsd" else largest[:, None]
-
-
-def _rows(setting: Setting, *, keys: bool, tile: int | None) -> Dim:
-    lengths = setting.lengths_k if keys else setting.lengths_q
-    if not setting.packed:
-        return Dim("position", lengths[0], tile=tile)
-    starts = setting.starts_k if keys else setting.starts_q
-    region = tuple(chain.from_iterable(map(repeat, range(setting.batch), lengths)))
-    return Dim("position", starts[-1], region, starts, "sequence", tile)
 
 
 def cost(setting: Setting, *, backward: bool) -> Cost:
@@ -235,4 +178,4 @@ def attention_case(frame: Frame, setting: Setting) -> Attention:
     """The case with tensors drawn from its seed."""
     distribution = choose(frame.values.get("values"), frame.seed)
     operands = draw_operands(setting, distribution, frame.seed, frame.device)
-    return Attention(frame, setting, operands, distribution)
+    return Attention(Form(frame, setting), operands, distribution)

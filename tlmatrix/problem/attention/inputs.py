@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.distributions import draw, generator, other
+from tlmatrix.problem.distributions import draw, generator, others
 from tlmatrix.spec.dtypes import torch_dtype
 
 if TYPE_CHECKING:
@@ -49,11 +49,9 @@ def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.
 def other_values(setting: Setting, seed: int, device: torch.device) -> Operands:
     """The same with the values that a relation puts in the place of the case's own."""
     source = generator(seed)
-    dtype = torch_dtype(setting.dtype)
-    q, k, v, do = (
-        other(source, shape_of(setting, name), dtype).to(device) for name in ("q", "k", "v", "do")
-    )
+    shapes = [shape_of(setting, name) for name in ("q", "k", "v", "do")]
+    q, k, v, do = (each.to(device) for each in others(source, shapes, torch_dtype(setting.dtype)))
     sink = None
     if setting.sink:
-        sink = other(source, (setting.heads,), torch.float32).to(device)
+        sink = others(source, [(setting.heads,)], torch.float32)[0].to(device)
     return Operands(q, k, v, do, sink)

@@ -142,11 +142,10 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
     if said[axis] not in frame.spec.axes.get(axis, ()) or not frame.obeys(values):
         return
     dim = head_dim(case.setting, "k")
-    apart = replace(
-        case,
-        setting=replace(setting, kv_heads=setting.heads, groups=1),
-        frame=replace(frame, values=values),
-        operands=replace(
+    apart = case.reformed(
+        replace(setting, kv_heads=setting.heads, groups=1),
+        values,
+        replace(
             case.operands,
             k=case.operands.k.repeat_interleave(setting.groups, dim),
             v=case.operands.v.repeat_interleave(setting.groups, dim),
@@ -186,9 +185,7 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
     values = {**frame.values, "window": window}
     if not frame.obeys(values):
         return
-    other = replace(
-        case, setting=replace(setting, window=window), frame=replace(frame, values=values)
-    )
+    other = case.reformed(replace(setting, window=window), values, case.operands)
     yield from _property(
         "window_as_long_as_keys",
         (other.problem(),),
@@ -202,11 +199,10 @@ def _sink_of_nothing(case: Attention) -> Iterator[Relation]:
     if case.setting.sink or not frame.allows({"sink": True}):
         return
     nothing = torch.full((case.setting.heads,), -torch.inf, device=frame.device)
-    other = replace(
-        case,
-        setting=replace(case.setting, sink=True),
-        frame=replace(frame, values={**frame.values, "sink": True}),
-        operands=replace(case.operands, sink=nothing),
+    other = case.reformed(
+        replace(case.setting, sink=True),
+        {**frame.values, "sink": True},
+        replace(case.operands, sink=nothing),
     )
     yield from _property(
         "sink_of_minus_infinity",
@@ -261,11 +257,10 @@ def _other_layout(case: Attention) -> Iterator[Relation]:
     there = partial(convert, setting, setting.layout, layout)
     operands = case.operands
     assert operands.do is not None
-    other = replace(
-        case,
-        setting=replace(setting, layout=layout),
-        frame=replace(frame, values={**frame.values, "layout": layout}),
-        operands=Operands(
+    other = case.reformed(
+        replace(setting, layout=layout),
+        {**frame.values, "layout": layout},
+        Operands(
             there("q", operands.q), there("k", operands.k), there("v", operands.v),
             there("do", operands.do), operands.sink,
         ),

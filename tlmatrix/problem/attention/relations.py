@@ -152,11 +152,7 @@ def _repeat(case: Attention) -> Relation:
     scale = _other_scale(case)
     if scale is not None:
         values = {**case.frame.values, "scale": scale}
-        other = replace(
-            other,
-            setting=replace(case.setting, scale=scale),
-            frame=replace(case.frame, values=values),
-        )
+        other = other.reformed(replace(case.setting, scale=scale), values, operands)
         because = because.replace("other data", "other data and another scale")
     return repeated(other.problem(), case.problem(), because)
 

@@ -73,7 +73,7 @@ def selected(case: Attention, order: Sequence[int]) -> Attention:
         return joined(setting, name, [pieces[number] for number in order])
 
     operands = Operands(pick("q"), pick("k"), pick("v"), pick("do"), case.operands.sink)
-    return _with_lengths(replace(case, operands=operands), selected_setting(setting, order))
+    return _with_lengths(case, selected_setting(setting, order), operands)
 
 
 def preceded(case: Attention, model: int, first: Operands) -> Attention:
@@ -84,10 +84,11 @@ def preceded(case: Attention, model: int, first: Operands) -> Attention:
         name: joined(setting, name, [_operand(first, name), _operand(case.operands, name)])
         for name in _OPERANDS
     }
-    return _with_lengths(case.changed(**made), selected_setting(setting, order))
+    operands = replace(case.operands, **made)
+    return _with_lengths(case, selected_setting(setting, order), operands)
 
 
-def _with_lengths(case: Attention, setting: Setting) -> Attention:
+def _with_lengths(case: Attention, setting: Setting, operands: Operands) -> Attention:
     """The case with another setting, whose lengths its values are made to say."""
     values = dict(case.frame.values)
     lengths: dict[str, Value] = {
@@ -95,7 +96,7 @@ def _with_lengths(case: Attention, setting: Setting) -> Attention:
         "batch": setting.batch,
     }
     values |= {axis: value for axis, value in lengths.items() if axis in values}
-    return replace(case, setting=setting, frame=replace(case.frame, values=values))
+    return case.reformed(setting, values, operands)
 
 
 def with_parts(case: Attention, changes: dict[int, Operands]) -> Attention:
