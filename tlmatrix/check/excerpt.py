@@ -28,11 +28,12 @@ class Excerpt:
     """The rows of some regions of a tensor, [rows, width], and how exact they could be."""
 
     info: TensorInfo
+    shape: tuple[int, ...]
     _place: tuple[torch.Tensor, ...]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same rows of a tensor of the whole shape."""
-        return tensor.detach()[self._place].view(self.info.shape)
+        return tensor.detach()[self._place].view(self.shape)
 
 
 def excerpt(info: TensorInfo, regions: Regions, chosen: np.ndarray) -> Excerpt:
@@ -43,11 +44,12 @@ def excerpt(info: TensorInfo, regions: Regions, chosen: np.ndarray) -> Excerpt:
     rows = np.flatnonzero(chosen[regions.of_rows])
     numbers = regions.of_rows[rows].tolist()
     dims = (Dim("row", len(numbers), region=numbers), Dim("element", regions.width))
-    leading = info.shape if regions.width == 1 else info.shape[:-1]
+    whole = info.shape
+    leading = whole if regions.width == 1 else whole[:-1]
 
     def part(name: str) -> Callable[[], torch.Tensor] | None:
         make: Callable[[], torch.Tensor] | None = getattr(info, name)
-        return make and (lambda: found.of(make().expand(info.shape)))
+        return make and (lambda: found.of(make().expand(whole)))
 
     own = replace(
         info,
@@ -57,5 +59,5 @@ def excerpt(info: TensorInfo, regions: Regions, chosen: np.ndarray) -> Excerpt:
         exponent=part("exponent"),
     )
     place = np.unravel_index(rows, leading)
-    found = Excerpt(own, tuple(map(torch.from_numpy, place)))
+    found = Excerpt(own, own.shape, tuple(map(torch.from_numpy, place)))
     return found

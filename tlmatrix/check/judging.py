@@ -79,7 +79,7 @@ class _Judge:
         self._arch = arch
         self._deterministic = deterministic
         self._suspicious = False
-        self._yardstick = self._make_yardstick(problem)
+        self._yardstick = Yardstick(problem, spec.tolerance, arch)
         self._watch = Watch(spec, problem) if "sanitizers" in checks else None
 
     def findings(self) -> list[Finding]:
@@ -122,7 +122,7 @@ class _Judge:
         return merged(found)
 
     def _make_yardstick(self, problem: Problem) -> Yardstick:
-        return Yardstick(problem, self._spec.tolerance, self._arch)
+        return Yardstick(problem, self._spec.tolerance, self._arch, self._yardstick)
 
     def _first_run(self) -> tuple[Tensors, list[Finding]]:
         if not self._checks & {"guards", "poison", "sanitizers"}:

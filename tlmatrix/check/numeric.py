@@ -71,7 +71,7 @@ def _dispelled(name: str, got: torch.Tensor, doubt: Doubt, yardstick: Yardstick)
     if doubt.whole or doubt.regions is None or info.magnitude is None:
         return False
     part = excerpt(info, yardstick.regions(name), doubt.regions)
-    if 2 * math.prod(part.info.shape) > got.numel():
+    if 2 * math.prod(part.shape) > got.numel():
         return False
     reference, low = part.of(yardstick.reference[name]), part.of(yardstick.lowp[name])
     allowed = limits(part.info, reference, low, yardstick.allowance(name))

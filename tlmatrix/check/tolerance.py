@@ -191,14 +191,20 @@ def _finite_in_place(values: torch.Tensor) -> torch.Tensor:
 class Yardstick:
     """What a problem's results are measured with; everything is computed once, when asked for."""
 
-    def __init__(self, problem: Problem, tolerance: Tolerance, arch: str) -> None:
+    def __init__(
+        self, problem: Problem, tolerance: Tolerance, arch: str, like: Yardstick | None = None
+    ) -> None:
+        """For a problem that has dims of `like`'s, what is known of their regions is shared."""
         self.problem = problem
         self._tolerance = tolerance
         self._arch = arch
         self._allowances: dict[str, Allowance] = {}
         self._regions: dict[str, Regions] = {}
-        self._regions_of: dict[tuple[tuple[bool, int], ...], Regions] = {}
-        self._dims: list[tuple[Dim, ...]] = []  # whose identities are keys there
+        self._regions_of: dict[tuple[tuple[bool, int], ...], Regions] = (
+            {} if like is None else like._regions_of  # noqa: SLF001 - its own kind
+        )
+        # Whose identities are keys there.
+        self._dims: list[tuple[Dim, ...]] = [] if like is None else like._dims  # noqa: SLF001
         self._limits: dict[str, Limits] = {}
         self._surveys: dict[str, tuple[Survey, slice]] = {}
 

@@ -156,9 +156,9 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
         found = dict(results[0])
         for name in ("dk", "dv"):
             if name in found:
-                tensor = found[name].double().movedim(dim, 0)
-                shape = (setting.kv_heads, setting.groups, *tensor.shape[1:])
-                found[name] = tensor.reshape(shape).sum(1).movedim(0, dim)
+                shape = list(found[name].shape)
+                shape[dim : dim + 1] = [setting.kv_heads, setting.groups]
+                found[name] = found[name].reshape(shape).sum(dim + 1, dtype=torch.float64)
         return found
 
     yield from _property(

@@ -124,19 +124,15 @@ def _poison(case: Attention) -> Iterator[Relation]:
     )
 
 
-def _other_heads(case: Attention, name: str, group: int) -> torch.Tensor:
-    """True for the heads of a tensor outside a kv head's group."""
-    keys = name in ("k", "v", "dk", "dv")
-    heads = torch.arange(case.setting.kv_heads if keys else case.setting.heads)
-    return (heads if keys else heads // case.setting.groups) != group
-
-
 def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
     """What belongs to the heads outside a kv head's group."""
+    setting, device = case.setting, case.frame.device
+    keys = [head for head in range(setting.kv_heads) if head != group]
+    queries = [head for head in range(setting.heads) if head // setting.groups != group]
+    kept_keys, kept = (torch.tensor(heads, device=device) for heads in (keys, queries))
     return {
         name: tensor.index_select(
-            head_dim(case.setting, name),
-            _other_heads(case, name, group).nonzero().flatten().to(tensor.device),
+            head_dim(setting, name), kept_keys if name in ("dk", "dv") else kept
         )
         for name, tensor in tensors.items()
     }
