@@ -4,12 +4,15 @@ import torch
 
 from tlmatrix_kernels.gemm.kernel import gemm_kernel
 from tlmatrix_kernels.gemm.tcgen05 import TCGEN05_TILES, tcgen05_kernel, tcgen05_ws_kernel
+from tlmatrix_kernels.gemm.wgmma import WGMMA_TILES, wgmma_ws_kernel
 
 __all__ = ["VARIANTS", "gemm"]
 
 DTYPES = (torch.float16, torch.bfloat16)
 OUT_DTYPES = (*DTYPES, torch.float32)
-VARIANTS = ("tiled", "tcgen05", "tcgen05_ws")
+VARIANTS = {"tiled": None, "tcgen05": 10, "tcgen05_ws": 10, "wgmma_ws": 9}
+"""The major compute capability that each is for; None for any."""
+PERSISTENT = ("tcgen05_ws", "wgmma_ws")
 BLOCKS_WITHOUT_GPU = 2
 """Blocks of a persistent kernel where no GPU says how many it runs at once."""
 
@@ -36,9 +39,10 @@ def gemm(
         accumulate: whether `c` is added.
         out_dtype: dtype of the result: that of `c` when it is added, else that of `a`, unless
             given (float16, bfloat16 or float32).
-        variant: the kernel: "tiled" on any GPU; on Blackwell (sm_100) also "tcgen05", and
-            "tcgen05_ws", which is warp-specialised and persistent and needs rows of `a` and `b`
-            of a multiple of 8 elements (16 bytes), as the copy engine does.
+        variant: the kernel: "tiled" on any GPU; on Blackwell (sm_100) also "tcgen05", and the
+            warp-specialised and persistent "tcgen05_ws"; on Hopper (sm_90) its like "wgmma_ws".
+            The last two need rows of `a` and `b` of a multiple of 8 elements (16 bytes), as the
+            copy engine does.
 
     Returns:
         [m, n] in `out_dtype`, a new tensor.
@@ -63,8 +67,7 @@ def gemm(
         if out_dtype not in OUT_DTYPES:
             raise ValueError(f"out_dtype must be one of {_names(OUT_DTYPES)}, got {out_dtype}")
         out = torch.empty(m, n, dtype=out_dtype, device=a.device)
-    if variant != "tiled":
-        _check_variant(variant, a, b)
+    _check_variant(variant, a, b)
     if out.numel() == 0:
         return out
     a, b = a.contiguous(), b.contiguous()
@@ -76,8 +79,13 @@ def gemm(
     elif variant == "tcgen05":
         tcgen05_kernel(*options, _rows_aligned(a, b, out))(a, b, out)
     else:
-        tiles = -(-m // TCGEN05_TILES.block_m) * -(-n // TCGEN05_TILES.block_n)
-        kernel = tcgen05_ws_kernel(*options, _rows_aligned(out))
+        if variant == "tcgen05_ws":
+            kernel = tcgen05_ws_kernel(*options, _rows_aligned(out))
+            rows, columns = TCGEN05_TILES.block_m, TCGEN05_TILES.block_n
+        else:
+            kernel = wgmma_ws_kernel(*options, _rows_aligned(out))
+            rows, columns = 2 * WGMMA_TILES.half_m, WGMMA_TILES.block_n
+        tiles = -(-m // rows) * -(-n // columns)
         kernel(_aligned(a), _aligned(b), out, min(tiles, _blocks(a.device)))
     return out
 
@@ -121,21 +129,22 @@ def _check_addend(
 
 def _check_variant(variant: str, a: torch.Tensor, b: torch.Tensor) -> None:
     """Refuse what a kernel for one architecture cannot do."""
-    if a.device.type == "cuda":
+    wanted = VARIANTS[variant]
+    if wanted is not None and a.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(a.device)
-        if major != 10:
+        if major != wanted:
             raise ValueError(
-                f"variant {variant!r} needs a GPU of compute capability 10, "
+                f"variant {variant!r} needs a GPU of compute capability {wanted}, "
                 f"got {major}.{minor}: use variant 'tiled'"
             )
-    if variant != "tcgen05_ws":
+    if variant not in PERSISTENT:
         return
     step = ROW_BYTES // a.element_size()
     for name, tensor in (("a", a), ("b", b)):
         if tensor.shape[1] % step:
             raise ValueError(
                 f"{name} must have rows of a multiple of {step} elements ({ROW_BYTES} bytes) for "
-                f"variant 'tcgen05_ws', got {tensor.shape[1]}: use variant 'tcgen05'"
+                f"variant {variant!r}, got {tensor.shape[1]}: use variant 'tiled'"
             )
 
 

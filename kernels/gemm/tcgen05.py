@@ -43,6 +43,8 @@ from dataclasses import dataclass
 import tilelang
 import tilelang.language as T
 
+from tlmatrix_kernels.gemm.boxes import NO_TMA, box, shapes
+
 __all__ = ["TCGEN05_TILES", "Tcgen05Tiles", "tcgen05_kernel", "tcgen05_ws_kernel"]
 
 
@@ -64,17 +66,10 @@ TCGEN05_TILES = Tcgen05Tiles()
 CONFIGS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
 """Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
 product is issued, not when it is complete: the next load would overwrite what it reads."""
-NO_TMA = {"disable_tma": True}
 _EPILOGUE = 128
 """The first thread that stores."""
 _ACCUMULATORS = 2
 """One fills while the other is stored."""
-
-
-def _box(tensor, transposed, row, rows, column, columns):
-    """The region of rows and columns of op(tensor)."""
-    wide_row, wide_column = slice(row, row + rows), slice(column, column + columns)
-    return tensor[wide_column, wide_row] if transposed else tensor[wide_row, wide_column]
 
 
 @T.macro
@@ -83,18 +78,12 @@ def _load(A, B, a_tiles, b_tiles, full, s, m, n, k, orientation, tiles, tma=True
     transpose_a, transpose_b = orientation
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     if tma:
-        T.tma_copy(_box(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], barrier=full[s])
-        T.tma_copy(_box(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], barrier=full[s])
+        T.tma_copy(box(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], barrier=full[s])
+        T.tma_copy(box(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], barrier=full[s])
     else:
-        T.copy(_box(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], annotations=NO_TMA)
-        T.copy(_box(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], annotations=NO_TMA)
+        T.copy(box(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], annotations=NO_TMA)
+        T.copy(box(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], annotations=NO_TMA)
     T.mbarrier_arrive(full[s])
-
-
-def _shapes(orientation, m, n, k):
-    """The shapes of A and B, or of their tiles."""
-    transpose_a, transpose_b = orientation
-    return (k, m) if transpose_a else (m, k), (n, k) if transpose_b else (k, n)
 
 
 @T.macro
@@ -124,8 +113,8 @@ def tcgen05_kernel(
     M, N, K = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     orientation = (transpose_a, transpose_b)
-    a_shape, b_shape = _shapes(orientation, M, N, K)
-    a_box, b_box = _shapes(orientation, block_m, block_n, block_k)
+    a_shape, b_shape = shapes(orientation, M, N, K)
+    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
     options = {} if tma else NO_TMA
 
     @T.prim_func
@@ -182,8 +171,8 @@ def tcgen05_ws_kernel(
     M, N, K = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
     block_m, block_n, block_k, stages = tiles.block_m, tiles.block_n, tiles.block_k, tiles.stages
     orientation = (transpose_a, transpose_b)
-    a_shape, b_shape = _shapes(orientation, M, N, K)
-    a_box, b_box = _shapes(orientation, block_m, block_n, block_k)
+    a_shape, b_shape = shapes(orientation, M, N, K)
+    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
     options = {} if tma_store else NO_TMA
 
     @T.prim_func

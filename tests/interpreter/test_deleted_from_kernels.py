@@ -13,9 +13,11 @@ from tilelang import tvm
 from tlmatrix_kernels.attention.sm100 import kernels
 from tlmatrix_kernels.attention.sm100.tiles import Sm100Tiles
 from tlmatrix_kernels.gemm.tcgen05 import Tcgen05Tiles, tcgen05_kernel, tcgen05_ws_kernel
+from tlmatrix_kernels.gemm.wgmma import WgmmaTiles, wgmma_ws_kernel
 
 ARCH = "sm_100a"
-GEMM_TILES = Tcgen05Tiles(block_m=32, block_n=32, block_k=32, stages=2)
+TCGEN05 = Tcgen05Tiles(block_m=32, block_n=32, block_k=32, stages=2)
+WGMMA = WgmmaTiles(half_m=16, block_n=32, block_k=32, stages=2)
 
 
 def traced(factory, *arguments):
@@ -23,9 +25,9 @@ def traced(factory, *arguments):
         return factory.get_tir(*arguments)
 
 
-def product(factory, *more):
+def product(factory, tiles, *more):
     """Six tiles of C in one block, five steps of K: no number is a multiple of the stages."""
-    func = traced(factory, "float16", "float32", False, False, False, True, GEMM_TILES)
+    func = traced(factory, "float16", "float32", False, False, False, True, tiles)
     a, b = torch.randn(96, 144).half(), torch.randn(144, 64).half()
     return func, (a, b, torch.empty(96, 64), *more)
 
@@ -53,8 +55,9 @@ def gradients():
 
 # How to make a kernel, how many waits and such it has, how many of them change nothing.
 KERNELS = {
-    "gemm tcgen05": (lambda: product(tcgen05_kernel), 4, 0),
-    "gemm tcgen05_ws": (lambda: product(tcgen05_ws_kernel, 1), 8, 0),
+    "gemm tcgen05": (lambda: product(tcgen05_kernel, TCGEN05), 4, 0),
+    "gemm tcgen05_ws": (lambda: product(tcgen05_ws_kernel, TCGEN05, 1), 8, 0),
+    "gemm wgmma_ws": (lambda: product(wgmma_ws_kernel, WGMMA, 1), 12, 0),
     "attention ss": (lambda: attention("ss"), 10, 0),
     "attention ts": (lambda: attention("ts"), 10, 0),
     "attention wasp": (lambda: attention("wasp"), 13, 0),
