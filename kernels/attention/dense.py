@@ -10,12 +10,12 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
-from tlmatrix_kernels.attention.masks import Mask
+from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
 from tlmatrix_kernels.attention.tiles import tiles_for
 
-__all__ = ["atomic_gradients", "delta_pass", "forward", "query_gradients", "split_key_gradients"]
+__all__ = ["atomic_gradients", "forward", "key_gradients", "prepare", "query_gradients"]
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -35,15 +35,17 @@ def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
         scale: T.float32,
         window: T.int32,
     ):
-        with T.Kernel(T.ceildiv(seqlen_q, tiles.queries), heads, batch, threads=tiles.threads) as (
-            tile,
-            head,
+        count = T.ceildiv(seqlen_q, tiles.queries)
+        with T.Kernel(*block_order(causal, count, heads), batch, threads=tiles.threads) as (
+            first,
+            second,
             sequence,
         ):
+            tile, head = tile_and_head(causal, first, second)
             queries = Rows(layout, sequence, 0, seqlen_q)
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
-            query = mask.heavy_first(tile, T.ceildiv(seqlen_q, tiles.queries)) * tiles.queries
+            query = mask.heavy_first(tile, count) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 fwd.forward_block(
                     q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
@@ -56,15 +58,17 @@ def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def delta_pass(layout, dtype, head_dim_v, rows, threads):
-    """Build the backward pre-pass: out and do to delta."""
-    batch, heads, seqlen_q = T.dynamic("batch, heads, seqlen_q")
+def prepare(layout, dtype, head_dim_v, rows, threads):
+    """Build the backward pre-pass: out, do and lse to padded rows of lse and delta."""
+    batch, heads, seqlen_q, padded_q = T.dynamic("batch, heads, seqlen_q, padded_q")
 
     @T.prim_func
-    def dense_delta(
+    def dense_prepare(
         out: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
         do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
-        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        row_lse: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
+        row_delta: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
     ):
         with T.Kernel(T.ceildiv(seqlen_q, rows), heads, batch, threads=threads) as (
             tile,
@@ -72,9 +76,11 @@ def delta_pass(layout, dtype, head_dim_v, rows, threads):
             sequence,
         ):
             queries = Rows(layout, sequence, 0, seqlen_q)
-            bwd.delta_block(out, do, delta, queries, tile * rows, head, rows, head_dim_v)
+            bwd.prepare_block(
+                out, do, lse, row_lse, row_delta, queries, tile * rows, head, rows, head_dim_v
+            )
 
-    return dense_delta
+    return dense_prepare
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -82,90 +88,106 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
     """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
     tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
-    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+    seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
+    k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)
+    v_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v)
 
     @T.prim_func
     def dense_atomic_gradients(
         q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
-        k: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), dtype),
-        v: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), dtype),
+        k: T.Tensor(k_shape, dtype),
+        v: T.Tensor(v_shape, dtype),
         do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
-        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
-        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        row_lse: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
+        row_delta: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
         dq_sum: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), "float32"),
-        dk_sum: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), "float32"),
-        dv_sum: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), "float32"),
+        dk_sum: T.Tensor(k_shape, "float32"),
+        dv_sum: T.Tensor(v_shape, "float32"),
         scale: T.float32,
         window: T.int32,
     ):
-        with T.Kernel(T.ceildiv(seqlen_k, tiles.keys), heads, batch, threads=tiles.threads) as (
-            tile,
-            head,
+        count = T.ceildiv(seqlen_k, tiles.keys)
+        with T.Kernel(*block_order(causal, count, heads), batch, threads=tiles.threads) as (
+            first,
+            second,
             sequence,
         ):
+            tile, head = tile_and_head(causal, first, second)
             queries = Rows(layout, sequence, 0, seqlen_q)
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
+            gradients = bwd.KeyGradients(dk_sum, dv_sum, dq=dq_sum)
             if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
-                bwd.atomic_key_block(
-                    q, k, v, do, lse, delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key,
-                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                bwd.key_block(
+                    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
+                    head, head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
 
     return dense_atomic_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def split_key_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `split`, dk and dv: one float32 part for each query head of a group."""
+def key_gradients(
+    layout, dtype, groups, head_dim, head_dim_v, causal, windowed, strategy, tiles=None
+):
+    """Build the key blocks of `split`, or of `grouped`, which write dk and dv.
+
+    `split`: one float32 part for each query head of a group, [groups, ...]; `grouped`: a single
+    part, [1, ...], which is the gradient.
+    """
     tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
-    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+    seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
     k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)
     v_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v)
+    parts = groups if strategy == "split" else 1
+    part_dtype = dtype if strategy == "grouped" else "float32"
+    walked = groups if strategy == "grouped" else 1
 
     @T.prim_func
-    def dense_split_key_gradients(
+    def dense_key_gradients(
         q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
         k: T.Tensor(k_shape, dtype),
         v: T.Tensor(v_shape, dtype),
         do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
-        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
-        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
-        dk_parts: T.Tensor((groups, *k_shape), "float32"),
-        dv_parts: T.Tensor((groups, *v_shape), "float32"),
+        row_lse: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
+        row_delta: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
+        dk_parts: T.Tensor((parts, *k_shape), part_dtype),
+        dv_parts: T.Tensor((parts, *v_shape), part_dtype),
         scale: T.float32,
         window: T.int32,
     ):
-        with T.Kernel(T.ceildiv(seqlen_k, tiles.keys), heads, batch, threads=tiles.threads) as (
-            tile,
-            head,
-            sequence,
-        ):
+        count = T.ceildiv(seqlen_k, tiles.keys)
+        with T.Kernel(
+            *block_order(causal, count, heads // walked), batch, threads=tiles.threads
+        ) as (first, second, sequence):
+            tile, block_head = tile_and_head(causal, first, second)
+            head = block_head * walked
             queries = Rows(layout, sequence, 0, seqlen_q)
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
+            gradients = bwd.KeyGradients(dk_parts, dv_parts, part=head % parts, heads=walked)
             if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
-                bwd.split_key_block(
-                    q, k, v, do, lse, delta, dk_parts, dv_parts, queries, keys, mask, key,
-                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                bwd.key_block(
+                    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
+                    head, head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:
                 bwd.blank_key_block(
-                    dk_parts, dv_parts, keys, key, head, groups, (head_dim, head_dim_v), tiles
+                    gradients, keys, key, head // groups, (head_dim, head_dim_v), tiles
                 )
 
-    return dense_split_key_gradients
+    return dense_key_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `split`, dq: each tile of queries walks over its keys by itself."""
+    """Build dq of `split` and `grouped`: each tile of queries walks over its keys by itself."""
     tiles = tiles or tiles_for(head_dim, head_dim_v).query_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
-    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+    seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
 
     @T.prim_func
     def dense_query_gradients(
@@ -173,24 +195,26 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
         k: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), dtype),
         v: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), dtype),
         do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
-        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
-        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        row_lse: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
+        row_delta: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
         dq: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
         scale: T.float32,
         window: T.int32,
     ):
-        with T.Kernel(T.ceildiv(seqlen_q, tiles.queries), heads, batch, threads=tiles.threads) as (
-            tile,
-            head,
+        count = T.ceildiv(seqlen_q, tiles.queries)
+        with T.Kernel(*block_order(causal, count, heads), batch, threads=tiles.threads) as (
+            first,
+            second,
             sequence,
         ):
+            tile, head = tile_and_head(causal, first, second)
             queries = Rows(layout, sequence, 0, seqlen_q)
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
-            query = mask.heavy_first(tile, T.ceildiv(seqlen_q, tiles.queries)) * tiles.queries
+            query = mask.heavy_first(tile, count) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 bwd.query_block(
-                    q, k, v, do, lse, delta, dq, queries, keys, mask, query, head,
+                    q, k, v, do, row_lse, row_delta, dq, queries, keys, mask, query, head,
                     head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:

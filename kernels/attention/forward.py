@@ -77,9 +77,12 @@ def forward_block(q, k, v, out, lse, queries, keys, mask, query, head, kv_head, 
 
     weigh(acc, l)
     T.copy(acc, out_shared)
-    for i, d in T.Parallel(rows, head_dim_v):
-        if queries.holds(query + i):
-            out[queries.index(head, query + i, d)] = out_shared[i, d]
+    if queries.fits(query, rows):
+        T.copy(out_shared, queries.tile(out, head, query, rows, width_v))
+    else:
+        for i, d in T.Parallel(rows, head_dim_v):
+            if queries.holds(query + i):
+                out[queries.index(head, query + i, d)] = out_shared[i, d]
     store_lse(lse, m, l, queries, query, head, scale)
 
 

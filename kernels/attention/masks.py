@@ -15,7 +15,22 @@ from dataclasses import dataclass, replace
 
 import tilelang.language as T
 
-__all__ = ["Mask"]
+__all__ = ["Mask", "block_order", "tile_and_head"]
+
+
+def block_order(causal, tiles, heads):
+    """The first two dimensions of a grid of `tiles` tiles of each of `heads` heads.
+
+    Blocks start in order, the first dimension fastest. Tiles of one head after the other share
+    its keys in the cache; but where causal tiles differ in their work, the longest of all heads
+    start first, so that little of it is left for a few blocks at the end.
+    """
+    return (heads, tiles) if causal else (tiles, heads)
+
+
+def tile_and_head(causal, first, second):
+    """The tile and the head of the block at these two places of the grid."""
+    return (second, first) if causal else (first, second)
 
 
 @dataclass(frozen=True)
@@ -66,8 +81,8 @@ class Mask:
     def heavy_first(self, tile, tiles):
         """Which of the `tiles` tiles of queries the block `tile` takes.
 
-        Blocks start in order. Causal queries see more keys the later they stand: the longest
-        work starts first, so that little of it is left for a few blocks at the end.
+        Causal queries see more keys the later they stand; see `block_order`. (Of keys, the first
+        tiles have the most work as they are.)
         """
         return tiles - 1 - tile if self.causal else tile
 

@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from tlmatrix_kernels.attention import dense, packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
-from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, DELTA_ROWS, DELTA_THREADS
+from tlmatrix_kernels.attention.rows import PADDING, padded_start
+from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_ROWS, PREPARE_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
 
 __all__ = [
@@ -50,7 +51,8 @@ def dense_attention(
         window: with causal, how many keys a query sees at most, its own included.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
         layout: "bshd" or "bhsd".
-        backward: "atomic" is faster, "split" gives the same bits every time (see `backward`).
+        backward: "atomic"; or "split" or "grouped", which give the same bits every time (see the
+            module `backward`).
 
     Returns:
         out, like q with head_dim_v in the dtype of q; and lse [batch, heads, seqlen_q] float32,
@@ -92,7 +94,8 @@ def varlen_attention(
         causal: within its sequence, query i sees the keys ``j <= i + seqlen_k - seqlen_q``.
         window: with causal, how many keys a query sees at most, its own included.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
-        backward: "atomic" is faster, "split" gives the same bits every time (see `backward`).
+        backward: "atomic"; or "split" or "grouped", which give the same bits every time (see the
+            module `backward`).
 
     Checking cu_seqlens copies them to the host, which waits for the GPU once a call.
 
@@ -133,6 +136,16 @@ def _parts(like: torch.Tensor, groups: int) -> torch.Tensor:
     return torch.empty((groups, *like.shape), dtype=torch.float32, device=like.device)
 
 
+def _padded_rows(lse: torch.Tensor, bounds: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padded rows (see `rows`) for lse and delta; the pre-pass writes them all."""
+    if bounds:
+        rows = padded_start(lse.shape[-1], len(bounds[0]) - 1)
+    else:
+        rows = -(-lse.shape[-1] // PADDING) * PADDING
+    shape = (*lse.shape[:-1], rows)
+    return tuple(torch.empty(shape, dtype=torch.float32, device=lse.device) for _ in range(2))
+
+
 def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.Tensor:
     """Sum float32 parts [groups, *like.shape], or cast one, to a gradient of `like`."""
     gradient = torch.empty_like(like)
@@ -166,10 +179,10 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
     longest_q, longest_k = lengths[:1], lengths[1:]
     scalars = (call.scale, call.window or 0)
 
-    delta = torch.empty_like(lse)
-    prepare = kernels.delta_pass(*prefix, call.dtype, call.head_dim_v, DELTA_ROWS, DELTA_THREADS)
-    prepare(out, do, delta)
-    read = (q, k, v, do, lse, delta, *bounds)
+    row_lse, row_delta = _padded_rows(lse, bounds)
+    prepare = kernels.prepare(*prefix, call.dtype, call.head_dim_v, PREPARE_ROWS, PREPARE_THREADS)
+    prepare(out, do, lse, *bounds[:1], row_lse, row_delta, *longest_q)
+    read = (q, k, v, do, row_lse, row_delta, *bounds)
 
     if call.backward == "atomic":
         dq, dk, dv = _zeros(q), _zeros(k), _zeros(v)
@@ -184,12 +197,15 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
         kernel = kernels.query_gradients(*static)
         kernel(*read, dq, *longest_q, *scalars)
     if wanted[1] or wanted[2]:
-        dk_parts, dv_parts = _parts(k, call.groups), _parts(v, call.groups)
-        kernel = kernels.split_key_gradients(*static)
+        split = call.backward == "split"
+        parts = (_parts(t, call.groups) if split else torch.empty_like(t)[None] for t in (k, v))
+        dk_parts, dv_parts = parts
+        kernel = kernels.key_gradients(*static, call.backward)
         kernel(*read, dk_parts, dv_parts, *longest_k, *scalars)
-        dk = _combine(dk_parts, k, call) if wanted[1] else None
-        dv = _combine(dv_parts, v, call) if wanted[2] else None
-    return dq, dk, dv
+        dk = _combine(dk_parts, k, call) if split else dk_parts[0]
+        dv = _combine(dv_parts, v, call) if split else dv_parts[0]
+    gradients = zip((dq, dk, dv), wanted, strict=True)
+    return tuple(gradient if want else None for gradient, want in gradients)
 
 
 def no_gradients(tensors, wanted):

@@ -13,12 +13,12 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
-from tlmatrix_kernels.attention.masks import Mask
+from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows
 from tlmatrix_kernels.attention.tiles import tiles_for
 
-__all__ = ["atomic_gradients", "delta_pass", "forward", "query_gradients", "split_key_gradients"]
+__all__ = ["atomic_gradients", "forward", "key_gradients", "prepare", "query_gradients"]
 
 
 def _rows(cu_seqlens, sequence):
@@ -46,13 +46,17 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
         scale: T.float32,
         window: T.int32,
     ):
-        with T.Kernel(
-            T.ceildiv(max_seqlen_q, tiles.queries), heads, bounds - 1, threads=tiles.threads
-        ) as (tile, head, sequence):
+        count = T.ceildiv(max_seqlen_q, tiles.queries)
+        with T.Kernel(*block_order(causal, count, heads), bounds - 1, threads=tiles.threads) as (
+            first,
+            second,
+            sequence,
+        ):
+            tile, head = tile_and_head(causal, first, second)
             queries = _rows(cu_seqlens_q, sequence)
             keys = _rows(cu_seqlens_k, sequence)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            query = mask.heavy_first(tile, T.ceildiv(max_seqlen_q, tiles.queries)) * tiles.queries
+            query = mask.heavy_first(tile, count) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 fwd.forward_block(
                     q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
@@ -65,112 +69,141 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def delta_pass(dtype, head_dim_v, rows, threads):
-    """Build the backward pre-pass: out and do to delta."""
-    total_q, heads = T.dynamic("total_q, heads")
+def prepare(dtype, head_dim_v, rows, threads):
+    """Build the backward pre-pass: out, do and lse to padded rows of lse and delta."""
+    total_q, padded_q, bounds, heads = T.dynamic("total_q, padded_q, bounds, heads")
 
     @T.prim_func
-    def packed_delta(
+    def packed_prepare(
         out: T.Tensor((total_q, heads, head_dim_v), dtype),
         do: T.Tensor((total_q, heads, head_dim_v), dtype),
-        delta: T.Tensor((heads, total_q), "float32"),
+        lse: T.Tensor((heads, total_q), "float32"),
+        cu_seqlens_q: T.Tensor((bounds,), "int32"),
+        row_lse: T.Tensor((heads, padded_q), "float32"),
+        row_delta: T.Tensor((heads, padded_q), "float32"),
+        max_seqlen_q: T.int32,
     ):
-        with T.Kernel(T.ceildiv(total_q, rows), heads, threads=threads) as (tile, head):
-            # A row's delta asks nothing of its neighbours: all rows are one sequence here.
-            queries = Rows("thd", 0, 0, total_q)
-            bwd.delta_block(out, do, delta, queries, tile * rows, head, rows, head_dim_v)
+        # A sequence can own a tile of padded rows more than it fills.
+        with T.Kernel(T.ceildiv(max_seqlen_q, rows) + 1, heads, bounds - 1, threads=threads) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = _rows(cu_seqlens_q, sequence)
+            if tile * rows < queries.padded_length:
+                bwd.prepare_block(
+                    out, do, lse, row_lse, row_delta, queries, tile * rows, head, rows, head_dim_v
+                )
 
-    return packed_delta
+    return packed_prepare
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
     tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
-    total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
+    total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
+    k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
 
     @T.prim_func
     def packed_atomic_gradients(
         q: T.Tensor((total_q, heads, head_dim), dtype),
-        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
-        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        k: T.Tensor(k_shape, dtype),
+        v: T.Tensor(v_shape, dtype),
         do: T.Tensor((total_q, heads, head_dim_v), dtype),
-        lse: T.Tensor((heads, total_q), "float32"),
-        delta: T.Tensor((heads, total_q), "float32"),
+        row_lse: T.Tensor((heads, padded_q), "float32"),
+        row_delta: T.Tensor((heads, padded_q), "float32"),
         cu_seqlens_q: T.Tensor((bounds,), "int32"),
         cu_seqlens_k: T.Tensor((bounds,), "int32"),
         dq_sum: T.Tensor((total_q, heads, head_dim), "float32"),
-        dk_sum: T.Tensor((total_k, kv_heads, head_dim), "float32"),
-        dv_sum: T.Tensor((total_k, kv_heads, head_dim_v), "float32"),
+        dk_sum: T.Tensor(k_shape, "float32"),
+        dv_sum: T.Tensor(v_shape, "float32"),
         max_seqlen_k: T.int32,
         scale: T.float32,
         window: T.int32,
     ):
-        with T.Kernel(
-            T.ceildiv(max_seqlen_k, tiles.keys), heads, bounds - 1, threads=tiles.threads
-        ) as (tile, head, sequence):
+        count = T.ceildiv(max_seqlen_k, tiles.keys)
+        with T.Kernel(*block_order(causal, count, heads), bounds - 1, threads=tiles.threads) as (
+            first,
+            second,
+            sequence,
+        ):
+            tile, head = tile_and_head(causal, first, second)
             key = tile * tiles.keys
             queries = _rows(cu_seqlens_q, sequence)
             keys = _rows(cu_seqlens_k, sequence)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
+            gradients = bwd.KeyGradients(dk_sum, dv_sum, dq=dq_sum)
             if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
-                bwd.atomic_key_block(
-                    q, k, v, do, lse, delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key,
-                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                bwd.key_block(
+                    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
+                    head, head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
 
     return packed_atomic_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def split_key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `split`, dk and dv: one float32 part for each query head of a group."""
+def key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, strategy, tiles=None):
+    """Build the key blocks of `split`, or of `grouped`, which write dk and dv.
+
+    `split`: one float32 part for each query head of a group, [groups, ...]; `grouped`: a single
+    part, [1, ...], which is the gradient.
+    """
     tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
-    total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
+    total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
+    k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
+    parts = groups if strategy == "split" else 1
+    part_dtype = dtype if strategy == "grouped" else "float32"
+    walked = groups if strategy == "grouped" else 1
 
     @T.prim_func
-    def packed_split_key_gradients(
+    def packed_key_gradients(
         q: T.Tensor((total_q, heads, head_dim), dtype),
-        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
-        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        k: T.Tensor(k_shape, dtype),
+        v: T.Tensor(v_shape, dtype),
         do: T.Tensor((total_q, heads, head_dim_v), dtype),
-        lse: T.Tensor((heads, total_q), "float32"),
-        delta: T.Tensor((heads, total_q), "float32"),
+        row_lse: T.Tensor((heads, padded_q), "float32"),
+        row_delta: T.Tensor((heads, padded_q), "float32"),
         cu_seqlens_q: T.Tensor((bounds,), "int32"),
         cu_seqlens_k: T.Tensor((bounds,), "int32"),
-        dk_parts: T.Tensor((groups, total_k, kv_heads, head_dim), "float32"),
-        dv_parts: T.Tensor((groups, total_k, kv_heads, head_dim_v), "float32"),
+        dk_parts: T.Tensor((parts, *k_shape), part_dtype),
+        dv_parts: T.Tensor((parts, *v_shape), part_dtype),
         max_seqlen_k: T.int32,
         scale: T.float32,
         window: T.int32,
     ):
+        count = T.ceildiv(max_seqlen_k, tiles.keys)
         with T.Kernel(
-            T.ceildiv(max_seqlen_k, tiles.keys), heads, bounds - 1, threads=tiles.threads
-        ) as (tile, head, sequence):
+            *block_order(causal, count, heads // walked), bounds - 1, threads=tiles.threads
+        ) as (first, second, sequence):
+            tile, block_head = tile_and_head(causal, first, second)
+            head = block_head * walked
             key = tile * tiles.keys
             queries = _rows(cu_seqlens_q, sequence)
             keys = _rows(cu_seqlens_k, sequence)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
+            gradients = bwd.KeyGradients(dk_parts, dv_parts, part=head % parts, heads=walked)
             if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
-                bwd.split_key_block(
-                    q, k, v, do, lse, delta, dk_parts, dv_parts, queries, keys, mask, key,
-                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                bwd.key_block(
+                    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
+                    head, head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:
                 bwd.blank_key_block(
-                    dk_parts, dv_parts, keys, key, head, groups, (head_dim, head_dim_v), tiles
+                    gradients, keys, key, head // groups, (head_dim, head_dim_v), tiles
                 )
 
-    return packed_split_key_gradients
+    return packed_key_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `split`, dq: each tile of queries walks over its keys by itself."""
+    """Build dq of `split` and `grouped`: each tile of queries walks over its keys by itself."""
     tiles = tiles or tiles_for(head_dim, head_dim_v).query_block
-    total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
+    total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
 
     @T.prim_func
@@ -179,8 +212,8 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
         k: T.Tensor((total_k, kv_heads, head_dim), dtype),
         v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
         do: T.Tensor((total_q, heads, head_dim_v), dtype),
-        lse: T.Tensor((heads, total_q), "float32"),
-        delta: T.Tensor((heads, total_q), "float32"),
+        row_lse: T.Tensor((heads, padded_q), "float32"),
+        row_delta: T.Tensor((heads, padded_q), "float32"),
         cu_seqlens_q: T.Tensor((bounds,), "int32"),
         cu_seqlens_k: T.Tensor((bounds,), "int32"),
         dq: T.Tensor((total_q, heads, head_dim), dtype),
@@ -188,16 +221,20 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
         scale: T.float32,
         window: T.int32,
     ):
-        with T.Kernel(
-            T.ceildiv(max_seqlen_q, tiles.queries), heads, bounds - 1, threads=tiles.threads
-        ) as (tile, head, sequence):
+        count = T.ceildiv(max_seqlen_q, tiles.queries)
+        with T.Kernel(*block_order(causal, count, heads), bounds - 1, threads=tiles.threads) as (
+            first,
+            second,
+            sequence,
+        ):
+            tile, head = tile_and_head(causal, first, second)
             queries = _rows(cu_seqlens_q, sequence)
             keys = _rows(cu_seqlens_k, sequence)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            query = mask.heavy_first(tile, T.ceildiv(max_seqlen_q, tiles.queries)) * tiles.queries
+            query = mask.heavy_first(tile, count) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 bwd.query_block(
-                    q, k, v, do, lse, delta, dq, queries, keys, mask, query, head,
+                    q, k, v, do, row_lse, row_delta, dq, queries, keys, mask, query, head,
                     head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:

@@ -8,6 +8,11 @@ bhsd     [batch, heads, seqlen, dim]         [batch, heads, seqlen_q]         a 
 thd      [total, heads, dim]                 [heads, total_q]                 from cu_seqlens[b]
 =======  ==================================  ===============================  ==================
 
+The backward keeps lse and delta once more in *padded rows*: every sequence begins at a multiple
+of `PADDING` rows and owns all up to the next, so that a tile of them is one aligned copy that
+never meets another sequence. Dense: [batch, heads, padded]; packed: [heads, padded], sequence b
+from ``padded_start(cu_seqlens_q[b], b)``.
+
 A tile that runs past the end of a tensor reads zeros there and stores nothing: TileLang guards
 each dimension. Past the end of its own sequence, though, a packed tile is still inside the
 tensor, among the rows of the next sequence: what it reads there must be masked by select, not by
@@ -18,9 +23,24 @@ from dataclasses import dataclass
 
 import tilelang.language as T
 
-__all__ = ["LAYOUTS", "Rows", "bound", "matrix_shape", "statistic_shape"]
+__all__ = [
+    "LAYOUTS",
+    "PADDING",
+    "Rows",
+    "bound",
+    "matrix_shape",
+    "padded_start",
+    "statistic_shape",
+]
 
 LAYOUTS = ("bshd", "bhsd", "thd")
+PADDING = 64
+"""Rows: what a tile of queries divides, and far more than the 16 bytes that copies align to."""
+
+
+def padded_start(start, sequence):
+    """The padded row at which a packed sequence begins: there is room for all before it."""
+    return (start + PADDING * sequence) // PADDING * PADDING
 
 
 def matrix_shape(layout, batch, rows, heads, dim):
@@ -50,9 +70,26 @@ class Rows:
     start: object
     length: object
 
+    @property
+    def padded(self):
+        """The first of the sequence's padded rows."""
+        return padded_start(self.start, self.sequence) if self.layout == "thd" else 0
+
+    @property
+    def padded_length(self):
+        """How many padded rows a packed sequence owns, up to the next."""
+        return padded_start(self.start + self.length, self.sequence + 1) - self.padded
+
     def holds(self, row):
         """Whether `row`, counted from the start of the sequence, belongs to it."""
         return row < self.length
+
+    def fits(self, row, rows):
+        """Whether a tile of `rows` rows from `row` may be stored whole.
+
+        A dense tile may: what is past the end of the sequence is outside of the tensor.
+        """
+        return row + rows <= self.length if self.layout == "thd" else True
 
     def tile(self, tensor, head, row, rows, width):
         """The region of `rows` rows from `row`, `width` wide, of one head."""
@@ -77,6 +114,18 @@ class Rows:
         if self.layout == "thd":
             return (head, self.start + row)
         return (self.sequence, head, self.start + row)
+
+    def padded_statistic(self, head, row):
+        """The index of one padded row's lse or delta."""
+        here = self.padded + row
+        return (head, here) if self.layout == "thd" else (self.sequence, head, here)
+
+    def padded_tile(self, statistic, head, row, rows):
+        """The region of `rows` padded rows from `row`."""
+        here = slice(self.padded + row, self.padded + row + rows)
+        return (
+            statistic[head, here] if self.layout == "thd" else statistic[self.sequence, head, here]
+        )
 
 
 @T.macro

@@ -6,8 +6,8 @@ from tlmatrix_kernels.target import capability
 
 __all__ = [
     "COMBINE_THREADS",
-    "DELTA_ROWS",
-    "DELTA_THREADS",
+    "PREPARE_ROWS",
+    "PREPARE_THREADS",
     "AttentionTiles",
     "Tiles",
     "padded",
@@ -16,8 +16,8 @@ __all__ = [
 
 # The passes before and after move memory and compute next to nothing: enough rows in flight to
 # fill it, few enough that a 256-wide row still fits in registers.
-DELTA_ROWS = 64
-DELTA_THREADS = 128
+PREPARE_ROWS = 64
+PREPARE_THREADS = 128
 COMBINE_THREADS = 256
 
 
@@ -27,7 +27,8 @@ class Tiles:
 
     A block keeps `queries` query rows and `keys` key rows in shared memory, loads the tiles of
     its inner loop `stages` deep ahead, and runs `threads` threads. Where `staged`, p and ds go
-    from registers to the next product by way of shared memory.
+    from registers to the next product by way of shared memory; where it `reduces`, the copy
+    engine adds a tile of dq to its sum.
     """
 
     queries: int
@@ -35,6 +36,7 @@ class Tiles:
     stages: int
     threads: int
     staged: bool = False
+    reduces: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,14 @@ def _hopper(width: int, width_v: int) -> AttentionTiles:
 
 
 def _forward(wide: int) -> Tiles:
-    """Two warp groups of 64 query rows each.
+    """Three warp groups of 64 query rows each, or two.
 
-    The accumulator takes head_dim_v / 2 registers a thread and the scores keys / 2, the weights
-    half of that again; the shared tiles 2 * queries + 2 * stages * keys rows.
+    The accumulator takes head_dim_v / 2 registers a thread, the scores keys / 2 and the weights
+    half of that, of 160 registers for three groups and 240 for two; the shared tiles
+    2 * queries + 2 * stages * keys rows.
     """
     if wide <= 128:
-        return Tiles(queries=128, keys=128, stages=2, threads=256)
+        return Tiles(queries=192, keys=128, stages=2, threads=384)
     if wide <= 192:
         return Tiles(queries=128, keys=64, stages=2, threads=256)
     return Tiles(queries=128, keys=64, stages=1, threads=256)
@@ -113,15 +116,13 @@ def _key_block(both: int) -> Tiles:
     another queries. Where that does not fit, 64 keys: then the warp groups share the columns of
     every product, and p and ds must pass through shared memory to be seen by both.
     """
-    if both <= 128:
-        return Tiles(queries=64, keys=128, stages=2, threads=256)
     if both <= 256:
-        return Tiles(queries=64, keys=128, stages=1, threads=256)
-    return Tiles(queries=32, keys=64, stages=1, threads=256, staged=True)
+        return Tiles(queries=64, keys=128, stages=2, threads=256, reduces=True)
+    return Tiles(queries=32, keys=64, stages=1, threads=256, staged=True, reduces=True)
 
 
 def _query_block(wide: int) -> Tiles:
     """Two warp groups of 64 query rows; only dq accumulates, but two score tiles live at once."""
     if wide <= 128:
-        return Tiles(queries=128, keys=64, stages=2, threads=256)
+        return Tiles(queries=128, keys=128, stages=2, threads=256)
     return Tiles(queries=128, keys=32, stages=1, threads=256)

@@ -12,7 +12,7 @@ import torch
 
 __all__ = ["SM100_VARIANTS", "Attention", "Lengths", "check_dense", "check_packed", "check_sm100"]
 
-STRATEGIES = ("atomic", "split")
+STRATEGIES = ("atomic", "split", "grouped")
 SM100_VARIANTS = ("ss", "ts", "wasp")
 SM100_MAJOR = 10
 # Four results of the backward pass share the 512 columns of tensor memory.
