@@ -51,6 +51,7 @@ __all__ = [
     "blank_key_block",
     "blank_query_block",
     "key_block",
+    "load_statistic",
     "prepare_block",
     "query_block",
 ]

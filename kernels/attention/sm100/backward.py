@@ -30,6 +30,7 @@ transposed.
 
 import tilelang.language as T
 
+from tlmatrix_kernels.attention.backward import load_statistic
 from tlmatrix_kernels.attention.rows import bound
 from tlmatrix_kernels.attention.sm100.forward import load
 from tlmatrix_kernels.attention.softmax import LOG2_E
@@ -51,7 +52,7 @@ def add_rows(total, sums, acc, wide, rows, row, head, factor, head_dim):
 
 @T.macro
 def key_block(
-    q, k, v, do, lse, delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key, head, groups,
+    q, k, v, do, row_lse, row_delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key, head, groups,
     scale, dims, tiles,
 ):  # fmt: skip
     """Add one query head's dk and dv of the keys from `key`, and what they give to dq.
@@ -108,19 +109,13 @@ def key_block(
         T.tcgen05_gemm(
             do_shared, v_shared, products, transpose_B=True, mbar=multiplied, clear_accum=True
         )
-        for i in T.Parallel(rows):
-            lse_tile[i] = T.if_then_else(
-                queries.holds(query + i), lse[queries.statistic(head, query + i)], 0.0
-            )
-        for i in T.Parallel(rows):
-            delta_tile[i] = T.if_then_else(
-                queries.holds(query + i), delta[queries.statistic(head, query + i)], 0.0
-            )
+        load_statistic(row_lse, lse_tile, queries, head, query)
+        load_statistic(row_delta, delta_tile, queries, head, query)
 
         T.mbarrier_wait_parity(scored, phase)
         T.copy(scores[:, 0:columns], s)
         for i, j in T.Parallel(rows, columns):
-            s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse_tile[i] * LOG2_E)
+            s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse_tile[i])
         if mask.cuts(query, rows, key, columns):
             for i, j in T.Parallel(rows, columns):
                 s[i, j] = T.if_then_else(mask.sees(query + i, key + j), s[i, j], 0.0)

@@ -3,7 +3,7 @@
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.dense import delta_pass
+from tlmatrix_kernels.attention.dense import prepare
 from tlmatrix_kernels.attention.forward import blank_block
 from tlmatrix_kernels.attention.masks import Mask
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
@@ -12,7 +12,7 @@ from tlmatrix_kernels.attention.sm100.backward import key_block
 from tlmatrix_kernels.attention.sm100.forward import specialised_block, uniform_block
 from tlmatrix_kernels.attention.sm100.tiles import backward_tiles, sm100_tiles
 
-__all__ = ["atomic_gradients", "delta_pass", "forward"]
+__all__ = ["atomic_gradients", "forward", "prepare"]
 
 # Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
 # product is issued, not when it is complete: the next load would overwrite what it reads.
@@ -67,7 +67,7 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
     """Build the backward kernel: dq, dk and dv added up in float32 tensors that start as zeros."""
     tiles = tiles or backward_tiles(head_dim, head_dim_v)
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
-    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+    seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
 
     @T.prim_func
     def sm100_atomic_gradients(
@@ -75,8 +75,8 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
         k: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), dtype),
         v: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), dtype),
         do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
-        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
-        delta: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        row_lse: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
+        row_delta: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
         dq_sum: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), "float32"),
         dk_sum: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), "float32"),
         dv_sum: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), "float32"),
@@ -94,8 +94,8 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
             key = tile * tiles.keys
             if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
                 key_block(
-                    q, k, v, do, lse, delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key,
-                    head, groups, scale, (head_dim, head_dim_v), tiles,
+                    q, k, v, do, row_lse, row_delta, dq_sum, dk_sum, dv_sum, queries, keys, mask,
+                    key, head, groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
 
     return sm100_atomic_gradients
