@@ -489,9 +489,9 @@ class _Builder:
         outer = self.one(("T.serial({})", "T.Parallel({})")).format(self.bm)
         lanes = self.one(tuple(n for n in (1, 2, 4, 8) if n <= self.bn))
         self.line(f"for i in {outer}:")
-        self.line(f"    for v in T.vectorized({lanes}):")
-        value = self.one((f"{self.tile()}[i, v]", "C0[v] + R0[i]", f"{self.number()} * v"))
-        self.line(f"        {target}[i, v] = {self.bounded(value)}")
+        self.line(f"    for e in T.vectorized({lanes}):")
+        value = self.one((f"{self.tile()}[i, e]", "C0[e] + R0[i]", f"{self.number()} * e"))
+        self.line(f"        {target}[i, e] = {self.bounded(value)}")
 
     def private(self) -> None:
         """Memory of which every iteration of a parallel loop has its own."""
