@@ -271,7 +271,9 @@ def test_the_tools_words_are_read(tmp_path):
         "#!/bin/sh\n"
         'while [ "$1" != -o ]; do shift; done\n'
         'printf ".visible .entry k(\\n)\\n{\\n@%%p1 bra L;\\n'
-        'tcgen05.mma.cta_group::1.kind::f16 [%%r1], 1;\\nL: ret;\\n}\\n" > "$2"\n'
+        "{ .reg .pred p; @p tcgen05.mma.cta_group::1.kind::f16 [%%r1], 1; }\\n"
+        "tcgen05.ld.sync.aligned.32x32b.x2.b32{%%r1,%%r2}, [%%r3];\\n"
+        'L: ret;\\n}\\n" > "$2"\n'
         "cat <<'END'\n"
         "ptxas info    : Compiling entry function 'k' for 'sm_100a'\n"
         "ptxas info    : Function properties for k\n"
@@ -289,6 +291,8 @@ def test_the_tools_words_are_read(tmp_path):
     assert part.tensor_memory == 640
     assert part.threads == 384
     assert part.has("tcgen05.mma")
+    assert part.has("tcgen05.ld")
+    assert part.instructions["bra"] == 1
     assert not part.has("tcgen05.m")
     failing = tmp_path / "failing"
     failing.write_text("#!/bin/sh\necho 'error: no' >&2; exit 1\n")

@@ -137,9 +137,8 @@ _STATIC = re.compile(r"(\d+) bytes smem")
 _WARNING = re.compile(
     r"^(?:ptxas )?(?:warning|info)\s*: \(?[CW]\d+\)? *(.*)$|^ptxas warning *: (.*)$"
 )
-_INSTRUCTION = re.compile(
-    r"^\s*(?:\{\s*)?(?:@!?%?\w+\s+)?([a-z][a-z0-9_]*(?:(?:\.|::)[\w]+)*)[\s;]"
-)
+_INSTRUCTION = re.compile(r"\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?:\s|$)")
+_STATEMENT = re.compile(r"[;{}\n]")
 _ALLOCATED = re.compile(r"tl::tmem_allocate(?:<[^>]*>)?\([^;]*?,\s*(\d+)\s*\)\s*;")
 
 
@@ -186,7 +185,9 @@ def _body(ptx: str, name: str) -> str:
 
 
 def _instructions(body: str) -> dict[str, int]:
-    counts = Counter(found[1] for found in map(_INSTRUCTION.match, body.splitlines()) if found)
+    """How often each instruction occurs; inline assembly has several on a line, in braces."""
+    statements = map(_INSTRUCTION.match, _STATEMENT.split(body))
+    counts = Counter(found[1] for found in statements if found)
     return dict(sorted(counts.items()))
 
 
