@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 SANITIZERS = {
-    "bounds": "access outside global or shared memory that nothing guards",
+    "bounds": "access outside global, shared or tensor memory that nothing guards",
     "fragments": "access outside a fragment or local buffer (often without effect)",
     "guarded": "access outside global memory that TileLang's guard skips",
     "uninitialised": "read of an element that nothing has written",
     "unwritten": "output element that is still unwritten when the kernel ends",
-    "races": "one element written by two blocks, or read by one and written by another",
+    "races": "one element written by two blocks or roles, or read by one and written by another",
     "barriers": "a wait that can never pass, arrivals no phase takes, work that outlives its block",
     "lanes": "one element written twice by one parallel loop",
     "sequences": "packed access that leaves the sequence of its block",
     "overreads": "packed read that starts in its sequence and runs past the end",
-    "budget": "more shared memory than the architecture has, or a layout past its allocation",
+    "budget": "more shared or tensor memory than there is, or a layout past its allocation",
     "nonfinite": "the operation that made the first NaN or infinity of an output",
 }
 """Every sanitizer, and what it reports."""
