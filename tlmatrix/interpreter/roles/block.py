@@ -416,12 +416,13 @@ class Block:
         Raises:
             SynchronizationError: if more threads arrive than a phase takes.
         """
-        before = bar.state()
+        before = bar.phase, bar.missing
         if bar.arrive(threads, clock, who, line):
             return
+        bar.phase, bar.missing = before
         text = (
-            f"too many arrivals at {bar.label}: {threads} of {who} arrive while {before}, so only "
-            "bytes are missing"
+            f"too many arrivals at {bar.label}: {threads} of {who} arrive while {bar.state()}, so "
+            "only bytes are missing"
         )
         self.launch.misused(self, bar.label, line, text)
         raise SynchronizationError(text)

@@ -257,10 +257,12 @@ class Monitor:
         self.resume(running)
         if self._stretches is None:
             self._stretches = Stretches()
-        self.number = self._stretches.begin(self._blocks, self.here, clock, agent, time)
+        self._stretches.begin(clock, agent, time)
 
     def code(self, site: int) -> int:
         """How a shadow remembers an access of this block."""
+        if self._stretches is not None:
+            self.number = self._stretches.number(self._blocks, self.here)
         return self.number * self._count + site
 
     def block_numbers(self, codes: Any) -> Any:
@@ -307,7 +309,7 @@ class Monitor:
                 before.add(self.number)
                 before |= self._acquired
         if self._stretches is not None and how.releases:
-            self.number = self._stretches.go_on(self._blocks, self.here)
+            self._stretches.go_on()
 
     # -- bounds
 

@@ -28,39 +28,37 @@ class Stretches:
         self._agent = self._time = 0
         self._numbers: dict[tuple[int, int], int] = {}
         # Per number: the block, the agent and the time; of blocks themselves the block alone.
-        self._rows = np.zeros((3, 64), np.int64)
-        self._count = 0
+        self._rows = _blank(0, 64)
         self._flags: dict[Any, Clock] = {}
 
-    def begin(
-        self, blocks: list[tuple[int, ...]], here: int, clock: Clock, agent: int, time: int
-    ) -> int:
-        """An agent of block number `here` works, who knows `clock`; the number of its stretch."""
+    def begin(self, clock: Clock, agent: int, time: int) -> None:
+        """An agent works from now on, who knows `clock`."""
         self._clock, self._agent, self._time = clock, agent, time
-        number = self._numbers.get((agent, time))
+
+    def number(self, blocks: list[tuple[int, ...]], here: int) -> int:
+        """The number of the stretch in progress, of block number `here`."""
+        key = self._agent, self._time
+        number = self._numbers.get(key)
         if number is None or self._rows[0, number] != here:
             blocks.append(blocks[here])
-            number = self._numbers[agent, time] = len(blocks) - 1
-            self._grow(number + 1)
-            self._rows[:, number] = here, agent, time
+            number = self._numbers[key] = len(blocks) - 1
+            self._reach(number)
+            self._rows[:, number] = here, self._agent, self._time
         return number
 
-    def _grow(self, count: int) -> None:
-        """Make place for `count` numbers; those not begun here are blocks."""
-        while self._rows.shape[1] < count:
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)], 1)
-        fresh = np.arange(self._count, count)
-        self._rows[0, fresh] = fresh
-        self._count = max(self._count, count)
+    def _reach(self, number: int) -> None:
+        """Make place for a number."""
+        while number >= self._rows.shape[1]:
+            size = self._rows.shape[1]
+            self._rows = np.concatenate([self._rows, _blank(size, 2 * size)], 1)
 
-    def go_on(self, blocks: list[tuple[int, ...]], here: int) -> int:
+    def go_on(self) -> None:
         """The agent has released: what it does from now on is not known with that."""
-        self._clock[self._agent] = self._clock.get(self._agent, 0) + 1
-        return self.begin(blocks, here, self._clock, self._agent, self._clock[self._agent])
+        self._time = self._clock[self._agent] = self._clock.get(self._agent, 0) + 1
 
     def blocks(self, numbers: Any) -> Any:
         """The blocks of stretches."""
-        self._grow(int(np.max(numbers, initial=0)) + 1)
+        self._reach(int(np.max(numbers, initial=0)))
         return self._rows[0][numbers]
 
     def known(self, numbers: Any) -> Array:
@@ -76,3 +74,10 @@ class Stretches:
             join(self._clock, known)
         if releases:
             join(known, self._clock)
+
+
+def _blank(first: int, past: int) -> Array:
+    """Rows of numbers that are blocks."""
+    rows = np.zeros((3, past - first), np.int64)
+    rows[0] = np.arange(first, past)
+    return rows
