@@ -1,4 +1,4 @@
-"""The command line: `tlmatrix run`, `list`, `check`, `repro`, `coverage`, `new`, `exec`, `schema`.
+"""The command line: `tlmatrix run`, `list`, `repro`, `explain`, `coverage` and the others.
 
 Only what a command needs is imported, when it is needed: `--help` starts no PyTorch.
 """
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_repro(commands)
     _add_coverage(commands)
+    _add_explain(commands)
     _add_new(commands)
     _add_exec(commands)
     schema = commands.add_parser("schema", help="print the JSON Schema of specs, for editors")
@@ -132,7 +133,7 @@ def _add_list(commands: _Commands) -> None:
     listing.add_argument("--seed", type=int, help="as for run")
     listing.add_argument("--cases", action="store_true", help="also list the id of every case")
     listing.add_argument(
-        "--explain", metavar="CASE", help="say all about one case: specs/x.yaml::ID, or an id"
+        "--explain", metavar="CASE", help="say why one case is there: specs/x.yaml::ID, or an id"
     )
     listing.set_defaults(command=_list)
 
@@ -185,6 +186,42 @@ def _add_coverage(commands: _Commands) -> None:
         "--file", metavar="PART", default="", help="only files with this in their name"
     )
     coverage.set_defaults(command=_coverage)
+
+
+def _add_explain(commands: _Commands) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="show how an output element of a case came about, step by step",
+        description="Run one case on the interpreter and follow one element of an output back: "
+        "the block that wrote it, the turns of its loops, every statement that leads to it with "
+        "its value and that of a float64 run, and the parts of the inputs it depends on. "
+        "(Why a case exists says `tlmatrix list --explain`.)",
+    )
+    explain.add_argument("case", metavar="SPEC.yaml::ID", help="as a finding prints it")
+    explain.add_argument("--values", metavar="JSON", help="as for repro")
+    explain.add_argument("--tensor", metavar="NAME", help="an output or gradient")
+    explain.add_argument(
+        "--index",
+        metavar="I,J,…",
+        help="the element (default: the worst of the case's finding, else the first)",
+    )
+    explain.add_argument(
+        "--buffer", metavar="NAME", help="follow --index of this parameter of the last kernel"
+    )
+    explain.add_argument("--block", metavar="I,J,…", help="of several blocks, the one to follow")
+    explain.add_argument("--seed", type=int, help="as for run")
+    explain.add_argument("--full", action="store_true", help="show every turn of every loop")
+    explain.add_argument(
+        "--no-inputs",
+        action="store_true",
+        help="do not try other inputs, which runs the case often",
+    )
+    explain.add_argument(
+        "--picture",
+        metavar="FILE.svg",
+        help="draw which block wrote which part of the output, and what each block read",
+    )
+    explain.set_defaults(command=_explain_element)
 
 
 def _add_new(commands: _Commands) -> None:
@@ -318,6 +355,12 @@ def _coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.commands.coverage import coverage
 
     return coverage(arguments, config)
+
+
+def _explain_element(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.commands.explain import explain
+
+    return explain(arguments, config)
 
 
 def _new(arguments: argparse.Namespace, config: Config) -> ExitCode:

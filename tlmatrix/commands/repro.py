@@ -7,11 +7,10 @@ test works, and a crash shows where.
 from __future__ import annotations
 
 import faulthandler
-import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.commands.cases import named_case, raw_index
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.check.finding import Finding
     from tlmatrix.config import Config
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Dim, TensorInfo
+    from tlmatrix.problem import TensorInfo
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
@@ -44,15 +42,8 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.backend import BackendUnavailableError, backend_named
     from tlmatrix.run.result import Status
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.importing import make_importable
-    from tlmatrix.spec.loader import load_spec
 
-    path, _, case_id = arguments.case.partition("::")
-    if not Path(path).is_file():
-        raise UsageError(f"no such spec: {path}; write SPEC.yaml::ID as a finding prints it")
-    make_importable(Path(path), (config.root,))
-    spec = load_spec(path)
-    case = _case(spec, case_id, arguments.values)
+    path, spec, case = named_case(arguments.case, arguments.values, config)
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # A crash shows where; a replaced stderr has no file.
     try:
@@ -68,6 +59,8 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     if arguments.verbose:
         for line in _excerpts(runner, spec, case, result):
             print(line)
+    if any(finding.tensor and finding.index for finding in result.findings):
+        print(f"  {'explain':<10}tlmatrix explain '{result.node}'")
     print(f"\n{result.status} in {result.seconds:.2f} s ({_phases(result.phases)})")
     if result.failed:
         return ExitCode.FINDINGS
@@ -87,25 +80,6 @@ def _phases(phases: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {seconds:.3f}" for name, seconds in phases.items())
 
 
-def _case(spec: Spec, case_id: str, values: str | None) -> Case:
-    from tlmatrix.matrix import CaseNotFoundError, explain, find_case
-
-    try:
-        if values is None:
-            if not case_id:
-                raise UsageError("name a case, SPEC.yaml::ID, or give --values JSON")
-            return find_case(spec, case_id)
-        try:
-            data = json.loads(values)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"--values: not JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise UsageError('--values: must be an object, such as {"head_dim": 96}')
-        return explain(spec, data).case
-    except CaseNotFoundError as error:
-        raise UsageError(str(error)) from error
-
-
 # Tensors around the worst element -----------------------------------------------------------
 
 
@@ -119,28 +93,12 @@ def _excerpts(runner: Runner, spec: Spec, case: Case, result: CaseResult) -> Ite
         info = problem.outputs.get(str(finding.tensor))
         if info is None or info.name not in outputs or info.name not in reference:
             continue
-        place = _raw_index(info, finding)
+        place = raw_index(info, finding)
         if place is None:
             continue
         for name, tensor in (("expected", reference[info.name]), ("got", outputs[info.name])):
             yield f"\n{name}: {info.name} {_region(info, place)}"
             yield from _table(tensor, place)
-
-
-def _raw_index(info: TensorInfo, finding: Finding) -> tuple[int, ...] | None:
-    """The finding's place as an index into the tensor."""
-    place = []
-    for dim in info.dims:
-        if dim.name not in finding.index:
-            return None
-        place.append(_start(dim, finding) + finding.index[dim.name])
-    return tuple(place)
-
-
-def _start(dim: Dim, finding: Finding) -> int:
-    if dim.starts is None or dim.region_name not in finding.index:
-        return 0
-    return int(dim.starts[finding.index[str(dim.region_name)]])
 
 
 def _region(info: TensorInfo, place: tuple[int, ...]) -> str:

@@ -148,6 +148,9 @@ class Problem:
     """The same mathematics in PyTorch at the kernel's precision; computed once."""
     relations: Callable[[RelationKind], Iterable[Relation]] = lambda _kind: ()
     cost: Callable[[], Cost] | None = None
+    with_inputs: Callable[[Tensors], Problem] | None = None
+    """The same problem with other values in some of its inputs, reference and all. Only
+    `tlmatrix explain` asks for it, to see which parts of an input an element depends on."""
 
 
 class Family(Protocol):

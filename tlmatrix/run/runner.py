@@ -147,9 +147,13 @@ class Runner:
 
         Raises whatever the code under test raises, as EntryError.
         """
+        problem, run = self.prepared(spec, case)
+        return problem, run(problem)
+
+    def prepared(self, spec: Spec, case: Case) -> tuple[Problem, Callable[[Problem], Tensors]]:
+        """A new problem of a case, and what runs the code under test on such a problem."""
         bound = self._bind(spec)
-        problem = self._problem(bound, spec, case)
-        return problem, execute(bound.binding, problem)
+        return self._problem(bound, spec, case), lambda problem: execute(bound.binding, problem)
 
     def _outcome(self, spec: Spec, case: Case, path: str, watch: _Watch) -> _Outcome:
         from tlmatrix.matrix import known_bug

@@ -39,6 +39,8 @@ _VALUES = 1 << 22
 """Values of tiles kept of one run: 32 MiB."""
 _FLOAT32 = 2.0**-18
 """Relative deviation that sums and exponentials in float32 can have without anything lost."""
+_UNDERFLOW = 2.0**-120
+"""Below this float32 may hold nothing, and nothing is lost by it."""
 _JUMP = 8.0
 """A step loses precision where its deviation is so many times that of what it read."""
 
@@ -384,6 +386,7 @@ def _sample(flat: Array, cap: int) -> Array:
 def _deviation(values: Array, exact: Array) -> float:
     """Root mean square of the difference, relative to that of `exact`."""
     same = (values == exact) | (np.isnan(values) & np.isnan(exact))
+    same |= (np.abs(exact) < _UNDERFLOW) & (np.abs(values) < _UNDERFLOW)
     if same.all():
         return 0.0
     with np.errstate(all="ignore"):

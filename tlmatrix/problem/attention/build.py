@@ -104,6 +104,7 @@ class Attention:
             lowp=lambda: self.low.values,
             relations=related,
             cost=lambda: cost(form.setting, backward=bool(gradients)),
+            with_inputs=lambda changed: self.changed(**changed).problem(),
         )
 
     def _saved(self) -> dict[str, torch.Tensor]:

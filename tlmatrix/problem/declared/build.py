@@ -266,6 +266,7 @@ class Declared:
             lowp=lambda: self.low,
             relations=self._relations,
             cost=lambda: Cost(0, sum(each.numel() * each.element_size() for each in moved)),
+            with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
         )
 
     def _relations(self, kind: RelationKind) -> Iterator[Relation]:

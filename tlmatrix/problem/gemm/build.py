@@ -69,6 +69,12 @@ class Gemm:
             lowp=lambda: {"c": self._low},
             relations=self._relations,
             cost=lambda: Cost(2 * m * n * k, element * (m * k + k * n) + written),
+            with_inputs=lambda changed: replace(
+                self,
+                a=changed.get("a", self.a),
+                b=changed.get("b", self.b),
+                c=changed.get("c", self.c),
+            ).problem(),
         )
 
     @property

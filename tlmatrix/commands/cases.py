@@ -1,0 +1,71 @@
+"""What commands about one case share: find the case, and the element that a finding names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlmatrix.exit_codes import UsageError
+
+if TYPE_CHECKING:
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.config import Config
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Dim, TensorInfo
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["named_case", "raw_index"]
+
+
+def named_case(name: str, values: str | None, config: Config) -> tuple[str, Spec, Case]:
+    """The spec's path as given, the spec, and its case `SPEC.yaml::ID`, or that of `values`.
+
+    Raises:
+        UsageError: there is no such spec or case, or the values are no values of its axes.
+        SpecError: the spec is wrong.
+    """
+    from tlmatrix.spec.importing import make_importable
+    from tlmatrix.spec.loader import load_spec
+
+    path, _, case_id = name.partition("::")
+    if not Path(path).is_file():
+        raise UsageError(f"no such spec: {path}; write SPEC.yaml::ID as a finding prints it")
+    make_importable(Path(path), (config.root,))
+    spec = load_spec(path)
+    return path, spec, _case(spec, case_id, values)
+
+
+def _case(spec: Spec, case_id: str, values: str | None) -> Case:
+    from tlmatrix.matrix import CaseNotFoundError, explain, find_case
+
+    try:
+        if values is None:
+            if not case_id:
+                raise UsageError("name a case, SPEC.yaml::ID, or give --values JSON")
+            return find_case(spec, case_id)
+        try:
+            data = json.loads(values)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"--values: not JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise UsageError('--values: must be an object, such as {"head_dim": 96}')
+        return explain(spec, data).case
+    except CaseNotFoundError as error:
+        raise UsageError(str(error)) from error
+
+
+def raw_index(info: TensorInfo, finding: Finding) -> tuple[int, ...] | None:
+    """The finding's place as an index into the tensor."""
+    place = []
+    for dim in info.dims:
+        if dim.name not in finding.index:
+            return None
+        place.append(_start(dim, finding) + finding.index[dim.name])
+    return tuple(place)
+
+
+def _start(dim: Dim, finding: Finding) -> int:
+    if dim.starts is None or dim.region_name not in finding.index:
+        return 0
+    return int(dim.starts[finding.index[str(dim.region_name)]])
