@@ -34,7 +34,8 @@ def test_own_problems_judge_and_lint(tmp_path, env):
     assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 2
 
 
-def test_readme_commands_do_what_it_says(tmp_path, env):
+@pytest.mark.parametrize(("document", "commands"), [("README.md", 4), ("docs/explain.md", 2)])
+def test_commands_in_a_clone_do_what_the_document_says(document, commands, tmp_path, env):
     for folder in ("kernels", "specs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     # The reader's clone is installed in place: its kernels are what the specs name.
@@ -42,7 +43,7 @@ def test_readme_commands_do_what_it_says(tmp_path, env):
     link.mkdir()
     (link / "tlmatrix_kernels").symlink_to(tmp_path / "kernels")
     env["PYTHONPATH"] = str(link)
-    assert play(ROOT / "README.md", tmp_path, env, skip=("make", "git clone")) >= 4
+    assert play(ROOT / document, tmp_path, env, skip=("make", "git clone")) >= commands
 
 
 def test_make_targets_that_the_readme_names_exist():

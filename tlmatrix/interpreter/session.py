@@ -124,10 +124,25 @@ class Session:
         """
         from .explain import explain_element
 
+        log = self._launches()
+        launch, name, place = log.find(tensor, index)
+        return explain_element(log, launch, name, place)
+
+    def picture(self, tensor: torch.Tensor, index: Sequence[int]) -> str:
+        """SVG of the launch that wrote an element: who wrote what, and what each block read.
+
+        Args and errors are those of `explain`.
+        """
+        from .explain import mapped
+        from .explain.pictures import launch_picture
+
+        launch, name, place = self._launches().find(tensor, index)
+        return launch_picture(launch, mapped(launch), name, place)
+
+    def _launches(self) -> LaunchLog:
         if self.log is None:
             raise ValueError("no launches are kept to explain: enter interpret(trace=True)")
-        launch, name, place = self.log.find(tensor, index)
-        return explain_element(self.log, launch, name, place)
+        return self.log
 
     def add(self, reports: Iterable[Report]) -> None:
         """Note the reports of a launch that ended.

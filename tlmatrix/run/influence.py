@@ -30,6 +30,8 @@ _SECONDS = 20.0
 _RUNS = 240
 _NOTHING = 1e-6
 """Changes of the reference below this part of the kernel's rounding are none."""
+_MANY = 4
+"""If all rows of a part make the difference, and are more than these, none is named."""
 _ALIKE = 0.02
 """Changes that differ by less than this part of the larger are alike, beyond rounding."""
 
@@ -199,7 +201,8 @@ def _narrowed(worst: Influence, trial: _Trial, factor: float, runs: int) -> list
     """The rows of a part on which kernel and reference are furthest apart."""
     width = trial.width(worst.part)
     rows = torch.unique(worst.part.elements // width)
-    if len(rows) == 1:
+    count = len(rows)
+    if count == 1:
         return []
     found: list[Influence] = []
     pending = [(rows, worst)]
@@ -218,5 +221,7 @@ def _narrowed(worst: Influence, trial: _Trial, factor: float, runs: int) -> list
             else:
                 pending.append((half, influence))
     found += [influence for _, influence in pending]
+    if len(found) == count > _MANY:
+        return []  # all of them, which the part itself says
     telling = [i for i in found if i.verdict.startswith("only")]
     return sorted(telling or found, key=lambda i: int(i.part.elements[0]))

@@ -73,6 +73,8 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield "loop", _loop(loop)
     for source in e.sources:
         yield "made of", _source(source)
+    if not e.sources:
+        yield "made of", "none of its parameters"
     if e.addresses:
         yield "at", ", ".join(f"{r.buffer}{r.place}" for r in e.addresses)
     for read in e.missing:

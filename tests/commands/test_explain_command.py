@@ -1,0 +1,161 @@
+"""`tlmatrix explain` names the line, the turn and the inputs of a planted fault."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tlmatrix.cli import main
+
+KERNELS = Path(__file__).parents[1] / "interpreter" / "traced_kernels.py"
+SPEC = """\
+name: causal
+problem:
+  inputs:
+    q: {shape: [length, 16], dtype: float16, fill: normal}
+    k: {shape: [length, 16], dtype: float16, fill: normal}
+    v: {shape: [length, 16], dtype: float16, fill: normal}
+  outputs: {out: {dtype: float32}}
+  reference: causal_reference:causal
+factory: planted_kernels:attention
+compile: {length: length, fault: fault}
+call: [q, k, v]
+returns: [out]
+axes:
+  length: [64]
+  fault: [none, mask, scale, weights, last]
+"""
+REFERENCE = """\
+import torch
+
+
+def causal(q, k, v):
+    scores = q @ k.T * q.shape[1] ** -0.5
+    seen = torch.ones_like(scores, dtype=torch.bool).tril()
+    return torch.softmax(scores.masked_fill(~seen, -torch.inf), -1) @ v
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explained")
+    (folder / "causal.yaml").write_text(SPEC)
+    (folder / "causal_reference.py").write_text(REFERENCE)
+    shutil.copy(KERNELS, folder / "planted_kernels.py")
+    return folder
+
+
+@pytest.fixture
+def explain(project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+
+    def run(fault, *options, code=0):
+        assert main(["explain", f"causal.yaml::fault={fault}-length=64", *options]) == code
+        return capsys.readouterr().out
+
+    return run
+
+
+def line_of(project, text):
+    lines = (project / "planted_kernels.py").read_text().splitlines()
+    (found,) = (k for k, line in enumerate(lines, start=1) if text in line)
+    return f"planted_kernels.py:{found}"
+
+
+def row(text, start):
+    """The cells of the line of the last table that begins so."""
+    table = text.rpartition("with other values")[2]
+    (found,) = (x for x in table.splitlines() if x.strip().startswith(start))
+    return re.split(r"\s{2,}", found.strip())
+
+
+def test_a_right_element_depends_on_the_same_inputs_as_the_reference(explain, project):
+    text = explain("none", "--index", "55,3")
+    assert "out[55, 3]: length 55, dim1 3" in text
+    assert "block     bx 3, of a grid of bx 4" in text
+    assert f"{line_of(project, 'Out[tile * ROWS + i, d]')} (store), once" in text
+    assert "made of   K[0:56, 0:16]" in text
+    assert "<- only" not in text
+    assert "<- differ" not in text
+    assert row(text, "v[48:56, 3]")[1] == "step 3"
+    assert row(text, "v: ")[1:4] == ["not read", "0", "0"]
+
+
+def test_a_mask_that_lets_one_key_too_many_through_is_named_by_that_key(explain):
+    text = explain("mask", "--index", "21,3")
+    assert "as far from it" in text
+    assert "not precision" in text
+    assert row(text, "v[22, 3]")[-1] == "<- only the kernel"
+
+
+def test_a_wrong_scale_in_one_turn_is_named_by_the_turn(explain, project):
+    text = explain("scale", "--index", "55,3")
+    assert "not precision" in text
+    step = text[text.index("  step 2\n") :]
+    step = step[: step.index("  step 3\n")]
+    assert line_of(project, "s[i, j] = s[i, j] * scale") in step
+    assert text.count(line_of(project, "s[i, j] = s[i, j] * scale")) == 1
+    places = ("v[0:16, 3]", "v[16:32, 3]", "v[32:48, 3]", "v[48:56, 3]")
+    ratios = [float(cells[2]) / float(cells[3]) for cells in (row(text, p) for p in places)]
+    usual = sorted(ratios)[1]
+    assert max(range(4), key=lambda turn: abs(ratios[turn] / usual - 1)) == 2
+
+
+def test_precision_lost_in_a_tile_is_named_and_told_from_mathematics(explain, project):
+    text = explain("weights", "--index", "55,3")
+    assert "what is left is precision" in text
+    lost = text[text.index("precision is lost, in order") :].splitlines()[1]
+    assert lost.strip().startswith(f"{line_of(project, 'p[i, j] = T.exp2')}  p rounded in step 0")
+
+
+def test_a_last_turn_that_is_left_out_is_named_by_the_keys_it_would_read(explain):
+    text = explain("last", "--index", "55,3")
+    assert "step = 0 to 2, 3 turns" in text
+    assert row(text, "v: ")[-1] == "<- only the reference"
+    named = [x.strip() for x in text.splitlines() if re.match(r"\s+v\[\d+, 0:16\]", x)]
+    assert {int(re.match(r"v\[(\d+)", x)[1]) for x in named} <= set(range(48, 56))
+    assert named
+
+
+def test_the_worst_element_of_a_finding_is_the_default(explain):
+    text = explain("last", "--no-inputs")
+    place = re.search(r"^out\[(\d+), (\d+)\]: ", text, re.MULTILINE)
+    assert place is not None
+    expected, got = re.search(r"expected (\S+), got (\S+)", text).groups()
+    assert expected != got
+    assert "with other values" not in text
+
+
+def test_without_a_finding_the_first_element_is(explain):
+    assert "\nout[0, 0]: length 0, dim1 0\n" in explain("none", "--no-inputs")
+
+
+def test_a_picture_is_written(explain, project):
+    text = explain("none", "--index", "55,3", "--no-inputs", "--picture", "causal.svg")
+    assert "picture of launch 1: causal.svg" in text
+    assert "which block wrote Out" in (project / "causal.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tensor", "y"], "--tensor: there is no 'y'; the case has out"),
+        (["--index", "55"], r"out has no element \[55\]: its shape is \[64, 16\]"),
+        (["--index", "a,b"], "--index: not numbers"),
+        (["--buffer", "Y", "--index", "0,0"], "--buffer: no kernel writes 'Y'"),
+        (["--block", "0", "--index", "55,3"], r"block \(0,\) did not write Out"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(project, monkeypatch, capsys, options, words):
+    monkeypatch.chdir(project)
+    assert main(["explain", "causal.yaml::fault=none-length=64", *options]) == 2
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_repro_of_a_failing_case_leads_to_explain(project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    assert main(["repro", "causal.yaml::fault=last-length=64"]) == 1
+    assert "  explain   tlmatrix explain 'causal.yaml::fault=last-length=64'" in (
+        capsys.readouterr().out
+    )
