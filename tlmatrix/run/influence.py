@@ -221,7 +221,7 @@ def _narrowed(worst: Influence, trial: _Trial, factor: float, runs: int) -> list
             else:
                 pending.append((half, influence))
     found += [influence for _, influence in pending]
-    if len(found) == count > _MANY:
+    telling = [i for i in found if i.verdict.startswith("only")] or found
+    if len(telling) == count > _MANY:
         return []  # all of them, which the part itself says
-    telling = [i for i in found if i.verdict.startswith("only")]
-    return sorted(telling or found, key=lambda i: int(i.part.elements[0]))
+    return sorted(telling, key=lambda i: int(i.part.elements[0]))
