@@ -132,9 +132,11 @@ def test_the_kernels_of_a_gradient_are_followed_one_after_the_other():
     assert cast.earlier.kernel == "packed_atomic_gradients"
     assert cast.earlier.index == (45, 1, 7)
     makers = {s.buffer: s.made_by for s in cast.earlier.sources}
-    assert makers["lse"] == "launch 1, packed_forward"
-    assert makers["delta"] == "launch 2, packed_delta"
-    assert makers["q"] is None
+    assert makers["q"] is makers["k"] is makers["do"] is None
+    statistics = {maker for name, maker in makers.items() if "lse" in name or "delta" in name}
+    earlier = {str(launch) for launch in run.log.launches[: cast.earlier.launch - 1]}
+    assert statistics
+    assert statistics <= earlier
     assert {s.buffer: s.place for s in forward.sources}["k"] == "[40:46, 0, 0:32]"
     assert {r.buffer for r in forward.addresses} <= {"cu_seqlens_q", "cu_seqlens_k"}
     assert "dq_sum[45, 1, 7] of kernel packed_atomic_gradients" in str(cast)
