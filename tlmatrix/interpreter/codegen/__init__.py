@@ -314,6 +314,7 @@ def widened(func: Any) -> Any:
 
     from tilelang import tvm
 
+    func = scalarized(func)  # a vector's dtype has another name
     seen: list[str] = []
 
     def visit(node: Any) -> None:
