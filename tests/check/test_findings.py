@@ -460,9 +460,25 @@ def test_a_leak_from_the_neighbour_sequence(dtype, kind, factor):
     findings = run(problem, leaky, kind)
     assert only(findings).check == kind
     assert findings[0].title.startswith("neighbours: out: ")
+    assert "differ and must be bit for bit equal" in findings[0].title
+    # The part that is compared is named in the terms of the tensor that it is part of.
+    assert {key: findings[0].index[key] for key in ("sequence", "position")} == {
+        "sequence": 0, "position": 16,
+    }  # fmt: skip
+    assert findings[0].where.startswith("row 16 of sequence 0")
     assert "other values in sequence 1" in findings[0].detail
     # After wrong numbers it is still run, for it names the cause.
     assert kind in {finding.check for finding in run(problem, leaky, "numeric", kind)}
+
+
+def test_a_part_that_holds_other_elements_than_its_tensor_is_named_by_axis():
+    problem = attention((17, 40), dtype=torch.float16)
+    relation = Relation(
+        "sums", "property", (problem,), lambda tensors: {"out": tensors["out"].sum(2)},
+        lambda results: {"out": results[0]["out"].sum(2) + 100}, exact=True,
+    )  # fmt: skip
+    finding = only(run(with_relation(problem, relation), flash, "properties"))
+    assert list(finding.index) == ["axis0", "axis1"]
 
 
 @EVERY_DTYPE

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tlmatrix.check import Finding
-from tlmatrix.report import Group, describe_group, describe_result, group_failures
+from tlmatrix.report import (
+    Group,
+    describe_finding,
+    describe_group,
+    describe_result,
+    group_failures,
+)
 from tlmatrix.run import CaseResult, Status
 
 
@@ -286,3 +292,19 @@ def test_a_result_is_told_with_its_command_unbroken() -> None:
     assert "expected 0.25, got nan" in text
     assert "inf times the allowance; 3 of 300 elements wrong (1 %); a row" in text
     assert "also gradients: dq: wrong" in text
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "told"),
+    [
+        (0.1, 0.1 + 2**-30, "expected 0.1, got 0.100000001"),
+        (0.5, 0.25, "expected 0.5, got 0.25"),
+        (1.0, float("-inf"), "expected 1, got -inf"),
+        (0.5, 0.5, "expected 0.5, got 0.5"),
+    ],
+)
+def test_values_have_the_digits_that_tell_them_apart(
+    expected: float, got: float, told: str
+) -> None:
+    finding = Finding(check="isolation", title="out: differs", expected=expected, got=got)
+    assert any(told in line for line in describe_finding(finding))

@@ -440,7 +440,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         DECL.replace("[float16]", "[float16, half]")
         + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}, w: {shape: [rows], dtype: flaot32}}\n  outputs: [y]\n  reference: a:b\n",
         [
-            "3:25: unknown dtype 'half'. Dtypes: " + DTYPES,
+            "3:25: unknown dtype 'half'; did you mean 'float16'? Dtypes: " + DTYPES,
             "5:73: unknown dtype 'flaot32'; did you mean 'float32'? Dtypes: "
             + DTYPES
             + ", $dtype, $rows",

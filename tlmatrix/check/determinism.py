@@ -48,6 +48,7 @@ def compare_runs(
                     yardstick.problem,
                     yardstick.reference,
                     words="the first of three equal calls",
+                    exact=exact,
                 )
             )
     return found

@@ -30,8 +30,9 @@ def explain(
     reference: Tensors,
     *,
     words: str = "the reference",
+    exact: bool = False,
 ) -> Finding:
-    """The finding of a tensor that is outside its limits.
+    """The finding of a tensor that is outside its limits, or with `exact` not the same in each bit.
 
     `words` say what it was compared with. Elements that still hold poison are told from others.
     """
@@ -45,7 +46,7 @@ def explain(
     evidence = Evidence(name, dims, deviation, pattern, problem, reference)
     count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
     label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
-    amount = _amount(deviation, count, nan=nan)
+    amount = _amount(deviation, count, nan=nan, exact=exact)
     if unwritten:
         amount = f"{count} of {wrong.numel()} elements were never written"
     worst = deviation.worst
@@ -84,10 +85,12 @@ def _place(flat: int, shape: Sequence[int]) -> list[int]:
     return place[::-1]
 
 
-def _amount(deviation: Deviation, count: int, *, nan: bool) -> str:
+def _amount(deviation: Deviation, count: int, *, nan: bool, exact: bool) -> str:
     total = deviation.wrong.numel()
     if nan:
         return f"{count} of {total} elements are NaN"
+    if exact:
+        return f"{count} of {total} elements differ and must be bit for bit equal"
     if deviation.ratio == float("inf"):
         return f"{count} of {total} elements are outside what is allowed"
     distance = "root mean square error" if deviation.distance == "rms" else "largest error"

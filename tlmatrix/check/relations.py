@@ -130,13 +130,50 @@ def _differences(
                 explain(
                     CHECK_OF_KIND[relation.kind],
                     name,
-                    deviation,
+                    _in_whole(name, deviation, relation, mine),
                     yardstick.problem,
                     yardstick.reference,
                     words="the problem itself",
+                    exact=exact,
                 )
             )
     return found
+
+
+def _in_whole(name: str, deviation: Deviation, relation: Relation, mine: Tensors) -> Deviation:
+    """A deviation of a part that `left` picks, at its places in the tensor, whose dims have names.
+
+    Elsewhere nothing is wrong. Where `left` does not pick elements, the deviation as it is.
+    """
+    whole = mine.get(name)
+    if whole is None or whole.shape == deviation.wrong.shape:
+        return deviation
+
+    def numbered(each: str) -> torch.Tensor:
+        count = mine[each].numel()
+        return torch.arange(count, dtype=torch.float64, device=whole.device).view(mine[each].shape)
+
+    # It picks the elements' numbers as it picks the elements.
+    places = relation.left(Deferred(mine, numbered))[name].flatten().long()
+    values = whole.flatten()
+    if len(places) != deviation.wrong.numel() or not 0 <= places.min() <= places.max() < len(
+        values
+    ):
+        return deviation
+    picked = values[places].double()
+    if not torch.allclose(picked, deviation.expected.flatten(), rtol=0, atol=0, equal_nan=True):
+        return deviation
+
+    def placed(target: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        return target.index_put((places,), part.flatten()).view(whole.shape)
+
+    return replace(
+        deviation,
+        expected=whole.double(),
+        got=placed(values.to(deviation.got.dtype), deviation.got),
+        wrong=placed(torch.zeros_like(values, dtype=torch.bool), deviation.wrong),
+        worst=int(places[deviation.worst]),
+    )
 
 
 def _beyond(

@@ -142,13 +142,23 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
         label = "worst at" if finding.source is None else "element"
         facts.append((label, f"{finding.tensor} at {place}" if finding.tensor else place))
     if finding.expected is not None or finding.got is not None:
-        facts.append(("values", f"expected {number(finding.expected)}, got {number(finding.got)}"))
+        expected, got = _pair(finding.expected, finding.got)
+        facts.append(("values", f"expected {expected}, got {got}"))
     size = _size(finding)
     if size:
         facts.append(("error", size))
     if finding.hint:
         facts.append(("hint", finding.hint))
     return facts
+
+
+def _pair(one: float | None, other: float | None) -> tuple[str, str]:
+    """Two numbers with as many digits, six or more, as tell them apart."""
+    if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
+        return number(one), number(other)
+    # Seventeen digits tell any two numbers apart.
+    pairs = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(6, 18))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (number(one), number(other)))
 
 
 def _size(finding: Finding) -> str:

@@ -10,7 +10,7 @@ from tlmatrix.words import nearest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "DType", "dtype_named", "explain_dtype", "torch_dtype"]
+__all__ = ["DTYPES", "DType", "dtype_meant", "dtype_named", "explain_dtype", "torch_dtype"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,12 @@ def explain_dtype(name: object, *, floating: bool = False) -> str | None:
     if isinstance(name, str) and name in DTYPES and (DTYPES[name].floating or not floating):
         return None
     names = [dtype.name for dtype in DTYPES.values() if dtype.floating or not floating]
-    short = _SHORT.get(str(name))
-    return f"unknown dtype {name!r}{nearest(short or name, names)}"
+    return f"unknown dtype {name!r}{nearest(dtype_meant(name), names)}"
+
+
+def dtype_meant(name: object) -> object:
+    """PyTorch's name for a short one (`half`, `bf16`), to look for the nearest; else `name`."""
+    return _SHORT.get(str(name), name)
 
 
 def dtype_named(name: object, *, floating: bool = False) -> DType:

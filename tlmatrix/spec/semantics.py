@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.spec.dtypes import DTYPES
+from tlmatrix.spec.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expressions import FUNCTIONS, WORDS, Expression, ExpressionError
 from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import FAMILIES, DeclaredProblem
@@ -326,7 +326,7 @@ def _tensor_faults(
     if not tensor.dtype.startswith("$"):
         if tensor.dtype not in DTYPES:
             known = [*DTYPES, *(f"${axis}" for axis in axes)]
-            hint = suggestion(tensor.dtype, known, "Dtypes")
+            hint = suggestion(dtype_meant(tensor.dtype), known, "Dtypes")
             yield Fault(place, f"unknown dtype {tensor.dtype!r}{hint}")
         return
     axis = tensor.dtype[1:]
@@ -336,7 +336,7 @@ def _tensor_faults(
         yield Fault(place, message)
     for index, value in enumerate(spec.axes.get(axis, ())):
         if value not in DTYPES:
-            hint = suggestion(value, DTYPES, "Dtypes")
+            hint = suggestion(dtype_meant(value), DTYPES, "Dtypes")
             yield Fault(("axes", axis, index), f"unknown dtype {show(value)}{hint}")
 
 
