@@ -47,11 +47,14 @@ class Packed:
         self._boundaries = boundaries
         # The block's own sequences and their rows, and what they were found from.
         self._owned: tuple[list[int], list[tuple[int, int]]] = ([], [])
-        self._known: tuple[int, ...] = ()
+        self._known = (0, 0)
 
     def _own(self) -> tuple[list[int], list[tuple[int, int]]]:
         """The block's sequences, and from which row to which each goes."""
-        known = (self._monitor.here, *[len(b.read) for b in self._boundaries])
+        read = 0
+        for each in self._boundaries:
+            read += len(each.read)
+        known = (self._monitor.here, read)
         if known != self._known:
             of_block = self._declared.of_block
             if of_block is not None:
@@ -69,8 +72,15 @@ class Packed:
         rows = memory[axis]
         if isinstance(rows, slice):
             first, last = rows.start, rows.stop - 1
-            if any(a <= first and last < b for a, b in spans):
-                return None
+            for a, b in spans:
+                if a <= first and last < b:
+                    return None
+                if mask is not None and rows.step in (None, 1) and a < rows.stop and first < b:
+                    # Mostly a last tile: what its mask leaves out is what lies outside.
+                    along = (slice(None),) * sum(isinstance(m, slice) for m in memory[:axis])
+                    before, after = slice(0, max(a - first, 0)), slice(b - first, None)
+                    if not (mask[*along, before].any() or mask[*along, after].any()):
+                        return None
             numbers = np.arange(rows.start, rows.stop, rows.step or 1)
         else:
             numbers = np.asarray(rows)
