@@ -123,3 +123,27 @@ def test_the_error_of_a_rank_ends_all():
 def test_a_world_needs_a_rank():
     with pytest.raises(ValueError, match="at least 1"):
         run_ranks(0, lambda rank: rank)
+
+
+@tilelang.jit(out_idx=[0])
+def swapped():
+    """Two blocks hand each other a row through a workspace of the launch."""
+
+    @T.prim_func
+    def main(Y: T.Tensor((2, 32), "float32")):
+        with T.Kernel(2, threads=32) as bx:
+            W = T.alloc_global((2, 32), "float32")
+            tx = T.get_thread_binding()
+            W[bx, tx] = bx * 32 + tx
+            T.sync_grid()
+            Y[bx, tx] = W[1 - bx, tx]
+
+    return main
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_blocks_of_a_launch_share_a_workspace(schedule):
+    with interpret(sanitize=True) as run, scheduled(schedule):
+        got = swapped()()
+    assert torch.equal(got, torch.arange(64.0).view(2, 32).flip(0))
+    assert run.reports == []

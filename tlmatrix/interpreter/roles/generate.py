@@ -84,6 +84,7 @@ class RoleMixin(JumpMixin):
         self._tail: tuple[dict[Any, bool], dict[Any, bool]] = ({}, {})
         self._case_groups: list[tuple[Any, tuple[int, ...]]] = []
         self._keys: dict[Any, int] = {}
+        self._of_launch = self.prologue
         self.start_asynchronous()
         self.start_jumps()
         self.w.reserve("cta", "me", "launch", "LOCATIONS")
@@ -104,6 +105,7 @@ class RoleMixin(JumpMixin):
             node = node.body
         self._prepare(node)
         outer_prologue, outer = self.prologue, self.w
+        self._of_launch = outer_prologue
         self.prologue = Writer(_names=outer._names)  # noqa: SLF001  # one pool of names
         self._iotas.clear()
         roles = []
@@ -269,12 +271,16 @@ class RoleMixin(JumpMixin):
             if buffer in self.buffers:
                 return
             self.made.add(buffer)
-            role_writer, self.w = self.w, self.prologue
+            role_writer, of_block = self.w, self.prologue
+            if scope == "global":
+                # A workspace of the whole launch, which every block sees.
+                self.prologue = self._of_launch
+            self.w = self.prologue
             if scope == "shared.barrier":
                 self._allocate_barriers(buffer)
             else:
                 super().allocate(buffer)
-            self.w = role_writer
+            self.w, self.prologue = role_writer, of_block
             return
         if self.lanes is not None and scope in _LOCAL:
             self._allocate_lanes(buffer, scope)
