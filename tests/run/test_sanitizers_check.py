@@ -134,6 +134,13 @@ def test_a_workspace_that_another_kernel_left_unwritten():
     assert finding.source.endswith(at("redoubled_through", "from work"))
 
 
+def test_values_that_are_not_finite_are_told_with_the_operation_that_made_the_first():
+    (finding,) = run(factory("born_nan"), checks="numeric, sanitizers").findings
+    assert finding.check == "numeric"
+    assert "nonfinite: target[0, 0] becomes NaN" in finding.detail
+    assert at("born_nan", "born") in finding.detail
+
+
 def test_an_access_that_stops_the_kernel_is_a_finding_with_its_line():
     finding = only(run(factory("unguarded_double"), checks="numeric, sanitizers, determinism"))
     assert finding.title.startswith("bounds: index 55 of dimension 0 of source[55, 0] is outside")
