@@ -153,6 +153,13 @@ def test_what_is_not_there_is_refused_with_what_is(project, monkeypatch, capsys,
     assert re.search(words, capsys.readouterr().err)
 
 
+def test_a_parameter_of_a_kernel_is_followed_by_its_name(explain):
+    text = explain("none", "--buffer", "Out", "--index", "40,1")
+    assert "Out[40, 1] of kernel causal, launch 1" in text
+    assert "expected" not in text
+    assert "with other values" not in text
+
+
 def test_repro_of_a_failing_case_leads_to_explain(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     assert main(["repro", "causal.yaml::fault=last-length=64"]) == 1

@@ -57,29 +57,34 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
             outputs = run(problem)
         except EntryError as error:
             raise UsageError(f"the case raises {error.error!r}: no output to explain") from error
-    index = _checked(name, index, outputs)
     print(f"{spec.name}: {case.id}\nseed {seed}\n")
-    for line in _heading(problem, outputs, name, index):
-        print(line)
-    print()
+    explanation: Explanation | None = None
+    if arguments.buffer is not None:
+        index = _numbers(arguments.index or "", "--index")
+    else:
+        index = _checked(name, index, outputs)
+        for line in _heading(problem, outputs, name, index):
+            print(line)
+        print()
     try:
-        explanation = _followed(session, arguments, outputs[name], index)
+        explanation = _followed(session, arguments, outputs.get(name), index)
     except NotMadeError as error:
         print(f"{error}\n{_others(session)}")
-        return ExitCode.USAGE
     except Unsupported as error:
         print(f"not followed: {error}")
-        return ExitCode.USAGE
     except ValueError as error:
         raise UsageError(str(error)) from error
-    for line in _told(explanation, full=arguments.full):
-        print(line)
-    for line in _verdict(explanation, problem, name, index):
-        print(line)
-    if not arguments.no_inputs:
-        for line in _depends(runner, spec, case, problem, explanation, (name, index)):
+    if explanation is not None:
+        for line in _told(explanation, full=arguments.full):
             print(line)
-    if arguments.picture:
+    if arguments.buffer is None:
+        if explanation is not None:
+            for line in _verdict(explanation, problem, name, index):
+                print(line)
+        if not arguments.no_inputs:
+            for line in _depends(runner, spec, case, problem, explanation, (name, index)):
+                print(line)
+    if arguments.picture and explanation is not None:
         _draw(session, explanation, Path(arguments.picture))
     return ExitCode.OK
 
@@ -126,7 +131,10 @@ def _checked(name: str, index: tuple[int, ...] | None, outputs: Tensors) -> tupl
 
 
 def _followed(
-    session: Session, arguments: argparse.Namespace, tensor: torch.Tensor, index: tuple[int, ...]
+    session: Session,
+    arguments: argparse.Namespace,
+    tensor: torch.Tensor | None,
+    index: tuple[int, ...],
 ) -> Explanation:
     """The explanation of the output's element, or of `--buffer` of a kernel."""
     from tlmatrix.interpreter.explain import explain_element
@@ -135,13 +143,13 @@ def _followed(
     log = session.log
     block = _numbers(arguments.block, "--block") if arguments.block else None
     if arguments.buffer is None:
+        assert tensor is not None
         launch, buffer, place = log.find(tensor, index)
         return explain_element(log, launch, buffer, place, block=block)
     found = [launch for launch in log.launches if arguments.buffer in launch.written]
     if not found:
         raise UsageError(f"--buffer: no kernel writes {arguments.buffer!r}\n{_others(session)}")
-    place = _numbers(arguments.index or "", "--index")
-    return explain_element(log, found[-1], arguments.buffer, place, block=block)
+    return explain_element(log, found[-1], arguments.buffer, index, block=block)
 
 
 def _others(session: Session) -> str:
@@ -208,7 +216,7 @@ def _depends(
     spec: Spec,
     case: Case,
     problem: Problem,
-    explanation: Explanation,
+    explanation: Explanation | None,
     element: tuple[str, tuple[int, ...]],
 ) -> Iterator[str]:
     from tlmatrix.run.influence import influences
@@ -224,7 +232,7 @@ def _depends(
     yield from _table(found, problem)
 
 
-def _parts(problem: Problem, explanation: Explanation) -> list[Part]:
+def _parts(problem: Problem, explanation: Explanation | None) -> list[Part]:
     """Each input in parts: what the block read in each turn, and what it did not read."""
     import torch
 
@@ -250,12 +258,13 @@ def _parts(problem: Problem, explanation: Explanation) -> list[Part]:
             parts.append(Part(name, torch.cat([p.elements for p in some]), words))
         rest = torch.nonzero(left).flatten()
         if len(rest):
-            parts.append(Part(name, rest, "not read" if mine else "not read by this kernel"))
+            words = "not read" if mine else "not read by this kernel"
+            parts.append(Part(name, rest, words if explanation is not None else "not known"))
     return parts
 
 
 def _reads(
-    problem: Problem, explanation: Explanation
+    problem: Problem, explanation: Explanation | None
 ) -> Mapping[str, Sequence[tuple[tuple[tuple[str, int], ...], torch.Tensor]]]:
     """What the followed blocks read of each input of the case, by turn."""
     import torch
@@ -266,7 +275,7 @@ def _reads(
         for name, tensor in problem.inputs.items()
         if tensor.is_contiguous()
     }
-    step: Explanation | None = explanation
+    step = explanation
     while step is not None:
         for source in step.sources:
             tensor = step.tensors(source.buffer)
