@@ -66,6 +66,8 @@ TCGEN05_TILES = Tcgen05Tiles()
 CONFIGS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
 """Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
 product is issued, not when it is complete: the next load would overwrite what it reads."""
+PLAIN_THREADS = 256
+"""64 sums of a tile each: with 128 the copies off TMA would spill their addresses."""
 _EPILOGUE = 128
 """The first thread that stores."""
 _ACCUMULATORS = 2
@@ -121,13 +123,16 @@ def tcgen05_kernel(
     def gemm_tcgen05(
         A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor([M, N], out_dtype)
     ):
-        with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=128) as (bn, bm):
+        with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=PLAIN_THREADS) as (
+            bn,
+            bm,
+        ):
             a_tiles = T.alloc_shared((2, *a_box), dtype)
             b_tiles = T.alloc_shared((2, *b_box), dtype)
             sums = T.alloc_tmem([block_m, block_n], "float32")
             acc = T.alloc_fragment([block_m, block_n], "float32")
             c_tile = T.alloc_shared([block_m, block_n], out_dtype)
-            full = T.alloc_barrier([128] * 2)
+            full = T.alloc_barrier([PLAIN_THREADS] * 2)
             done = T.alloc_barrier(1)
 
             steps = T.ceildiv(K, block_k)

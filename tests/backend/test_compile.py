@@ -269,6 +269,7 @@ def test_the_tools_words_are_read(tmp_path):
         'printf ".visible .entry k(\\n)\\n{\\n@%%p1 bra L;\\n'
         "{ .reg .pred p; @p tcgen05.mma.cta_group::1.kind::f16 [%%r1], 1; }\\n"
         "tcgen05.ld.sync.aligned.32x32b.x2.b32{%%r1,%%r2}, [%%r3];\\n"
+        "tcgen05.st.sync.aligned.32x32b.x2.b32[%%r3],{%%r1,%%r2};\\n"
         'L: ret;\\n}\\n" > "$2"\n'
         "cat <<'END'\n"
         "ptxas info    : Compiling entry function 'k' for 'sm_100a'\n"
@@ -288,6 +289,7 @@ def test_the_tools_words_are_read(tmp_path):
     assert part.threads == 384
     assert part.has("tcgen05.mma")
     assert part.has("tcgen05.ld")
+    assert part.has("tcgen05.st")
     assert part.instructions["bra"] == 1
     assert not part.has("tcgen05.m")
     failing = tmp_path / "failing"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assembler"]
 
-_FORMAT = 2  # raise it when what is read from the tools changes
+_FORMAT = 3  # raise it when what is read from the tools changes
 
 
 @dataclass

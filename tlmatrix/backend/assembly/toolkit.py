@@ -137,7 +137,7 @@ _STATIC = re.compile(r"(\d+) bytes smem")
 _WARNING = re.compile(
     r"^(?:ptxas )?(?:warning|info)\s*: \(?[CW]\d+\)? *(.*)$|^ptxas warning *: (.*)$"
 )
-_INSTRUCTION = re.compile(r"\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?:\s|$)")
+_INSTRUCTION = re.compile(r"\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?:[\s\[]|$)")
 _STATEMENT = re.compile(r"[;{}\n]")
 _ALLOCATED = re.compile(r"tl::tmem_allocate(?:<[^>]*>)?\([^;]*?,\s*(\d+)\s*\)\s*;")
 
