@@ -70,7 +70,14 @@ def _doubling(project: Project, n: str) -> str:
 
 def _run(project: Project, *options: str) -> str:
     outcome = project.tlmatrix(
-        "run", "double.yaml", "--backend", "interpreter", "--results", "r.jsonl", *options
+        "run",
+        "double.yaml",
+        "--backend",
+        "interpreter",
+        "--results",
+        "r.jsonl",
+        "--coverage",
+        *options,
     )
     assert outcome.code == ExitCode.OK, outcome.out
     return outcome.out
@@ -102,9 +109,7 @@ def test_workers_count_together_what_one_process_counts(project: Project) -> Non
 
 def test_coverage_adds_the_table_and_no_coverage_counts_nothing(project: Project) -> None:
     file = _doubling(project, "[16]")
-    assert any(
-        line.startswith(file) for line in _run(project, "-n", "0", "--coverage").splitlines()
-    )
+    assert any(line.startswith(file) for line in _run(project, "-n", "0").splitlines())
     (project.folder / "r.jsonl").unlink()
     assert "coverage" not in _run(project, "-n", "0", "--no-coverage")
     records = map(json.loads, (project.folder / "r.jsonl").read_text().splitlines())
@@ -131,7 +136,7 @@ def test_without_a_name_the_last_run_is_shown(project: Project) -> None:
     outcome = project.tlmatrix("coverage")
     assert outcome.code == ExitCode.USAGE
     assert "no results" in outcome.out
-    assert project.tlmatrix("run", "double.yaml", "-n", "0").code == ExitCode.OK
+    assert project.tlmatrix("run", "double.yaml", "-n", "0", "--coverage").code == ExitCode.OK
     assert file in project.tlmatrix("coverage").out
     wrong = project.tlmatrix("coverage", "--file", "other")
     assert wrong.code == ExitCode.USAGE

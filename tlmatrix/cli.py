@@ -110,14 +110,14 @@ def _add_run(commands: _Commands) -> None:
         "--coverage",
         action="store_const",
         const="table",
-        help="show a table of the kernel lines and guards that cases exercised, not only a line",
+        help="count the kernel lines and guards that cases exercise (interpreter); show a table",
     )
     run.add_argument(
         "--no-coverage",
         dest="coverage",
         action="store_const",
         const="off",
-        help="do not count them",
+        help="do not count them, whatever the project sets",
     )
     run.set_defaults(command=_run)
 

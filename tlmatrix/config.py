@@ -51,7 +51,7 @@ class Config:
     specs: tuple[str, ...] = ("specs",)
     results: str = ".tlmatrix"
     timeout: float = 300.0
-    coverage: str = "summary"
+    coverage: str = "off"
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -85,7 +85,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=COVERAGE,
         default=None,
         help="count which lines and guards of interpreted kernels the cases exercise, and say so "
-        "in a line (summary, the default) or a table; off counts nothing",
+        "in a line (summary) or a table; off, the default, counts nothing",
     )
 
 

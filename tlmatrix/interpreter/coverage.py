@@ -229,10 +229,11 @@ class Coverage:
 
     def renamed(self, name: Callable[[str], str]) -> Coverage:
         """The same with other names of files."""
+        names = {file: name(file) for file in self.files}
         return Coverage(
-            {(name(file), line): n for (file, line), n in self.lines.items()},
-            {k._replace(file=name(k.file)): g for k, g in self.guards.items()},
-            {k._replace(file=name(k.file)): n for k, n in self.loops.items()},
+            {(names[file], line): n for (file, line), n in self.lines.items()},
+            {GuardSite(names[k[0]], *k[1:]): g for k, g in self.guards.items()},
+            {LoopSite(names[k[0]], *k[1:]): n for k, n in self.loops.items()},
         )
 
     def gaps(self) -> tuple[Gap, ...]:

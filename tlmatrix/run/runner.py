@@ -91,7 +91,7 @@ class Runner:
     seed: int = 0
     roots: tuple[Path, ...] = ()
     asked: str = "auto"
-    coverage: bool = True
+    coverage: bool = False
     _bound: dict[tuple[Path, str], _Bound] = field(default_factory=dict)
     _assembler: Assembler | None = None
 
