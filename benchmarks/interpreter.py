@@ -3,8 +3,10 @@
     python benchmarks/interpreter.py
 
 One process, one thread, the same shapes and tiles for all: batch 1, 4 heads, head dim 64,
-float16, tiles of 64 x 64; sanitized is with every default sanitizer. Triton is timed if it is
-installed. Triton 3.5's interpreter fails with numpy 2.4; an environment with numpy 2.2 works.
+float16, tiles of 64 x 64; sanitized is with every default sanitizer. Then the project's packed
+attention, forward and backward, sanitized with its sequences declared; and how the cost grows with
+the number of tiles. Triton is timed if it is installed. Triton 3.5's interpreter fails with numpy
+2.4; an environment with numpy 2.2 works.
 """
 
 import os
@@ -18,6 +20,7 @@ import tilelang.language as T
 import torch
 
 from tlmatrix.interpreter import interpret
+from tlmatrix_kernels.attention import varlen_attention
 
 try:
     import triton
@@ -27,6 +30,8 @@ except ImportError:
 
 HEADS, DIM, BLOCK = 4, 64, 64
 LENGTHS = (200, 1024)
+PACKED = ((100, 60, 200), (17, 64, 1), (1000, 24))
+GROWING = (128, 256, 512, 1024, 2048)
 
 
 @tilelang.jit(out_idx=[3])
@@ -151,13 +156,59 @@ def milliseconds(call, seconds: float = 1.5) -> float:  # noqa: ANN001  # any ca
     return min(times) * 1e3
 
 
+def packed() -> None:
+    """Print what the sanitizers cost in packed attention, forward and backward."""
+    print("packed attention, causal, groups of 2, ms a call, forward + backward")
+    print(f"{'lengths':>16} {'backward':>8} {'interpreter':>12} {'sanitized':>10} {'ratio':>6}")
+    for lengths in PACKED:
+        total, cu = sum(lengths), torch.tensor([0, *lengths]).cumsum(0).int()
+        shapes = ((total, HEADS, DIM), (total, HEADS // 2, DIM), (total, HEADS // 2, DIM))
+        inputs = [torch.randn(shape).half().requires_grad_() for shape in shapes]
+        sequences = dict.fromkeys(("q", "k", "v", "out", "do", "dq", "dq_sum", "dk_sum"), cu)
+        sequences |= {"dv_sum": cu}
+        sequences |= dict.fromkeys(("lse", "dk_parts", "dv_parts"), (cu, 1))
+        for backward in ("atomic", "split"):
+
+            def call(
+                inputs: list[torch.Tensor] = inputs,
+                cu: torch.Tensor = cu,
+                backward: str = backward,
+            ) -> None:
+                out, _ = varlen_attention(*inputs, cu, cu, causal=True, backward=backward)
+                torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+            with interpret():
+                ours = milliseconds(call)
+            with interpret(sanitize=True, sequences=sequences) as run:
+                sanitized = milliseconds(call)
+                if run.reports:
+                    raise SystemExit(f"the kernels are clean, but: {run.reports[0]}")
+            shown = ", ".join(map(str, lengths))
+            print(
+                f"{shown:>16} {backward:>8} {ours:12.2f} {sanitized:10.2f} {sanitized / ours:6.2f}"
+            )
+
+
+def growth() -> None:
+    """Print the cost of the causal forward by the number of tiles it computes."""
+    print(f"{'sequence':>8} {'tiles':>6} {'ms':>8} {'us a tile':>10}")
+    for seq in GROWING:
+        q, k, v = (torch.randn(1, HEADS, seq, DIM).half() for _ in range(3))
+        rows = seq // BLOCK
+        tiles = HEADS * rows * (rows + 1) // 2
+        with interpret():
+            kernel = tilelang_forward(seq)
+            ours = milliseconds(lambda: kernel(q, k, v))  # noqa: B023  # called at once
+        print(f"{seq:8d} {tiles:6d} {ours:8.2f} {1e3 * ours / tiles:10.1f}")
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"causal forward, batch 1, {HEADS} heads, head dim {DIM}, float16, ms a call")
     header = f"{'sequence':>8} {'interpreter':>12} {'sanitized':>10} {'SDPA float32':>13}"
-    print(header + f" {'Triton interpreter':>19} {'ratio':>6}")
+    print(header + f" {'Triton interpreter':>19} {'ratios':>12}")
     for seq in LENGTHS:
         q, k, v = (torch.randn(1, HEADS, seq, DIM).half() for _ in range(3))
         wide = [x.float() for x in (q, k, v)]
@@ -183,7 +234,9 @@ def main() -> None:
         if error > 5e-3:
             raise SystemExit(f"the Triton kernel is wrong by {error}")
         theirs = milliseconds(lambda: triton_forward(q, k, v))  # noqa: B023  # called at once
-        print(line + f" {theirs:19.1f} {theirs / ours:5.0f}x")
+        print(line + f" {theirs:19.1f} {theirs / ours:6.0f}x {theirs / sanitized:3.0f}x")
+    packed()
+    growth()
     with interpret():
         start = time.perf_counter()
         tilelang_forward(333)
