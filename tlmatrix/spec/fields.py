@@ -7,7 +7,7 @@ A check raises ValueError with words that begin "must be ..." wherever something
 from __future__ import annotations
 
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,7 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
 
 from tlmatrix.spec.expressions import Expression
@@ -52,12 +53,12 @@ __all__ = [
     "Name",
     "Positive",
     "SanitizerName",
+    "ShortModel",
     "Size",
     "Strategy",
     "Target",
     "TargetArch",
     "TileSize",
-    "also_as",
     "also_one_of",
 ]
 
@@ -212,18 +213,6 @@ Day = Annotated[
 ]
 
 
-def also_as(handler: GetJsonSchemaHandler, schema: CoreSchema, key: str) -> dict[str, Any]:
-    """The JSON Schema of a model that may also be written as the value of one of its keys."""
-    full = handler.resolve_ref_schema(handler(schema))
-    long = {name: value for name, value in full.items() if name != "description"}
-    words = ("anyOf", "type", "pattern")
-    short = {word: part for word, part in long["properties"][key].items() if word in words}
-    description = full.get("description", "")
-    full.clear()
-    full |= {"description": description, "anyOf": [short, long]}
-    return full
-
-
 def also_one_of(schema: dict[str, Any], short: dict[str, Any]) -> None:
     """Adds a short form to the JSON Schema of a key."""
     long = {key: schema.pop(key) for key in ("type", "items") if key in schema}
@@ -234,3 +223,28 @@ class Model(BaseModel):
     """What all models share: unknown keys are errors, and nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ShortModel(Model):
+    """A model that may also be written as the value of its key `short`, where that is a string."""
+
+    short: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short(cls, value: object) -> object:
+        return {cls.short: value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        full = handler.resolve_ref_schema(handler(core_schema))
+        long = {name: value for name, value in full.items() if name != "description"}
+        words = ("anyOf", "type", "pattern")
+        key = long["properties"][cls.short]
+        short = {word: part for word, part in key.items() if word in words}
+        description = full.get("description", "")
+        full.clear()
+        full |= {"description": description, "anyOf": [short, long]}
+        return full

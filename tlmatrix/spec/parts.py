@@ -17,10 +17,10 @@ from tlmatrix.spec.fields import (
     ExpressionText,
     Identifier,
     Model,
+    ShortModel,
     Size,
     Strategy,
     Target,
-    also_as,
 )
 
 if TYPE_CHECKING:
@@ -144,8 +144,10 @@ class Rule(Model):
     )
 
 
-class Tier(Model):
+class Tier(ShortModel):
     """A named way to pick cases. `quick: pairwise` is short for `quick: {strategy: pairwise}`."""
+
+    short = "strategy"
 
     strategy: Strategy = Field(
         description="`product`: all combinations. `zip`: the first values of all axes, then the "
@@ -170,17 +172,6 @@ class Tier(Model):
         description="Values that replace those of some axes in this tier.",
         examples=[{"head_dim": [64]}],
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_word(cls, value: object) -> object:
-        return {"strategy": value} if isinstance(value, str) else value
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return also_as(handler, core_schema, "strategy")
 
     @property
     def strength(self) -> int | None:

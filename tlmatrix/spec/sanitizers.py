@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from tlmatrix.spec.fields import Identifier, Model, SanitizerName, also_as
-
-if TYPE_CHECKING:
-    from pydantic import GetJsonSchemaHandler
-    from pydantic_core import CoreSchema
+from tlmatrix.spec.fields import Identifier, Model, SanitizerName, ShortModel
 
 __all__ = ["PackedRows", "SanitizerOptions"]
 
 
-class PackedRows(Model):
+class PackedRows(ShortModel):
     """Which rows of a kernel's parameter belong to which sequence.
 
     `dk_sum: cu_seqlens_k` is short for `dk_sum: {boundaries: cu_seqlens_k}`.
     """
+
+    short = "boundaries"
 
     boundaries: Identifier = Field(
         description="The name of what holds the first row of each sequence and the number of "
@@ -29,17 +27,6 @@ class PackedRows(Model):
     dim: Annotated[int, Field(strict=True, ge=0)] = Field(
         default=0, description="The dimension that counts the rows.", examples=[1]
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: object) -> object:
-        return {"boundaries": value} if isinstance(value, str) else value
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return also_as(handler, core_schema, "boundaries")
 
 
 class SanitizerOptions(Model):
