@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import InterpreterError, Unsupported
+from .indexing import ARITHMETIC, BITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,26 +26,6 @@ class LayoutError(InterpreterError):
     def __init__(self, message: str, buffer: str) -> None:
         super().__init__(message)
         self.buffer = buffer
-
-
-_ARITHMETIC: dict[str, Any] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "FloorDiv": np.floor_divide,
-    "FloorMod": np.mod,
-    "Div": np.floor_divide,
-    "Mod": np.mod,
-    "Min": np.minimum,
-    "Max": np.maximum,
-}
-_CALLS: dict[str, Any] = {
-    "tirx.bitwise_and": np.bitwise_and,
-    "tirx.bitwise_or": np.bitwise_or,
-    "tirx.bitwise_xor": np.bitwise_xor,
-    "tirx.shift_left": np.left_shift,
-    "tirx.shift_right": np.right_shift,
-}
 
 
 def _evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
@@ -61,13 +42,13 @@ def _evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
                 "which no parameter binds"
             )
         return variables[str(node.name)]
-    if kind in _ARITHMETIC:
-        return _ARITHMETIC[kind](_evaluate(node.a, variables), _evaluate(node.b, variables))
+    if kind in ARITHMETIC:
+        return ARITHMETIC[kind](_evaluate(node.a, variables), _evaluate(node.b, variables))
     if kind == "Cast":
         return _evaluate(node.value, variables)
     name = str(getattr(getattr(node, "op", None), "name", kind))
-    if name in _CALLS:
-        return _CALLS[name](*(_evaluate(a, variables) for a in node.args))
+    if name in BITS:
+        return BITS[name](*(_evaluate(a, variables) for a in node.args))
     raise Unsupported(f"the interpreter does not model {name} in a layout")
 
 

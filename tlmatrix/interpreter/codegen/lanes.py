@@ -10,6 +10,8 @@ from .stores import StoreMixin
 from .values import Val, numpy_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .context import Buf
 
 __all__ = ["LaneMixin", "spreads"]
@@ -54,29 +56,14 @@ class LaneMixin(StoreMixin):
         from tilelang import tvm
 
         written: dict[Any, set[int]] = {}
-
-        def visit(child: Any, depth: int) -> None:
-            if isinstance(child, tvm.tirx.For):
-                inner = depth + 1 if spreads(child) else depth
-                visit(child.body, inner)
-            elif isinstance(child, tvm.tirx.BufferStore):
-                if str(child.buffer.scope()) in ("local", "local.var"):
-                    written.setdefault(child.buffer, set()).update(range(depth))
+        for child, depth in _statements(node, 0):
+            buffer = None
+            if isinstance(child, tvm.tirx.BufferStore):
+                buffer = child.buffer
             elif isinstance(child, tvm.tirx.Evaluate):
                 buffer = _written_by(child.value)
-                if buffer is not None and str(buffer.scope()) in ("local", "local.var"):
-                    written.setdefault(buffer, set()).update(range(depth))
-            elif isinstance(child, tvm.tirx.SeqStmt):
-                for part in child.seq:
-                    visit(part, depth)
-            elif isinstance(child, tvm.tirx.IfThenElse):
-                visit(child.then_case, depth)
-                if child.else_case is not None:
-                    visit(child.else_case, depth)
-            elif isinstance(child, (tvm.tirx.While, tvm.tirx.AttrStmt)):
-                visit(child.body, depth)
-
-        visit(node, 0)
+            if buffer is not None and str(buffer.scope()) in ("local", "local.var"):
+                written.setdefault(buffer, set()).update(range(depth))
         return {buffer: tuple(sorted(axes)) for buffer, axes in written.items()}
 
     def _with_lanes(self, node: Any, expanded: dict[Any, tuple[int, ...]]) -> None:
@@ -111,28 +98,13 @@ class LaneMixin(StoreMixin):
         from tilelang import tvm
 
         extents: dict[int, str] = {}
-
-        def visit(child: Any, depth: int) -> None:
-            if isinstance(child, tvm.tirx.For):
-                parallel = spreads(child)
-                if parallel:
-                    code = self.scalar(child.extent, "a parallel loop whose extent").code
-                    if extents.setdefault(depth, code) != code:
-                        raise self.refuse(
-                            "local variables written in parallel loops of different extents"
-                        )
-                visit(child.body, depth + 1 if parallel else depth)
-            elif isinstance(child, tvm.tirx.SeqStmt):
-                for part in child.seq:
-                    visit(part, depth)
-            elif isinstance(child, tvm.tirx.IfThenElse):
-                visit(child.then_case, depth)
-                if child.else_case is not None:
-                    visit(child.else_case, depth)
-            elif isinstance(child, (tvm.tirx.While, tvm.tirx.AttrStmt)):
-                visit(child.body, depth)
-
-        visit(node, 0)
+        for child, depth in _statements(node, 0):
+            if isinstance(child, tvm.tirx.For) and spreads(child):
+                code = self.scalar(child.extent, "a parallel loop whose extent").code
+                if extents.setdefault(depth, code) != code:
+                    raise self.refuse(
+                        "local variables written in parallel loops of different extents"
+                    )
         return [extents[k] for k in range(len(extents))]
 
 
@@ -165,17 +137,24 @@ def _written_by(call: Any) -> Any:
     return None if position is None else call.args[position].args[0].buffer
 
 
-def _depth(node: Any) -> int:
-    """How many parallel loops are nested at most in a statement."""
+def _statements(node: Any, depth: int) -> Iterator[tuple[Any, int]]:
+    """The statements inside one, itself first, each with the parallel loops it is inside of."""
     from tilelang import tvm
 
+    yield node, depth
+    inner: list[Any] = []
     if isinstance(node, tvm.tirx.For):
-        return _depth(node.body) + spreads(node)
-    if isinstance(node, tvm.tirx.SeqStmt):
-        return max((_depth(child) for child in node.seq), default=0)
-    if isinstance(node, tvm.tirx.IfThenElse):
-        cases = [node.then_case] + ([node.else_case] if node.else_case is not None else [])
-        return max(_depth(case) for case in cases)
-    if isinstance(node, (tvm.tirx.While, tvm.tirx.AttrStmt)):
-        return _depth(node.body)
-    return 0
+        inner, depth = [node.body], depth + spreads(node)
+    elif isinstance(node, tvm.tirx.SeqStmt):
+        inner = list(node.seq)
+    elif isinstance(node, tvm.tirx.IfThenElse):
+        inner = [node.then_case] if node.else_case is None else [node.then_case, node.else_case]
+    elif isinstance(node, (tvm.tirx.While, tvm.tirx.AttrStmt)):
+        inner = [node.body]
+    for child in inner:
+        yield from _statements(child, depth)
+
+
+def _depth(node: Any) -> int:
+    """How many parallel loops are nested at most in a statement."""
+    return max(depth for _, depth in _statements(node, 0))

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .expressions import op_name
+from .grids import GridMixin
 from .sanitized import kernel_usage
-from .statements import StatementMixin
 from .values import Val, is_float
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Record:
         return [actions for actions in self.usage.values() if actions & {"write", "atomic"}]
 
 
-class RecordedMixin(StatementMixin):
+class RecordedMixin(GridMixin):
     """Overrides the hooks and the tile operations."""
 
     def start_recording(self, func: Any) -> None:
@@ -103,8 +103,7 @@ class RecordedMixin(StatementMixin):
         self._loops: list[Loop] = []
         self._loop_numbers: list[int] = []
         self._grids: list[tuple[str, ...]] = []
-        self._grid_vars: list[Any] = []
-        self._entered = False
+        self.start_grids()
         self._base: dict[str, str] = {}
         self._let: dict[Any, tuple[str, frozenset[int]]] = {}
         self._pending: tuple[Buf, str, str] | None = None
@@ -149,23 +148,17 @@ class RecordedMixin(StatementMixin):
 
     # -- the grid, statements, loops
 
-    def _grid(self, node: Any) -> None:
-        if not self._grid_vars:
-            self._grids.append(())
-        self._grid_vars.append(node.loop_var)
-        super()._grid(node)
-        self._grid_vars.pop()
-        self._entered = False
+    def on_grid(self) -> None:
+        """A grid is numbered."""
+        self._grids.append(())
 
-    def _stmt_SBlock(self, node: Any) -> None:
-        if self._grid_vars and not self._entered:
-            self._entered = True
-            codes = [self.vars[var].code for var in self._grid_vars]
-            self._grids[-1] = tuple(str(var.name) for var in self._grid_vars)
-            self.w.line(f"on = rec.enter({len(self._grids) - 1}, ({', '.join(codes)},))")
-            with self.w.block("if not on"):
-                self.w.line("continue")
-        super()._stmt_SBlock(node)
+    def on_block(self, indices: list[Any]) -> None:
+        """The recorder says what of the block to note."""
+        codes = [self.vars[var].code for var in indices]
+        self._grids[-1] = tuple(str(var.name) for var in indices)
+        self.w.line(f"on = rec.enter({len(self._grids) - 1}, ({', '.join(codes)},))")
+        with self.w.block("if not on"):
+            self.w.line("continue")
 
     def note_whole_kernel(self, func: Any) -> None:
         """A kernel that has no grid is one block."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .elements import ATOMICS
 from .expressions import op_name
-from .statements import StatementMixin
+from .grids import GridMixin
 from .values import Val, is_float
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Watch:
     usage: dict[str, frozenset[str]]
 
 
-class SanitizedMixin(StatementMixin):
+class SanitizedMixin(GridMixin):
     """Overrides the hooks and the tile operations."""
 
     sanitizers: frozenset[str]
@@ -87,8 +87,7 @@ class SanitizedMixin(StatementMixin):
         self.sites: list[Site] = []
         self._site_numbers: dict[Site, int] = {}
         self._seen: dict[str, str] = {}
-        self._grid_vars: list[Any] = []
-        self._entered = False
+        self.start_grids()
         self._ordering = False
         self._memory_order = ""
         self.usage_of_data = kernel_usage(func)
@@ -134,22 +133,13 @@ class SanitizedMixin(StatementMixin):
 
     # -- the grid and memory
 
-    def _grid(self, node: Any) -> None:
-        if not self._grid_vars:
-            self.w.line("watch.launch()")
-        self._grid_vars.append(node.loop_var)
-        super()._grid(node)
-        self._grid_vars.pop()
-        self._entered = False
+    def on_grid(self) -> None:
+        """The monitor learns of a launch."""
+        self.w.line("watch.launch()")
 
-    def _stmt_SBlock(self, node: Any) -> None:
-        if self._grid_vars and not self._entered:
-            self._entered = True
-            self._enter_block()
-        super()._stmt_SBlock(node)
-
-    def _enter_block(self) -> None:
-        names = ", ".join(self.vars[var].code for var in self._grid_vars)
+    def on_block(self, indices: list[Any]) -> None:
+        """The monitor learns of a block."""
+        names = ", ".join(self.vars[var].code for var in indices)
         self.w.line(f"watch.enter(({names},))")
 
     def allocate(self, buffer: Any) -> None:

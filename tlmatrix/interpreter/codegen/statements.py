@@ -156,29 +156,24 @@ class StatementMixin(BlockMixin):
 
     def _stmt_While(self, node: Any) -> None:
         self.on_loop(node, "")
-        if not self.axes:
-            with self.w.block("while True"):
-                test = self.expr(node.condition)
-                with self.w.block(f"if not {test.code}"):
-                    self.w.line("break")
-                self.on_turn(node, "")
-                self.stmt(node.body)
-            self.on_loop_end(node)
-            return
         outer = self.mask
         with self.w.block("while True"):
-            test = self.expr(node.condition)
-            if test.scalar:
-                with self.w.block(f"if not {test.code}"):
-                    self.w.line("break")
-            else:
-                self.mask = self.keep_mask(self.both(outer, test))
-                with self.w.block(f"if not {self.mask.code}.any()"):
-                    self.w.line("break")
+            self.break_unless(node.condition, outer)
             self.on_turn(node, "")
             self.stmt(node.body)
         self.on_loop_end(node)
         self.mask = outer
+
+    def break_unless(self, condition: Any, outer: Val | None) -> None:
+        """Leave the loop where no lane goes on; those that do become the mask."""
+        test = self.expr(condition)
+        if test.scalar:
+            with self.w.block(f"if not {test.code}"):
+                self.w.line("break")
+            return
+        self.mask = self.keep_mask(self.both(outer, test))
+        with self.w.block(f"if not {self.mask.code}.any()"):
+            self.w.line("break")
 
     def _stmt_IfThenElse(self, node: Any) -> None:
         outer = self.mask

@@ -298,13 +298,13 @@ class Role:
 
     def reads(self, name: str, dims: Any, shape: tuple[int, ...]) -> None:
         """Note that a block of a buffer is read."""
-        self._note(name, dims, shape, write=False)
+        self._note(name, shape, dims, None, write=False)
 
     def writes(
         self, name: str, dims: Any, shape: tuple[int, ...], *, ordinary: bool = False
     ) -> None:
         """Note that a block of a buffer is written."""
-        self._note(name, dims, shape, write=True, ordinary=ordinary)
+        self._note(name, shape, dims, None, write=True, ordinary=ordinary)
 
     def frees(self, name: str, shape: tuple[int, ...]) -> None:
         """Note that a buffer of tensor memory is freed: as if all of it were written."""
@@ -324,15 +324,15 @@ class Role:
     def _note(
         self,
         name: str,
-        dims: Any,
         shape: tuple[int, ...],
+        dims: Any,
+        cells: Any,
         *,
         write: bool,
         ordinary: bool = False,
     ) -> None:
         line = sys._getframe(2).f_lineno  # noqa: SLF001
-        clock = self.clock
-        number = self.agent
+        clock, number = self.clock, self.agent
         self.block.note(
             name,
             shape,
@@ -341,7 +341,7 @@ class Role:
             clock[number],
             write,
             dims,
-            None,
+            cells,
             line,
             self.name,
             ordinary=ordinary,
@@ -358,22 +358,8 @@ class Role:
         ordinary: bool = False,
     ) -> None:
         """Note that the lanes of a gather or scatter touch elements."""
-        line = sys._getframe(1).f_lineno  # noqa: SLF001
-        clock, number = self.clock, self.agent
         cells = cells_of(index, mask, shape)
-        self.block.note(
-            name,
-            shape,
-            clock,
-            number,
-            clock[number],
-            write,
-            None,
-            cells,
-            line,
-            self.name,
-            ordinary=ordinary,
-        )
+        self._note(name, shape, None, cells, write=write, ordinary=ordinary)
 
 
 class Block:

@@ -445,14 +445,7 @@ class RoleMixin(JumpMixin):
             if outer is not None:
                 with self.w.block(f"if not {outer.code}.any()"):
                     self.w.line("break")
-            test = self.expr(node.condition)
-            if test.scalar:
-                with self.w.block(f"if not {test.code}"):
-                    self.w.line("break")
-            else:
-                self.mask = self.keep_mask(self.both(outer, test))
-                with self.w.block(f"if not {self.mask.code}.any()"):
-                    self.w.line("break")
+            self.break_unless(node.condition, outer)
             self.stmt(node.body)
             self.w.line("yield me.spin()")
         self.mask = outer

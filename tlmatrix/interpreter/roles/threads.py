@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tlmatrix.interpreter.indexing import ARITHMETIC, BITS
+
 __all__ = ["ThreadIndex", "needs_roles"]
 
 _WARP = 32
@@ -69,15 +71,7 @@ _CALLS = frozenset(
 )
 _SCOPES = ("shared.barrier", "shared.tmem", "shared.cluster_barrier")
 _ARITHMETIC: dict[str, Any] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "FloorDiv": np.floor_divide,
-    "FloorMod": np.mod,
-    "Div": np.floor_divide,
-    "Mod": np.mod,
-    "Min": np.minimum,
-    "Max": np.maximum,
+    **ARITHMETIC,
     "EQ": np.equal,
     "NE": np.not_equal,
     "LT": np.less,
@@ -86,13 +80,6 @@ _ARITHMETIC: dict[str, Any] = {
     "GE": np.greater_equal,
     "And": np.logical_and,
     "Or": np.logical_or,
-}
-_BITS: dict[str, Any] = {
-    "tirx.bitwise_and": np.bitwise_and,
-    "tirx.bitwise_or": np.bitwise_or,
-    "tirx.bitwise_xor": np.bitwise_xor,
-    "tirx.shift_left": np.left_shift,
-    "tirx.shift_right": np.right_shift,
 }
 
 
@@ -223,10 +210,10 @@ class ThreadIndex:
 
     def _call(self, node: Any, low: int, high: int) -> Any:
         name = _name(node)
-        if name in _BITS:
+        if name in BITS:
             a = self.evaluate(node.args[0], low, high)
             b = self.evaluate(node.args[1], low, high)
-            return None if a is None or b is None else _BITS[name](a, b)
+            return None if a is None or b is None else BITS[name](a, b)
         linear = np.arange(low, high)
         sizes = [int(a.value) for a in node.args if type(a).__name__ == "IntImm"]
         if len(sizes) != len(node.args):
