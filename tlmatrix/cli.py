@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tlmatrix",
         description="A test matrix for TileLang kernels: one YAML spec, every test.",
         epilog=f"exit codes:\n{ExitCode.table()}\n\nDefaults stand in [tool.tlmatrix] of "
-        "pyproject.toml: backend, tier, seed, specs, results, timeout, coverage.",
+        "pyproject.toml:\nbackend, tier, seed, specs, results, timeout, coverage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())
@@ -61,11 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_list(commands)
     _add_check(commands)
     _add_repro(commands)
-    _add_coverage(commands)
     _add_explain(commands)
+    _add_coverage(commands)
     _add_new(commands)
     _add_exec(commands)
-    schema = commands.add_parser("schema", help="print the JSON Schema of specs, for editors")
+    schema = commands.add_parser(
+        "schema",
+        help="print the JSON Schema of specs, for editors",
+        description="Print the JSON Schema of specs; editors complete and check by it.",
+    )
     schema.set_defaults(command=_schema)
     return parser
 
@@ -172,7 +176,7 @@ def _add_repro(commands: _Commands) -> None:
 def _add_coverage(commands: _Commands) -> None:
     coverage = commands.add_parser(
         "coverage",
-        help="show which lines and guards of kernels the cases of a run exercised",
+        help="show what of the kernels the cases of a run exercised",
         description="Tell what the cases of a run on the interpreter exercised of their kernels, "
         "and what they never did.",
     )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -37,13 +36,15 @@ def coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:
     path = Path(arguments.results) if arguments.results else _latest(config)
     try:
         records = read_records(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"coverage: no such file: {path}") from error
     except (OSError, RecordsError) as error:
         raise UsageError(f"coverage {path}: {error}") from error
     everything = records.coverage()
     if not everything:
         raise UsageError(
-            f"coverage {path}: nothing was counted; run the cases on the interpreter, "
-            "without --no-coverage"
+            f"coverage {path}: nothing was counted; run the cases on the interpreter "
+            "with --coverage"
         )
     wanted = Coverage.merged(
         everything.of(file) for file in everything.files if arguments.file in file
@@ -52,7 +53,7 @@ def coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:
         raise UsageError(
             f"--file {arguments.file}: no such kernel file; there are {', '.join(everything.files)}"
         )
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _LOG_WIDTH
+    width = screen_width(_LOG_WIDTH)
     if arguments.source:
         lines = _sources(wanted, records, width)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.cases import named_case, raw_index
+from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _heading(
 def _told(explanation: Explanation, *, full: bool) -> Iterator[str]:
     from tlmatrix.interpreter.explain.words import told
 
-    yield from told(explanation, full=full)
+    yield from told(explanation, full=full, width=screen_width(120))
 
 
 def _verdict(
@@ -198,12 +199,12 @@ def _verdict(
     yield f"  {'reference':<{_LABEL}}{reference:.6g}"
     if error != error or (error > 0 and wide > error / 2):  # noqa: PLR0124 - NaN is unequal to itself
         yield (
-            f"  {'':<{_LABEL}}a float64 run of this kernel is as far from it ({wide:.1e} of "
+            f"  {'':<{_LABEL}}a float64 run is as far from it ({wide:.1e} of "
             f"{error:.1e}): not precision"
         )
     elif error > 0:
         yield (
-            f"  {'':<{_LABEL}}a float64 run of this kernel comes to it ({wide:.1e} of "
+            f"  {'':<{_LABEL}}a float64 run comes to it ({wide:.1e} of "
             f"{error:.1e}): what is left is precision"
         )
 

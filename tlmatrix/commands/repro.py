@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.cases import named_case, raw_index
+from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
         raise UsageError(str(error)) from error
     seed = arguments.seed if arguments.seed is not None else config.seed
     runner = Runner(backend, seed=seed, roots=(config.root,))
-    print(f"{spec.name}: {case.id}\non {backend.name}, {backend.arch}, seed {seed}\n")
+    where = backend.name if backend.arch == backend.name else f"{backend.name}, {backend.arch}"
+    print(f"{spec.name}: {case.id}\non {where}, seed {seed}\n")
     result = runner.run(spec, case, path=path)
     for line in _told(result):
         print(line)
@@ -71,7 +73,7 @@ def _told(result: CaseResult) -> Iterator[str]:
     from tlmatrix.report.text import describe_finding
 
     for finding in result.findings:
-        yield from describe_finding(finding, full=True)
+        yield from describe_finding(finding, width=min(screen_width(100), 120), full=True)
     if result.message:
         yield result.message
 

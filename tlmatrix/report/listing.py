@@ -27,12 +27,12 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
         f"of {expansion.combinations:,} combinations"
     )
     parts = {
-        "regressions": len(spec.regressions),
-        "explicit cases": len(spec.extra),
-        "rejects": len(plan.rejects),
-        "known bugs": len(spec.known_bugs),
+        "regression": len(spec.regressions),
+        "explicit case": len(spec.extra),
+        "reject": len(plan.rejects),
+        "known bug": len(spec.known_bugs),
     }
-    told = ", ".join(f"{items} {name}" for name, items in parts.items() if items)
+    told = ", ".join(count(items, name) for name, items in parts.items() if items)
     if told:
         yield f"    with {told}"
     others = [f"{name} ({tier.strategy})" for name, tier in spec.tiers.items() if name != plan.tier]
