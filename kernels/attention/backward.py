@@ -109,6 +109,31 @@ def store_key_gradient(gradients, target, index, value):
         T.atomic_add(target[index], value)
 
 
+def pair_seen(mask, query, key, i, j, transposed):
+    """Whether the pair at i, j of a tile [queries, keys], or its transpose, is not masked."""
+    return mask.sees(query + j, key + i) if transposed else mask.sees(query + i, key + j)
+
+
+@T.macro
+def weigh(a, b, a_v, b_v, s, dp, lse, mask, query, key, scale, tiles, transposed):
+    """Tiles p (in `s`) and dp, 0 where a pair is masked: `a b^T` are scores, `a_v b_v^T` is dp.
+
+    They are [queries, keys] from `query` and `key` on, or [keys, queries] when transposed; `lse`
+    [queries] is in powers of two.
+    """
+    rows, columns = tiles.queries, tiles.keys
+    height, width = (columns, rows) if transposed else (rows, columns)
+    T.gemm(a, b, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+    T.gemm(a_v, b_v, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+    for i, j in T.Parallel(height, width):
+        s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse[j if transposed else i])
+    if mask.cuts(query, rows, key, columns):
+        for i, j in T.Parallel(height, width):
+            s[i, j] = T.if_then_else(pair_seen(mask, query, key, i, j, transposed), s[i, j], 0.0)
+        for i, j in T.Parallel(height, width):
+            dp[i, j] = T.if_then_else(pair_seen(mask, query, key, i, j, transposed), dp[i, j], 0.0)
+
+
 @T.macro
 def key_block(
     q, k, v, do, row_lse, row_delta, gradients,
@@ -159,21 +184,10 @@ def key_block(
         T.copy(queries.padded_tile(row_delta, here, query, rows), delta_shared)
 
         # p^T and ds^T [keys, queries], in float32 (s, dp) and in 16 bits (p, ds)
-        T.gemm(
-            k_shared, q_shared, s,
-            transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
+        weigh(
+            k_shared, q_shared, v_shared, do_shared, s, dp, lse_shared,
+            mask, query, key, scale, tiles, transposed=True,
         )  # fmt: skip
-        T.gemm(
-            v_shared, do_shared, dp,
-            transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
-        )  # fmt: skip
-        for i, j in T.Parallel(columns, rows):
-            s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse_shared[j])
-        if mask.cuts(query, rows, key, columns):
-            for i, j in T.Parallel(columns, rows):
-                s[i, j] = T.if_then_else(mask.sees(query + j, key + i), s[i, j], 0.0)
-            for i, j in T.Parallel(columns, rows):
-                dp[i, j] = T.if_then_else(mask.sees(query + j, key + i), dp[i, j], 0.0)
         T.copy(s, p)
         for i, j in T.Parallel(columns, rows):
             ds[i, j] = s[i, j] * (dp[i, j] - delta_shared[j])
@@ -267,21 +281,10 @@ def query_block(
         key = (first + step) * columns
         T.copy(keys.tile(k, kv_head, key, columns, width), k_shared)
         T.copy(keys.tile(v, kv_head, key, columns, width_v), v_shared)
-        T.gemm(
-            q_shared, k_shared, s,
-            transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
+        weigh(
+            q_shared, k_shared, do_shared, v_shared, s, dp, lse_tile,
+            mask, query, key, scale, tiles, transposed=False,
         )  # fmt: skip
-        T.gemm(
-            do_shared, v_shared, dp,
-            transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
-        )  # fmt: skip
-        for i, j in T.Parallel(rows, columns):
-            s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse_tile[i])
-        if mask.cuts(query, rows, key, columns):
-            for i, j in T.Parallel(rows, columns):
-                s[i, j] = T.if_then_else(mask.sees(query + i, key + j), s[i, j], 0.0)
-            for i, j in T.Parallel(rows, columns):
-                dp[i, j] = T.if_then_else(mask.sees(query + i, key + j), dp[i, j], 0.0)
         for i, j in T.Parallel(rows, columns):
             ds[i, j] = s[i, j] * (dp[i, j] - delta_tile[i])
         T.gemm(ds, k_shared, dq, policy=T.GemmWarpPolicy.FullRow)

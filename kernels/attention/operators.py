@@ -5,6 +5,8 @@ beside the graph (merging, diagnostics) and carries no gradient. Nothing is comp
 mathematics is in `forward` and `backward`, the kernels in `dense` and `packed`.
 """
 
+from functools import partial
+
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -15,11 +17,9 @@ from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_ROWS, PREP
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
 
 __all__ = [
-    "attention_buffers",
+    "backward_pass",
     "dense_attention",
-    "gradients",
-    "no_gradients",
-    "ready",
+    "forward_pass",
     "static_of",
     "varlen_attention",
 ]
@@ -216,34 +216,46 @@ def no_gradients(tensors, wanted):
     )
 
 
+def forward_pass(ctx, q, k, v, call: Attention, build):
+    """Out and lse of dense attention, saved in `ctx` with what made them.
+
+    `build` makes the kernel; it is called where there is something to compute.
+    """
+    q, k, v = ready(q), ready(k), ready(v)
+    out, lse = attention_buffers(q, call)
+    if k.numel() == 0:
+        out.zero_()
+        lse.fill_(float("-inf"))
+    elif lse.numel():
+        build()(q, k, v, out, lse, call.scale, call.window or 0)
+    ctx.call = call
+    ctx.save_for_backward(q, k, v, out, lse)
+    ctx.mark_non_differentiable(lse)
+    return out, lse
+
+
+def backward_pass(ctx, do, kernels):
+    """Dq, dk and dv of what `forward_pass` saved, with kernels of the module `kernels`."""
+    q, k, v, out, lse = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:3]
+    if out.numel() == 0 or k.numel() == 0:
+        return no_gradients((q, k, v), wanted)
+    tensors = (q, k, v, out, lse, ready(do))
+    return gradients(kernels, (ctx.call.layout,), ctx.call, tensors, (), (), wanted)
+
+
 class _DenseAttention(torch.autograd.Function):
     """`dense_attention`, its arguments checked."""
 
     @staticmethod
     def forward(ctx, q, k, v, call: Attention):
-        q, k, v = ready(q), ready(k), ready(v)
-        out, lse = attention_buffers(q, call)
-        if k.numel() == 0:
-            out.zero_()
-            lse.fill_(float("-inf"))
-        elif lse.numel():
-            kernel = dense.forward(call.layout, *static_of(call))
-            kernel(q, k, v, out, lse, call.scale, call.window or 0)
-        ctx.call = call
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mark_non_differentiable(lse)
-        return out, lse
+        build = partial(dense.forward, call.layout, *static_of(call))
+        return forward_pass(ctx, q, k, v, call, build)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do, _dlse):
-        q, k, v, out, lse = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        if out.numel() == 0 or k.numel() == 0:
-            return *no_gradients((q, k, v), wanted), None
-        tensors = (q, k, v, out, lse, ready(do))
-        call = ctx.call
-        return *gradients(dense, (call.layout,), call, tensors, (), (), wanted), None
+        return *backward_pass(ctx, do, dense), None
 
 
 class _PackedAttention(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The regions of op(A) and op(B) that the specialised GEMM kernels load, however A and B lie."""
+"""The regions of op(A) and op(B) that the GEMM kernels load, however A and B lie."""
 
 __all__ = ["NO_TMA", "box", "shapes"]
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import tilelang
 import tilelang.language as T
 
+from tlmatrix_kernels.gemm.boxes import NO_TMA, box, shapes
+
 __all__ = ["TILES", "Tiles", "gemm_kernel"]
 
 
@@ -57,24 +59,21 @@ def gemm_kernel(
     """The kernel of one dtype and orientation; it writes C, and with `accumulate` reads it too."""
     M, N, K = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    load = {} if tma else {"disable_tma": True}
+    orientation = (transpose_a, transpose_b)
+    a_shape, b_shape = shapes(orientation, M, N, K)
+    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
+    options = {} if tma else NO_TMA
 
     @T.prim_func
     def gemm(
-        A: T.Tensor([K, M] if transpose_a else [M, K], dtype),
-        B: T.Tensor([N, K] if transpose_b else [K, N], dtype),
-        C: T.Tensor([M, N], out_dtype),
+        A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor([M, N], out_dtype)
     ):
         with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=tiles.threads) as (
             bn,
             bm,
         ):
-            a_tile = T.alloc_shared(
-                [block_k, block_m] if transpose_a else [block_m, block_k], dtype
-            )
-            b_tile = T.alloc_shared(
-                [block_n, block_k] if transpose_b else [block_k, block_n], dtype
-            )
+            a_tile = T.alloc_shared(a_box, dtype)
+            b_tile = T.alloc_shared(b_box, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
 
             if accumulate:
@@ -82,14 +81,16 @@ def gemm_kernel(
             else:
                 T.clear(acc)
             for bk in T.Pipelined(T.ceildiv(K, block_k), num_stages=tiles.num_stages):
-                if transpose_a:
-                    T.copy(A[bk * block_k, bm * block_m], a_tile, annotations=load)
-                else:
-                    T.copy(A[bm * block_m, bk * block_k], a_tile, annotations=load)
-                if transpose_b:
-                    T.copy(B[bn * block_n, bk * block_k], b_tile, annotations=load)
-                else:
-                    T.copy(B[bk * block_k, bn * block_n], b_tile, annotations=load)
+                T.copy(
+                    box(A, transpose_a, bm * block_m, block_m, bk * block_k, block_k),
+                    a_tile,
+                    annotations=options,
+                )
+                T.copy(
+                    box(B, transpose_b, bk * block_k, block_k, bn * block_n, block_n),
+                    b_tile,
+                    annotations=options,
+                )
                 T.gemm(a_tile, b_tile, acc, transpose_A=transpose_a, transpose_B=transpose_b)
             T.copy(acc, C[bm * block_m, bn * block_n])
 

@@ -1,17 +1,12 @@
 """Attention on Blackwell as a PyTorch operator: checked arguments in, buffers allocated."""
 
 import warnings
+from functools import partial
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from tlmatrix_kernels.attention.operators import (
-    attention_buffers,
-    gradients,
-    no_gradients,
-    ready,
-    static_of,
-)
+from tlmatrix_kernels.attention.operators import backward_pass, forward_pass, static_of
 from tlmatrix_kernels.attention.sm100 import kernels
 from tlmatrix_kernels.attention.validate import Attention, check_sm100
 
@@ -58,29 +53,12 @@ class _Sm100Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, call: Attention, variant: str):
-        q, k, v = ready(q), ready(k), ready(v)
-        out, lse = attention_buffers(q, call)
-        if k.numel() == 0:
-            out.zero_()
-            lse.fill_(float("-inf"))
-        elif lse.numel():
-            _kernel(variant, call)(q, k, v, out, lse, call.scale, call.window or 0)
-        ctx.call = call
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mark_non_differentiable(lse)
-        return out, lse
+        return forward_pass(ctx, q, k, v, call, partial(_kernel, variant, call))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do, _dlse):
-        q, k, v, out, lse = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        if out.numel() == 0 or k.numel() == 0:
-            return *no_gradients((q, k, v), wanted), None, None
-        tensors = (q, k, v, out, lse, ready(do))
-        call = ctx.call
-        found = gradients(kernels, (call.layout,), call, tensors, (), (), wanted)
-        return *found, None, None
+        return *backward_pass(ctx, do, kernels), None, None
 
 
 def _kernel(variant, call):
@@ -95,6 +73,6 @@ def _kernel(variant, call):
         warnings.warn(
             f"variant 'wasp' cannot be built here, 'ts' runs in its place ({reason})",
             RuntimeWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
         return kernels.forward("ts", *static)
