@@ -204,8 +204,8 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
         kernel(*read, dk_parts, dv_parts, *longest_k, *scalars)
         dk = _combine(dk_parts, k, call) if split else dk_parts[0]
         dv = _combine(dv_parts, v, call) if split else dv_parts[0]
-    gradients = zip((dq, dk, dv), wanted, strict=True)
-    return tuple(gradient if want else None for gradient, want in gradients)
+    found = zip((dq, dk, dv), wanted, strict=True)
+    return tuple(gradient if want else None for gradient, want in found)
 
 
 def no_gradients(tensors, wanted):

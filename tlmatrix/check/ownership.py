@@ -116,7 +116,7 @@ def _packed(dims: Sequence[Dim]) -> _Rows | None:
     for axis, dim in enumerate(dims):
         if dim.starts is not None:
             starts = tuple(int(start) for start in dim.starts)
-            ended = bool(starts) and len(starts) > 1 and starts[-1] == dim.size
+            ended = len(starts) > 1 and starts[-1] == dim.size
             return (starts if ended else (*starts, dim.size)), axis
     return None
 

@@ -71,7 +71,7 @@ class Watch:
         self._problem = problem
         options = spec.sanitizers
         self._wanted = (DEFAULT_SANITIZERS | {*options.also}) - {*options.without}
-        self._ownership = Ownership(spec, problem)
+        self._ownership: Ownership  # of the problem that the entry is given; nobody reports before
         self._reports: list[Report] = []
 
     @contextmanager
