@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from tlmatrix_kernels.attention import dense, packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.rows import PADDING, padded_start
-from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_ROWS, PREPARE_THREADS
+from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
 
 __all__ = [
@@ -180,7 +180,7 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
     scalars = (call.scale, call.window or 0)
 
     row_lse, row_delta = _padded_rows(lse, bounds)
-    prepare = kernels.prepare(*prefix, call.dtype, call.head_dim_v, PREPARE_ROWS, PREPARE_THREADS)
+    prepare = kernels.prepare(*prefix, call.dtype, call.head_dim_v, PADDING, PREPARE_THREADS)
     prepare(out, do, lse, *bounds[:1], row_lse, row_delta, *longest_q)
     read = (q, k, v, do, row_lse, row_delta, *bounds)
 

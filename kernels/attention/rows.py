@@ -35,7 +35,8 @@ __all__ = [
 
 LAYOUTS = ("bshd", "bhsd", "thd")
 PADDING = 64
-"""Rows: what a tile of queries divides, and far more than the 16 bytes that copies align to."""
+"""Rows: those of a block of the pre-pass, which writes them; a tile of queries divides them, and
+they are far more than the 16 bytes that copies align to."""
 
 
 def padded_start(start, sequence):

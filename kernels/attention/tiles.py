@@ -6,7 +6,6 @@ from tlmatrix_kernels.target import capability
 
 __all__ = [
     "COMBINE_THREADS",
-    "PREPARE_ROWS",
     "PREPARE_THREADS",
     "AttentionTiles",
     "Tiles",
@@ -14,9 +13,8 @@ __all__ = [
     "tiles_for",
 ]
 
-# The passes before and after move memory and compute next to nothing: enough rows in flight to
-# fill it, few enough that a 256-wide row still fits in registers.
-PREPARE_ROWS = 64
+# The passes before and after move memory and compute next to nothing. (A block of the pass before
+# has `rows.PADDING` rows: enough in flight to fill memory, few enough for its registers.)
 PREPARE_THREADS = 128
 COMBINE_THREADS = 256
 
