@@ -10,7 +10,7 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
-from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
+from tlmatrix_kernels.attention.masks import Mask, block_order, query_tile, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
 from tlmatrix_kernels.attention.tiles import tiles_for
@@ -42,10 +42,11 @@ def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
             sequence,
         ):
             tile, head = tile_and_head(causal, first, second)
-            queries = Rows(layout, sequence, 0, seqlen_q)
-            keys = Rows(layout, sequence, 0, seqlen_k)
-            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
-            query = mask.heavy_first(tile, count) * tiles.queries
+            query, queries, keys = query_tile(
+                causal, tile, tiles.queries,
+                Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
+            )  # fmt: skip
+            mask = Mask(causal, windowed, queries.length, keys.length, window)
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 fwd.forward_block(
                     q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
@@ -208,10 +209,11 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
             sequence,
         ):
             tile, head = tile_and_head(causal, first, second)
-            queries = Rows(layout, sequence, 0, seqlen_q)
-            keys = Rows(layout, sequence, 0, seqlen_k)
-            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
-            query = mask.heavy_first(tile, count) * tiles.queries
+            query, queries, keys = query_tile(
+                causal, tile, tiles.queries,
+                Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
+            )  # fmt: skip
+            mask = Mask(causal, windowed, queries.length, keys.length, window)
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 bwd.query_block(
                     q, k, v, do, row_lse, row_delta, dq, queries, keys, mask, query, head,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import tilelang.language as T
 
-__all__ = ["Mask", "block_order", "tile_and_head"]
+__all__ = ["Mask", "block_order", "query_tile", "tile_and_head"]
 
 
 def block_order(causal, tiles, heads):
@@ -31,6 +31,20 @@ def block_order(causal, tiles, heads):
 def tile_and_head(causal, first, second):
     """The tile and the head of the block at these two places of the grid."""
     return (second, first) if causal else (first, second)
+
+
+def query_tile(causal, tile, rows, queries, keys):
+    """The first row of the block `tile` of `rows` queries, and the sequence that it works on.
+
+    Causal queries see more keys the later they stand, so the tiles are cut from the end: the block
+    0 of a sequence has the most work, and of a length that is no multiple the short tile has the
+    least. The queries before a later tile, with the keys that these see, are a shorter sequence
+    aligned as the whole one is; a block works on that, at its end.
+    """
+    if not causal:
+        return tile * rows, queries, keys
+    queries, keys = queries.without(tile * rows), keys.without(tile * rows)
+    return T.max(queries.length - rows, 0), queries, keys
 
 
 @dataclass(frozen=True)
@@ -77,14 +91,6 @@ class Mask:
         if self.windowed:
             cut = T.Or(cut, key <= query + queries - 1 + self.offset - self.window)
         return cut
-
-    def heavy_first(self, tile, tiles):
-        """Which of the `tiles` tiles of queries the block `tile` takes.
-
-        Causal queries see more keys the later they stand; see `block_order`. (Of keys, the first
-        tiles have the most work as they are.)
-        """
-        return tiles - 1 - tile if self.causal else tile
 
     def key_tiles(self, query, queries, keys):
         """The tiles of `keys` keys that the `queries` queries from `query` see.

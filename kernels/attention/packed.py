@@ -13,7 +13,7 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
-from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
+from tlmatrix_kernels.attention.masks import Mask, block_order, query_tile, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows
 from tlmatrix_kernels.attention.tiles import tiles_for
@@ -53,10 +53,11 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
             sequence,
         ):
             tile, head = tile_and_head(causal, first, second)
-            queries = _rows(cu_seqlens_q, sequence)
-            keys = _rows(cu_seqlens_k, sequence)
+            query, queries, keys = query_tile(
+                causal, tile, tiles.queries,
+                _rows(cu_seqlens_q, sequence), _rows(cu_seqlens_k, sequence),
+            )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            query = mask.heavy_first(tile, count) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 fwd.forward_block(
                     q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
@@ -228,10 +229,11 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
             sequence,
         ):
             tile, head = tile_and_head(causal, first, second)
-            queries = _rows(cu_seqlens_q, sequence)
-            keys = _rows(cu_seqlens_k, sequence)
+            query, queries, keys = query_tile(
+                causal, tile, tiles.queries,
+                _rows(cu_seqlens_q, sequence), _rows(cu_seqlens_k, sequence),
+            )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            query = mask.heavy_first(tile, count) * tiles.queries
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 bwd.query_block(
                     q, k, v, do, row_lse, row_delta, dq, queries, keys, mask, query, head,

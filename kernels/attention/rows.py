@@ -19,7 +19,7 @@ tensor, among the rows of the next sequence: what it reads there must be masked 
 arithmetic (it may be huge), and every store asks `holds` first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tilelang.language as T
 
@@ -63,13 +63,19 @@ class Rows:
     """The rows of one sequence in the global tensors of one layout.
 
     ``sequence`` is the batch index, ``start`` the packed row at which the sequence begins (0 in
-    a dense layout) and ``length`` its number of rows.
+    a dense layout) and ``length`` its number of rows. ``shortened`` if the tensor has rows past
+    them that are the sequence's, but not this block's.
     """
 
     layout: str
     sequence: object
     start: object
     length: object
+    shortened: bool = False
+
+    def without(self, rows):
+        """The same but for its last `rows` rows: none are left where it has no more."""
+        return replace(self, length=self.length - rows, shortened=True)
 
     @property
     def padded(self):
@@ -90,7 +96,8 @@ class Rows:
 
         A dense tile may: what is past the end of the sequence is outside of the tensor.
         """
-        return row + rows <= self.length if self.layout == "thd" else True
+        followed = self.layout == "thd" or self.shortened
+        return row + rows <= self.length if followed else True
 
     def tile(self, tensor, head, row, rows, width):
         """The region of `rows` rows from `row`, `width` wide, of one head."""
@@ -139,4 +146,4 @@ def bound(rows):
     """
     start = rows.start
     length = rows.length
-    return Rows(rows.layout, rows.sequence, start, length)
+    return replace(rows, start=start, length=length)

@@ -5,7 +5,7 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention.dense import prepare
 from tlmatrix_kernels.attention.forward import blank_block
-from tlmatrix_kernels.attention.masks import Mask
+from tlmatrix_kernels.attention.masks import Mask, query_tile
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
 from tlmatrix_kernels.attention.sm100.backward import key_block
@@ -41,10 +41,11 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
             head,
             sequence,
         ):
-            queries = Rows(layout, sequence, 0, seqlen_q)
-            keys = Rows(layout, sequence, 0, seqlen_k)
-            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
-            query = mask.heavy_first(tile, T.ceildiv(seqlen_q, tiles.queries)) * tiles.queries
+            query, queries, keys = query_tile(
+                causal, tile, tiles.queries,
+                Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
+            )  # fmt: skip
+            mask = Mask(causal, windowed, queries.length, keys.length, window)
             if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
                 if variant == "wasp":
                     specialised_block(
