@@ -1,5 +1,7 @@
 """On a GPU: chosen by itself, and the checks that look at memory see what kernels really do."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 import tlmatrix
 from tlmatrix.backend import backend_named
+from tlmatrix.run import read_records
 
 pytestmark = pytest.mark.cuda
 
@@ -99,3 +102,111 @@ def test_kernels_run_interpreted_too_where_there_is_a_gpu():
     compiled = gemm(a.cuda(), a.cuda(), transpose_b=True)
     assert interpreted.device.type == "cpu"
     torch.testing.assert_close(compiled.cpu(), interpreted, rtol=2e-3, atol=1e-3)
+
+
+# Faults --------------------------------------------------------------------------------------
+
+FAULTS = """\
+name: faults
+problem:
+  inputs:
+    x: {shape: [rows, 64], dtype: float32}
+  outputs: [y]
+  reference: test_cuda:reference
+entry: test_cuda:doubled
+axes:
+  rows: [100, 200]
+  how: [HOW, right]
+tiers: {quick: product}
+"""
+
+SOURCES = """
+__device__ float wild(float x) { return x + *reinterpret_cast<volatile float*>(16); }
+"""
+UNDECLARED = """
+__device__ float wild(float x) { return x + undeclared; }
+"""
+
+
+def calling(source):
+    """A kernel that doubles, and adds what the device function `wild` says."""
+
+    @tilelang.jit
+    def factory():
+        rows = T.dynamic("rows")
+
+        @T.prim_func
+        def foreign(X: T.Tensor((rows, 64), "float32"), Y: T.Tensor((rows, 64), "float32")):
+            with T.Kernel(rows, threads=64) as row:
+                T.import_source(source)
+                for j in T.Parallel(64):
+                    Y[row, j] = T.call_extern("float32", "wild", X[row, j])
+
+        return foreign
+
+    return factory
+
+
+@tilelang.jit
+def greedy():
+    """A kernel that asks for more shared memory than any GPU has."""
+
+    @T.prim_func
+    def oversized(X: T.Tensor((512, 256), "float32"), Y: T.Tensor((512, 256), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((512, 256), "float32")
+            T.copy(X, tile)
+            for i, j in T.Parallel(512, 256):
+                Y[i, j] = tile[511 - i, 255 - j]
+
+    return oversized
+
+
+def doubled(x, how):
+    y = torch.empty_like(x)
+    if how == "uncompiled":
+        calling(UNDECLARED)()(x, y)
+    elif how == "wild":
+        calling(SOURCES)()(x, y)
+    elif how == "huge":
+        torch.empty(2**44, dtype=torch.uint8, device=x.device)
+    elif how == "greedy":
+        room = torch.empty(2, 512, 256, device=x.device)
+        greedy()(*room)
+    else:
+        right()(x, y)
+        return y
+    return y
+
+
+@pytest.mark.parametrize(
+    ("how", "check", "words"),
+    [
+        ("uncompiled", "compile", "foreign does not compile for sm_"),
+        ("wild", "launch", "the CUDA context is lost"),
+        ("huge", "memory", "asked for 16384.00 GiB"),
+        ("greedy", "launch", "cannot be launched"),
+    ],
+)
+def test_a_fault_has_its_own_finding_and_the_cases_after_it_are_judged_right(
+    tmp_path, how, check, words
+):
+    (tmp_path / "faults.yaml").write_text(FAULTS.replace("HOW", how))
+    (tmp_path / "test_cuda.py").symlink_to(Path(__file__))
+    command = ["pytest", "faults.yaml", "-q", "-n", "1", "--tlmatrix-results", "out.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--tlmatrix-backend", "cuda", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    results = read_records(tmp_path / "out.jsonl").results
+    assert len(results) == 4, done.stdout
+    for result in results:
+        if result.values["how"] == "right":
+            assert result.status is tlmatrix.Status.PASSED, done.stdout
+        else:
+            (finding,) = result.findings
+            assert finding.check == check, done.stdout
+            assert words in finding.title, finding.title

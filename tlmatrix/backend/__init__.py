@@ -14,6 +14,7 @@ from tlmatrix.backend.errors import (
     BindingError,
     EntryError,
 )
+from tlmatrix.backend.faults import Fault, fault_of
 
 if TYPE_CHECKING:
     from tlmatrix.backend.axes import refuse_unknown_axes
@@ -27,9 +28,11 @@ __all__ = [
     "BindingError",
     "CompileBackend",
     "EntryError",
+    "Fault",
     "backend_named",
     "bind",
     "execute",
+    "fault_of",
     "refuse_unknown_axes",
 ]
 

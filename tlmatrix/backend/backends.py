@@ -7,6 +7,7 @@ nothing: kernels are traced, and assembled for each architecture.
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,9 @@ class Backend(Protocol):
     def broken(self) -> bool:
         """Whether nothing can run in this process any more (a CUDA context after a fault)."""
 
+    def release(self) -> None:
+        """Give back memory that nothing uses, after a case that found too little."""
+
 
 @dataclass(frozen=True)
 class InterpreterBackend:
@@ -111,6 +115,10 @@ class InterpreterBackend:
         """An interpreted kernel cannot break its process."""
         return False
 
+    def release(self) -> None:
+        """What an exception kept alive goes; the system takes the rest by itself."""
+        gc.collect()
+
 
 @dataclass(frozen=True)
 class CudaBackend:
@@ -144,11 +152,20 @@ class CudaBackend:
         """An illegal access leaves a context in which every later call fails."""
         import torch
 
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return False
         try:
             torch.cuda.synchronize(self.device)
         except RuntimeError:
             return True
         return False
+
+    def release(self) -> None:
+        """PyTorch keeps what was freed; fragments of it may be why a case did not fit."""
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)
@@ -209,6 +226,10 @@ class CompileBackend:
     def broken(self) -> bool:
         """A compiler that crashes takes only its own process with it."""
         return False
+
+    def release(self) -> None:
+        """What an exception kept alive goes."""
+        gc.collect()
 
 
 def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Backend:

@@ -141,6 +141,8 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         """A worker is gone, and with it the case it was running: say so in its place."""
+        from tlmatrix.run.result import Status
+
         match = _NODE.match(crashitem)
         if match is None:
             return
@@ -150,6 +152,8 @@ class Controller:
             result = _crashed(path, match["case"], self._state)
             self._state.record_case(result)
         report.longrepr = self._state.describe(result)
+        if result.status is Status.KNOWN_BUG:
+            report.outcome, report.wasxfail = "skipped", result.message
         report.tlmatrix = result.to_json()  # type: ignore[attr-defined]
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)

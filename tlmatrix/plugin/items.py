@@ -127,13 +127,10 @@ class CaseItem(pytest.Item):
             self.result = self._timeout_result([])
         assert self.result is not None
         state.record_case(self.result)
-        broken = runner.backend.broken()
-        if state.is_worker and (broken or self._timed_out):
+        if state.is_worker and (runner.lost or self._timed_out):
             # A CUDA context after a fault, or modules whose import was cut short: whatever ran
             # next would fail for no fault of its own. pytest-xdist starts another worker.
             os._exit(_ENDED)
-        if broken:
-            self.session.shouldstop = "the GPU cannot be used after a fault in this process"
         self._tell_pytest(self.result)
 
     def _tell_pytest(self, result: CaseResult) -> None:

@@ -26,6 +26,7 @@ from tlmatrix.backend import (
 from tlmatrix.check.finding import Finding
 from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.run.coverage import counted, counting
+from tlmatrix.run.faults import fault_finding
 from tlmatrix.run.rejects import judge_reject, reject_problem
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.run.returned import narrowed
@@ -92,6 +93,8 @@ class Runner:
     roots: tuple[Path, ...] = ()
     asked: str = "auto"
     coverage: bool = False
+    lost: str = ""
+    """The case that left the backend unusable in this process; later ones are not run."""
     _bound: dict[tuple[Path, str], _Bound] = field(default_factory=dict)
     _assembler: Assembler | None = None
 
@@ -112,6 +115,10 @@ class Runner:
         watch = _Watch(Recorder() if covers else None)
         shown = path or str(spec.path)
         outcome = self._outcome(spec, case, shown, watch)
+        if any(finding.check == "memory" for finding in outcome.findings):
+            self.backend.release()
+        if not self.lost and self.backend.broken():
+            self.lost = f"{shown}::{case.id}"
         total = watch.total()
         spent = sum(watch.phases.values())
         return CaseResult(
@@ -158,6 +165,9 @@ class Runner:
     def _outcome(self, spec: Spec, case: Case, path: str, watch: _Watch) -> _Outcome:
         from tlmatrix.matrix import known_bug
 
+        if self.lost:
+            words = f"the GPU was lost to a fault of {self.lost} in this process"
+            return _Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
         bug: KnownBug | None = None
         try:
             if isinstance(self.backend, CompileBackend) and case.origin != "reject":
@@ -169,7 +179,7 @@ class Runner:
         except SpecError as error:
             return _spec_error(error, path)
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
-            outcome = _error(error)
+            outcome = _error(error, self.backend, watch)
         return outcome if bug is None else _with_bug(outcome, bug)
 
     def _assembled(
@@ -209,6 +219,7 @@ class Runner:
         with watch.phase("problem"):
             problem = self._problem(bound, spec, case)
         watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
+        watch.bytes = sum(tensor.nbytes for tensor in problem.inputs.values())
 
         turns = itertools.count()
 
@@ -327,13 +338,17 @@ def _spec_error(error: SpecError, path: str) -> _Outcome:
     return _Outcome(Status.ERROR, (finding,))
 
 
-def _error(error: Exception) -> _Outcome:
+def _error(error: Exception, backend: Backend, watch: _Watch) -> _Outcome:
     """What an exception says about the case that raised it."""
     if isinstance(error, ArchitectureError):
         return _Outcome(Status.SKIPPED, reason=SkipReason.ARCHITECTURE, message=str(error))
     raised = error.error if isinstance(error, EntryError) else error
     if _is_unsupported(raised):
         return _Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
+    place = "entry" if isinstance(error, EntryError) else watch.failed
+    finding = fault_finding(raised, backend, place, watch.bytes)
+    if finding is not None:
+        return _Outcome(Status.ERROR, (finding,))
     if isinstance(error, EntryError):
         return _Outcome(
             Status.ERROR,
@@ -397,6 +412,9 @@ class _Watch:
         self.recorder = recorder
         self._begin = time.perf_counter()
         self.elements = 0
+        self.bytes = 0
+        self.failed = "judge"
+        """The phase that an exception ended."""
         self.phases: dict[str, float] = {}
 
     def total(self) -> float:
@@ -407,6 +425,9 @@ class _Watch:
         begin = time.perf_counter()
         try:
             yield
+        except BaseException:
+            self.failed = name
+            raise
         finally:
             spent = time.perf_counter() - begin
             self.phases[name] = self.phases.get(name, 0.0) + spent

@@ -1,0 +1,299 @@
+"""No compilation, no launch and no memory are three findings, and a lost GPU judges no later case.
+
+There is no GPU here: the exceptions are the real types with the real words, raised where the GPU
+would raise them; what nvcc and TileLang refuse, they refuse here.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import tlmatrix
+from outside_project import Project, project
+from tlmatrix.backend.assembly.toolkit import find_toolkit
+from tlmatrix.run import SkipReason, Status, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from tlmatrix.run import CaseResult
+
+__all__ = ["project"]
+
+_NO_MEMORY = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.81 GiB of "
+    "which 5.31 GiB is free. Including non-PyTorch memory, this process has 134.49 GiB memory in "
+    "use. Of the allocated memory 133.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved."
+)
+_ILLEGAL = (
+    "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress' in "
+    "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."
+)
+_TVM = (
+    "CUDALaunch Error: CUDA_ERROR_INVALID_VALUE\n grid=(2,1,1),  block=(128,1,1)\n"
+    "// func_name=double_kernel\n// CUDA Source\n// -----------\n"
+)
+_KERNEL = """
+import torch
+
+
+class Held:
+    '''A tensor that an exception keeps alive.'''
+
+    living = 0
+    references = 0
+
+    def __init__(self):
+        Held.living += 1
+
+    def __del__(self):
+        Held.living -= 1
+
+
+def reference(x):
+    Held.references += 1
+    if Held.references > 1 and len(x) == 7:
+        raise torch.OutOfMemoryError({no_memory!r})
+    return 2 * x
+
+
+def double(x, how="right"):
+    held = Held()
+    held.me = held
+    errors = {{
+        "memory": torch.OutOfMemoryError({no_memory!r}),
+        "illegal": torch.AcceleratorError({illegal!r}),
+        "launch": RuntimeError({tvm!r}),
+        "own": RuntimeError("the kernel gave up"),
+    }}
+    if how in errors:
+        raise errors[how]
+    return 2 * x
+"""
+_SPEC = """\
+name: double
+problem:
+  inputs: {{x: {{shape: [rows, 3], dtype: float32}}}}
+  outputs: [y]
+  reference: {module}:reference
+entry: {module}:double
+axes: {{rows: {rows}, how: {how}}}
+tiers: {{quick: product}}
+checks: [numeric]
+"""
+
+
+@dataclass(frozen=True)
+class FaultyGpu:
+    """A GPU as the runner sees one; `illegal` says that its first case costs the context."""
+
+    name: str = "cuda"
+    arch: str = "sm_90"
+    illegal: bool = False
+    released: list[int] = field(default_factory=list, compare=False)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def targeting(self, _architectures: Sequence[str]) -> FaultyGpu:
+        return self
+
+    def active(self, _turn: int = 0) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        pass
+
+    def broken(self) -> bool:
+        return self.illegal
+
+    def release(self) -> None:
+        gc.collect()
+        self.released.append(1)
+
+
+def _written(project: Project, how: str, rows: str = "[5]") -> tlmatrix.Spec:
+    code = _KERNEL.format(no_memory=_NO_MEMORY, illegal=_ILLEGAL, tvm=_TVM)
+    (project.folder / f"{project.module}.py").write_text(code)
+    path = project.folder / "double.yaml"
+    path.write_text(_SPEC.format(module=project.module, how=how, rows=rows))
+    return tlmatrix.load(path)
+
+
+def _results(
+    project: Project, how: str, gpu: FaultyGpu | None = None, rows: str = "[5]"
+) -> list[CaseResult]:
+    spec = _written(project, how, rows)
+    return list(tlmatrix.run_specs(spec, backend=gpu or FaultyGpu()))
+
+
+def test_no_memory_for_the_kernel_says_how_much_was_asked_and_free(project: Project) -> None:
+    gpu = FaultyGpu()
+    faulty, right = _results(project, "[memory, right]", gpu)
+    (finding,) = faulty.findings
+    assert (finding.check, faulty.status) == ("memory", Status.ERROR)
+    assert finding.title == (
+        "out of memory in the code under test: asked for 20.00 GiB with 5.31 GiB free of 139.81 GiB"
+    )
+    assert "in double" in (finding.detail or "")
+    assert right.status is Status.PASSED
+    assert len(gpu.released) == 1
+
+
+def test_what_a_case_without_memory_held_is_given_back(project: Project) -> None:
+    _results(project, "[memory]")
+    assert sys.modules[project.module].Held.living == 0
+
+
+def test_no_memory_for_the_reference_is_not_the_kernels_fault(project: Project) -> None:
+    (result,) = _results(project, "[right]", rows="[7]")
+    (finding,) = result.findings
+    assert finding.check == "memory"
+    assert "judging the case" in finding.title
+    assert "fewer workers" in (finding.hint or "")
+
+
+def test_a_refused_launch_names_the_kernel_and_later_cases_run(project: Project) -> None:
+    faulty, right = _results(project, "[launch, right]")
+    (finding,) = faulty.findings
+    assert finding.check == "launch"
+    assert finding.title == "double cannot be launched: CUDA_ERROR_INVALID_VALUE"
+    assert finding.where == "grid=(2,1,1), block=(128,1,1)"
+    assert right.status is Status.PASSED
+
+
+def test_after_an_illegal_access_no_later_case_of_the_process_is_judged(project: Project) -> None:
+    faulty, later = _results(project, "[illegal, right]", FaultyGpu(illegal=True))
+    (finding,) = faulty.findings
+    assert finding.check == "launch"
+    assert "an illegal memory access was encountered; the CUDA context is lost" in finding.title
+    assert (later.status, later.reason) == (Status.SKIPPED, SkipReason.DEVICE)
+    assert "double.yaml::how=illegal-rows=5" in later.message
+
+
+def test_an_error_of_the_entrys_own_stays_what_it_was(project: Project) -> None:
+    (result,) = _results(project, "[own]")
+    assert [finding.check for finding in result.findings] == ["entry"]
+
+
+# Compilers -----------------------------------------------------------------------------------
+
+_COMPILED = '''
+import tilelang
+import tilelang.language as T
+
+TARGET = {"kind": "cuda", "arch": "sm_90a"}
+UNDECLARED = """
+__device__ int wrong() { return undeclared; }
+"""
+
+
+@tilelang.jit(target=TARGET)
+def refused_by_nvcc():
+    @T.prim_func
+    def undeclaring(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            T.import_source(UNDECLARED)
+            for i in T.Parallel(64):
+                Y[i] = X[i]
+
+    return undeclaring
+
+
+@tilelang.jit(target=TARGET)
+def refused_by_tilelang():
+    @T.prim_func
+    def unlowered(X: T.Tensor((64,), "float16"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=96):
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_fragment((64, 64), "float32")
+            T.copy(X, a[0, 0:64])
+            T.gemm(a, a, b)
+            T.copy(b[0, 0:64], Y)
+
+    return unlowered
+
+
+def reference(x):
+    return x
+
+
+def compiled(x, how):
+    globals()[f"refused_by_{how}"]()
+    return x
+'''
+
+
+def _compiled(project: Project, how: str) -> CaseResult:
+    (project.folder / f"{project.module}.py").write_text(_COMPILED)
+    path = project.folder / "compiled.yaml"
+    text = _SPEC.format(module=project.module, how=f"[{how}]", rows="[5]")
+    path.write_text(text.replace(":double", ":compiled"))
+    (result,) = tlmatrix.run_specs(path, backend=FaultyGpu())
+    return result
+
+
+@pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
+def test_what_nvcc_refuses_is_told_in_its_own_words(project: Project) -> None:
+    result = _compiled(project, "nvcc")
+    (finding,) = result.findings
+    assert finding.check == "compile"
+    assert finding.title.startswith("undeclaring does not compile for sm_90: ")
+    assert 'identifier "undeclared" is undefined' in finding.title
+    assert "/tmp/" not in finding.title
+    assert "1 error detected" in (finding.detail or "")
+
+
+def test_what_tilelang_cannot_lower_is_told_with_the_kernels_name(project: Project) -> None:
+    result = _compiled(project, "tilelang")
+    (finding,) = result.findings
+    assert finding.check == "compile"
+    assert finding.title.startswith("unlowered does not compile for sm_90: ")
+
+
+# Workers -------------------------------------------------------------------------------------
+
+_CONFTEST = """
+from tlmatrix.backend.backends import InterpreterBackend
+
+lost = []
+
+
+def broken(self):
+    return bool(lost)
+
+
+InterpreterBackend.broken = broken
+"""
+
+
+def test_a_worker_whose_gpu_is_lost_is_replaced_and_every_case_is_judged(project: Project) -> None:
+    _written(project, "[illegal, right]", rows="[1, 5]")
+    code = project.folder / f"{project.module}.py"
+    told = code.read_text().replace(
+        "    if how in errors:",
+        "    if how == 'illegal':\n        LOST.append(1)\n    if how in errors:",
+    )
+    code.write_text(told + "\nfrom conftest import lost as LOST\n")
+    (project.folder / "conftest.py").write_text(_CONFTEST)
+    process = project.start("pytest", ".", "-q", "-n", "1", "--tlmatrix-results", "out.jsonl")
+    out, _ = process.communicate(timeout=120)
+    results = {item.case: item for item in read_records(project.folder / "out.jsonl").results}
+    assert {case: item.status for case, item in results.items()} == {
+        "how=illegal-rows=1": Status.ERROR,
+        "how=illegal-rows=5": Status.ERROR,
+        "how=right-rows=1": Status.PASSED,
+        "how=right-rows=5": Status.PASSED,
+    }, out
+    assert "2 failed, 2 passed" in out
+    assert "the CUDA context is lost" in re.sub(r"\s+", " ", out)

@@ -1,0 +1,106 @@
+"""Failures of the GPU's side as findings: no compilation, no launch, no memory.
+
+They are three findings because three people act on them: who wrote the kernel's source, who wrote
+its accesses, and who chose the sizes of the case or the machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.backend import Fault, fault_of
+from tlmatrix.check.finding import Finding
+from tlmatrix.tracebacks import user_traceback
+
+if TYPE_CHECKING:
+    from tlmatrix.backend import Backend
+
+__all__ = ["fault_finding"]
+
+_GIB = 2**30
+_WHOSE = {
+    "entry": "in the code under test",
+    "problem": "making the case",
+    "judge": "judging the case (reference and checks)",
+}
+_NO_MEMORY = {
+    "entry": "its own buffers do not fit beside the case's inputs of {inputs}",
+    "problem": "the case is too large for this GPU, or other processes hold its memory: give each "
+    "GPU fewer workers (-n), or leave the case to larger ones with `where`",
+    "judge": "float64 copies do not fit beside the case's inputs of {inputs}: give each GPU fewer "
+    "workers (-n), or make the case smaller",
+}
+"""What to do, by the phase that asked."""
+
+
+def fault_finding(
+    error: BaseException, backend: Backend, phase: str, inputs: int
+) -> Finding | None:
+    """The finding that an exception is; None if it is not about the GPU, compiler or memory.
+
+    `phase` of the case was under way (`problem`, `entry`, `judge`), whose inputs take `inputs`
+    bytes.
+    """
+    fault = fault_of(error)
+    if fault is None:
+        return None
+    match fault.kind:
+        case "compile":
+            return _compile(fault, backend)
+        case "memory":
+            return _memory(error, fault, phase, inputs)
+        case "launch":
+            return _launch(error, fault, backend)
+
+
+def _compile(fault: Fault, backend: Backend) -> Finding:
+    name = fault.kernel or "a kernel"
+    return Finding(
+        check="compile",
+        title=f"{name} does not compile for {backend.arch}: {fault.words}",
+        hint="`tlmatrix run --backend compile` shows it without a GPU, for any architecture",
+        detail=fault.detail or None,
+        pattern=f"{fault.kernel}: {fault.words}",
+    )
+
+
+def _memory(error: BaseException, fault: Fault, phase: str, inputs: int) -> Finding:
+    title = f"out of memory {_WHOSE[phase]}"
+    if fault.asked:
+        title += f": asked for {fault.asked}"
+        if fault.free:
+            title += f" with {fault.free} free of {fault.total}"
+    else:
+        title += f": {fault.words}"
+    return Finding(
+        check="memory",
+        title=title,
+        hint=_NO_MEMORY[phase].format(inputs=f"{inputs / _GIB:.2f} GiB"),
+        detail=user_traceback(error),
+        pattern=phase,
+    )
+
+
+def _launch(error: BaseException, fault: Fault, backend: Backend) -> Finding:
+    who = fault.kernel or "a kernel"
+    if not backend.broken():
+        return Finding(
+            check="launch",
+            title=f"{who} cannot be launched: {fault.words}",
+            where=fault.detail or None,
+            hint="more shared memory, registers or threads than a block of this GPU may have; "
+            "`tlmatrix run --backend compile` counts them",
+            detail=user_traceback(error),
+            pattern=fault.words,
+        )
+    return Finding(
+        check="launch",
+        title=f"{who} failed on the GPU: {fault.words}; the CUDA context is lost",
+        where=fault.detail or None,
+        hint="nothing after it in this process can be believed, so the process is replaced. The "
+        "access is named by the interpreter's sanitizers (`tlmatrix repro … --backend "
+        "interpreter`) and by `compute-sanitizer tlmatrix repro …`; CUDA_LAUNCH_BLOCKING=1 names "
+        "the launch",
+        detail=user_traceback(error),
+        pattern=fault.words,
+    )
