@@ -11,13 +11,15 @@ CASES = [
     packed([0, 5, 3], [7, 0, 6], kv_heads=2, groups=2, values="normal"),
     packed([9, 2, 5], [3, 11, 5], causal=True, window=20, head_dim_v=5, values="normal"),
     packed([4, 4], kv_heads=2, sink=True, causal=True, values="normal"),
+    packed([6, 0, 3], [4, 2, 0], kv_heads=4, sink="mixed", causal=True, values="normal"),
     dense(6, 9, batch=3, kv_heads=2, groups=2, layout="bshd", values="normal"),
     dense(6, 4, batch=2, kv_heads=2, groups=3, layout="bhsd", causal=True, values="normal"),
     dense(5, batch=2, layout="thd", sink=True, values="normal"),
+    dense(5, 3, batch=2, groups=4, layout="bhsd", sink="mixed", causal=True, values="normal"),
 ]
 WIDE = {
-    "groups": [1, 2, 3], "window": [None, 1, 20], "sink": [None, True], "scale": [None, 0.5],
-    "layout": ["bshd", "bhsd", "thd"],
+    "groups": [1, 2, 3], "window": [None, 1, 20], "sink": [None, True, "mixed"],
+    "scale": [None, 0.5], "layout": ["bshd", "bhsd", "thd"],
 }  # fmt: skip
 
 
@@ -79,7 +81,8 @@ def test_poison_stays_finite_in_every_tensor(values):
         (relation,) = relations_of(problem, "poison").values()
         (poisoned,) = relation.problems
         assert poisoned.inputs["v"].abs().max() > 32
-        assert all(tensor.isfinite().all() for tensor in poisoned.inputs.values())
+        drawn = (tensor for name, tensor in poisoned.inputs.items() if name != "sink")
+        assert all(tensor.isfinite().all() for tensor in drawn)
         low = poisoned.lowp()
         assert all(low[name].isfinite().all() for name in ("out", "dv"))
 
@@ -197,6 +200,20 @@ def test_a_relation_on_a_factory_keeps_values_and_names_in_step():
             assert each.names["seqlens_q"] == list(lengths["q"])
             assert each.names["batch"] == len(each.names["cu_seqlens_q"]) - 1
             assert each.inputs["q"].shape[0] == each.names["total_q"]
+
+
+def test_a_sink_is_merged_into_results_without_one():
+    problem = problem_of(packed([5, 3], [2, 4], kv_heads=4, causal=True, sink="mixed"))
+    relation = relations_of(problem, "property")["sink_merged_afterwards"]
+    (plain,) = relation.problems
+    assert plain.inputs.keys() == problem.inputs.keys() - {"sink"}
+    mine, other = sides(relation, problem, lambda p: p.reference())
+    shifted = relation.right([{**plain.reference(), "lse": plain.reference()["lse"] + 0.01}])
+    for name in ("out", "lse"):
+        torch.testing.assert_close(mine[name], other[name], rtol=1e-11, atol=1e-11)
+        assert not torch.allclose(mine[name], shifted[name], rtol=1e-4, atol=1e-4)
+    alone = {"out": mine["out"]}
+    assert relation.left(alone) == relation.right([alone]) == {}
 
 
 def test_relations_of_partial_results_compare_what_there_is():

@@ -45,7 +45,12 @@ def test_a_good_spec_has_no_issue_and_unknown_axes_are_the_entrys(tmp_path):
         ("  seqlen_q: [1]\n  layout: [bsdh]", "9:12: layout: unknown layout 'bsdh'; did you mean"),
         ("  seqlen_q: [1]\n  groups: [0]", "9:12: groups: 0 is not an integer >= 1"),
         ("  seqlen_q: [1]\n  causal: [1]", "9:12: causal: 1 is not true or false"),
-        ("  seqlen_q: [1]\n  sink: [2]", "9:10: sink: 2 is not none or true"),
+        ("  seqlen_q: [1]\n  sink: [2]", "9:10: sink: 2 is not none, true or a name"),
+        (
+            "  seqlen_q: [1]\n  sink: [fain]",
+            "9:10: sink: 'fain' is not none, true or a name",
+        ),
+        ("  seqlen_q: [1]\n  sink_dtype: [half]", "9:16: sink_dtype: unknown dtype 'half'"),
         ("  seqlen_q: [1]\n  scale: [-1]", "9:11: scale: -1 is not none or a number > 0"),
         ("  seqlen_q: [1]\n  values: [nromal]", "9:12: values: unknown distribution 'nromal'; did"),
         ("  seqlen_q: [1]\n  head_dim_v: [sam]", "9:16: head_dim_v: 'sam' is not same or an"),

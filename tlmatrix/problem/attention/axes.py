@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.problem.attention.sinks import explain_sink, sink_named
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.spec.dtypes import explain_dtype
 from tlmatrix.words import nearest
@@ -27,8 +28,8 @@ LAYOUTS = ("bshd", "bhsd", "thd")
 AXES = frozenset(
     {
         "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens", "head_dim",
-        "head_dim_v", "causal", "window", "sink", "scale", "layout", "dtype", "max_seqlen_q",
-        "max_seqlen_k", "values",
+        "head_dim_v", "causal", "window", "sink", "sink_dtype", "scale", "layout", "dtype",
+        "max_seqlen_q", "max_seqlen_k", "values",
     }
 )  # fmt: skip
 """Axes the family reads; an entry may take any others."""
@@ -57,7 +58,8 @@ class Setting:
     """One attention problem in plain numbers.
 
     `lengths_q[i]` and `lengths_k[i]` are the lengths of sequence (or batch entry) i; query head
-    h uses kv head h // groups; `window` counts the visible keys of a row, itself included.
+    h uses kv head h // groups; `window` counts the visible keys of a row, itself included; `sink`
+    names what sinks are drawn, and `sink_dtype` their dtype.
     """
 
     layout: str
@@ -70,7 +72,8 @@ class Setting:
     dtype: str
     causal: bool = False
     window: int | None = None
-    sink: bool = False
+    sink: str | None = None
+    sink_dtype: str = "float32"
     scale: float | None = None
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
@@ -120,7 +123,8 @@ class Setting:
             dtype=str(values["dtype"]),
             causal=causal,
             window=None if window is None else _int(window),
-            sink=bool(values.get("sink")),
+            sink=sink_named(values.get("sink")),
+            sink_dtype=_sink_dtype(values),
             scale=None if scale is None else float(scale),  # type: ignore[arg-type]
             max_seqlen_q=_optional(values.get("max_seqlen_q")),
             max_seqlen_k=_optional(values.get("max_seqlen_k")),
@@ -269,8 +273,9 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
         case "causal":
             return None if isinstance(value, bool) else f"{value!r} is not true or false"
         case "sink":
-            allowed = value is None or isinstance(value, bool)
-            return None if allowed else f"{value!r} is not none or true"
+            return explain_sink(value)
+        case "sink_dtype":
+            return None if value == "same" else explain_dtype(value, floating=True)
         case "scale":
             number = isinstance(value, int | float) and not isinstance(value, bool)
             fine = value is None or (number and 0 < float(value) < float("inf"))  # type: ignore[arg-type]
@@ -339,6 +344,11 @@ def _heads(values: Mapping[str, Value]) -> tuple[int, int]:
     if groups is not None and groups != heads // kv_heads:
         raise AxisError("heads", f"heads {heads} is not kv_heads {kv_heads} * groups {groups}")
     return kv_heads, heads // kv_heads
+
+
+def _sink_dtype(values: Mapping[str, Value]) -> str:
+    given = values.get("sink_dtype", "float32")
+    return str(values["dtype"] if given == "same" else given)
 
 
 def _int(value: Value) -> int:

@@ -123,10 +123,11 @@ class Attention:
     def _info(self, name: str) -> TensorInfo:
         dtype = self.setting.dtype
         single = name in ("lse", "dsink")
+        stored = {"lse": "float32", "dsink": self.setting.sink_dtype}.get(name, dtype)
         return TensorInfo(
             name,
             self.form.dims[name],
-            torch.float32 if single else torch_dtype(dtype),
+            torch_dtype(stored),
             # Where lse and delta carry the rounding of dtype, and where only float32's.
             dtype_named("float32" if name == "lse" else dtype).roundoff,
             magnitude=lambda: self.exact.magnitudes[name],

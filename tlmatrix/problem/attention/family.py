@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.axes import AXES, DATA_AXES, AxisError, Setting
 from tlmatrix.problem.attention.lint import lint
+from tlmatrix.problem.attention.sinks import sink_named
 from tlmatrix.problem.frame import Frame, compile_key
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class AttentionFamily:
             names = Setting.of(values).names()
         except AxisError:
             names = {}
+        if "sink" in values:  # which sinks is data; whether there are any is not
+            values = {**values, "sink": sink_named(values["sink"]) is not None}
         return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype", "layout"))
 
     def problem(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from tlmatrix.problem.attention.reference import Operands
+from tlmatrix.problem.attention.sinks import draw_sink
 from tlmatrix.problem.distributions import draw, generator, others
 from tlmatrix.spec.dtypes import torch_dtype
 
 if TYPE_CHECKING:
+    import torch
+
     from tlmatrix.problem.attention.axes import Setting
 
 __all__ = ["draw_operands", "other_values", "shape_of"]
@@ -30,7 +31,7 @@ def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
 
 
 def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.device) -> Operands:
-    """q, k, v, do and, if the setting has one, the sink ([heads], float32)."""
+    """q, k, v, do and, if the setting has one, the sink ([heads])."""
     source = generator(seed)
     dtype = torch_dtype(setting.dtype)
     q, k, v, do = (
@@ -41,8 +42,9 @@ def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.
         for index, name in enumerate(("q", "k", "v", "do"))
     )  # fmt: skip
     sink = None
-    if setting.sink:
-        sink = torch.randn(setting.heads, generator=source, dtype=torch.float32).to(device)
+    if setting.sink is not None:
+        sink = draw_sink(setting.sink, source, setting.heads, torch_dtype(setting.sink_dtype))
+        sink = sink.to(device)
     return Operands(q, k, v, do, sink)
 
 
@@ -52,6 +54,6 @@ def other_values(setting: Setting, seed: int, device: torch.device) -> Operands:
     shapes = [shape_of(setting, name) for name in ("q", "k", "v", "do")]
     q, k, v, do = (each.to(device) for each in others(source, shapes, torch_dtype(setting.dtype)))
     sink = None
-    if setting.sink:
-        sink = others(source, [(setting.heads,)], torch.float32)[0].to(device)
+    if setting.sink is not None:
+        sink = others(source, [(setting.heads,)], torch_dtype(setting.sink_dtype))[0].to(device)
     return Operands(q, k, v, do, sink)

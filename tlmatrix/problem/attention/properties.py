@@ -25,8 +25,10 @@ from tlmatrix.problem.attention.sequences import (
     selected,
     some_sequence,
 )
+from tlmatrix.problem.attention.sinks import sink_named
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.relate import chooser, permutation
+from tlmatrix.spec.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +51,7 @@ def properties(case: Attention) -> Iterator[Relation]:
         _heads_repeated,
         _window_as_long,
         _sink_of_nothing,
+        _sink_merged,
         _keys_permuted,
         _other_layout,
     ):
@@ -195,13 +198,16 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
 
 
 def _sink_of_nothing(case: Attention) -> Iterator[Relation]:
-    frame = case.frame
-    if case.setting.sink or not frame.allows({"sink": True}):
+    setting, frame = case.setting, case.frame
+    listed = frame.spec.axes.get("sink", ())
+    some = [value for value in listed if sink_named(value) and frame.allows({"sink": value})]
+    if setting.sink is not None or not some:
         return
-    nothing = torch.full((case.setting.heads,), -torch.inf, device=frame.device)
+    dtype = torch_dtype(setting.sink_dtype)
+    nothing = torch.full((setting.heads,), -torch.inf, dtype=dtype, device=frame.device)
     other = case.reformed(
-        replace(case.setting, sink=True),
-        {**frame.values, "sink": True},
+        replace(setting, sink=sink_named(some[0])),
+        {**frame.values, "sink": some[0]},
         replace(case.operands, sink=nothing),
     )
     yield from _property(
@@ -209,6 +215,39 @@ def _sink_of_nothing(case: Attention) -> Iterator[Relation]:
         (other.problem(),),
         lambda results: {name: each for name, each in results[0].items() if name != "dsink"},
         "a sink of -inf takes no probability, as if there were none",
+    )
+
+
+def _sink_merged(case: Attention) -> Iterator[Relation]:
+    """A sink takes exp(sink - lse) of a row's weight: the rows without it say those with it."""
+    setting, frame, sink = case.setting, case.frame, case.operands.sink
+    if sink is None or not frame.allows({"sink": None}):
+        return
+    other = case.reformed(
+        replace(setting, sink=None),
+        {**frame.values, "sink": None},
+        replace(case.operands, sink=None),
+    )
+
+    def both(mine: Tensors) -> Tensors:  # an entry may return out alone
+        return {name: mine[name] for name in ("out", "lse") if "lse" in mine}
+
+    def merged(results: Sequence[Tensors]) -> Tensors:
+        if "lse" not in results[0]:
+            return {}
+        lse = results[0]["lse"].double()
+        logit = sink.double()[:, None].expand_as(lse)
+        seen = lse > -torch.inf
+        kept = torch.sigmoid(torch.where(seen, lse - logit, -torch.inf))
+        kept = kept if setting.layout == "bhsd" else kept.transpose(-1, -2)
+        return {"out": results[0]["out"] * kept[..., None], "lse": torch.logaddexp(lse, logit)}
+
+    yield from _property(
+        "sink_merged_afterwards",
+        (other.problem(),),
+        merged,
+        "a sink shrinks each row by what it takes of its softmax, and adds itself to its lse",
+        left=both,
     )
 
 

@@ -129,10 +129,10 @@ class _Sweep:
     def solution(self) -> Solution:
         store = self.precision.store
         if store is not None:
-            exact = ("lse", "dsink")  # float32 in every kernel
+            sink = self.operands.sink
+            kept = {"lse": None, "dsink": None if sink is None else sink.dtype}
             self.values = {
-                name: tensor if name in exact else tensor.to(store)
-                for name, tensor in self.values.items()
+                name: tensor.to(kept.get(name, store)) for name, tensor in self.values.items()
             }
         spreads = {name: square.sqrt_() for name, square in self.squares.items()}
         return Solution(self.values, self.magnitudes, spreads)

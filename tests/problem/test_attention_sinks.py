@@ -1,0 +1,57 @@
+"""The sinks of a case: what each name draws, in which dtype, and what is compiled for it."""
+
+import pytest
+import torch
+from problem_cases import make_problem, make_spec, packed
+
+from tlmatrix.problem import family_for
+from tlmatrix.problem.attention.sinks import SINKS
+
+
+def problem_of(sink, **values):
+    return make_problem(packed([5, 0, 3], [2, 4, 3], kv_heads=8, causal=True, sink=sink, **values))
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_with_any_sinks_are_defined_in_any_dtype(sink, dtype):
+    problem = problem_of(sink, dtype=dtype, sink_dtype="same")
+    assert problem.inputs["sink"].dtype == getattr(torch, dtype)
+    for found in (problem.reference(), problem.lowp()):
+        assert not any(tensor.isnan().any() for tensor in found.values())
+        assert all(tensor.isfinite().all() for name, tensor in found.items() if name != "lse")
+    assert problem.lowp()["dsink"].dtype == problem.outputs["dsink"].dtype == getattr(torch, dtype)
+
+
+def test_each_name_draws_what_it_says():
+    drawn = {name: problem_of(name).inputs["sink"] for name in SINKS}
+    assert drawn["normal"].abs().max() < 6
+    assert drawn["absent"].tolist() == [float("-inf")] * 8
+    assert drawn["faint"].tolist() == [-1e4] * 8
+    assert drawn["dominant"].tolist() == [1e4] * 8
+    heads = drawn["mixed"].tolist()
+    assert [heads[1:4], heads[5:8]] == [[float("-inf"), -1e4, 1e4]] * 2
+    assert torch.equal(drawn["mixed"][::4], drawn["normal"][::4])
+    assert torch.equal(problem_of(True).inputs["sink"], drawn["normal"])
+
+
+@pytest.mark.parametrize("sink", [None, False])
+def test_no_sink_is_no_tensor(sink):
+    problem = problem_of(sink)
+    assert problem.names["sink"] is None
+    assert "dsink" not in list(problem.outputs)
+    assert "sink" not in problem.inputs
+
+
+def test_sinks_are_float32_unless_the_case_says():
+    assert problem_of("normal").inputs["sink"].dtype == torch.float32
+
+
+def test_cases_that_differ_in_their_sinks_share_compiled_kernels():
+    spec = make_spec(axes={"any": [1]})
+
+    def key(sink):
+        return family_for(spec).compile_key(spec, packed([4], sink=sink))
+
+    assert key("mixed") == key(True) == key("faint")
+    assert key(None) != key(True)
