@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_repro(commands)
     _add_explain(commands)
     _add_coverage(commands)
+    _add_bench(commands)
     _add_new(commands)
     _add_exec(commands)
     schema = commands.add_parser(
@@ -228,6 +229,59 @@ def _add_explain(commands: _Commands) -> None:
     explain.set_defaults(command=_explain_element)
 
 
+def _add_bench(commands: _Commands) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="time the entry of specs beside other implementations (needs a GPU)",
+        description="Time the bench cases of specs: the entry and its baselines in turn, forward "
+        "and backward, each with a verdict from the interval of their ratio.",
+    )
+    _add_paths(bench)
+    bench.add_argument(
+        "--case",
+        action="append",
+        metavar="JSON",
+        help="values for axes of a case, in place of the spec's bench cases; may be given again",
+    )
+    bench.add_argument(
+        "-k", dest="select", default="", metavar="EXPRESSION", help="as for run, of bench cases"
+    )
+    bench.add_argument(
+        "--baseline",
+        action="append",
+        metavar="NAME",
+        help="time this beside the entry, not what the spec names; may be given again",
+    )
+    bench.add_argument(
+        "--against",
+        metavar="FILE",
+        help="compare with an earlier run of the same cases; exit 1 where this one is slower",
+    )
+    bench.add_argument(
+        "--sweep", action="store_true", help="also time every combination of the spec's `configs`"
+    )
+    bench.add_argument(
+        "--seconds",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="time for each pass of a case; more narrows the intervals (2)",
+    )
+    bench.add_argument(
+        "--margin",
+        type=float,
+        default=0.02,
+        metavar="SHARE",
+        help="a difference that does not matter (0.02)",
+    )
+    bench.add_argument("--output", metavar="FILE", help="store the timings here")
+    bench.add_argument("--json", action="store_true", help="print them as JSON, tables to stderr")
+    bench.add_argument(
+        "--from", dest="show", metavar="FILE", help="show stored timings; nothing is timed"
+    )
+    bench.set_defaults(command=_bench)
+
+
 def _add_new(commands: _Commands) -> None:
     new = commands.add_parser(
         "new",
@@ -365,6 +419,12 @@ def _explain_element(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.commands.explain import explain
 
     return explain(arguments, config)
+
+
+def _bench(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.commands.bench import bench
+
+    return bench(arguments, config)
 
 
 def _new(arguments: argparse.Namespace, config: Config) -> ExitCode:

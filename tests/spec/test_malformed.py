@@ -256,6 +256,12 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD + "bench: {cases: [{casual: true}]}\n",
         ["5:18: unknown axis 'casual'; did you mean 'causal'? Axes: dtype, window, causal"],
     ),
+    "a baseline that does not exist": (
+        HEAD + "bench: {cases: [{causal: true}], baselines: [sdpa_cudn]}\n",
+        [
+            "5:46: no baseline 'sdpa_cudn'; did you mean 'sdpa_cudnn'? There are: reference_compiled, sdpa_cudnn, sdpa_efficient, sdpa_flash, torch, torch_varlen; or `package.module:name`"
+        ],
+    ),
     "a check that does not exist": (
         HEAD + "checks: [numeric, gradient]\n",
         [

@@ -31,15 +31,33 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Binding", "bind", "execute"]
+__all__ = ["Binding", "Launch", "bind", "execute"]
 
 Names = Mapping[str, Any]
 
 
-class _Callee(Protocol):
-    """Calls the code under test with what `names` holds; gives its outputs by name."""
+@dataclass(frozen=True)
+class Launch:
+    """A call of the code under test, its arguments ready.
 
-    def __call__(self, names: Names, problem: Problem) -> dict[str, torch.Tensor]: ...
+    `named` gives the outputs by name, from what the call returned.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    named: Callable[[object], dict[str, torch.Tensor]]
+
+    def __call__(self) -> object:
+        """Call it, as anyone would; whatever it raises is its own."""
+        result: object = self.function(*self.arguments, **self.keywords)
+        return result
+
+
+class _Callee(Protocol):
+    """Makes ready a call of the code under test with what `names` holds."""
+
+    def launch(self, names: Names, problem: Problem) -> Launch: ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +123,12 @@ def execute(binding: Binding, problem: Problem, *, turn: int = 0) -> dict[str, t
     leaves = {name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
     with binding.backend.active(turn):
-        outputs = binding.callee(names, problem)
+        launch = binding.callee.launch(names, problem)
+        try:
+            results = launch()
+        except Exception as error:
+            raise EntryError(error) from error
+        outputs = launch.named(results)
         if wanted:
             outputs |= _gradients(binding.spec, problem, outputs, wanted, leaves)
         try:
@@ -179,13 +202,14 @@ class _Entry:
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter] | None
 
-    def __call__(self, names: Names, problem: Problem) -> dict[str, torch.Tensor]:
-        arguments = self._arguments(names, problem)
-        try:
-            results = self.function(**arguments)
-        except Exception as error:
-            raise EntryError(error) from error
-        return _named(self.spec, results, self.spec.returns or problem.returns)
+    def launch(self, names: Names, problem: Problem) -> Launch:
+        returns = self.spec.returns or problem.returns
+        return Launch(
+            self.function,
+            (),
+            self._arguments(names, problem),
+            lambda results: _named(self.spec, results, returns),
+        )
 
     def _arguments(self, names: Names, problem: Problem) -> dict[str, Any]:
         if self.parameters is None:
@@ -220,7 +244,7 @@ class _Factory:
     function: Callable[..., Any]
     kernels: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
-    def __call__(self, names: Names, problem: Problem) -> dict[str, torch.Tensor]:
+    def launch(self, names: Names, problem: Problem) -> Launch:
         kernel = self._kernel(names)
         returns = self.spec.returns or problem.returns[:1]
         buffers = {
@@ -229,14 +253,12 @@ class _Factory:
             if name in returns
         }
         arguments = [buffers[name] if name in buffers else names[name] for name in self.spec.call]
-        try:
-            results = kernel(*arguments)
-        except Exception as error:
-            raise EntryError(error) from error
         given = tuple(name for name in returns if name not in buffers)
-        if not given:
-            return buffers
-        return {**buffers, **_named(self.spec, results, given)}
+
+        def named(results: object) -> dict[str, torch.Tensor]:
+            return {**buffers, **_named(self.spec, results, given)} if given else dict(buffers)
+
+        return Launch(kernel, tuple(arguments), {}, named)
 
     def _info(self, name: str, problem: Problem) -> TensorInfo:
         if name not in problem.outputs:

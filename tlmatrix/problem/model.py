@@ -90,10 +90,15 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Cost:
-    """Work that the mathematics asks for: floating-point operations, and bytes in and out."""
+    """Work that the mathematics asks for: floating-point operations, and bytes in and out.
+
+    `flops` is 0 where nobody counts them. `backward` is the gradients' work, with what they read
+    of the forward's; None where there are none, or nobody knows.
+    """
 
     flops: int
     bytes: int
+    backward: Cost | None = None
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARCH",
+    "BASELINES",
     "CHECKS",
     "EXCEPTION",
     "FAMILIES",
@@ -43,6 +44,7 @@ __all__ = [
     "Arch",
     "Argument",
     "AxisValue",
+    "Baseline",
     "CaseValues",
     "CheckName",
     "Day",
@@ -192,6 +194,19 @@ Strategy = Annotated[
     ),
 ]
 FamilyName = Annotated[str, WithJsonSchema(_PROBLEM_SCHEMA)]
+BASELINES = (
+    "reference_compiled",
+    "sdpa_cudnn",
+    "sdpa_efficient",
+    "sdpa_flash",
+    "torch",
+    "torch_varlen",
+)
+"""Implementations of PyTorch's that `tlmatrix bench` knows by name."""
+Baseline = Annotated[
+    str,
+    WithJsonSchema({"anyOf": [{"enum": list(BASELINES)}, {"type": "string", "pattern": TARGET}]}),
+]
 CaseValues = Annotated[dict[str, AxisValue], Field(min_length=1)]
 
 

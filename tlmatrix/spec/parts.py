@@ -12,6 +12,7 @@ from tlmatrix.spec.fields import (
     EXCEPTION,
     RANGE,
     AxisValue,
+    Baseline,
     CaseValues,
     Day,
     ExpressionText,
@@ -336,8 +337,18 @@ class Bench(Model):
         "values of the matrix.",
         examples=[[{"head_dim": 128, "causal": True}]],
     )
-    baselines: tuple[str, ...] = Field(
+    baselines: tuple[Baseline, ...] = Field(
         default=(),
-        description="Other implementations to time beside the entry.",
-        examples=[["sdpa_cudnn", "sdpa_flash"]],
+        description="Other implementations to time beside the entry: PyTorch's SDPA by one of its "
+        "kernels (`sdpa_cudnn`, `sdpa_flash`, `sdpa_efficient`), its packed attention "
+        "(`torch_varlen`), its own operator for the problem (`torch`), the reference as "
+        "`torch.compile` makes it (`reference_compiled`), or another callable, "
+        "`package.module:name`, called like the entry.",
+        examples=[["sdpa_cudnn", "sdpa_flash"], ["torch", "mypkg.other:rms_norm"]],
+    )
+    configs: dict[Identifier, Annotated[tuple[AxisValue, ...], Field(min_length=1)]] = Field(
+        default={},
+        description="What `tlmatrix bench --sweep` tries, every combination: values for keyword "
+        "arguments of the entry, or for `compile` arguments of the factory.",
+        examples=[{"block_m": [64, 128], "num_stages": [1, 2, 3]}],
     )

@@ -10,11 +10,13 @@ problem's family, which checks them itself; for a declared problem the tensors a
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expressions import FUNCTIONS, WORDS, Expression, ExpressionError
+from tlmatrix.spec.fields import BASELINES, TARGET
 from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import FAMILIES, DeclaredProblem
 from tlmatrix.spec.parts import DEFAULT_TIERS
@@ -260,6 +262,11 @@ def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     if spec.bench is not None:
         for index, values in enumerate(spec.bench.cases):
             yield from _unknown_axes(values, axes, ("bench", "cases", index))
+        for index, name in enumerate(spec.bench.baselines):
+            if name not in BASELINES and not re.match(TARGET, name):
+                known = suggestion(name, BASELINES, "There are")
+                message = f"no baseline {name!r}{known}; or `package.module:name`"
+                yield Fault(("bench", "baselines", index), message)
 
 
 def _unknown_axes(

@@ -168,12 +168,15 @@ def cost(setting: Setting, *, backward: bool) -> Cost:
     queries, outs = total_q * setting.heads * dim, total_q * setting.heads * dim_v
     keys, values = total_k * setting.kv_heads * dim, total_k * setting.kv_heads * dim_v
     lse = 4 * total_q * setting.heads
-    flops = 2 * pairs * (dim + dim_v)
-    moved = element * (queries + keys + values + outs) + lse
-    if backward:
-        flops += 2 * pairs * (3 * dim + 2 * dim_v)
-        moved += element * (2 * queries + 2 * keys + 2 * values + 2 * outs) + lse
-    return Cost(flops, moved)
+    gradients = Cost(
+        2 * pairs * (3 * dim + 2 * dim_v),
+        element * (2 * queries + 2 * keys + 2 * values + 2 * outs) + lse,
+    )
+    return Cost(
+        2 * pairs * (dim + dim_v),
+        element * (queries + keys + values + outs) + lse,
+        gradients if backward else None,
+    )
 
 
 def attention_case(frame: Frame, setting: Setting) -> Attention:

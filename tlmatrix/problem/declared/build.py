@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -252,7 +253,6 @@ class Declared:
         }
         names |= {"device": frame.device, "values": self.distribution}
         names |= {f"d{name}": tensor for name, tensor in cotangents.items()} | self.inputs
-        moved = [*self.inputs.values(), *self._exact_run.outputs.values()]
         by_autograd = frame.spec.factory is None
         return Problem(
             values=frame.values,
@@ -265,9 +265,24 @@ class Declared:
             reference=lambda: self.exact,
             lowp=lambda: self.low,
             relations=self._relations,
-            cost=lambda: Cost(0, sum(each.numel() * each.element_size() for each in moved)),
+            cost=self._cost,
             with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
         )
+
+    def _cost(self) -> Cost:
+        """Tensors in and out, each once; the backward reads cotangents and inputs."""
+
+        def moved(*names: str) -> int:
+            infos = (self.infos[name] for name in names)
+            return sum(prod(info.shape) * info.dtype.itemsize for info in infos)
+
+        read = sum(tensor.nbytes for tensor in self.inputs.values())
+        backward = None
+        if self.differentiable:
+            gradients = moved(*self.differentiable)
+            cotangents = sum(tensor.nbytes for tensor in self.cotangents.values())
+            backward = Cost(0, read + cotangents + gradients)
+        return Cost(0, read + moved(*self.declaration.output_names), backward)
 
     def _relations(self, kind: RelationKind) -> Iterator[Relation]:
         if kind == "repeat":

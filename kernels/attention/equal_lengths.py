@@ -1,0 +1,44 @@
+"""Packed sequences of one length as a dense batch: what packing is timed against."""
+
+from tlmatrix_kernels.attention.operators import dense_attention
+
+__all__ = ["equal_lengths_attention"]
+
+
+def equal_lengths_attention(
+    q,
+    k,
+    v,
+    max_seqlen_q,
+    max_seqlen_k,
+    *,
+    causal=False,
+    window=None,
+    scale=None,
+    backward="atomic",
+):
+    """`dense_attention` of packed tensors: the same work, with no `cu_seqlens` to look at.
+
+    Args:
+        q: [total_q, heads, head_dim]; every sequence has max_seqlen_q rows.
+        k: [total_k, kv_heads, head_dim]; every sequence has max_seqlen_k rows.
+        v: [total_k, kv_heads, head_dim_v].
+        max_seqlen_q: the length of every query sequence.
+        max_seqlen_k: the length of every key sequence.
+        causal: as of `dense_attention`, like the rest.
+        window: see there.
+        scale: see there.
+        backward: see there.
+
+    Returns:
+        out, [total_q, heads, head_dim_v], and lse, [heads, total_q].
+
+    Raises:
+        NotImplementedError: the rows are no such batch.
+    """
+    batch = q.shape[0] // max(max_seqlen_q, 1)
+    if q.shape[0] != batch * max_seqlen_q or k.shape[0] != batch * max_seqlen_k:
+        raise NotImplementedError("sequences differ in length")
+    dense = [tensor.reshape(batch, -1, *tensor.shape[1:]) for tensor in (q, k, v)]
+    out, lse = dense_attention(*dense, causal=causal, window=window, scale=scale, backward=backward)
+    return out.flatten(0, 1), lse.transpose(0, 1).flatten(1)

@@ -1,0 +1,176 @@
+"""An implementation made ready to be timed: a call for the forward, a call for the backward.
+
+All of them get the same tensors, and the work of finding arguments and naming results is done
+before the clock runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.backend import bind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tlmatrix.backend import Backend
+    from tlmatrix.backend.binding import Launch
+    from tlmatrix.bench.timing import Call
+    from tlmatrix.problem import Problem
+    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["Candidate", "CannotError", "Run", "candidate", "distance", "entry_run"]
+
+Named = Mapping[str, torch.Tensor]
+_SLACK = 32
+"""Roundoffs that two right implementations may lie apart, in root mean square."""
+_ROW = 8
+"""How much more than that one row may."""
+_LEAST = 1e-3
+"""float32 operands pass through TF32 on tensor cores, in some implementations and not in others."""
+
+
+class CannotError(Exception):
+    """An implementation cannot do a case; the message says why, for the table."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A way to the outputs of a problem: `ready(inputs)` is a call, `named` its result."""
+
+    ready: Callable[[Named], Call]
+    named: Callable[[object], Named]
+
+    @classmethod
+    def of(cls, function: Callable[[Named], object], returns: tuple[str, ...]) -> Run:
+        """A function of the inputs whose results have these names, in order."""
+
+        def named(result: object) -> Named:
+            found = result if isinstance(result, tuple | list) else (result,)
+            return dict(zip(returns, found, strict=False))
+
+        return cls(lambda inputs: lambda: function(inputs), named)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Calls to time, and what they gave when they were tried."""
+
+    forward: Call
+    backward: Call | None
+    results: Named
+
+
+def candidate(run: Run, problem: Problem) -> Candidate:
+    """Try an implementation once, and keep its graph for the backward.
+
+    Inputs require gradients where the problem has some, so that a forward saves what training
+    needs.
+    """
+    wanted = problem.gradient_of if problem.cotangents else {}
+    leaves = {
+        name: tensor.detach().requires_grad_(name in wanted.values())
+        for name, tensor in problem.inputs.items()
+    }
+    forward = run.ready(leaves)
+    outputs = run.named(forward())
+    if not wanted:
+        return Candidate(forward, None, outputs)
+    missing = [name for name in problem.cotangents if name not in outputs]
+    if missing:
+        raise CannotError(f"gives no {missing[0]}")
+    of = [outputs[name] for name in problem.cotangents]
+    if not all(tensor.requires_grad for tensor in of):
+        return Candidate(forward, None, outputs)
+    inputs = [leaves[name] for name in wanted.values()]
+    cotangents = list(problem.cotangents.values())
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(of, inputs, cotangents, retain_graph=True)
+
+    gradients = dict(zip(wanted, backward(), strict=True))
+    detached = {name: tensor.detach() for name, tensor in outputs.items()}
+    return Candidate(forward, backward, {**detached, **gradients})
+
+
+def entry_run(
+    spec: Spec,
+    problem: Problem,
+    backend: Backend,
+    *,
+    roots: tuple[Path, ...] = (),
+    target: str | None = None,
+    config: Mapping[str, Value] | None = None,
+) -> Run:
+    """The entry or factory of a spec, or another entry called like it.
+
+    `config` are keyword arguments of the entry, or `compile` arguments of the factory.
+
+    Raises:
+        SpecError: what is named is not there, or takes no such argument.
+    """
+    if target is not None:
+        update: dict[str, object] = {
+            "entry": target,
+            "factory": None,
+            "compile": {},
+            "call": (),
+            "returns": (),
+        }
+        spec = spec.model_copy(update=update)
+    elif config and spec.factory is not None:
+        literal = {name: repr(v) if isinstance(v, str) else v for name, v in config.items()}
+        spec = spec.model_copy(update={"compile": {**spec.compile, **literal}})
+    binding = bind(spec, backend, roots=roots)
+    if config and spec.entry is not None:
+        refused = [name for name in config if name not in (binding.parameters or config)]
+        if refused:
+            raise CannotError(f"the entry takes no {refused[0]!r}")
+        problem = replace(problem, names={**problem.names, **config})
+
+    def ready(inputs: Named) -> Launch:
+        return binding.callee.launch({**problem.names, **problem.inputs, **inputs}, problem)
+
+    # A factory's kernels write to buffers, which are part of what is ready.
+    first = ready({})
+    if not binding.differentiable:
+        return Run(lambda _inputs: first, first.named)
+    return Run(ready, first.named)
+
+
+def distance(problem: Problem, expected: Named, results: Named) -> str | None:
+    """What is wrong with results; None where they are near enough to be the same mathematics.
+
+    A guard against timing a wrong answer, no judgement: `tlmatrix run` judges.
+    """
+    for name, tensor in results.items():
+        if name not in expected or name not in problem.outputs:
+            continue
+        got, want = tensor.double(), expected[name].double()
+        if got.shape != want.shape:
+            return f"{name} has shape {list(got.shape)}, not {list(want.shape)}"
+        if not want.numel():
+            continue
+        same = (got == want) | (got.isnan() & want.isnan())
+        apart = torch.where(same, 0.0, got - want)
+        size = _rms(torch.where(want.isfinite(), want, 0.0))
+        allowed = max(_SLACK * problem.outputs[name].roundoff, _LEAST)
+        error = float(_rms(apart))
+        if not error <= allowed * max(float(size), 1e-30):
+            share = error / float(size) if float(size) else math.inf
+            return f"{name} is off by {100 * share:.3g} % of its size"
+        rows, sizes = _rms(apart, -1), _rms(torch.where(want.isfinite(), want, 0.0), -1)
+        over = rows > _ROW * allowed * torch.maximum(sizes, size)
+        if bool(over.any()):
+            return f"{name} is wrong in {int(over.sum())} of {over.numel()} rows"
+    return None
+
+
+def _rms(tensor: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    return tensor.square().mean(dim=dim).sqrt()

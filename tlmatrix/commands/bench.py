@@ -1,0 +1,268 @@
+"""`tlmatrix bench`: times a spec's entry beside its baselines, and says which is faster.
+
+Each case is stored as soon as it is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from tlmatrix.bench.results import BenchFile, BenchFileError, State, read_bench
+from tlmatrix.bench.roofs import roof_of
+from tlmatrix.bench.statistics import CONFIDENCE, Verdict
+from tlmatrix.commands.specs import spec_paths
+from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.report.bench import BenchReport
+from tlmatrix.spec.importing import make_importable
+from tlmatrix.spec.loader import load_spec
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tlmatrix.bench.engine import Machine
+    from tlmatrix.bench.results import CaseTimes
+    from tlmatrix.config import Config
+    from tlmatrix.matrix import Case
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["bench"]
+
+
+def bench(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    """Time the bench cases of specs, or show a file of an earlier run.
+
+    Raises:
+        UsageError: the arguments make no sense, or there is no GPU.
+        SpecError: a spec is wrong.
+    """
+    before = _read(arguments.against, "--against")
+    if arguments.show is not None:
+        shown = _read(arguments.show, "--from")
+        assert shown is not None
+        return _shown(shown, before, arguments)
+    specs = _specs(arguments, config)
+    machine = _machine()
+    file = BenchFile(_about(machine, arguments, specs))
+    _refuse_other_gpu(file, before, arguments.against)
+    stored = Path(arguments.output) if arguments.output else _new_path(config)
+    report = _report(file, before, arguments)
+    report.head(file)
+    for case in _timed(specs, machine, arguments, config):
+        file.cases.append(case)
+        file.write(stored)
+        _tell(report, case, file, arguments)
+    report.end(os.path.relpath(stored))
+    if arguments.json:
+        print(json.dumps(file.to_json(), indent=1))
+    return _exit_code(file, report)
+
+
+def _tell(
+    report: BenchReport, case: CaseTimes, file: BenchFile, arguments: argparse.Namespace
+) -> None:
+    report.case(case)
+    if arguments.sweep:
+        report.best(case, file.gpu)
+
+
+def _shown(file: BenchFile, before: BenchFile | None, arguments: argparse.Namespace) -> ExitCode:
+    """The tables of an earlier run; nothing is timed."""
+    _refuse_other_gpu(file, before, arguments.against)
+    report = _report(file, before, arguments)
+    report.head(file)
+    for case in file.cases:
+        report.case(case)
+        report.best(case, file.gpu)
+    report.end("")
+    if arguments.json:
+        print(json.dumps(file.to_json(), indent=1))
+    return _exit_code(file, report)
+
+
+def _report(
+    file: BenchFile, before: BenchFile | None, arguments: argparse.Namespace
+) -> BenchReport:
+    console = Console(file=sys.stderr if arguments.json else sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120)
+    roof = roof_of(file.gpu)
+    since = arguments.against or ""
+    return BenchReport(console, roof, arguments.margin, before, since)
+
+
+def _exit_code(file: BenchFile, report: BenchReport) -> ExitCode:
+    entries = (each for case in file.cases for each in case.implementations if each.name == "entry")
+    if any(each.state is not State.TIMED for each in entries) or report.against[Verdict.SLOWER]:
+        return ExitCode.FINDINGS
+    return ExitCode.OK
+
+
+def _timed(
+    specs: Sequence[tuple[Path, Spec, list[Case]]],
+    machine: Machine,
+    arguments: argparse.Namespace,
+    config: Config,
+) -> Iterator[CaseTimes]:
+    from tlmatrix.bench.engine import bench as timed
+    from tlmatrix.bench.timing import Schedule
+
+    for path, spec, cases in specs:
+        yield from timed(
+            spec,
+            cases,
+            machine,
+            path=str(path),
+            baselines=arguments.baseline,
+            sweep=arguments.sweep,
+            schedule=Schedule(seconds=arguments.seconds),
+            roots=(config.root,),
+        )
+
+
+def _machine() -> Machine:
+    from tlmatrix.backend import BackendUnavailableError
+    from tlmatrix.bench.machine import this_machine
+
+    try:
+        return this_machine()
+    except BackendUnavailableError as error:
+        raise UsageError(
+            "bench needs a GPU, and PyTorch sees none here (torch.cuda.is_available() is False): "
+            "times of the interpreter would say nothing of a GPU's. `tlmatrix bench --from FILE` "
+            "shows what was timed elsewhere, `tlmatrix run --backend compile` counts registers, "
+            "spills and shared memory without a GPU"
+        ) from error
+
+
+def _specs(arguments: argparse.Namespace, config: Config) -> list[tuple[Path, Spec, list[Case]]]:
+    """Specs with the cases to time; of a whole folder those that have a section `bench`."""
+    from tlmatrix.bench.cases import bench_cases
+
+    given = [_case_values(text) for text in arguments.case or ()]
+    found = []
+    paths = spec_paths(arguments.paths, config)
+    for path in paths:
+        make_importable(path, (config.root,))
+        spec = load_spec(path)
+        if spec.bench is None and not given and len(paths) > 1:
+            continue
+        cases = _selected(bench_cases(spec, given), arguments.select)
+        if cases:
+            found.append((path, spec, cases))
+    if not found:
+        words = "no case matches -k" if arguments.select else "no spec has a section `bench`"
+        raise UsageError(words)
+    return found
+
+
+def _selected(cases: list[Case], expression: str) -> list[Case]:
+    """Cases that match what `-k` says, read as pytest reads it."""
+    if not expression:
+        return cases
+    from _pytest.mark.expression import Expression
+
+    from tlmatrix.plugin.keywords import case_keywords, rewrite_keywords
+
+    try:
+        compiled = Expression.compile(rewrite_keywords(expression))
+    except SyntaxError as error:
+        raise UsageError(f"-k {expression!r}: {error}") from error
+
+    def matches(case: Case) -> bool:
+        keywords = case_keywords(case.values)
+
+        def has(name: str, /, **_options: str | int | bool | None) -> bool:
+            return name in keywords or name in case.id
+
+        return compiled.evaluate(has)
+
+    return [case for case in cases if matches(case)]
+
+
+def _case_values(text: str) -> Mapping[str, Any]:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--case: not JSON: {error}") from error
+    if not isinstance(data, dict) or not data:
+        raise UsageError('--case: must be an object, such as {"head_dim": 128}')
+    return data
+
+
+def _read(path: str | None, option: str) -> BenchFile | None:
+    if path is None:
+        return None
+    try:
+        return read_bench(Path(path))
+    except (OSError, BenchFileError) as error:
+        raise UsageError(f"{option} {path}: {error}") from error
+
+
+def _refuse_other_gpu(file: BenchFile, before: BenchFile | None, name: str) -> None:
+    if before is not None and before.gpu != file.gpu:
+        raise UsageError(
+            f"--against {name}: was timed on {before.gpu or 'an unknown GPU'}, this is "
+            f"{file.gpu or 'an unknown GPU'}; times of two GPUs cannot be compared"
+        )
+
+
+def _about(
+    machine: Machine,
+    arguments: argparse.Namespace,
+    specs: Sequence[tuple[Path, Spec, list[Case]]],
+) -> dict[str, Any]:
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["tlmatrix", *sys.argv[1:]]),
+        "hardware": dict(machine.hardware),
+        "versions": _versions(),
+        "commit": _commit(),
+        "margin": arguments.margin,
+        "confidence": CONFIDENCE,
+        "cache": "flushed before each call",
+        "specs": {
+            str(path): sha256(path.read_bytes()).hexdigest()[:16] for path, _spec, _cases in specs
+        },
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in ("tlmatrix", "tilelang", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    """The commit of the working directory, with `-dirty` where files differ from it."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],  # noqa: S607 - whichever the user has
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _new_path(config: Config) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return config.root / config.results / f"bench-{stamp}-{os.getpid()}.json"
