@@ -176,8 +176,9 @@ def key_block(
     T.clear(dv)
     first, count = mask.query_tiles(key, columns, rows)
     for step in T.Pipelined(count * gradients.heads, num_stages=tiles.stages):
-        query = (first + (step % count if gradients.heads > 1 else step)) * rows
-        here = head + (step // count if gradients.heads > 1 else 0)
+        # (Truncating: with a floor in every index the compiler takes twice as long.)
+        query = (first + (T.truncmod(step, count) if gradients.heads > 1 else step)) * rows
+        here = head + (T.truncdiv(step, count) if gradients.heads > 1 else 0)
         T.copy(queries.tile(q, here, query, rows, width), q_shared)
         T.copy(queries.padded_tile(row_lse, here, query, rows), lse_shared)
         T.copy(queries.tile(do, here, query, rows, width_v), do_shared)

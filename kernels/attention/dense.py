@@ -47,7 +47,7 @@ def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
                 Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+            if mask.sees_keys(query, tiles.queries, tiles.keys):
                 fwd.forward_block(
                     q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
                     scale, (head_dim, head_dim_v), tiles,
@@ -119,7 +119,7 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
             gradients = bwd.KeyGradients(dk_sum, dv_sum, dq=dq_sum)
-            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     head, head // groups, scale, (head_dim, head_dim_v), tiles,
@@ -170,7 +170,7 @@ def key_gradients(
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
             gradients = bwd.KeyGradients(dk_parts, dv_parts, part=head % parts, heads=walked)
-            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     head, head // groups, scale, (head_dim, head_dim_v), tiles,
@@ -214,7 +214,7 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
                 Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+            if mask.sees_keys(query, tiles.queries, tiles.keys):
                 bwd.query_block(
                     q, k, v, do, row_lse, row_delta, dq, queries, keys, mask, query, head,
                     head // groups, scale, (head_dim, head_dim_v), tiles,

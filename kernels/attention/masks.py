@@ -7,8 +7,8 @@ window of w keys (the query's own included) hides those at or before ``i + offse
 
 A kernel makes one `Mask` while it is traced, from the lengths of the sequence its block works
 on, and asks: does this query see this key (`sees`), which tiles of keys does a tile of queries
-need (`key_tiles`) and the reverse (`query_tiles`), and does any pair of two tiles need the first
-question at all (`cuts`).
+need, if any (`key_tiles`, `sees_keys`), and the reverse (`query_tiles`, `seen_by_queries`), and
+does any pair of two tiles need the first question at all (`cuts`).
 """
 
 from dataclasses import dataclass, replace
@@ -95,8 +95,7 @@ class Mask:
     def key_tiles(self, query, queries, keys):
         """The tiles of `keys` keys that the `queries` queries from `query` see.
 
-        Returns the first tile and their number, which is zero or less when the tile sees nothing
-        (a tile that begins beyond its sequence never does).
+        Returns the first tile and their number, which is zero or less when the tile sees nothing.
         """
         first = 0
         end = self.seqlen_k
@@ -104,14 +103,12 @@ class Mask:
             end = T.min(end, T.min(query + queries, self.seqlen_q) + self.offset)
         if self.windowed:  # the first query of the tile sees furthest back
             first = T.max(query + self.offset - self.window + 1, 0) // keys
-        count = T.ceildiv(T.max(end, 0), keys) - first
-        return first, T.if_then_else(query < self.seqlen_q, count, 0)
+        return first, T.ceildiv(end, keys) - first
 
     def query_tiles(self, key, keys, queries):
         """The tiles of `queries` queries that see any of the `keys` keys from `key`.
 
-        Returns the first tile and their number, which is zero or less when the tile sees nothing
-        (a tile that begins beyond its sequence never does).
+        Returns the first tile and their number, which is zero or less when the tile sees nothing.
         """
         first = 0
         end = self.seqlen_q
@@ -120,5 +117,12 @@ class Mask:
         if self.windowed:  # the last key of the tile is the last to leave the window
             last_key = T.min(key + keys, self.seqlen_k) - 1
             end = T.min(end, last_key + self.window - self.offset)
-        count = T.ceildiv(T.max(end, 0), queries) - first
-        return first, T.if_then_else(key < self.seqlen_k, count, 0)
+        return first, T.ceildiv(end, queries) - first
+
+    def sees_keys(self, query, queries, keys):
+        """Whether the tile of queries begins in its sequence, and sees a tile of `keys` keys."""
+        return T.And(query < self.seqlen_q, self.key_tiles(query, queries, keys)[1] > 0)
+
+    def seen_by_queries(self, key, keys, queries):
+        """Whether the tile of keys begins in its sequence, and a tile of `queries` sees it."""
+        return T.And(key < self.seqlen_k, self.query_tiles(key, keys, queries)[1] > 0)

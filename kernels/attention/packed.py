@@ -58,7 +58,7 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
                 _rows(cu_seqlens_q, sequence), _rows(cu_seqlens_k, sequence),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+            if mask.sees_keys(query, tiles.queries, tiles.keys):
                 fwd.forward_block(
                     q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
                     scale, (head_dim, head_dim_v), tiles,
@@ -136,7 +136,7 @@ def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tile
             keys = _rows(cu_seqlens_k, sequence)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             gradients = bwd.KeyGradients(dk_sum, dv_sum, dq=dq_sum)
-            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     head, head // groups, scale, (head_dim, head_dim_v), tiles,
@@ -187,7 +187,7 @@ def key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, strateg
             keys = _rows(cu_seqlens_k, sequence)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             gradients = bwd.KeyGradients(dk_parts, dv_parts, part=head % parts, heads=walked)
-            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     head, head // groups, scale, (head_dim, head_dim_v), tiles,
@@ -234,7 +234,7 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
                 _rows(cu_seqlens_q, sequence), _rows(cu_seqlens_k, sequence),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+            if mask.sees_keys(query, tiles.queries, tiles.keys):
                 bwd.query_block(
                     q, k, v, do, row_lse, row_delta, dq, queries, keys, mask, query, head,
                     head // groups, scale, (head_dim, head_dim_v), tiles,

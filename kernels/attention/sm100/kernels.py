@@ -46,7 +46,7 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
                 Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.key_tiles(query, tiles.queries, tiles.keys)[1] > 0:
+            if mask.sees_keys(query, tiles.queries, tiles.keys):
                 if variant == "wasp":
                     specialised_block(
                         q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
@@ -93,7 +93,7 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
-            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
                 key_block(
                     q, k, v, do, row_lse, row_delta, dq_sum, dk_sum, dv_sum, queries, keys, mask,
                     key, head, groups, scale, (head_dim, head_dim_v), tiles,
