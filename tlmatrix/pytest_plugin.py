@@ -112,6 +112,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ConfigError as error:
         raise pytest.UsageError(str(error)) from error
     state = set_state(config, project)
+    state.confine_process()
     if not state.is_worker:
         from tlmatrix.plugin.controller import Controller
 

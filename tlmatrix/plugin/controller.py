@@ -128,7 +128,19 @@ class Controller:
         """What a worker must know: it reads the command line again, but not what became of it."""
         if self._state.config.getvalue("dist") == "loadgroup":
             self._state.group_cases()
-        node.workerinput.update(self._state.for_worker())
+        node.workerinput.update(self._state.for_worker(node.gateway.id))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController) -> None:
+        """A worker ended; the one in its place gets its GPU."""
+        self._state.spread.take_back(node.gateway.id)
+
+    def pytest_report_header(self) -> list[str]:
+        """Say how workers share GPUs, where there are several."""
+        if not self._state.workers:
+            return []
+        words = self._state.spread.words(self._state.workers)
+        return [f"tlmatrix: {words}"] if words else []
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:

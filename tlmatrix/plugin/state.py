@@ -26,6 +26,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tlmatrix.backend.gpus import Spread
     from tlmatrix.config import Config
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.events import RunHeader
@@ -78,6 +79,7 @@ class State:
         self.groups_path: Path | None
         self._writer: RecordsWriter | None = None
         self._runner: Runner | None = None
+        self._gpu = ""
         worker: Mapping[str, Any] | None = getattr(config, "workerinput", None)
         if worker is not None:
             self.worker: str = worker["workerid"]
@@ -89,6 +91,7 @@ class State:
             self.results_path = Path(worker["tlmatrix_results"])
             self.passed_before = frozenset(map(tuple, worker["tlmatrix_passed"]))
             self.groups_path = _path(worker["tlmatrix_groups"])
+            self._gpu = worker["tlmatrix_gpu"]
             return
         resumed = self._resumed(option.tlmatrix_resume)
         header = resumed.header if resumed else None
@@ -111,9 +114,22 @@ class State:
             return int(worker["tlmatrix_width"])
         return min(self.config.get_terminal_writer().fullwidth, _WIDEST)
 
-    def for_worker(self) -> dict[str, Any]:
+    @cached_property
+    def spread(self) -> Spread:
+        """The GPUs of this machine among the workers; none where kernels run elsewhere."""
+        from tlmatrix.backend.gpus import Spread, visible_gpus
+
+        return Spread(visible_gpus(os.environ) if self.backend in ("auto", "cuda") else ())
+
+    @property
+    def workers(self) -> int:
+        """How many workers the user asked for."""
+        return int(getattr(self.config.option, "numprocesses", None) or 0)
+
+    def for_worker(self, worker: str) -> dict[str, Any]:
         """What a worker of pytest-xdist is told, in plain data."""
         return {
+            "tlmatrix_gpu": self.spread.give(worker),
             "tlmatrix_tier": self.tier,
             "tlmatrix_backend": self.backend,
             "tlmatrix_seed": self.seed,
@@ -164,6 +180,12 @@ class State:
             for name in _THREADS:
                 os.environ.setdefault(name, "1")
 
+    def confine_process(self) -> None:
+        """Leave a worker one GPU. Once CUDA is in use it is too late, and kernels go by device."""
+        torch = sys.modules.get("torch")
+        if self._gpu and not (torch and torch.cuda.is_initialized()):
+            os.environ["CUDA_VISIBLE_DEVICES"] = self._gpu
+
     def runner(self) -> Runner:
         """What runs the cases of this process; made when the first one runs."""
         if self._runner is None:
@@ -210,7 +232,9 @@ class State:
         self._records().header(self._header())
         earlier = Counter(path for path, _ in self.passed_before)
         self.config.hook.pytest_tlmatrix_event(
-            event=RunStarted(dict(cases), self.shown_results, dict(earlier))
+            event=RunStarted(
+                dict(cases), self.shown_results, dict(earlier), self.spread.words(self.workers)
+            )
         )
 
     def _refuse_missing_backend(self) -> None:

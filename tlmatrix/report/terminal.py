@@ -90,6 +90,8 @@ class TerminalReport:
         earlier = sum(event.earlier.values())
         if earlier:
             words += f"; {earlier} passed before and are not run again"
+        if event.place:
+            words += f"; {event.place}"
         self._console.print(words, highlight=False)
         if self._console.is_terminal:
             self._progress = self._bar()

@@ -51,6 +51,8 @@ class RunStarted:
     """The results file, where one is written."""
     earlier: Mapping[str, int] = field(default_factory=dict)
     """Cases by spec path that passed in the run that is resumed, and are not run again."""
+    place: str = ""
+    """How workers share the GPUs of the machine, where there are several."""
 
 
 @dataclass(frozen=True)

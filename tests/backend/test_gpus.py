@@ -1,0 +1,103 @@
+"""Workers share the GPUs of a machine evenly, those that the user chose and no other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from outside_project import Project, project
+from tlmatrix.backend import gpus
+from tlmatrix.backend.gpus import Spread, visible_gpus
+
+__all__ = ["project"]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, ("0", "1", "2")),
+        ("", ()),
+        ("2", ("2",)),
+        ("3, 1", ("3", "1")),
+        ("GPU-8932f937,MIG-1/2/3", ("GPU-8932f937", "MIG-1/2/3")),
+        ("1,-1,2", ("1",)),
+    ],
+)
+def test_visible_gpus_are_the_drivers_or_the_users(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, found: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(gpus, "count_gpus", lambda: 3)
+    environment = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    assert visible_gpus(environment) == found
+
+
+def test_workers_are_spread_evenly_also_after_some_were_replaced() -> None:
+    spread = Spread(["0", "1", "2", "3"])
+    held = {f"gw{number}": spread.give(f"gw{number}") for number in range(64)}
+    assert set(Counter(held.values()).values()) == {16}
+    for number in (1, 5, 9):  # all on GPU 1
+        spread.take_back(f"gw{number}")
+        del held[f"gw{number}"]
+    held |= {f"gw{number}": spread.give(f"gw{number}") for number in (64, 65, 66)}
+    assert set(Counter(held.values()).values()) == {16}
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "words"),
+    [
+        (4, 64, "64 workers on 4 GPUs, 16 each"),
+        (4, 6, "6 workers on 4 GPUs, 1 or 2 each"),
+        (4, 1, "1 worker on 1 of 4 GPUs"),
+        (1, 8, ""),
+        (4, 0, ""),
+    ],
+)
+def test_how_they_are_spread_is_said(count: int, workers: int, words: str) -> None:
+    assert Spread([str(number) for number in range(count)]).words(workers) == words
+
+
+_CONFTEST = """
+from tlmatrix.backend import gpus
+
+gpus.count_gpus = lambda: 2
+"""
+_SEEN = """
+import os
+
+with open("seen.txt", "a") as file:
+    file.write(f"{os.environ.get('PYTEST_XDIST_WORKER')} {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
+"""
+
+
+def _seen(project: Project) -> dict[str, str]:
+    return dict(line.split() for line in (project.folder / "seen.txt").read_text().splitlines())
+
+
+@pytest.fixture
+def several(project: Project) -> Project:
+    """A project on a machine with two GPUs, whose code notes which of them its process has."""
+    project.spec(how="[right]", rows="[1, 2, 3, 4, 5, 6]")
+    code = project.folder / f"{project.module}.py"
+    code.write_text(_SEEN + code.read_text())
+    (project.folder / "conftest.py").write_text(_CONFTEST)
+    return project
+
+
+def test_each_worker_has_one_gpu_before_its_first_case(several: Project) -> None:
+    process = several.start("pytest", ".", "-n", "2", "--tlmatrix-results", "out.jsonl")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert "tlmatrix: 2 workers on 2 GPUs, 1 each" in out
+    assert sorted(_seen(several).values()) == ["0", "1"]
+
+
+def test_the_users_choice_of_gpus_is_kept(
+    several: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    process = several.start("tlmatrix", "run", ".", "-n", "2", "--results", "out.jsonl")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert "12 cases of 1 spec; 2 workers on 2 GPUs, 1 each" in out
+    assert sorted(_seen(several).values()) == ["5", "7"]
