@@ -97,7 +97,9 @@ def varlen_attention(
         backward: "atomic"; or "split" or "grouped", which give the same bits every time (see the
             module `backward`).
 
-    Checking cu_seqlens copies them to the host, which waits for the GPU once a call.
+    Checking cu_seqlens copies them to the host, which waits for the GPU: once for each tensor, and
+    again when PyTorch has changed it in place. Where a kernel of your own writes into one, pass a
+    new tensor.
 
     Returns:
         out [total_q, heads, head_dim_v] in the dtype of q; and lse [heads, total_q] float32, the

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tlmatrix_kernels.attention.bounds import on_host
+
 __all__ = ["SM100_VARIANTS", "Attention", "Lengths", "check_dense", "check_packed", "check_sm100"]
 
 STRATEGIES = ("atomic", "split", "grouped")
@@ -231,7 +233,7 @@ def check_packed(
 ) -> tuple[Attention, Lengths]:
     """Check the arguments of `varlen_attention`; see there.
 
-    Copies both cu_seqlens to the host, once and together.
+    Copies both cu_seqlens to the host, once and together (see `bounds`).
 
     Raises:
         ValueError: naming the first argument that breaks a rule, the rule and the value.
@@ -252,9 +254,9 @@ def check_packed(
         )
     if size - 1 > GRID_MAX:
         _refuse(f"cu_seqlens_q must bound at most {GRID_MAX} sequences, got {size - 1}")
-    bounds = torch.cat([cu_seqlens_q, cu_seqlens_k]).tolist()
-    longest_q = _longest("cu_seqlens_q", bounds[:size], q.shape[0], "q")
-    longest_k = _longest("cu_seqlens_k", bounds[size:], k.shape[0], "k and v")
+    bounds_q, bounds_k = on_host(cu_seqlens_q, cu_seqlens_k)
+    longest_q = _longest("cu_seqlens_q", bounds_q, q.shape[0], "q")
+    longest_k = _longest("cu_seqlens_k", bounds_k, k.shape[0], "k and v")
     lengths = Lengths(
         _max_seqlen("max_seqlen_q", max_seqlen_q, longest_q),
         _max_seqlen("max_seqlen_k", max_seqlen_k, longest_k),

@@ -1,0 +1,66 @@
+"""The numbers of cu_seqlens on the host are those of the tensor, whoever changed it."""
+
+import pytest
+import torch
+
+from tlmatrix_kernels.attention import bounds
+
+
+def lengths(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    """As on a GPU, where PyTorch's count of changes says whether to copy; the copies are listed."""
+    copies = []
+    whole = torch.cat
+
+    def copied(tensors):
+        copies.append(len(tensors))
+        return whole(tensors)
+
+    monkeypatch.setattr(bounds, "_version", lambda tensor: tensor._version)
+    monkeypatch.setattr(bounds.torch, "cat", copied)
+    return copies
+
+
+def test_a_tensor_is_copied_once_and_two_together(counting):
+    first, second = lengths(0, 5, 9), lengths(0, 1, 2)
+
+    for _ in range(3):
+        assert bounds.on_host(first, second) == [[0, 5, 9], [0, 1, 2]]
+    assert bounds.on_host(second, second) == [[0, 1, 2], [0, 1, 2]]
+    assert counting == [2]
+
+
+def test_what_changed_in_place_is_copied_again(counting):
+    first, second = lengths(0, 5, 9), lengths(0, 1, 2)
+    bounds.on_host(first, second)
+
+    second[1] = 2
+
+    assert bounds.on_host(first, second) == [[0, 5, 9], [0, 2, 2]]
+    assert counting == [2, 1]
+
+
+def test_a_new_tensor_in_the_place_of_an_old_one_is_copied(counting):
+    for length in range(20):
+        assert bounds.on_host(lengths(0, length)) == [[0, length]]
+
+
+def test_on_a_cpu_changes_by_others_are_seen():
+    tensor = lengths(0, 5)
+    bounds.on_host(tensor)
+
+    tensor.numpy()[1] = 7
+
+    assert bounds.on_host(tensor) == [[0, 7]]
+
+
+def test_tensors_of_inference_mode_have_no_version_and_are_copied():
+    with torch.inference_mode():
+        tensor = lengths(0, 5)
+        assert bounds.on_host(tensor) == [[0, 5]]
+        tensor[1] = 6
+        assert bounds.on_host(tensor) == [[0, 6]]
