@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Call = Callable[[], object]
 
 BATCH, HEADS, KV_HEADS, HEAD_DIM = 4, 32, 8, 128
-STRATEGIES = ("atomic", "split", "grouped")
+STRATEGIES = ("atomic", "split", "grouped", "reordered")
 BASELINE = "SDPA cuDNN"
 
 

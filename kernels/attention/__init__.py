@@ -6,7 +6,7 @@
 `dense`, `packed`         the kernels: signatures and grids
 `forward`, `backward`     what a block of a kernel computes: the algorithm
 `softmax`                 the online softmax of a tile of queries
-`combine`                 the backward post-pass
+`combine`, `reordered`    the backward post-passes, and a sum of dq in an order of its own
 `masks`                   which query sees which key
 `rows`                    where the rows of a sequence lie in memory
 `tiles`, `options`        tile sizes and compiler options, with their reasons

@@ -19,9 +19,9 @@ that see them. It works on transposed tiles, s^T and dp^T [keys, queries], becau
 accumulators' rows are then keys and p^T and ds^T feed the tensor cores from registers. A *query
 block* owns a tile of queries, accumulates their dq, and walks over tiles of keys.
 
-==========  ================================================================================
+=========== ===============================================================================
 strategy    what runs
-==========  ================================================================================
+=========== ===============================================================================
 `atomic`    a key block for each query head: it adds its share of dq, and the heads of a group
             their dk and dv, with float32 atomics; then a cast. Fewest products (5); the order
             of the additions, and so the last bits, differ from run to run.
@@ -31,7 +31,11 @@ strategy    what runs
 `grouped`   a key block for each kv head walks over all query heads of the group, one after the
             other, and stores dk and dv once; query blocks compute dq. As `split`, with nothing
             left to sum, but with fewer and longer blocks: for much work, not for little.
-==========  ================================================================================
+`reordered` key blocks as in `grouped`, so with one order of the sums dk and dv, which also add
+            their share of dq, with float32 atomics of four elements each, to a sum in an order
+            of its own (see `reordered`); then a pass that restores the order of q. 5 products;
+            of dq the last bits differ from run to run.
+=========== ===============================================================================
 
 A masked pair, and a row beyond its sequence, is selected away in p and in dp, never multiplied
 away: what was read there may be huge, and its product infinite. lse is -inf in a row that sees
@@ -42,6 +46,7 @@ from dataclasses import dataclass
 
 import tilelang.language as T
 
+from tlmatrix_kernels.attention.reordered import add_tile
 from tlmatrix_kernels.attention.rows import bound
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
@@ -88,14 +93,15 @@ def prepare_block(out, do, lse, row_lse, row_delta, queries, query, head, rows, 
 class KeyGradients:
     """Where a key block's results go.
 
-    With `dq` (strategy `atomic`) all three are float32 sums like q, k and v, which start as
-    zeros. Without, dk and dv are [parts, ...], the block writes `part` of them, and `heads`
-    query heads contribute to it.
+    dk and dv are [parts, ...], of which the block writes `part`, and `heads` query heads
+    contribute to it; without a `part` they are float32 sums like k and v. `dq` is a float32 sum
+    too, if there is one: like q, or `reordered`. All sums start as zeros.
     """
 
     dk: object
     dv: object
     dq: object = None
+    reordered: bool = False
     part: object = None
     heads: int = 1
 
@@ -103,10 +109,25 @@ class KeyGradients:
 @T.macro
 def store_key_gradient(gradients, target, index, value):
     """One element of dk or dv; `index` is that of a k-like tensor."""
-    if gradients.dq is None:
-        target[gradients.part, *index] = value
-    else:
+    if gradients.part is None:
         T.atomic_add(target[index], value)
+    else:
+        target[gradients.part, *index] = value
+
+
+@T.macro
+def add_queries(dq_sum, tile, tile_shared, queries, head, query, head_dim, scale):
+    """Add a tile of dq, in registers, to a sum like q; whole ones by the copy engine."""
+    rows, width = tile.shape
+    for i, d in T.Parallel(rows, width):
+        tile[i, d] *= scale
+    if tile_shared is not None and queries.fits(query, rows):
+        T.copy(tile, tile_shared)
+        T.atomic_add(queries.tile(dq_sum, head, query, rows, width), tile_shared, use_tma=True)
+    else:
+        for i, d in T.Parallel(rows, width):
+            if T.And(queries.holds(query + i), d < head_dim):
+                T.atomic_add(dq_sum[queries.index(head, query + i, d)], tile[i, d])
 
 
 def pair_seen(mask, query, key, i, j, transposed):
@@ -166,8 +187,8 @@ def key_block(
     dv = T.alloc_fragment([columns, width_v], "float32")
     if gradients.dq is not None:
         dq = T.alloc_fragment([rows, width], "float32")
-        if tiles.reduces:
-            dq_shared = T.alloc_shared([rows, width], "float32")
+        reduces = tiles.reduces and not gradients.reordered
+        dq_shared = T.alloc_shared([rows, width], "float32") if reduces else None
         ds_shared = ds if tiles.staged else T.alloc_shared([columns, rows], dtype)
 
     T.copy(keys.tile(k, kv_head, key, columns, width), k_shared)
@@ -199,17 +220,10 @@ def key_block(
             if not tiles.staged:
                 T.copy(ds, ds_shared)
             T.gemm(ds_shared, k_shared, dq, transpose_A=True, clear_accum=True)
-            for i, d in T.Parallel(rows, width):
-                dq[i, d] *= scale
-            if tiles.reduces and queries.fits(query, rows):
-                T.copy(dq, dq_shared)
-                T.atomic_add(
-                    queries.tile(gradients.dq, here, query, rows, width), dq_shared, use_tma=True
-                )
+            if gradients.reordered:
+                add_tile(gradients.dq, dq, queries, here, query, head_dim)
             else:
-                for i, d in T.Parallel(rows, width):
-                    if T.And(queries.holds(query + i), d < head_dim):
-                        T.atomic_add(gradients.dq[queries.index(here, query + i, d)], dq[i, d])
+                add_queries(gradients.dq, dq, dq_shared, queries, here, query, head_dim, scale)
 
     for i, d in T.Parallel(columns, width):
         if T.And(keys.holds(key + i), d < head_dim):

@@ -12,10 +12,23 @@ from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.masks import Mask, block_order, query_tile, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
-from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
+from tlmatrix_kernels.attention.reordered import (
+    RESTORE_THREADS,
+    accumulator_shape,
+    restore_block,
+)
+from tlmatrix_kernels.attention.rows import PADDING, Rows, matrix_shape, statistic_shape
 from tlmatrix_kernels.attention.tiles import tiles_for
 
-__all__ = ["atomic_gradients", "forward", "key_gradients", "prepare", "query_gradients"]
+__all__ = [
+    "atomic_gradients",
+    "forward",
+    "key_gradients",
+    "prepare",
+    "query_gradients",
+    "reordered_gradients",
+    "restore",
+]
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -223,3 +236,71 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
                 bwd.blank_query_block(dq, queries, query, head, head_dim, tiles)
 
     return dense_query_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+    """Build strategy `reordered`: dk and dv [1, ...] stored, dq added up in an order of its own."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
+    batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
+    seqlen_q, seqlen_k, padded_q, blocks = T.dynamic("seqlen_q, seqlen_k, padded_q, blocks")
+    k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)
+    v_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v)
+
+    @T.prim_func
+    def dense_reordered_gradients(
+        q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        k: T.Tensor(k_shape, dtype),
+        v: T.Tensor(v_shape, dtype),
+        do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        row_lse: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
+        row_delta: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
+        dq_sum: T.Tensor(accumulator_shape(layout, batch, blocks, heads, head_dim), "float32"),
+        dk: T.Tensor((1, *k_shape), dtype),
+        dv: T.Tensor((1, *v_shape), dtype),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        count = T.ceildiv(seqlen_k, tiles.keys)
+        with T.Kernel(*block_order(causal, count, kv_heads), batch, threads=tiles.threads) as (
+            first,
+            second,
+            sequence,
+        ):
+            tile, kv_head = tile_and_head(causal, first, second)
+            queries = Rows(layout, sequence, 0, seqlen_q)
+            keys = Rows(layout, sequence, 0, seqlen_k)
+            mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
+            key = tile * tiles.keys
+            gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, reordered=True, part=0, heads=groups)
+            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+                bwd.key_block(
+                    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
+                    kv_head * groups, kv_head, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+            else:
+                bwd.blank_key_block(gradients, keys, key, kv_head, (head_dim, head_dim_v), tiles)
+
+    return dense_reordered_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def restore(layout, dtype, head_dim):
+    """Build the post-pass of `reordered`: dq_sum to dq."""
+    batch, heads, seqlen_q, blocks = T.dynamic("batch, heads, seqlen_q, blocks")
+
+    @T.prim_func
+    def dense_restore(
+        dq_sum: T.Tensor(accumulator_shape(layout, batch, blocks, heads, head_dim), "float32"),
+        dq: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        scale: T.float32,
+    ):
+        with T.Kernel(T.ceildiv(seqlen_q, PADDING), heads, batch, threads=RESTORE_THREADS) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = Rows(layout, sequence, 0, seqlen_q)
+            restore_block(dq_sum, dq, queries, head, tile * PADDING, scale, head_dim)
+
+    return dense_restore

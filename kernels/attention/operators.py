@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from tlmatrix_kernels.attention import dense, packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
+from tlmatrix_kernels.attention.reordered import BLOCK_ROWS, block_shape
 from tlmatrix_kernels.attention.rows import PADDING, padded_start
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
@@ -51,8 +52,8 @@ def dense_attention(
         window: with causal, how many keys a query sees at most, its own included.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
         layout: "bshd" or "bhsd".
-        backward: "atomic"; or "split" or "grouped", which give the same bits every time (see the
-            module `backward`).
+        backward: "atomic" or "reordered"; or "split" or "grouped", which give the same bits every
+            time (see the module `backward`).
 
     Returns:
         out, like q with head_dim_v in the dtype of q; and lse [batch, heads, seqlen_q] float32,
@@ -94,8 +95,8 @@ def varlen_attention(
         causal: within its sequence, query i sees the keys ``j <= i + seqlen_k - seqlen_q``.
         window: with causal, how many keys a query sees at most, its own included.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
-        backward: "atomic"; or "split" or "grouped", which give the same bits every time (see the
-            module `backward`).
+        backward: "atomic" or "reordered"; or "split" or "grouped", which give the same bits every
+            time (see the module `backward`).
 
     Checking cu_seqlens copies them to the host, which waits for the GPU: once for each tensor, and
     again when PyTorch has changed it in place. Where a kernel of your own writes into one, pass a
@@ -148,6 +149,13 @@ def _padded_rows(lse: torch.Tensor, bounds: tuple) -> tuple[torch.Tensor, torch.
     return tuple(torch.empty(shape, dtype=torch.float32, device=lse.device) for _ in range(2))
 
 
+def reordered_sum(row_lse: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Zeros for dq of padded rows such as those of `row_lse`, in the order of `reordered`."""
+    *outer, rows = row_lse.shape
+    shape = (*outer, rows // BLOCK_ROWS, *block_shape(head_dim))
+    return torch.zeros(shape, dtype=torch.float32, device=row_lse.device)
+
+
 def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.Tensor:
     """Sum float32 parts [groups, *like.shape], or cast one, to a gradient of `like`."""
     gradient = torch.empty_like(like)
@@ -192,6 +200,18 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
         kernel(*read, dq, dk, dv, *longest_k, *scalars)
         sums = zip((dq, dk, dv), (q, k, v), wanted, strict=True)
         return tuple(_combine(part, like, call) if want else None for part, like, want in sums)
+
+    if call.backward == "reordered":
+        dq_sum = reordered_sum(row_lse, call.head_dim)
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        kernel = kernels.reordered_gradients(*static)
+        kernel(*read, dq_sum, dk[None], dv[None], *longest_k, *scalars)
+        dq = torch.empty_like(q)
+        kernels.restore(*prefix, call.dtype, call.head_dim)(
+            dq_sum, *bounds[:1], dq, *longest_q, call.scale
+        )
+        found = zip((dq, dk, dv), wanted, strict=True)
+        return tuple(gradient if want else None for gradient, want in found)
 
     dq = dk = dv = None
     if wanted[0]:

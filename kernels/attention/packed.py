@@ -15,10 +15,23 @@ from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.masks import Mask, block_order, query_tile, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
-from tlmatrix_kernels.attention.rows import Rows
+from tlmatrix_kernels.attention.reordered import (
+    RESTORE_THREADS,
+    accumulator_shape,
+    restore_block,
+)
+from tlmatrix_kernels.attention.rows import PADDING, Rows
 from tlmatrix_kernels.attention.tiles import tiles_for
 
-__all__ = ["atomic_gradients", "forward", "key_gradients", "prepare", "query_gradients"]
+__all__ = [
+    "atomic_gradients",
+    "forward",
+    "key_gradients",
+    "prepare",
+    "query_gradients",
+    "reordered_gradients",
+    "restore",
+]
 
 
 def _rows(cu_seqlens, sequence):
@@ -243,3 +256,75 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
                 bwd.blank_query_block(dq, queries, query, head, head_dim, tiles)
 
     return packed_query_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+    """Build strategy `reordered`: dk and dv [1, ...] stored, dq added up in an order of its own."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
+    total_q, padded_q, blocks = T.dynamic("total_q, padded_q, blocks")
+    total_k, bounds = T.dynamic("total_k, bounds")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+    k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
+
+    @T.prim_func
+    def packed_reordered_gradients(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor(k_shape, dtype),
+        v: T.Tensor(v_shape, dtype),
+        do: T.Tensor((total_q, heads, head_dim_v), dtype),
+        row_lse: T.Tensor((heads, padded_q), "float32"),
+        row_delta: T.Tensor((heads, padded_q), "float32"),
+        cu_seqlens_q: T.Tensor((bounds,), "int32"),
+        cu_seqlens_k: T.Tensor((bounds,), "int32"),
+        dq_sum: T.Tensor(accumulator_shape("thd", None, blocks, heads, head_dim), "float32"),
+        dk: T.Tensor((1, *k_shape), dtype),
+        dv: T.Tensor((1, *v_shape), dtype),
+        max_seqlen_k: T.int32,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        count = T.ceildiv(max_seqlen_k, tiles.keys)
+        with T.Kernel(*block_order(causal, count, kv_heads), bounds - 1, threads=tiles.threads) as (
+            first,
+            second,
+            sequence,
+        ):
+            tile, kv_head = tile_and_head(causal, first, second)
+            key = tile * tiles.keys
+            queries = _rows(cu_seqlens_q, sequence)
+            keys = _rows(cu_seqlens_k, sequence)
+            mask = Mask(causal, windowed, queries.length, keys.length, window)
+            gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, reordered=True, part=0, heads=groups)
+            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+                bwd.key_block(
+                    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
+                    kv_head * groups, kv_head, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+            else:
+                bwd.blank_key_block(gradients, keys, key, kv_head, (head_dim, head_dim_v), tiles)
+
+    return packed_reordered_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def restore(dtype, head_dim):
+    """Build the post-pass of `reordered`: dq_sum to dq."""
+    total_q, blocks, bounds, heads = T.dynamic("total_q, blocks, bounds, heads")
+
+    @T.prim_func
+    def packed_restore(
+        dq_sum: T.Tensor(accumulator_shape("thd", None, blocks, heads, head_dim), "float32"),
+        cu_seqlens_q: T.Tensor((bounds,), "int32"),
+        dq: T.Tensor((total_q, heads, head_dim), dtype),
+        max_seqlen_q: T.int32,
+        scale: T.float32,
+    ):
+        with T.Kernel(
+            T.ceildiv(max_seqlen_q, PADDING), heads, bounds - 1, threads=RESTORE_THREADS
+        ) as (tile, head, sequence):
+            queries = _rows(cu_seqlens_q, sequence)
+            if tile * PADDING < queries.length:
+                restore_block(dq_sum, dq, queries, head, tile * PADDING, scale, head_dim)
+
+    return packed_restore

@@ -14,7 +14,7 @@ from tlmatrix_kernels.attention.bounds import on_host
 
 __all__ = ["SM100_VARIANTS", "Attention", "Lengths", "check_dense", "check_packed", "check_sm100"]
 
-STRATEGIES = ("atomic", "split", "grouped")
+STRATEGIES = ("atomic", "split", "grouped", "reordered")
 SM100_VARIANTS = ("ss", "ts", "wasp")
 SM100_MAJOR = 10
 # Four results of the backward pass share the 512 columns of tensor memory.

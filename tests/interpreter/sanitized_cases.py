@@ -124,7 +124,7 @@ def _lengths(draw, count):
 def _attention_options(draw):
     causal = draw.random() < 0.6
     window = draw.choice([None, 1, 5, 63, 64, 200]) if causal else None
-    backward = draw.choice(["atomic", "split", "grouped"])
+    backward = draw.choice(["atomic", "split", "grouped", "reordered"])
     return {"causal": causal, "window": window, "backward": backward}
 
 

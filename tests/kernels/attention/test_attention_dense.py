@@ -35,7 +35,7 @@ def shapes(layout, batch, seqlen_q, seqlen_k, kv_heads, groups, dim, dim_v):
     return [(batch, *size) for size in sizes]
 
 
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 @pytest.mark.parametrize(
     ("seqlen_q", "seqlen_k", "kv_heads", "groups", "dim", "dim_v", "causal", "window"), CASES
 )
@@ -50,7 +50,7 @@ def test_matches_the_definition(
         reference.compare(result, want, inputs, torch.float16)
 
 
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 def test_layout_bhsd_and_bfloat16(backward):
     inputs = reference.leaves(*shapes("bhsd", 2, 70, 140, 2, 3, 64, 32), dtype=torch.bfloat16)
     with interpret():
@@ -59,7 +59,7 @@ def test_layout_bhsd_and_bfloat16(backward):
         reference.compare(result, want, inputs, torch.bfloat16)
 
 
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 def test_rows_that_see_no_key_are_zero_with_lse_minus_infinity(backward):
     q, k, v = reference.leaves((1, 150, 2, 32), (1, 10, 1, 32), (1, 10, 1, 32))
     with interpret():
@@ -73,7 +73,7 @@ def test_rows_that_see_no_key_are_zero_with_lse_minus_infinity(backward):
     assert dv.isfinite().all()
 
 
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 @pytest.mark.parametrize(
     ("batch", "seqlen_q", "seqlen_k"), [(0, 5, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0)]
 )

@@ -50,7 +50,7 @@ SHARED_REFUSALS = [
     ({"scale": 0.0}, "scale must be positive and finite, got 0.0"),
     ({"scale": float("nan")}, "scale must be positive and finite, got nan"),
     ({"scale": "1"}, "scale must be a number or None, got '1'"),
-    ({"backward": "fast"}, "backward must be one of atomic, split, grouped, got 'fast'"),
+    ({"backward": "fast"}, "backward must be one of atomic, split, grouped, reordered, got 'fast'"),
 ]
 
 
@@ -184,6 +184,8 @@ FACTORIES = {
     "atomic_gradients": 1,
     "key_gradients": 2,  # split and grouped
     "query_gradients": 1,
+    "reordered_gradients": 1,
+    "restore": 1,
 }
 
 
@@ -203,7 +205,7 @@ def test_one_compiled_dense_kernel_serves_every_batch_length_head_count_and_scal
                 (batch, keys, kv_heads, 32),
                 (batch, keys, kv_heads, 32),
             )
-            for backward in ("atomic", "split", "grouped"):
+            for backward in ("atomic", "split", "grouped", "reordered"):
                 out, _ = dense_attention(
                     *inputs, causal=True, window=rows, scale=scale, backward=backward
                 )
@@ -218,7 +220,7 @@ def test_one_compiled_packed_kernel_serves_every_batch_of_lengths(monkeypatch):
             total = sum(lengths)
             inputs = reference.leaves((total, 2, 32), (total, 1, 32), (total, 1, 32))
             cu = reference.cumulative(lengths)
-            for backward in ("atomic", "split", "grouped"):
+            for backward in ("atomic", "split", "grouped", "reordered"):
                 out, _ = varlen_attention(*inputs, cu, cu, causal=True, backward=backward)
                 torch.autograd.grad(out, inputs, torch.ones_like(out))
     assert {name: len(compiled.keys) for name, compiled in watched.items()} == FACTORIES
@@ -237,7 +239,7 @@ SHAPES = [(2, 50, 2, 32), (2, 70, 1, 32), (2, 70, 1, 40)]
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed"])
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 def test_strides_of_inputs_and_of_the_output_gradient_do_not_matter(kind, backward):
     inputs = reference.leaves(*SHAPES)
     strided = [t.detach().transpose(0, 2).contiguous().transpose(0, 2) for t in inputs]
@@ -259,7 +261,7 @@ def test_strides_of_inputs_and_of_the_output_gradient_do_not_matter(kind, backwa
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed"])
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "qv"])
 def test_only_the_gradients_asked_for(kind, backward, wanted):
     inputs = reference.leaves(*SHAPES)
@@ -302,7 +304,7 @@ def poisoned_memory(monkeypatch):
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("kind", ["dense", "packed"])
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 def test_every_element_is_written(kind, backward):
     # Queries without a key and keys without a query: both are written by nobody's loop.
     assert torch.empty(1).isnan().all()
@@ -335,7 +337,7 @@ def test_tiles_fit_the_shared_memory_of_a_block(arch, shared_memory, dim_v):
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed"])
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 def test_tiles_of_ampere_compute_the_same(kind, backward):
     inputs = reference.leaves(*SHAPES)
     found = {}

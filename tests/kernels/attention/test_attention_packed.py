@@ -32,7 +32,7 @@ def batch(lengths_q, lengths_k, kv_heads, groups, dim, dim_v, dtype=torch.float1
     return inputs, reference.cumulative(lengths_q), reference.cumulative(lengths_k)
 
 
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 @pytest.mark.parametrize(
     ("lengths_q", "lengths_k", "kv_heads", "groups", "dim", "dim_v", "causal", "window"), CASES
 )
@@ -49,7 +49,7 @@ def test_matches_the_definition(
         reference.compare(result, want, inputs, torch.float16)
 
 
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 def test_max_seqlen_may_be_given_and_too_large(backward):
     inputs, cu_q, cu_k = batch([5, 70], [9, 80], 1, 1, 32, 32)
     with interpret():
@@ -58,7 +58,7 @@ def test_max_seqlen_may_be_given_and_too_large(backward):
         reference.compare(result, want, inputs, torch.float16)
 
 
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 @pytest.mark.parametrize(
     ("lengths_q", "lengths_k"), [([], []), ([0, 0], [0, 0]), ([0], [4]), ([3, 2], [0, 0])]
 )
@@ -77,7 +77,7 @@ def test_nothing_to_see_or_nobody_to_see_it(lengths_q, lengths_k, backward):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("backward", ["atomic", "split", "grouped"])
+@pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 def test_huge_neighbours_change_no_bit(backward, dtype, causal):
     lengths_q, lengths_k = [30, 70, 20], [40, 60, 10]
     (q, k, v), cu_q, cu_k = batch(lengths_q, lengths_k, 1, 2, 32, 32, dtype)
