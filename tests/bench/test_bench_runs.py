@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from outside_project import Outcome, Project, project
+from tlmatrix import cli
 from tlmatrix.bench.engine import Machine
+from tlmatrix.bench.results import read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.timing import Timing
 
@@ -110,15 +116,31 @@ class Bench:
     def spec(
         self, entry: str = "fast", baselines: str = "[]", configs: str = "{}", code: str = _CODE
     ) -> Path:
-        module = self.project.module
-        (self.project.folder / f"{module}.py").write_text(code)
-        path = self.project.folder / "tanh.yaml"
-        path.write_text(
-            _SPEC.format(module=module, entry=entry, baselines=baselines, configs=configs).replace(
-                "MODULE", module
-            )
+        return self.written(self.project, entry, baselines, configs, code)
+
+    @staticmethod
+    def written(
+        project: Project,
+        entry: str = "fast",
+        baselines: str = "[]",
+        configs: str = "{}",
+        code: str = _CODE,
+    ) -> Path:
+        (project.folder / f"{project.module}.py").write_text(code)
+        text = _SPEC.format(
+            module=project.module, entry=entry, baselines=baselines, configs=configs
         )
+        path = project.folder / "tanh.yaml"
+        path.write_text(text.replace("MODULE", project.module))
         return path
+
+    @property
+    def output(self) -> Path:
+        return self.project.folder / "out.json"
+
+    def seen_cases(self) -> list[str]:
+        """What is on disk while the run goes on."""
+        return [case.case for case in read_bench(self.output).cases] if self.output.exists() else []
 
     def run(self, *words: str) -> Outcome:
         return self.project.tlmatrix("bench", *words)
@@ -127,7 +149,6 @@ class Bench:
         seen: Counter[str] = Counter()
 
         def clock(call: Callable[[], object], _lead: float) -> Timing:
-            import sys
 
             calls = sys.modules[self.project.module].calls
             calls.clear()
@@ -153,7 +174,255 @@ def _flat(text: str) -> str:
 def test_a_faster_entry_is_told_so_with_its_interval(bench: Bench) -> None:
     bench.spec("fast", "[MODULE:slow]")
     bench.times = lambda who, n: (1.2 if who == "slow" else 1.0) + 0.001 * (n % 3)
-    outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--output", "out.json")
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     assert outcome.code == 0, outcome.out
+    assert "slow 1.2010 " in _flat(outcome.out)
     assert "1.200 (1.200-1.200) FASTER" in _flat(outcome.out), outcome.out
     assert "NVIDIA H200, driver 580.1" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("mine", "verdict"),
+    [
+        (lambda n: 1.0, "SAME"),
+        (lambda n: 1.1 + 0.001 * (n % 2), "SLOWER"),
+        (lambda n: 0.9 + 0.001 * (n % 2), "FASTER"),
+        (lambda n: 0.9 if n % 2 else 1.1, "UNSURE"),
+        (lambda n: 1.01 + 0.02 * (n % 2), "UNSURE"),
+    ],
+)
+def test_the_verdict_is_where_the_whole_interval_lies(
+    bench: Bench, mine: Callable[[int], float], verdict: str
+) -> None:
+    bench.spec("fast", "[MODULE:slow]")
+    bench.times = lambda who, n: mine(n) if who == "fast" else 1.0
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
+    (line,) = [line for line in outcome.out.splitlines() if " slow " in line][:1]
+    assert line.split()[-1] == verdict, outcome.out
+
+
+def test_what_drifts_for_all_alike_decides_nothing(bench: Bench) -> None:
+    bench.spec("fast", "[MODULE:slow]")
+    bench.times = lambda _who, n: 1.0 + 0.05 * n  # clocks that fall to a tenth
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
+    assert " 1.000 (1.000-1.000) SAME" in _flat(outcome.out), outcome.out
+
+
+def test_implementations_take_turns_and_turns_at_being_first(bench: Bench) -> None:
+    bench.spec("fast", "[MODULE:slow, MODULE:tuned]")
+    bench.run("tanh.yaml", "-k", "rows=1000", "--seconds", "0.01")
+    forward = [who for who in bench.calls if who != "backward"][9:]  # after the warm-up
+    rounds = [forward[at : at + 3] for at in range(0, len(forward), 3)]
+    assert len(rounds) == 20
+    assert all(len(set(each)) == 3 for each in rounds)
+    assert {each[0] for each in rounds} == {"fast", "slow", "tuned 64 1"}
+
+
+def test_a_wrong_baseline_is_told_and_not_timed(bench: Bench) -> None:
+    bench.spec("fast", "[MODULE:wrong, MODULE:slow]")
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
+    assert outcome.code == 0
+    assert re.search(r"wrong is wrong and is not timed: y is off by \d+ % of its size", outcome.out)
+    assert "1 SAME" not in outcome.out.replace("2 SAME", "")
+
+
+def test_a_wrong_entry_is_a_finding(bench: Bench) -> None:
+    bench.spec("wrong", "[MODULE:slow]")
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
+    assert outcome.code == 1
+    assert "entry is wrong and is not timed" in outcome.out
+
+
+def test_one_wrong_row_is_enough(bench: Bench) -> None:
+    code = _CODE.replace(
+        "return torch.tanh(x) + 1", "return torch.tanh(x) + (torch.arange(len(x)) == 7)[:, None]"
+    )
+    bench.spec("fast", "[MODULE:wrong]", code=code)
+    outcome = bench.run("tanh.yaml", "-k", "rows=2000")
+    assert "wrong is wrong and is not timed: y is" in outcome.out
+
+
+def test_what_cannot_do_a_case_says_why_and_the_others_are_timed(bench: Bench) -> None:
+    bench.spec("fast", "[sdpa_cudnn, MODULE:slow, torch]")
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
+    assert outcome.code == 0
+    assert "sdpa_cudnn cannot: is attention" in outcome.out
+    assert "4 comparisons with other implementations: 4 SAME" in outcome.out, outcome.out
+
+
+def test_a_failing_entry_is_told_as_a_finding_of_the_gpus_side(bench: Bench) -> None:
+    bench.spec("raising", "[MODULE:slow]")
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
+    assert outcome.code == 1
+    assert "entry failed: launch: a kernel cannot be launched" in outcome.out
+
+
+# Files ---------------------------------------------------------------------------------------
+
+
+def test_the_file_has_all_that_is_needed_to_judge_it_later(bench: Bench) -> None:
+    path = bench.spec("fast", "[MODULE:slow]")
+    bench.run("tanh.yaml", "--output", "out.json", "--baseline", "torch")
+    data = json.loads((bench.project.folder / "out.json").read_text())
+    assert (data["format"], data["kind"]) == (1, "tlmatrix bench")
+    assert data["hardware"] == {"gpu": _GPU, "driver": "580.1"}
+    assert data["versions"]["torch"] == torch.__version__
+    assert data["specs"] == {"tanh.yaml": sha256(path.read_bytes()).hexdigest()[:16]}
+    first, second = data["cases"]
+    assert first["case"] == "dtype=float16-rows=1000"
+    assert second["values"] == {"dtype": "float32", "rows": 2000}
+    assert [each["name"] for each in first["implementations"]] == ["entry", "torch"]
+    forward = first["passes"]["forward"]
+    assert forward["bytes"] == 2 * 1000 * 8 * 2
+    assert first["passes"]["backward"]["bytes"] == 3 * 1000 * 8 * 2
+    assert len(forward["milliseconds"]["entry"]["samples"]) >= 20
+    assert first["clocks"]["after"] == {"sm_mhz": 1980.0}
+
+
+def test_a_run_that_is_killed_leaves_the_cases_before(bench: Bench) -> None:
+    bench.spec("fast")
+
+    def times(_who: str, _n: int) -> float:
+        if len(bench.seen_cases()) == 1:
+            raise KeyboardInterrupt
+        return 1.0
+
+    bench.times = times
+    outcome = bench.run("tanh.yaml", "--output", "out.json")
+    assert outcome.code == 130
+    assert [case.case for case in read_bench(bench.output).cases] == ["dtype=float16-rows=1000"]
+
+
+def test_json_goes_to_stdout_alone(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.spec("fast")
+    cli.main(["bench", "tanh.yaml", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["kind"] == "tlmatrix bench"
+    assert "NVIDIA H200" in err
+
+
+@pytest.mark.parametrize(
+    ("now", "code", "verdict"), [(1.0, 0, "SAME"), (1.1, 1, "SLOWER"), (0.9, 0, "FASTER")]
+)
+def test_against_an_earlier_file_each_case_has_a_verdict(
+    bench: Bench, now: float, code: int, verdict: str
+) -> None:
+    bench.spec("fast")
+    bench.run("tanh.yaml", "--output", "old.json")
+    bench.times = lambda who, _n: now if who == "fast" else 1.0
+    outcome = bench.run("tanh.yaml", "--against", "old.json", "--output", "new.json")
+    assert outcome.code == code, outcome.out
+    told = [line.split() for line in outcome.out.splitlines() if "entry before" in line]
+    assert [line[-1] for line in told] == [verdict, "SAME", verdict, "SAME"]
+
+
+def test_against_another_gpu_is_refused_before_anything_is_timed(bench: Bench) -> None:
+    bench.spec("fast")
+    bench.run("tanh.yaml", "--output", "old.json")
+    bench.gpu = "NVIDIA H100 80GB HBM3"
+    bench.calls.clear()
+    outcome = bench.run("tanh.yaml", "--against", "old.json")
+    assert outcome.code == 2
+    assert "was timed on NVIDIA H200, this is NVIDIA H100 80GB HBM3" in outcome.out
+    assert not bench.calls
+
+
+def test_a_case_that_the_earlier_file_lacks_is_said(bench: Bench) -> None:
+    bench.spec("fast")
+    bench.run("tanh.yaml", "-k", "rows=1000", "--output", "old.json")
+    outcome = bench.run("tanh.yaml", "--against", "old.json")
+    assert outcome.out.count("not in old.json") == 1
+
+
+def test_stored_timings_are_shown_again_without_a_gpu(project: Project, bench: Bench) -> None:
+    bench.spec("fast", "[MODULE:slow]")
+    first = bench.run("tanh.yaml", "--output", "old.json").out
+    bench.calls.clear()
+    again = bench.run("--from", "old.json")
+    assert again.code == 0
+    tables = first.partition("tanh: ")[2].partition("timings:")[0]
+    assert tables in again.out
+    assert not bench.calls
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "not written by `tlmatrix bench`"),
+        ('{"kind": "tlmatrix bench", "format": 99}', "has format 99, this tlmatrix reads 1"),
+        ("nonsense", "not JSON"),
+    ],
+)
+def test_a_file_that_holds_no_timings_is_refused(bench: Bench, text: str, words: str) -> None:
+    (bench.project.folder / "x.json").write_text(text)
+    outcome = bench.run("--from", "x.json")
+    assert outcome.code == 2
+    assert words in outcome.out
+
+
+# Choosing, sweeping, refusing ----------------------------------------------------------------
+
+
+def test_a_case_can_be_given_in_place_of_the_specs(bench: Bench) -> None:
+    bench.spec("fast")
+    outcome = bench.run("tanh.yaml", "--case", '{"rows": 3}')
+    assert "tanh: dtype=float16 rows=3" in _flat(outcome.out)
+    assert "rows=1000" not in outcome.out
+    outcome = bench.run("tanh.yaml", "--case", '{"cols": 3}')
+    assert outcome.code == 2
+    assert "the spec has no axis 'cols'" in outcome.out
+
+
+def test_a_sweep_ranks_configurations_and_says_which_to_write_down(bench: Bench) -> None:
+    bench.spec("tuned", configs="{block: [32, 64], stages: [1, 2, 3]}")
+    speed = {"tuned 32 2": 0.8, "tuned 64 2": 0.9, "tuned 64 1": 1.0, "tuned 32 1": 1.1}
+    bench.times = lambda who, _n: speed.get(who, 1.0)
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
+    ranked = re.findall(r"(block=\d+,stages=\d) +[\d.]+ ", outcome.out.partition("backward")[0])
+    assert ranked == [
+        "block=32,stages=2",
+        "block=64,stages=2",
+        "block=64,stages=1",
+        "block=32,stages=1",
+    ]
+    assert "block=32,stages=3 is wrong and is not timed" in outcome.out
+    best = _flat(outcome.out.partition("best of")[2])
+    assert best.startswith(f"4 configurations, forward, on {_GPU}: block: 32 stages: 2"), best
+
+
+def test_a_sweep_over_what_the_entry_does_not_take_is_said(bench: Bench) -> None:
+    bench.spec("fast", configs="{blok: [32]}")
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
+    assert "blok=32 cannot: the entry takes no 'blok'" in outcome.out
+
+
+def test_an_unknown_gpu_has_no_roof_and_says_so(bench: Bench) -> None:
+    bench.gpu = "Somebody's Accelerator"
+    bench.spec("fast")
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
+    assert "no peak is known of Somebody's Accelerator" in outcome.out
+    assert " % " not in _flat(outcome.out.partition("forward")[2]).replace("0.0 %", "")
+
+
+def test_without_a_gpu_nothing_is_timed_and_the_remedy_is_told(project: Project) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    Bench.written(project)
+    outcome = project.tlmatrix("bench", "tanh.yaml")
+    assert outcome.code == 2
+    assert "bench needs a GPU" in outcome.out
+    assert "tlmatrix bench --from FILE" in outcome.out
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_tables_fit_the_terminal(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    bench.spec("fast", "[MODULE:slow]")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    outcome = bench.run("tanh.yaml")
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", outcome.out)
+    lines = [line.rstrip() for line in plain.splitlines()]
+    assert max(map(len, lines)) <= columns
+    assert any(line.endswith("SAME") for line in lines), plain

@@ -113,6 +113,7 @@ def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
     window, causal = names.get("window"), bool(names["causal"])
     if window is not None and window < max(lengths_k):
         raise CannotError("SDPA has no window")
+    causal &= lengths_q[0] > 1  # one query, aligned at the last key, sees them all
     if causal and lengths_q[0] != lengths_k[0]:
         raise CannotError("SDPA aligns a causal mask at the first key, not at the last")
     packed = "cu_seqlens_q" in problem.inputs

@@ -5,12 +5,12 @@ Nothing is printed and nothing written here; each case is yielded as soon as it 
 
 from __future__ import annotations
 
-import gc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend import EntryError, refuse_unknown_axes
+from tlmatrix.backend import ArchitectureError, EntryError, refuse_unknown_axes
 from tlmatrix.backend.binding import bind
 from tlmatrix.bench.baselines import torch_run
 from tlmatrix.bench.candidates import Candidate, CannotError, candidate, distance, entry_run
@@ -20,6 +20,7 @@ from tlmatrix.problem import family_for
 from tlmatrix.run.faults import fault_finding
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.models import DeclaredProblem
 from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["ENTRY", "Machine", "bench"]
+__all__ = ["ENTRY", "Machine", "bench", "config_name"]
 
 ENTRY = "entry"
 """What the spec's own implementation is called in tables and files."""
@@ -81,78 +82,84 @@ def bench(
     issues = list(family.lint(spec))
     if issues:
         raise SpecError(issues)
-    refuse_unknown_axes(bind(spec, machine.backend, roots=roots), family)
-    names = baselines if baselines is not None else spec.bench.baselines if spec.bench else ()
+    backend, reason = machine.backend, ""
+    # What power a matrix product takes, and so the clocks, depends on the values in it.
+    known = isinstance(spec.problem, DeclaredProblem) or "values" in getattr(family, "axes", ())
+    drawn = {"values": "normal"} if known else {}
+    try:
+        refuse_unknown_axes(bind(spec, backend, roots=roots), family)
+    except ArchitectureError as error:
+        reason = str(error)
     for case in cases:
-        values = {"values": "normal", **case.values}
-        try:
-            problem = family.problem(spec, values, seed=case.seed, device=machine.backend.device)
-        except Exception as error:  # noqa: BLE001 - a case too large for the machine is a result
-            words = _words(error, machine.backend)
-            failed = Implementation(ENTRY, State.FAILED, words)
-            yield CaseTimes(spec.name, path, case.id, dict(case.values), implementations=(failed,))
+        untimed = CaseTimes(spec.name, path, case.id, dict(case.values))
+        if reason:
+            yield replace(untimed, implementations=(_entry(State.CANNOT, reason),))
             continue
-        ways: dict[str, Callable[[], Run]] = {
-            ENTRY: lambda problem=problem: entry_run(spec, problem, machine.backend, roots=roots)  # type: ignore[misc]
-        }
-        for name in names:
-            ways[_short(name, ways)] = _baseline(name, spec, problem, machine.backend, roots)
-        if sweep and spec.bench is not None:
-            for config in _combinations(spec.bench.configs):
-                ways[_config_name(config)] = _configured(
-                    config, spec, problem, machine.backend, roots
-                )
-        with machine.backend.active():
-            yield _timed(spec, path, case, problem, ways, machine, schedule or Schedule())
+        if backend.broken():
+            words = "the GPU was lost to a fault of an earlier case; time this one in a new process"
+            yield replace(untimed, implementations=(_entry(State.FAILED, words),))
+            continue
+        try:
+            problem = family.problem(
+                spec, {**drawn, **case.values}, seed=case.seed, device=backend.device
+            )
+        except Exception as error:  # noqa: BLE001 - a case too large for the machine is a result
+            words = _words(error, backend)
+            yield replace(untimed, implementations=(_entry(State.FAILED, words),))
+            continue
+        ways = _ways(spec, problem, backend, roots, baselines, sweep=sweep)
+        with backend.active():
+            timed = _timed(untimed, problem, ways, machine, schedule or Schedule())
+        yield timed
         del problem, ways
-        gc.collect()
-        machine.backend.release()
+        backend.release()
 
 
-def _baseline(
-    name: str, spec: Spec, problem: Problem, backend: Backend, roots: tuple[Path, ...]
-) -> Callable[[], Run]:
-    if ":" in name:
-        return lambda: entry_run(spec, problem, backend, roots=roots, target=name)
-    return lambda: torch_run(name, spec, problem)
+def _entry(state: State, reason: str) -> Implementation:
+    return Implementation(ENTRY, state, reason)
 
 
-def _configured(
-    config: Mapping[str, Value],
+def _ways(
     spec: Spec,
     problem: Problem,
     backend: Backend,
     roots: tuple[Path, ...],
-) -> Callable[[], Run]:
-    return lambda: entry_run(spec, problem, backend, roots=roots, config=config)
+    baselines: Sequence[str] | None,
+    *,
+    sweep: bool,
+) -> dict[str, Callable[[], Run]]:
+    """What makes each implementation, by the name it has in tables."""
+    named = spec.bench.baselines if spec.bench is not None else ()
+    own = partial(entry_run, spec, problem, backend, roots=roots)
+    ways: dict[str, Callable[[], Run]] = {ENTRY: own}
+    for name in named if baselines is None else baselines:
+        short = name.rpartition(":")[2]
+        ways[name if short in ways else short] = (
+            partial(own, target=name) if ":" in name else partial(torch_run, name, spec, problem)
+        )
+    if sweep and spec.bench is not None and spec.bench.configs:
+        configs = spec.bench.configs
+        for chosen in product(*configs.values()):
+            config = dict(zip(configs, chosen, strict=True))
+            ways[config_name(config)] = partial(own, config=config)
+    return ways
 
 
-def _combinations(configs: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
-    if not configs:
-        return []
-    return [dict(zip(configs, values, strict=True)) for values in product(*configs.values())]
-
-
-def _config_name(config: Mapping[str, Value]) -> str:
+def config_name(config: Mapping[str, Value]) -> str:
+    """`block_m=64,stages=2`: no other implementation has a name with `=` in it."""
     return ",".join(f"{name}={label(value)}" for name, value in config.items())
 
 
-def _short(name: str, taken: Mapping[str, object]) -> str:
-    """`rms_norm` of `mypkg.other:rms_norm`, where that is free."""
-    short = name.rpartition(":")[2]
-    return name if short in taken else short
-
-
 def _timed(
-    spec: Spec,
-    path: str,
-    case: Case,
+    case: CaseTimes,
     problem: Problem,
     ways: Mapping[str, Callable[[], Run]],
     machine: Machine,
     schedule: Schedule,
 ) -> CaseTimes:
-    ready, told = _tried(problem, ways, machine.backend)
+    """The case with its times."""
+    backend = machine.backend
+    ready, told = _tried(problem, ways, backend)
     before = dict(machine.clocks())
     passes = []
     cost = problem.cost() if problem.cost is not None else None
@@ -162,16 +169,16 @@ def _timed(
             for who, each in ready.items()
             if (call := each.forward if name == "forward" else each.backward) is not None
         }
-        if calls:
-            samples = in_turn(calls, machine.clock, schedule)
-            passes.append(PassTimes(name, work, samples))
-    dtype = str(case.values.get("dtype", "")) or _dtype(problem)
-    return CaseTimes(
-        spec.name,
-        path,
-        case.id,
-        dict(case.values),
-        dtype=dtype,
+        if not calls:
+            continue
+        try:
+            passes.append(PassTimes(name, work, in_turn(calls, machine.clock, schedule)))
+        except Exception as error:  # noqa: BLE001 - the GPU's faults come when they come
+            told = [_entry(State.FAILED, _words(error, backend)), *told[1:]]
+            break
+    return replace(
+        case,
+        dtype=str(case.values.get("dtype", "")) or _dtype(problem),
         implementations=tuple(told),
         passes=tuple(passes),
         clocks={"before": before, "after": dict(machine.clocks())},
@@ -182,7 +189,10 @@ def _tried(
     problem: Problem, ways: Mapping[str, Callable[[], Run]], backend: Backend
 ) -> tuple[dict[str, Candidate], list[Implementation]]:
     """Implementations that work and are right; and what became of every one."""
-    expected = problem.lowp()
+    try:
+        expected = problem.lowp()
+    except Exception as error:  # noqa: BLE001 - as for the problem
+        return {}, [_entry(State.FAILED, f"its reference: {_words(error, backend)}")]
     ready: dict[str, Candidate] = {}
     told: list[Implementation] = []
     for name, way in ways.items():

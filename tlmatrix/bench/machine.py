@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 
 __all__ = ["this_machine"]
 
-_CLOCKS = {
-    "clocks.sm": "sm_mhz",
-    "clocks.mem": "memory_mhz",
-    "clocks.max.sm": "most_sm_mhz",
-    "temperature.gpu": "celsius",
-    "power.draw": "watts",
-    "power.limit": "most_watts",
-    "clocks_event_reasons.active": "throttled_by",
-}
-"""What nvidia-smi is asked, and what it is called here."""
+_CLOCKS: tuple[dict[str, str], ...] = (
+    {
+        "clocks.sm": "sm_mhz",
+        "clocks.mem": "memory_mhz",
+        "clocks.max.sm": "most_sm_mhz",
+        "temperature.gpu": "celsius",
+        "power.draw": "watts",
+        "power.limit": "most_watts",
+    },
+    {"clocks_event_reasons.active": "throttled_by"},
+)
+"""What nvidia-smi is asked, and what it is called here; a question that one does not know costs the
+answers to all that were asked with it."""
 
 
 def this_machine() -> Machine:
@@ -42,7 +45,7 @@ def this_machine() -> Machine:
         clock=cuda_clock(device),
         hardware=hardware,
         roof=roof_of(str(hardware["gpu"])),
-        clocks=lambda: _asked(hardware["uuid"], _CLOCKS),
+        clocks=lambda: _clocks(str(hardware["uuid"])),
     )
 
 
@@ -61,6 +64,13 @@ def _hardware(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda or "",
         **_asked(uuid, {"driver_version": "driver"}),
     }
+
+
+def _clocks(uuid: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for fields in _CLOCKS:
+        found |= _asked(uuid, fields)
+    return found
 
 
 def _asked(uuid: str, fields: dict[str, str]) -> dict[str, Any]:

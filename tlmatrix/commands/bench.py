@@ -104,7 +104,8 @@ def _report(
 
 def _exit_code(file: BenchFile, report: BenchReport) -> ExitCode:
     entries = (each for case in file.cases for each in case.implementations if each.name == "entry")
-    if any(each.state is not State.TIMED for each in entries) or report.against[Verdict.SLOWER]:
+    bad = (State.WRONG, State.FAILED)
+    if any(each.state in bad for each in entries) or report.against[Verdict.SLOWER]:
         return ExitCode.FINDINGS
     return ExitCode.OK
 

@@ -1,0 +1,141 @@
+"""PyTorch's implementations give what the problem's own reference gives, or say why they cannot."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tlmatrix.bench.baselines import torch_run
+from tlmatrix.bench.candidates import CannotError, candidate, distance
+from tlmatrix.problem import family_for
+from tlmatrix.spec import parse_spec
+
+if TYPE_CHECKING:
+    from tlmatrix.problem import Problem
+    from tlmatrix.spec.models import Spec
+
+_ATTENTION = """
+name: attention
+problem: attention
+entry: tlmatrix_kernels.attention:varlen_attention
+axes:
+  dtype: [float16]
+  kv_heads: [2]
+  groups: [3]
+  head_dim: [16]
+"""
+
+
+def _problem(text: str, **values: Any) -> tuple[Spec, Problem]:
+    spec = parse_spec(textwrap.dedent(text))
+    first = {name: each[0] for name, each in spec.axes.items()}
+    problem = family_for(spec).problem(
+        spec, {**first, **values}, seed=5, device=torch.device("cpu")
+    )
+    return spec, problem
+
+
+def _is_right(name: str, spec: Spec, problem: Problem) -> set[str]:
+    """The tensors that came out, all of them right."""
+    found = candidate(torch_run(name, spec, problem), problem)
+    assert distance(problem, problem.lowp(), found.results) is None
+    return set(found.results)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_sdpa_knows_layouts_groups_masks_and_scales(
+    layout: str, causal: bool, scale: float | None
+) -> None:
+    spec, problem = _problem(
+        _ATTENTION, batch=2, seqlen_q=40, layout=layout, causal=causal, scale=scale
+    )
+    assert _is_right("sdpa_flash", spec, problem) == {"out", "dq", "dk", "dv"}
+
+
+def test_sdpa_takes_packed_sequences_of_one_length() -> None:
+    spec, problem = _problem(_ATTENTION, seqlens={"q": [40, 40], "k": [24, 24]})
+    assert "dq" in _is_right("sdpa_flash", spec, problem)
+
+
+def test_one_causal_query_at_the_end_sees_every_key() -> None:
+    spec, problem = _problem(_ATTENTION, batch=2, seqlen_q=1, seqlen_k=50, causal=True)
+    _is_right("sdpa_flash", spec, problem)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"seqlens": {"q": [40, 8], "k": "same"}}, "sequences of one length"),
+        ({"seqlen_q": 40, "causal": True, "window": 9}, "no window"),
+        ({"seqlen_q": 40, "seqlen_k": 50, "causal": True}, "aligns a causal mask"),
+        ({"seqlen_q": 40, "sink": True}, "no sinks"),
+    ],
+)
+def test_what_sdpa_cannot_do_it_says(values: dict[str, Any], reason: str) -> None:
+    spec, problem = _problem(_ATTENTION, **values)
+    with pytest.raises(CannotError, match=reason):
+        torch_run("sdpa_cudnn", spec, problem)
+
+
+def test_a_kernel_of_sdpa_that_is_not_there_cannot() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("cuDNN is there")
+    spec, problem = _problem(_ATTENTION, seqlen_q=40)
+    with pytest.raises(CannotError, match="does not take such a case"):
+        candidate(torch_run("sdpa_cudnn", spec, problem), problem)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"batch": 2, "seqlen_q": 40, "seqlen_k": 56, "causal": True, "window": 9},
+        {"seqlens": {"q": [40, 8], "k": [24, 30]}, "causal": True},
+    ],
+)
+def test_the_reference_knows_every_mask(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
+    spec, problem = _problem(_ATTENTION, **values)
+    assert "dv" in _is_right("reference_compiled", spec, problem)
+
+
+def test_varlen_attention_is_asked_for_our_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    asked: dict[str, Any] = {}
+
+    def varlen_attn(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *_starts: object,
+        window_size: object = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        asked.update(options, window_size=window_size)
+        return query * key.sum() * value.sum()
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    spec, problem = _problem(_ATTENTION, seqlens=[40, 8], causal=True, window=9)
+    candidate(torch_run("torch_varlen", spec, problem), problem)
+    assert asked["window_size"] == (8, 0)
+
+
+_GEMM = """
+name: gemm
+problem: gemm
+entry: tlmatrix_kernels.gemm:gemm
+axes: {dtype: [float16], m: [33], n: [20], k: [48], transpose_a: [true], transpose_b: [false]}
+"""
+
+
+def test_a_product_is_torchs() -> None:
+    spec, problem = _problem(_GEMM)
+    assert _is_right("torch", spec, problem) == {"c"}
+    with pytest.raises(CannotError, match="is attention"):
+        torch_run("sdpa_flash", spec, problem)

@@ -1,0 +1,64 @@
+"""Intervals hold what they promise, and verdicts follow from them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tlmatrix.bench.statistics import Interval, Verdict, across, compared, interval
+
+
+@pytest.mark.parametrize(("count", "low", "high"), [(20, 6, 15), (10, 2, 9), (6, 1, 6), (3, 1, 3)])
+def test_the_ranks_of_an_interval_are_those_of_the_tables(count: int, low: int, high: int) -> None:
+    # Conover, table A3: the two-sided 95 % ranks of the median.
+    found = interval([float(number) for number in range(1, count + 1)])
+    assert (found.low, found.high) == (low, high)
+
+
+@pytest.mark.parametrize("count", [20, 33, 200])
+def test_an_interval_holds_the_true_median_as_often_as_it_says(count: int) -> None:
+    source = random.Random(1)
+    # Skewed, as times are: the median of an exponential is log 2.
+    held = 0
+    for _ in range(400):
+        found = interval([source.expovariate(1.0) for _ in range(count)])
+        held += found.low <= 0.693147 <= found.high
+    assert 0.93 <= held / 400 <= 0.99
+
+
+def test_no_sample_has_no_median() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        interval([])
+
+
+def test_a_speed_is_the_others_time_over_mine() -> None:
+    assert compared([1.0] * 9, [2.0] * 9) == Interval(2.0, 2.0, 2.0)
+    assert across(Interval(2.0, 1.9, 2.1), Interval(1.0, 0.95, 1.05)) == Interval(
+        0.5, pytest.approx(0.95 / 2.1), pytest.approx(1.05 / 1.9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.03, 1.05, Verdict.FASTER),
+        (0.99, 1.01, Verdict.SAME),
+        (0.98, 1.02, Verdict.SAME),
+        (0.90, 0.97, Verdict.SLOWER),
+        (1.01, 1.03, Verdict.UNSURE),
+        (0.97, 1.00, Verdict.UNSURE),
+        (0.90, 1.10, Verdict.UNSURE),
+    ],
+)
+def test_the_verdict_asks_the_whole_interval(low: float, high: float, verdict: Verdict) -> None:
+    assert Interval((low + high) / 2, low, high).verdict() is verdict
+
+
+def test_two_alike_are_seldom_called_different() -> None:
+    source = random.Random(2)
+    wrong = 0
+    for _ in range(200):
+        times = [[source.gauss(1.0, 0.03) for _ in range(50)] for _ in range(2)]
+        wrong += compared(*times).verdict() in (Verdict.FASTER, Verdict.SLOWER)
+    assert wrong <= 2
