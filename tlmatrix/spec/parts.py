@@ -299,6 +299,12 @@ class FuzzLengths(Model):
         description="How long a sequence is.",
         examples=["0..300"],
     )
+    queries: Range | None = Field(
+        default=None,
+        description="How many queries a sequence has, where that is not its length: `1` where "
+        "keys are cached.",
+        examples=[1, "1..4"],
+    )
     around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field(
         default=(),
         description="Lengths near which bugs live, such as tile edges: these, one less and one "

@@ -21,15 +21,27 @@ from tlmatrix.words import nearest
 if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
-__all__ = ["AXES", "DATA_AXES", "LAYOUTS", "AxisError", "Setting", "explain_value", "lengths"]
+__all__ = [
+    "AXES",
+    "DATA_AXES",
+    "LAYOUTS",
+    "STORED",
+    "STORED_TENSORS",
+    "AxisError",
+    "Setting",
+    "explain_value",
+    "lengths",
+]
 
-LAYOUTS = ("bshd", "bhsd", "thd")
+LAYOUTS = ("bshd", "bhsd", "thd", "cache", "paged")
+STORED = ("cache", "paged")
+"""Layouts of decoding: one query a sequence, keys in rows of its own or in pages of a pool."""
 
 AXES = frozenset(
     {
         "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens", "head_dim",
         "head_dim_v", "causal", "window", "sink", "sink_dtype", "scale", "layout", "dtype",
-        "max_seqlen_q", "max_seqlen_k", "values",
+        "max_seqlen_q", "max_seqlen_k", "values", "page_size",
     }
 )  # fmt: skip
 """Axes the family reads; an entry may take any others."""
@@ -43,6 +55,10 @@ DATA_AXES = frozenset(
 """Axes that are data for a kernel with symbolic lengths, so that they share a compiled one."""
 
 _POSITIVE = ("batch", "heads", "kv_heads", "groups", "head_dim")
+
+
+STORED_TENSORS = frozenset({"k_cache", "v_cache", "k_pages", "v_pages", "block_table", "seqlens_k"})
+"""What a stored layout has in the place of k and v."""
 
 
 class AxisError(ValueError):
@@ -77,6 +93,7 @@ class Setting:
     scale: float | None = None
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
+    page_size: int | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Setting:
@@ -96,7 +113,9 @@ class Setting:
         head_dim_v = values.get("head_dim_v")
         causal = bool(values.get("causal", False))
         window = values.get("window")
-        if window is not None and not causal:
+        if layout in STORED:
+            _one_query(layout, lengths_q, values)
+        elif window is not None and not causal:
             raise AxisError(
                 "window",
                 f"window {window} without causal; a window is causal by definition: add "
@@ -121,19 +140,27 @@ class Setting:
             head_dim=head_dim,
             head_dim_v=head_dim if head_dim_v in (None, "same") else _int(head_dim_v),
             dtype=str(values["dtype"]),
-            causal=causal,
+            # The one query of a stored layout stands beside the last key: it sees what a causal
+            # one does, and only a window needs to be told.
+            causal=window is not None if layout in STORED else causal,
             window=None if window is None else _int(window),
             sink=sink_named(values.get("sink")),
             sink_dtype=_sink_dtype(values),
             scale=None if scale is None else float(scale),  # type: ignore[arg-type]
             max_seqlen_q=_optional(values.get("max_seqlen_q")),
             max_seqlen_k=_optional(values.get("max_seqlen_k")),
+            page_size=_optional(values.get("page_size")) if layout == "paged" else None,
         )
 
     @property
     def packed(self) -> bool:
-        """Whether sequences lie one after another (thd), with `cu_seqlens`."""
-        return self.layout == "thd"
+        """Whether sequences have lengths of their own, and operands one after another."""
+        return self.layout == "thd" or self.stored
+
+    @property
+    def stored(self) -> bool:
+        """Whether keys and values are handed over in a cache or in pages (see `stored`)."""
+        return self.layout in STORED
 
     @property
     def batch(self) -> int:
@@ -177,14 +204,28 @@ class Setting:
             "max_seqlen_k": self._longest(self.max_seqlen_k, self.lengths_k),
             "head_dim": self.head_dim,
             "head_dim_v": self.head_dim_v,
-            "causal": self.causal,
+            "causal": self.causal or self.stored,
             "window": self.window,
             "scale": self.softmax_scale,
         }
+        if self.page_size is not None:
+            names["page_size"] = self.page_size
+            names["max_pages"] = self.max_pages
         if not self.packed:
             names["seqlen_q"] = self.lengths_q[0]
             names["seqlen_k"] = self.lengths_k[0]
         return names
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a cache that a sequence has room for."""
+        return self._longest(self.max_seqlen_k, self.lengths_k)
+
+    @property
+    def max_pages(self) -> int:
+        """Entries of a block table that a sequence has room for."""
+        assert self.page_size is not None
+        return -(-self.capacity // self.page_size)
 
     @staticmethod
     def _longest(given: int | None, lengths: Sequence[int]) -> int:
@@ -218,7 +259,8 @@ def _clamped_sum(first: int, count: int, top: int) -> int:
 def lengths(value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Query and key lengths of a value of the axis seqlens; ValueError saying what is wrong.
 
-    `{q: [17, 64], k: same}`, `{q: [17, 64], k: [3, 9]}`, or a plain list for both.
+    `{q: [17, 64], k: same}`, `{q: [17, 64], k: [3, 9]}`, `{q: 1, k: [3, 9]}` where all sequences
+    have as many queries, or a plain list for both.
     """
     form = "write {q: [17, 64], k: same} or {q: [17, 64], k: [20, 64]}"
     if not isinstance(value, Mapping):
@@ -228,8 +270,10 @@ def lengths(value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise ValueError(f"unknown key {unknown[0]!r} in seqlens; {form}")
     if "q" not in value:
         raise ValueError(f"seqlens without q; {form}")
-    q = _length_list("q", value["q"], form)
-    key_lengths = value.get("k", "same")
+    key_lengths, query_lengths = value.get("k", "same"), value["q"]
+    if isinstance(query_lengths, int) and key_lengths not in ("same", None):
+        query_lengths = [query_lengths] * len(_length_list("k", key_lengths, form))
+    q = _length_list("q", query_lengths, form)
     k = q if key_lengths in ("same", None) else _length_list("k", key_lengths, form)
     if len(q) != len(k):
         raise ValueError(
@@ -290,6 +334,8 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
             if value == "same":
                 return None
             return _at_least(value, 0, "same or an integer >= 0", optional=True)
+        case "page_size":
+            return _at_least(value, 1, "none or a number of keys >= 1", optional=True)
         case "max_seqlen_q" | "max_seqlen_k":
             return _at_least(value, 0, "none or an integer >= 0", optional=True)
     if axis in _POSITIVE:
@@ -311,11 +357,13 @@ def _layout(values: Mapping[str, Value]) -> tuple[str, tuple[int, ...], tuple[in
         for axis in ("seqlen_q", "seqlen_k", "batch"):
             if values.get(axis) is not None:
                 raise AxisError(axis, f"{axis} beside seqlens; lengths are given by one of them")
-        if layout not in (None, "thd"):
+        if layout not in (None, "thd", *STORED):
             raise AxisError(
                 "layout", f"layout {layout} beside seqlens; packed sequences have layout thd"
             )
-        return ("thd", *lengths(values["seqlens"]))
+        return (str(layout or "thd"), *lengths(values["seqlens"]))
+    if layout in STORED:
+        raise AxisError("layout", f"layout {layout} needs the axis seqlens: {_STORED_FORM}")
     if "seqlen_q" not in values:
         raise AxisError("seqlen_q", "attention needs the axis seqlens (packed) or seqlen_q (dense)")
     batch = _int(values.get("batch", 1))
@@ -323,6 +371,19 @@ def _layout(values: Mapping[str, Value]) -> tuple[str, tuple[int, ...], tuple[in
     seqlen_k = values.get("seqlen_k")
     seqlen_k = seqlen_q if seqlen_k in (None, "same") else _int(seqlen_k)
     return str(layout or "bshd"), (seqlen_q,) * batch, (seqlen_k,) * batch
+
+
+_STORED_FORM = "write seqlens: [{q: 1, k: [17, 64, 0]}]"
+
+
+def _one_query(layout: str, lengths_q: tuple[int, ...], values: Mapping[str, Value]) -> None:
+    """AxisError where a stored layout cannot be made."""
+    if any(length != 1 for length in lengths_q):
+        raise AxisError(
+            "seqlens", f"layout {layout} has one query for each sequence; {_STORED_FORM}"
+        )
+    if layout == "paged" and values.get("page_size") is None:
+        raise AxisError("page_size", "layout paged needs the axis page_size; add page_size: [16]")
 
 
 def _heads(values: Mapping[str, Value]) -> tuple[int, int]:

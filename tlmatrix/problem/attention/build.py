@@ -11,6 +11,7 @@ import torch
 from tlmatrix.problem.attention.form import Form
 from tlmatrix.problem.attention.inputs import draw_operands
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
+from tlmatrix.problem.attention.stored import Store
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.distributions import choose
 from tlmatrix.problem.model import Cost, Problem, TensorInfo
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.frame import Frame
-    from tlmatrix.problem.model import Relation, RelationKind
+    from tlmatrix.problem.model import Relation, RelationKind, Tensors
     from tlmatrix.spec.values import Value
 
 __all__ = ["Attention", "attention_case"]
@@ -34,6 +35,8 @@ class Attention:
     form: Form
     operands: Operands
     distribution: str = "normal"
+    placement: int = 0
+    """Which of the ways to place keys in a store is taken."""
 
     @property
     def frame(self) -> Frame:
@@ -47,28 +50,41 @@ class Attention:
 
     def changed(self, **tensors: torch.Tensor) -> Attention:
         """The same form with some tensors replaced."""
-        return Attention(self.form, replace(self.operands, **tensors), self.distribution)
+        return replace(self, operands=replace(self.operands, **tensors))
 
     def reformed(
         self, setting: Setting, values: Mapping[str, Value], operands: Operands
     ) -> Attention:
         """Another setting, that `values` make, with tensors that fit it."""
         form = Form(replace(self.frame, values=values), setting)
-        return Attention(form, operands, self.distribution)
+        return replace(self, form=form, operands=operands)
+
+    @cached_property
+    def store(self) -> Store:
+        """Where keys and values stand, in a layout that stores them."""
+        frame = self.frame
+        return Store(self.setting, frame.seed + self.placement, frame.device)
 
     @cached_property
     def exact(self) -> Solution:
         """The reference, in float64."""
-        return attend(self.setting, self._wanted, Precision(), sizes=True)
+        return self._solved(Precision(), sizes=True)
 
     @cached_property
     def low(self) -> Solution:
         """The same at a kernel's precision: sums in float32, P and dS rounded to the dtype."""
         store = torch_dtype(self.setting.dtype)
         wide = store in (torch.float32, torch.float64)
-        return attend(
-            self.setting, self._wanted, Precision(store if wide else torch.float32, store)
-        )
+        return self._solved(Precision(store if wide else torch.float32, store))
+
+    def _solved(self, precision: Precision, *, sizes: bool = False) -> Solution:
+        """The reference in the shapes of the layout; a stored one has lse [batch, heads]."""
+        solution = attend(self.setting, self._wanted, precision, sizes=sizes)
+        if self.setting.stored:
+            for tensors in (solution.values, solution.magnitudes):
+                if "lse" in tensors:
+                    tensors["lse"] = tensors["lse"].T.contiguous()
+        return solution
 
     @property
     def _wanted(self) -> Operands:
@@ -82,7 +98,10 @@ class Attention:
             return relations(self, kind)
 
         form, operands = self.form, self.operands
-        inputs = {name: getattr(operands, name) for name in ("q", "k", "v", "do")}
+        if form.setting.stored:
+            inputs = self.store.inputs(operands)
+        else:
+            inputs = {name: getattr(operands, name) for name in ("q", "k", "v", "do")}
         if operands.sink is not None:
             inputs["sink"] = operands.sink
         inputs |= form.starts
@@ -104,8 +123,12 @@ class Attention:
             lowp=lambda: self.low.values,
             relations=related,
             cost=lambda: cost(form.setting, backward=bool(gradients)),
-            with_inputs=lambda changed: self.changed(**changed).problem(),
+            with_inputs=self._with_inputs,
         )
+
+    def _with_inputs(self, changed: Tensors) -> Problem:
+        tensors = self.store.packed(changed) if self.setting.stored else changed
+        return self.changed(**tensors).problem()
 
     def _saved(self) -> dict[str, torch.Tensor]:
         """What a backward factory is called with: forward results as a kernel would store them."""
@@ -144,7 +167,8 @@ class Attention:
         if name == "lse":
             return size.new_zeros(())
         if name in ("out", "dq"):
-            return (size if setting.layout == "bhsd" else size.transpose(-1, -2))[..., None]
+            as_is = setting.layout == "bhsd" or setting.stored
+            return (size if as_is else size.transpose(-1, -2))[..., None]
         per_head = size.transpose(0, -2).flatten(1)
         if not per_head.numel():
             return size.new_zeros(())
@@ -165,6 +189,8 @@ def cost(setting: Setting, *, backward: bool) -> Cost:
     dim, dim_v = setting.head_dim, setting.head_dim_v
     element = dtype_named(setting.dtype).bytes
     total_q, total_k = setting.starts_q[-1], setting.starts_k[-1]
+    if setting.stored:
+        total_k = setting.visible_pairs  # what the one query sees: no other key need be read
     queries, outs = total_q * setting.heads * dim, total_q * setting.heads * dim_v
     keys, values = total_k * setting.kv_heads * dim, total_k * setting.kv_heads * dim_v
     lse = 4 * total_q * setting.heads

@@ -81,7 +81,7 @@ class Rows:
         self, setting: Setting, starts: tuple[int, ...], lengths: tuple[int, ...],
         chunk: Chunk, span: tuple[int, int], device: torch.device,
     ) -> None:  # fmt: skip
-        self.layout = setting.layout
+        self.layout, self.packed = setting.layout, setting.packed
         self.first, self.last = chunk.first, chunk.last
         self.low, self.high = span
         self.width = self.high - self.low
@@ -135,7 +135,7 @@ class Rows:
 
     def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
         """Store [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
-        if self.layout == "thd":
+        if self.packed:
             flat = block.transpose(0, 1).flatten(1)
             if self.gather is not None:
                 flat = flat[:, self.real]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.problem.attention.stored import stored_dims
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Dim
@@ -27,6 +28,7 @@ __all__ = ["Form"]
 _TENSORS = (
     "q", "k", "v", "do", "sink", "out", "lse", "delta", "dq", "dk", "dv", "dsink",
 )  # fmt: skip
+_STORED = ("q", "k_cache", "v_cache", "k_pages", "v_pages", "sink", "out", "lse")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Form:
     def differentiable(self) -> bool:
         """Whether gradients are judged: autograd reaches an entry, a factory must return them."""
         spec = self.frame.spec
+        if self.setting.stored:
+            return False
         if spec.factory is not None:
             return any(name in spec.returns for name in ("dq", "dk", "dv", "dsink"))
         return "gradients" in spec.checks
@@ -48,7 +52,7 @@ class Form:
     def starts(self) -> dict[str, torch.Tensor]:
         """`cu_seqlens_q` and `cu_seqlens_k`, int32; empty where sequences are not packed."""
         setting = self.setting
-        if not setting.packed:
+        if setting.layout != "thd":
             return {}
         return {
             f"cu_seqlens_{side}": torch.tensor(starts, dtype=torch.int32, device=self.frame.device)
@@ -92,7 +96,20 @@ class Form:
     @cached_property
     def dims(self) -> Mapping[str, tuple[Dim, ...]]:
         """The dims of every tensor that a forward or a backward may have, by name."""
-        return Deferred(_TENSORS, self._dims_of)
+        if not self.setting.stored:
+            return Deferred(_TENSORS, self._dims_of)
+        names = [name for name in _STORED if not name.endswith(self._other_store)]
+        return Deferred(tuple(names), self._stored_dims_of)
+
+    @property
+    def _other_store(self) -> str:
+        return "cache" if self.setting.layout == "paged" else "pages"
+
+    def _stored_dims_of(self, name: str) -> tuple[Dim, ...]:
+        heads = (self._queries if name in ("q", "out", "lse", "sink") else self._keys)[1]
+        if name == "sink":
+            return (replace(heads, region=None),)
+        return stored_dims(self.setting, name, heads, self._tiles)
 
     def _dims_of(self, name: str) -> tuple[Dim, ...]:
         setting = self.setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.attention.axes import AXES, explain_value
+from tlmatrix.problem.attention.axes import AXES, STORED, STORED_TENSORS, explain_value
 from tlmatrix.problem.frame import places
 from tlmatrix.problem.naming import lint_arguments, lint_results
 
@@ -21,11 +21,15 @@ _NAMES = frozenset(
     {
         "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k",
         "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "head_dim", "head_dim_v", "causal",
-        "window", "scale", "layout", "dtype", "device", "values",
+        "window", "scale", "layout", "dtype", "device", "values", "page_size", "max_pages",
     }
 )  # fmt: skip
 _RESULTS = frozenset({"out", "lse", "dq", "dk", "dv", "dsink"})
-_TENSORS = _RESULTS | {"q", "k", "v", "do", "delta", "sink", "cu_seqlens_q", "cu_seqlens_k"}
+_TENSORS = (
+    _RESULTS
+    | {"q", "k", "v", "do", "delta", "sink", "cu_seqlens_q", "cu_seqlens_k"}
+    | (STORED_TENSORS - {"seqlens_k"})
+)
 
 
 def lint(spec: Spec) -> Iterator[Issue]:
@@ -51,7 +55,8 @@ def lint(spec: Spec) -> Iterator[Issue]:
     yield from lint_arguments(spec, _NAMES, _TENSORS)
     yield from lint_results(spec, _RESULTS)
     windows = [value for value in axes.get("window", ()) if value is not None]
-    if windows and True not in axes.get("causal", ()):
+    stored = set(STORED) >= set(axes.get("layout", ("bshd",)))
+    if windows and not stored and True not in axes.get("causal", ()):
         yield spec.issue(
             ("axes", "window"),
             f"window {windows[0]} needs causal, which is never true here; add causal: [true]",
@@ -60,6 +65,19 @@ def lint(spec: Spec) -> Iterator[Issue]:
 
 def _lint_lengths(spec: Spec) -> Iterator[Issue]:
     axes = spec.axes
+    layouts = list(axes.get("layout", ()))
+    if "paged" in layouts and "page_size" not in axes:
+        yield spec.issue(
+            ("axes", "layout", layouts.index("paged")),
+            "layout paged needs the axis page_size; add page_size: [16]",
+        )
+    stored = [layout for layout in layouts if layout in STORED]
+    if stored and "seqlens" not in axes:
+        yield spec.issue(
+            ("axes", "layout", layouts.index(stored[0])),
+            f"layout {stored[0]} needs the axis seqlens; add seqlens: [{{q: 1, k: [17, 64, 0]}}]",
+        )
+        return
     if "seqlens" not in axes:
         if "seqlen_q" not in axes:
             yield spec.issue(

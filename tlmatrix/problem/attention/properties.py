@@ -26,6 +26,7 @@ from tlmatrix.problem.attention.sequences import (
     some_sequence,
 )
 from tlmatrix.problem.attention.sinks import sink_named
+from tlmatrix.problem.attention.stored_properties import stored_properties
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.relate import chooser, permutation
 from tlmatrix.spec.dtypes import torch_dtype
@@ -56,6 +57,7 @@ def properties(case: Attention) -> Iterator[Relation]:
         _other_layout,
     ):
         yield from make(case)
+    yield from stored_properties(case)
 
 
 def _property(

@@ -37,7 +37,7 @@ _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
 
 def _dim(setting: Setting, name: str) -> int:
     """Along which dimension the sequences of a tensor lie."""
-    return 1 if setting.packed and name == "lse" else 0
+    return 1 if setting.layout == "thd" and name == "lse" else 0
 
 
 def parts(setting: Setting, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -155,8 +155,8 @@ def head_dim(setting: Setting, name: str) -> int:
     if name == "dsink":
         return 0
     if name == "lse":
-        return 0 if setting.packed else 1
-    return {"thd": 1, "bshd": 2, "bhsd": 1}[setting.layout]
+        return 0 if setting.layout == "thd" else 1
+    return 2 if setting.layout == "bshd" else 1
 
 
 def _operand(operands: Operands, name: str) -> torch.Tensor:

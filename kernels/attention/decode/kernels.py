@@ -1,0 +1,104 @@
+"""The decode kernels: one query position of each sequence against its keys, cached or in pages.
+
+========================  ==================================================================
+q                         [batch, heads, head_dim]
+k, v of a cache           [batch, max_seqlen, kv_heads, head_dim], and head_dim_v
+k, v of pages             [pages, page_size, kv_heads, head_dim], and head_dim_v
+block_table               [batch, max_pages] int32
+seqlens_k                 [batch] int32
+out, lse                  [splits, batch, heads, head_dim_v], [splits, batch, heads] float32
+========================  ==================================================================
+
+The grid is (splits, kv heads, sequences): block (i, h, b) takes the i-th share of the keys of
+sequence b, in whole tiles, for the query heads of kv head h. Where a group has more heads than a
+tile has rows, a kv head has several blocks. Batch, lengths, pages, heads and splits are symbolic:
+one compiled kernel serves all. With one split out has the dtype of q and is the result, with more
+it is float32, for `combine`. What a block does is in `block`.
+"""
+
+import tilelang
+import tilelang.language as T
+
+from tlmatrix_kernels.attention.decode.block import attend, blank
+from tlmatrix_kernels.attention.decode.keys import Cached, Paged, Span
+from tlmatrix_kernels.attention.decode.tiles import tiles_for
+from tlmatrix_kernels.attention.options import PASS_CONFIGS
+
+__all__ = ["cache_decode", "paged_decode"]
+
+
+@T.macro
+def _block(q, k, v, out, lse, keys, span, split, place, groups, scale, dims, tiles):
+    """One block; `place` counts the tiles of heads of all kv heads."""
+    pieces = -(-groups // tiles.rows)
+    kv_head = T.truncdiv(place, pieces)
+    inner = T.truncmod(place, pieces) * tiles.rows
+    head = kv_head * groups + inner
+    heads = T.min(groups - inner, tiles.rows)
+    splits = out.shape[0]
+    if span.share(split, splits)[1] > 0:
+        attend(
+            q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, scale, dims, tiles
+        )
+    else:
+        blank(out, lse, keys.sequence, split, head, heads, dims, tiles)
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def cache_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, tiles=None):
+    """Build the kernel that reads a cache."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v)
+    batch, max_seqlen, heads, kv_heads = T.dynamic("batch, max_seqlen, heads, kv_heads")
+    splits = T.dynamic("splits")
+
+    @T.prim_func
+    def cache_decode(
+        q: T.Tensor((batch, heads, head_dim), dtype),
+        k: T.Tensor((batch, max_seqlen, kv_heads, head_dim), dtype),
+        v: T.Tensor((batch, max_seqlen, kv_heads, head_dim_v), dtype),
+        seqlens_k: T.Tensor((batch,), "int32"),
+        out: T.Tensor((splits, batch, heads, head_dim_v), out_dtype),
+        lse: T.Tensor((splits, batch, heads), "float32"),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        pieces = kv_heads * (-(-groups // tiles.rows))
+        with T.Kernel(splits, pieces, batch, threads=tiles.threads) as (split, place, sequence):
+            span = Span(seqlens_k[sequence], window if windowed else None, tiles.keys)
+            _block(
+                q, k, v, out, lse, Cached(sequence), span, split, place, groups, scale,
+                (head_dim, head_dim_v), tiles,
+            )  # fmt: skip
+
+    return cache_decode
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def paged_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, page_size, tiles=None):
+    """Build the kernel that reads pages; `page_size` divides the keys of a tile, or they it."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v)
+    batch, pages, max_pages, heads, kv_heads = T.dynamic("batch, pages, max_pages, heads, kv_heads")
+    splits = T.dynamic("splits")
+
+    @T.prim_func
+    def paged_decode(
+        q: T.Tensor((batch, heads, head_dim), dtype),
+        k: T.Tensor((pages, page_size, kv_heads, head_dim), dtype),
+        v: T.Tensor((pages, page_size, kv_heads, head_dim_v), dtype),
+        block_table: T.Tensor((batch, max_pages), "int32"),
+        seqlens_k: T.Tensor((batch,), "int32"),
+        out: T.Tensor((splits, batch, heads, head_dim_v), out_dtype),
+        lse: T.Tensor((splits, batch, heads), "float32"),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        pieces = kv_heads * (-(-groups // tiles.rows))
+        with T.Kernel(splits, pieces, batch, threads=tiles.threads) as (split, place, sequence):
+            span = Span(seqlens_k[sequence], window if windowed else None, tiles.keys)
+            keys = Paged(block_table, sequence, page_size)
+            _block(
+                q, k, v, out, lse, keys, span, split, place, groups, scale,
+                (head_dim, head_dim_v), tiles,
+            )  # fmt: skip
+
+    return paged_decode

@@ -1,0 +1,153 @@
+"""Decoding as PyTorch operators: checked arguments in, buffers allocated, kernels called.
+
+Nothing is computed here: what a block does is in `block`, the kernels are in `kernels`, and how
+parts become one result is in `combine`. There is no backward.
+"""
+
+import torch
+
+from tlmatrix_kernels.attention.decode import kernels
+from tlmatrix_kernels.attention.decode.combine import combine, combine_with_sink
+from tlmatrix_kernels.attention.decode.splits import MOST, choose, multiprocessors
+from tlmatrix_kernels.attention.decode.tiles import tiles_for
+from tlmatrix_kernels.attention.decode.validate import Decode, check_cache, check_pages
+from tlmatrix_kernels.attention.operators import ready
+
+__all__ = ["choose_splits", "decode_attention", "launch", "paged_attention"]
+
+
+def decode_attention(
+    q,
+    k_cache,
+    v_cache,
+    seqlens_k,
+    *,
+    window=None,
+    scale=None,
+    sink=None,
+    splits=None,
+):
+    """Attention of one query position of each sequence to its cached keys.
+
+    The query stands beside the last key and sees all of them (causal or not is the same).
+
+    Args:
+        q: [batch, heads, head_dim], float16 or bfloat16.
+        k_cache: [batch, max_seqlen, kv_heads, head_dim], contiguous; heads must be a multiple of
+            kv_heads, and query head h reads kv head ``h // (heads // kv_heads)``.
+        v_cache: [batch, max_seqlen, kv_heads, head_dim_v]. Both head dimensions are multiples of
+            8 up to 256.
+        seqlens_k: [batch] int32, how many rows of the cache each sequence has, at most max_seqlen;
+            0 is allowed. It is not copied to the host. What the cache holds beyond has no effect.
+        window: how many keys a query sees at most, the last ones.
+        scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
+        sink: [heads] float32, one more logit a head in the softmax's denominator; or None.
+        splits: into how many shares the keys of a sequence are cut; chosen from the shapes and
+            the GPU if None. The same number gives the same bits, whatever the batch.
+
+    Returns:
+        out [batch, heads, head_dim_v] in the dtype of q; and lse [batch, heads] float32, the
+        natural logarithm of each head's softmax denominator. Without a key out is 0 and lse is
+        the sink, or -inf.
+
+    Raises:
+        ValueError: naming the argument, the rule it breaks and the value it has.
+    """
+    call = check_cache(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits)
+    static = _static_of(call)
+    return _decode(
+        call, q, (k_cache, v_cache, seqlens_k.contiguous()), sink, k_cache.shape[1],
+        lambda out_dtype: kernels.cache_decode(call.dtype, out_dtype, *static),
+    )  # fmt: skip
+
+
+def paged_attention(
+    q,
+    k_pages,
+    v_pages,
+    block_table,
+    seqlens_k,
+    *,
+    window=None,
+    scale=None,
+    sink=None,
+    splits=None,
+):
+    """Attention of one query position of each sequence to keys in pages (a paged KV cache).
+
+    Args:
+        q: [batch, heads, head_dim], float16 or bfloat16.
+        k_pages: [pages, page_size, kv_heads, head_dim], contiguous; a page_size of 16 to 1024, a
+            power of two.
+        v_pages: [pages, page_size, kv_heads, head_dim_v].
+        block_table: [batch, max_pages] int32: key j of sequence b is row ``j % page_size`` of page
+            ``block_table[b, j // page_size]``. Entries that hold no key the query sees are never
+            read, nor are pages that no other entry names.
+        seqlens_k: [batch] int32, how many keys each sequence has; 0 is allowed. Neither is copied
+            to the host. What the last page holds beyond has no effect.
+        window: as for `decode_attention`, like the others.
+        scale: what q k^T is multiplied by.
+        sink: [heads] float32 or None.
+        splits: into how many shares the keys of a sequence are cut.
+
+    Returns:
+        out [batch, heads, head_dim_v] and lse [batch, heads] float32; see `decode_attention`.
+
+    Raises:
+        ValueError: naming the argument, the rule it breaks and the value it has.
+    """
+    call = check_pages(q, k_pages, v_pages, block_table, seqlens_k, window, scale, sink, splits)
+    static, page_size = _static_of(call), k_pages.shape[1]
+    return _decode(
+        call, q, (k_pages, v_pages, block_table.contiguous(), seqlens_k.contiguous()), sink,
+        block_table.shape[1] * page_size,
+        lambda out_dtype: kernels.paged_decode(call.dtype, out_dtype, *static, page_size),
+    )  # fmt: skip
+
+
+def _static_of(call: Decode) -> tuple:
+    """What both kernels are compiled for."""
+    return call.groups, call.head_dim, call.head_dim_v, call.window is not None
+
+
+def _decode(call: Decode, q, stored, sink, longest: int, build):
+    """Out and lse for lengths up to `longest`; `build` makes the kernel for a dtype of its out."""
+    q = ready(q)
+    if not q.shape[0] or not longest or not stored[0].numel():
+        out, lse = _results(call, q)
+        lse[:] = float("-inf") if sink is None else sink
+        return out.zero_(), lse
+    tiles = tiles_for(call.head_dim, call.head_dim_v)
+    splits = call.splits or choose_splits(call, q, longest, tiles)
+    return launch(call, q, stored, sink, min(splits, MOST), build)
+
+
+def choose_splits(call: Decode, q: torch.Tensor, longest: int, tiles) -> int:
+    """The number of shares for lengths up to `longest`."""
+    kv_heads = q.shape[1] // call.groups
+    blocks = q.shape[0] * kv_heads * -(-call.groups // tiles.rows)
+    return choose(blocks, -(-longest // tiles.keys), multiprocessors(q.device))
+
+
+def _results(call: Decode, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, heads, _ = q.shape
+    out = torch.empty((batch, heads, call.head_dim_v), dtype=q.dtype, device=q.device)
+    return out, torch.empty((batch, heads), dtype=torch.float32, device=q.device)
+
+
+def launch(call: Decode, q, stored, sink, splits: int, build):
+    """Out and lse in `splits` shares; `build` makes the kernel that is called with `stored`."""
+    out, lse = _results(call, q)
+    scalars = (call.scale, call.window or 0)
+    if splits == 1 and sink is None:
+        build(call.dtype)(q, *stored, out[None], lse[None], *scalars)
+        return out, lse
+    parts = torch.empty((splits, *out.shape), dtype=torch.float32, device=q.device)
+    lse_parts = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
+    build("float32")(q, *stored, parts, lse_parts, *scalars)
+    if sink is None:
+        combine(call.dtype, call.head_dim_v, MOST)(parts, lse_parts, out, lse)
+    else:
+        kernel = combine_with_sink(call.dtype, call.head_dim_v, MOST)
+        kernel(parts, lse_parts, sink.contiguous(), out, lse)
+    return out, lse

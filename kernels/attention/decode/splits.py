@@ -1,0 +1,40 @@
+"""Into how many shares the keys of every sequence are cut, so that all multiprocessors work."""
+
+import torch
+
+__all__ = ["MOST", "choose"]
+
+MOST = 128
+"""No more parts than that are combined."""
+LEAST_TILES = 4
+"""A share of fewer tiles costs more to start and to combine than it gains."""
+ENOUGH = 0.95
+"""What counts as good: of the best that any number of shares reaches."""
+# Blocks of the decode kernels that a multiprocessor holds at once.
+BLOCKS = 2
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors compute; those of an H200 where there is no GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def choose(blocks: int, tiles: int, processors: int) -> int:
+    """The number of shares for a launch of `blocks` blocks a share, of at most `tiles` tiles each.
+
+    With n shares there are ``n * blocks`` blocks, that run in waves of as many as fit at once:
+    the last wave is rarely full. Of the numbers that use the processors nearly as well as the best
+    of them, the smallest.
+    """
+    most = max(1, min(MOST, tiles // LEAST_TILES))
+    slots = processors * BLOCKS
+
+    def used(shares: int) -> float:
+        waves = shares * blocks / slots
+        return waves / -(-shares * blocks // slots)
+
+    shares = range(1, most + 1)
+    best = max(used(number) for number in shares)
+    return next(number for number in shares if used(number) >= ENOUGH * best)

@@ -1,0 +1,42 @@
+"""Tile sizes of the decode kernels, with the reasons."""
+
+from dataclasses import dataclass
+
+from tlmatrix_kernels.attention.tiles import padded
+from tlmatrix_kernels.target import capability
+
+__all__ = ["COMBINE_COLUMNS", "COMBINE_PARTS", "COMBINE_THREADS", "DecodeTiles", "tiles_for"]
+
+# The combining kernel holds as many parts of as many columns at once: 8 loads a thread in flight.
+COMBINE_PARTS = 32
+COMBINE_COLUMNS = 32
+COMBINE_THREADS = 128
+
+
+@dataclass(frozen=True)
+class DecodeTiles:
+    """How a block cuts its work.
+
+    `rows` query heads of one kv head share what is read of it; `keys` keys are loaded at a time,
+    `stages` deep ahead, by `threads` threads (on Hopper, a warp group beside them).
+    """
+
+    rows: int
+    keys: int
+    stages: int
+    threads: int
+
+
+def tiles_for(head_dim: int, head_dim_v: int) -> DecodeTiles:
+    """Choose tiles for the GPU that is compiled for.
+
+    Memory sets the time: what counts is the bytes in flight. 64 rows are what one wgmma has (few
+    of them are used by small groups, which costs products that nobody waits for). 64 keys and
+    three stages are 112 KiB and 128 registers a thread where heads have 128 columns: two blocks
+    share a multiprocessor, and while one computes the other's loads go on.
+    """
+    width = padded(head_dim) + padded(head_dim_v)
+    if capability() < 90:
+        # See `attention.tiles`: no stages, so that several blocks hide each other's loads.
+        return DecodeTiles(rows=64, keys=64 if width <= 256 else 32, stages=0, threads=128)
+    return DecodeTiles(rows=64, keys=64, stages=3 if width <= 256 else 2, threads=128)

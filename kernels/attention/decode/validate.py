@@ -1,0 +1,166 @@
+"""Argument checks of the decode operators: what can be told without waiting for the GPU.
+
+What `seqlens_k` and `block_table` hold stays on the device and is trusted: copying it to the host
+would cost more than a short call.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Decode", "check_cache", "check_pages"]
+
+DTYPES = (torch.float16, torch.bfloat16)
+# Rows of 16 bytes are what the copy engine takes; 256 columns are what the accumulators can hold.
+HEAD_DIM_STEP = 8
+HEAD_DIM_MAX = 256
+PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+ALIGNMENT = 16
+# The most blocks CUDA launches in the y and z dimension of a grid.
+GRID_MAX = 65535
+
+
+@dataclass(frozen=True)
+class Decode:
+    """What a call asks for, checked: everything the kernels take beside tensors."""
+
+    dtype: str
+    groups: int
+    head_dim: int
+    head_dim_v: int
+    window: int | None
+    scale: float
+    splits: int | None
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _check_tensor(name: str, tensor, dims: str, q: torch.Tensor, dtypes: tuple) -> None:
+    rank = len(dims.split(","))
+    if not isinstance(tensor, torch.Tensor):
+        _refuse(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.dim() != rank:
+        _refuse(f"{name} must have {rank} dimensions [{dims}], got shape {list(tensor.shape)}")
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        _refuse(f"{name} must be {wanted}, got {tensor.dtype}")
+    if tensor.device != q.device:
+        _refuse(f"{name} must be on the device of q, {q.device}, got {tensor.device}")
+
+
+def _check_stored(name: str, tensor: torch.Tensor, dims: str, q: torch.Tensor) -> None:
+    """A cache or a pool of pages: too large to be copied by a call."""
+    _check_tensor(name, tensor, dims, q, DTYPES)
+    if tensor.dtype != q.dtype:
+        _refuse(f"{name} must have the dtype of q, {q.dtype}, got {tensor.dtype}")
+    if not tensor.is_contiguous():
+        _refuse(f"{name} must be contiguous, got strides {list(tensor.stride())}")
+    if tensor.device.type != "meta" and tensor.data_ptr() % ALIGNMENT:
+        _refuse(f"{name} must begin at a multiple of {ALIGNMENT} bytes, got {tensor.data_ptr()}")
+
+
+def _check_heads(q: torch.Tensor, k_name: str, k: torch.Tensor, v_name: str, v: torch.Tensor):
+    if v.shape[:3] != k.shape[:3]:
+        _refuse(
+            f"{v_name} must have the shape of {k_name} but for its last dimension, "
+            f"{list(k.shape[:3])}, got {list(v.shape[:3])}"
+        )
+    heads, kv_heads = q.shape[1], k.shape[2]
+    if kv_heads < 1:
+        _refuse(f"{k_name} must have at least 1 head, got 0")
+    if heads < 1:
+        _refuse("q must have at least 1 head, got 0")
+    if heads % kv_heads:
+        _refuse(
+            f"the heads of q must be a multiple of the heads of {k_name}, "
+            f"got {heads} query heads and {kv_heads} kv heads"
+        )
+    for name, size in (("heads", heads), ("a batch", q.shape[0])):
+        if size > GRID_MAX:
+            _refuse(f"q must have {name} of at most {GRID_MAX}, got {size}")
+    if k.shape[3] != q.shape[2]:
+        _refuse(f"{k_name} must have the head_dim of q, {q.shape[2]}, got {k.shape[3]}")
+    for name, dim in (("head_dim", q.shape[2]), ("head_dim_v", v.shape[3])):
+        if not HEAD_DIM_STEP <= dim <= HEAD_DIM_MAX or dim % HEAD_DIM_STEP:
+            _refuse(
+                f"{name} must be a multiple of {HEAD_DIM_STEP} "
+                f"from {HEAD_DIM_STEP} to {HEAD_DIM_MAX}, got {dim}"
+            )
+
+
+def _check_batch(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
+    if tensor.shape[0] != q.shape[0]:
+        _refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
+
+
+def _whole(name: str, value, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(f"{name} must be an int or None, got {value!r}")
+    if not least <= value < 2**31:
+        _refuse(f"{name} must be at least {least} and below 2**31, got {value}")
+
+
+def _checked(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
+    """What the two operators have in common, once q, k and v are known to be good."""
+    _check_tensor("seqlens_k", seqlens_k, "batch", q, (torch.int32,))
+    _check_batch("seqlens_k", seqlens_k, q)
+    if sink is not None:
+        _check_tensor("sink", sink, "heads", q, (torch.float32,))
+        if sink.shape[0] != q.shape[1]:
+            _refuse(f"sink must have one value a head of q, {q.shape[1]}, got {sink.shape[0]}")
+    _whole("window", window, 1)
+    _whole("splits", splits, 1)
+    if scale is None:
+        scale = q.shape[2] ** -0.5
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        _refuse(f"scale must be a number or None, got {scale!r}")
+    if not (math.isfinite(scale) and scale > 0):
+        _refuse(f"scale must be positive and finite, got {scale}")
+    return Decode(
+        dtype=str(q.dtype).removeprefix("torch."),
+        groups=q.shape[1] // k.shape[2],
+        head_dim=q.shape[2],
+        head_dim_v=v.shape[3],
+        window=window,
+        scale=float(scale),
+        splits=splits,
+    )
+
+
+def check_cache(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits) -> Decode:
+    """Check the arguments of `decode_attention`; see there.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    _check_tensor("q", q, "batch, heads, head_dim", q, DTYPES)
+    for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
+        _check_stored(name, tensor, "batch, max_seqlen, kv_heads, dim", q)
+        _check_batch(name, tensor, q)
+    _check_heads(q, "k_cache", k_cache, "v_cache", v_cache)
+    return _checked(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits)
+
+
+def check_pages(q, k_pages, v_pages, block_table, seqlens_k, window, scale, sink, splits) -> Decode:
+    """Check the arguments of `paged_attention`; see there.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    _check_tensor("q", q, "batch, heads, head_dim", q, DTYPES)
+    for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
+        _check_stored(name, tensor, "pages, page_size, kv_heads, dim", q)
+    _check_heads(q, "k_pages", k_pages, "v_pages", v_pages)
+    if k_pages.shape[1] not in PAGE_SIZES:
+        _refuse(
+            f"k_pages must have a page_size of {', '.join(map(str, PAGE_SIZES))}, "
+            f"got {k_pages.shape[1]}"
+        )
+    _check_tensor("block_table", block_table, "batch, max_pages", q, (torch.int32,))
+    _check_batch("block_table", block_table, q)
+    return _checked(q, k_pages, v_pages, seqlens_k, window, scale, sink, splits)

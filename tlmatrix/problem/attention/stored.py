@@ -1,0 +1,143 @@
+"""Keys and values as serving keeps them: in rows of a cache, or in pages of a pool.
+
+=======  =====================================================  ==============================
+layout   tensors                                                key j of sequence b is
+=======  =====================================================  ==============================
+cache    k_cache, v_cache [batch, max_seqlen_k, kv_heads, dim]  row (b, j)
+paged    k_pages, v_pages [pages, page_size, kv_heads, dim],    row j % page_size of page
+         block_table [batch, max_pages] int32                   block_table[b, j // page_size]
+=======  =====================================================  ==============================
+
+Both have seqlens_k [batch] int32, and one query a sequence: q and out are [batch, heads, dim], lse
+is [batch, heads]. The mathematics is that of packed sequences, and so are the relations; only what
+an entry is handed differs. Rows that hold no key are huge, so are pages that no sequence owns (a
+few are left over), pages are in no order, and entries of the table that name no page are outside
+of the pool: whoever reads any of it shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.problem.distributions import generator, others
+from tlmatrix.problem.model import Dim
+from tlmatrix.problem.poison import huge
+from tlmatrix.problem.relate import chooser
+
+if TYPE_CHECKING:
+    from tlmatrix.problem.attention.axes import Setting
+    from tlmatrix.problem.attention.reference import Operands
+    from tlmatrix.problem.model import Tensors
+
+__all__ = ["Store", "stored_dims"]
+
+_LEFT_OVER = 3
+"""Pages that no sequence owns."""
+_NO_PAGE = (-1, 2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where the rows of packed keys and values stand; `seed` decides what is left to choice."""
+
+    setting: Setting
+    seed: int
+    device: torch.device
+
+    @property
+    def _names(self) -> dict[str, str]:
+        place = "pages" if self.setting.layout == "paged" else "cache"
+        return {f"{name}_{place}": name for name in ("k", "v")}
+
+    @property
+    def _room(self) -> tuple[int, int]:
+        """The first two sizes of what holds the rows."""
+        setting = self.setting
+        if setting.page_size is None:
+            return setting.batch, setting.capacity
+        return sum(self._owned) + _LEFT_OVER, setting.page_size
+
+    @property
+    def _owned(self) -> list[int]:
+        """How many pages each sequence has."""
+        size = self.setting.page_size
+        assert size is not None
+        return [-(-length // size) for length in self.setting.lengths_k]
+
+    @cached_property
+    def _pages(self) -> list[list[int]]:
+        """The pages of each sequence, in the order of its keys."""
+        pool = list(range(self._room[0]))
+        chooser(self.seed).shuffle(pool)
+        return [[pool.pop() for _ in range(count)] for count in self._owned]
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """[total_k] int64: where each packed row stands, rows counted over the first two sizes."""
+        setting, size = self.setting, self._room[1]
+        found = [torch.zeros(0, dtype=torch.int64)]
+        for number, length in enumerate(setting.lengths_k):
+            key = torch.arange(length)
+            if setting.page_size is None:
+                found.append(number * size + key)
+            else:
+                pages = torch.tensor(self._pages[number], dtype=torch.int64)
+                found.append(pages[key // size] * size + key % size)
+        return torch.cat(found).to(self.device)
+
+    @cached_property
+    def tables(self) -> dict[str, torch.Tensor]:
+        """`seqlens_k`, and of pages `block_table`."""
+        setting = self.setting
+        lengths = torch.tensor(setting.lengths_k, dtype=torch.int32, device=self.device)
+        if setting.page_size is None:
+            return {"seqlens_k": lengths}
+        pick = chooser(self.seed + 1)
+        table = [
+            [*pages, *(pick.choice(_NO_PAGE) for _ in range(setting.max_pages - len(pages)))]
+            for pages in self._pages
+        ]
+        made = torch.tensor(table, dtype=torch.int32, device=self.device)
+        return {"block_table": made.view(setting.batch, setting.max_pages), "seqlens_k": lengths}
+
+    def inputs(self, operands: Operands) -> dict[str, torch.Tensor]:
+        """What an entry is handed for the operands."""
+        source = generator(self.seed)
+        made = {"q": operands.q}
+        for stored, name in self._names.items():
+            packed = getattr(operands, name)
+            shape = (*self._room, *packed.shape[1:])
+            noise = others(source, [shape], packed.dtype)[0] * huge(self.setting.dtype)
+            noise = noise.to(self.device)
+            noise.view(-1, *packed.shape[1:])[self.rows] = packed
+            made[stored] = noise
+        return made | self.tables
+
+    def packed(self, given: Tensors) -> dict[str, torch.Tensor]:
+        """The inverse of `inputs` for some tensors."""
+        names = self._names
+        return {
+            names.get(name, name): tensor.flatten(0, 1)[self.rows] if name in names else tensor
+            for name, tensor in given.items()
+        }
+
+
+def stored_dims(setting: Setting, name: str, heads: Dim, tiles: dict[str, int]) -> tuple[Dim, ...]:
+    """The dims of an input or output of a stored layout; `heads` are those it has."""
+    batch = Dim("sequence", setting.batch, region=range(setting.batch))
+    of_values = name in ("out", "v_cache", "v_pages")
+    dim = Dim("dim", setting.head_dim_v if of_values else setting.head_dim, tile=tiles.get("dim"))
+    match name:
+        case "k_cache" | "v_cache":
+            return batch, Dim("position", setting.capacity, tile=tiles.get("k")), heads, dim
+        case "k_pages" | "v_pages":
+            assert setting.page_size is not None
+            pages = sum(-(-length // setting.page_size) for length in setting.lengths_k)
+            return Dim("page", pages + _LEFT_OVER), Dim("slot", setting.page_size), heads, dim
+        case "lse":
+            return batch, heads
+    return batch, heads, dim
