@@ -41,7 +41,8 @@ def decode_attention(
             0 is allowed. It is not copied to the host. What the cache holds beyond has no effect.
         window: how many keys a query sees at most, the last ones.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
-        sink: [heads] float32, one more logit a head in the softmax's denominator; or None.
+        sink: [heads] float32, float16 or bfloat16, one more logit a head in the softmax's
+            denominator; or None.
         splits: into how many shares the keys of a sequence are cut; chosen from the shapes and
             the GPU if None. The same number gives the same bits, whatever the batch.
 
@@ -87,7 +88,7 @@ def paged_attention(
             to the host. What the last page holds beyond has no effect.
         window: as for `decode_attention`, like the others.
         scale: what q k^T is multiplied by.
-        sink: [heads] float32 or None.
+        sink: [heads] or None.
         splits: into how many shares the keys of a sequence are cut.
 
     Returns:
@@ -149,5 +150,5 @@ def launch(call: Decode, q, stored, sink, splits: int, build):
         combine(call.dtype, call.head_dim_v, MOST)(parts, lse_parts, out, lse)
     else:
         kernel = combine_with_sink(call.dtype, call.head_dim_v, MOST)
-        kernel(parts, lse_parts, sink.contiguous(), out, lse)
+        kernel(parts, lse_parts, sink.float().contiguous(), out, lse)
     return out, lse

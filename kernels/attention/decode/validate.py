@@ -110,7 +110,7 @@ def _checked(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
     _check_tensor("seqlens_k", seqlens_k, "batch", q, (torch.int32,))
     _check_batch("seqlens_k", seqlens_k, q)
     if sink is not None:
-        _check_tensor("sink", sink, "heads", q, (torch.float32,))
+        _check_tensor("sink", sink, "heads", q, (torch.float32, *DTYPES))
         if sink.shape[0] != q.shape[1]:
             _refuse(f"sink must have one value a head of q, {q.shape[1]}, got {sink.shape[0]}")
     _whole("window", window, 1)

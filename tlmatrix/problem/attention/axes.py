@@ -163,6 +163,11 @@ class Setting:
         return self.layout in STORED
 
     @property
+    def lse_as_out(self) -> bool:
+        """Whether lse has the dimensions of out but the last, in their order."""
+        return self.layout == "bhsd" or self.stored
+
+    @property
     def batch(self) -> int:
         """Number of sequences."""
         return len(self.lengths_q)

@@ -167,8 +167,7 @@ class Attention:
         if name == "lse":
             return size.new_zeros(())
         if name in ("out", "dq"):
-            as_is = setting.layout == "bhsd" or setting.stored
-            return (size if as_is else size.transpose(-1, -2))[..., None]
+            return (size if setting.lse_as_out else size.transpose(-1, -2))[..., None]
         per_head = size.transpose(0, -2).flatten(1)
         if not per_head.numel():
             return size.new_zeros(())

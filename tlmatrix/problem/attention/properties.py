@@ -238,10 +238,11 @@ def _sink_merged(case: Attention) -> Iterator[Relation]:
         if "lse" not in results[0]:
             return {}
         lse = results[0]["lse"].double()
-        logit = sink.double()[:, None].expand_as(lse)
+        ends = [1] * (lse.dim() - 1 - head_dim(setting, "lse"))
+        logit = sink.double().view(-1, *ends).expand_as(lse)
         seen = lse > -torch.inf
         kept = torch.sigmoid(torch.where(seen, lse - logit, -torch.inf))
-        kept = kept if setting.layout == "bhsd" else kept.transpose(-1, -2)
+        kept = kept if setting.lse_as_out else kept.transpose(-1, -2)
         return {"out": results[0]["out"] * kept[..., None], "lse": torch.logaddexp(lse, logit)}
 
     yield from _property(
