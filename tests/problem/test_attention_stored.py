@@ -1,5 +1,7 @@
 """Caches and pages hold the keys of packed sequences, and nothing else that may be read."""
 
+from itertools import chain
+
 import pytest
 import torch
 from problem_cases import CPU, make_problem, make_spec
@@ -35,8 +37,8 @@ def attention(problem):
     """Out and lse of a right paged or cached kernel, in float64."""
     names = problem.names
     outs, lses = [], []
-    for q, k, v in zip(names["q"], keys_of(problem), keys_of(problem, "v"), strict=True):
-        k, v = (each.double().repeat_interleave(names["groups"], 1) for each in (k, v))
+    for q, *stored_rows in zip(names["q"], keys_of(problem), keys_of(problem, "v"), strict=True):
+        k, v = (rows.double().repeat_interleave(names["groups"], 1) for rows in stored_rows)
         scores = torch.einsum("hd,jhd->hj", q.double(), k) * names["scale"]
         lses.append(scores.logsumexp(1))
         weights = (scores - lses[-1][:, None]).exp() if len(k) else scores
@@ -83,13 +85,13 @@ def test_pages_are_shuffled_owned_once_and_some_by_nobody():
         problem = make_problem(stored(**PAGED), seed=seed)
         table, pages = problem.inputs["block_table"], problem.inputs["k_pages"].shape[0]
         owned = [table[b, : -(-n // 16)].tolist() for b, n in enumerate(LENGTHS)]
-        flat = sum(owned, [])
+        flat = list(chain.from_iterable(owned))
         assert len(set(flat)) == len(flat) == 2 + 3 + 1
         assert all(0 <= page < pages for page in flat)
         assert pages > len(flat)
         moved += flat != sorted(flat)
         rest = [table[b, len(mine) :].tolist() for b, mine in enumerate(owned)]
-        assert all(entry < 0 or entry >= pages for entry in sum(rest, []))
+        assert all(entry < 0 or entry >= pages for entry in chain.from_iterable(rest))
     assert moved
 
 
