@@ -5,8 +5,9 @@
 `validate`                what they accept
 `dense`, `packed`         the kernels: signatures and grids
 `forward`, `backward`     what a block of a kernel computes: the algorithm
-`softmax`                 the online softmax of a tile of queries
+`softmax`                 the online softmax of a tile of queries, and how a sink starts it
 `combine`, `reordered`    the backward post-passes, and a sum of dq in an order of its own
+`sink`                    the gradient of the sinks
 `masks`                   which query sees which key
 `rows`                    where the rows of a sequence lie in memory
 `tiles`, `options`        tile sizes and compiler options, with their reasons

@@ -5,6 +5,9 @@ serves them all, and the scale and the window are arguments. A kernel's grid is 
 rows, query heads, sequences); what a block does is written in `forward` and `backward`.
 """
 
+from dataclasses import dataclass
+from functools import partial
+
 import tilelang
 import tilelang.language as T
 
@@ -18,11 +21,13 @@ from tlmatrix_kernels.attention.reordered import (
     restore_block,
 )
 from tlmatrix_kernels.attention.rows import PADDING, Rows, matrix_shape, statistic_shape
-from tlmatrix_kernels.attention.tiles import tiles_for
+from tlmatrix_kernels.attention.softmax import nothing_seen, sink_seen
+from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
 __all__ = [
     "atomic_gradients",
     "forward",
+    "forward_with_sink",
     "key_gradients",
     "prepare",
     "query_gradients",
@@ -31,12 +36,56 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True)
+class _Static:
+    """What the forward kernels are compiled for, and their sizes."""
+
+    layout: str
+    groups: int
+    dims: tuple[int, int]
+    causal: bool
+    windowed: bool
+    tiles: Tiles
+    batch: object
+    heads: object
+    seqlen_q: object
+    seqlen_k: object
+
+
+@T.macro
+def _forward(q, k, v, origin_of, out, lse, scale, window, of):
+    """All blocks of a forward kernel; `origin_of` tells how the rows of a head start."""
+    tiles = of.tiles
+    count = T.ceildiv(of.seqlen_q, tiles.queries)
+    with T.Kernel(*block_order(of.causal, count, of.heads), of.batch, threads=tiles.threads) as (
+        first,
+        second,
+        sequence,
+    ):
+        tile, head = tile_and_head(of.causal, first, second)
+        query, queries, keys = query_tile(
+            of.causal, tile, tiles.queries,
+            Rows(of.layout, sequence, 0, of.seqlen_q), Rows(of.layout, sequence, 0, of.seqlen_k),
+        )  # fmt: skip
+        mask = Mask(of.causal, of.windowed, queries.length, keys.length, window)
+        origin = origin_of(head, scale)
+        if mask.sees_keys(query, tiles.queries, tiles.keys):
+            fwd.forward_block(
+                q, k, v, origin, out, lse, queries, keys, mask, query, head, head // of.groups,
+                scale, of.dims, tiles,
+            )  # fmt: skip
+        else:
+            fwd.blank_block(origin, out, lse, queries, query, head, of.dims[1], tiles)
+
+
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build the forward kernel: q, k, v to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v).forward
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+    dims = head_dim, head_dim_v
+    of = _Static(layout, groups, dims, causal, windowed, tiles, batch, heads, seqlen_q, seqlen_k)
 
     @T.prim_func
     def dense_forward(
@@ -48,27 +97,36 @@ def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
         scale: T.float32,
         window: T.int32,
     ):
-        count = T.ceildiv(seqlen_q, tiles.queries)
-        with T.Kernel(*block_order(causal, count, heads), batch, threads=tiles.threads) as (
-            first,
-            second,
-            sequence,
-        ):
-            tile, head = tile_and_head(causal, first, second)
-            query, queries, keys = query_tile(
-                causal, tile, tiles.queries,
-                Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
-            )  # fmt: skip
-            mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.sees_keys(query, tiles.queries, tiles.keys):
-                fwd.forward_block(
-                    q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
-                    scale, (head_dim, head_dim_v), tiles,
-                )  # fmt: skip
-            else:
-                fwd.blank_block(out, lse, queries, query, head, head_dim_v, tiles)
+        _forward(q, k, v, nothing_seen, out, lse, scale, window, of)
 
     return dense_forward
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def forward_with_sink(
+    layout, dtype, groups, head_dim, head_dim_v, causal, windowed, sink_dtype, tiles=None
+):
+    """Build the forward kernel whose heads have sinks: q, k, v and sink to out and lse."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).forward
+    batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
+    seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
+    dims = head_dim, head_dim_v
+    of = _Static(layout, groups, dims, causal, windowed, tiles, batch, heads, seqlen_q, seqlen_k)
+
+    @T.prim_func
+    def dense_sink_forward(
+        q: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
+        k: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim), dtype),
+        v: T.Tensor(matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v), dtype),
+        sink: T.Tensor((heads,), sink_dtype),
+        out: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
+        lse: T.Tensor(statistic_shape(layout, batch, seqlen_q, heads), "float32"),
+        scale: T.float32,
+        window: T.int32,
+    ):
+        _forward(q, k, v, partial(sink_seen, sink), out, lse, scale, window, of)
+
+    return dense_sink_forward
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)

@@ -28,11 +28,13 @@ __all__ = ["blank_block", "forward_block"]
 
 
 @T.macro
-def forward_block(q, k, v, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles):
+def forward_block(
+    q, k, v, origin, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles
+):
     """Attention of the queries from `query` on: writes their rows of out and lse.
 
-    `queries` and `keys` are the `Rows` of the sequence, `dims` is (head_dim, head_dim_v). There
-    must be at least one tile of keys to see.
+    `origin` is how the rows start, `queries` and `keys` are the `Rows` of the sequence, `dims` is
+    (head_dim, head_dim_v). There must be at least one tile of keys to see.
     """
     dtype = q.dtype
     queries, keys = bound(queries), bound(keys)
@@ -58,7 +60,7 @@ def forward_block(q, k, v, out, lse, queries, keys, mask, query, head, kv_head, 
     scale_log2 = scale * LOG2_E
     T.copy(queries.tile(q, head, query, rows, width), q_shared)
     T.fill(acc, 0)
-    start(m, l)
+    start(m, l, origin)
 
     first, count = mask.key_tiles(query, rows, columns)
     for step in T.Pipelined(count, num_stages=tiles.stages):
@@ -83,12 +85,12 @@ def forward_block(q, k, v, out, lse, queries, keys, mask, query, head, kv_head, 
         for i, d in T.Parallel(rows, head_dim_v):
             if queries.holds(query + i):
                 out[queries.index(head, query + i, d)] = out_shared[i, d]
-    store_lse(lse, m, l, queries, query, head, scale)
+    store_lse(lse, m, l, origin, queries, query, head, scale)
 
 
 @T.macro
-def blank_block(out, lse, queries, query, head, head_dim_v, tiles):
-    """The result of queries that see no key at all: out 0, lse -inf.
+def blank_block(origin, out, lse, queries, query, head, head_dim_v, tiles):
+    """The result of queries that see no key at all: out 0, lse -inf or their sink.
 
     Such a block must not enter `forward_block`: with nothing to wait for q in a loop that never
     runs, it would store over, or return before, the copy that is still on its way.
@@ -98,4 +100,4 @@ def blank_block(out, lse, queries, query, head, head_dim_v, tiles):
             out[queries.index(head, query + i, d)] = 0
     for i in T.Parallel(tiles.queries):
         if queries.holds(query + i):
-            lse[queries.statistic(head, query + i)] = -T.infinity("float32")
+            lse[queries.statistic(head, query + i)] = origin.lse

@@ -1,7 +1,7 @@
 """Attention as PyTorch operators: checked arguments in, buffers allocated, kernels called.
 
-Each operator is an autograd function of (q, k, v) with the outputs out and lse; lse is for use
-beside the graph (merging, diagnostics) and carries no gradient. Nothing is computed here: the
+Each operator is an autograd function of q, k, v and sink with the outputs out and lse; lse is for
+use beside the graph (merging, diagnostics) and carries no gradient. Nothing is computed here: the
 mathematics is in `forward` and `backward`, the kernels in `dense` and `packed`.
 """
 
@@ -14,6 +14,7 @@ from tlmatrix_kernels.attention import dense, packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.reordered import BLOCK_ROWS, block_shape
 from tlmatrix_kernels.attention.rows import PADDING, padded_start
+from tlmatrix_kernels.attention.sink import PART, sink_parts, sink_total
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
 
@@ -36,6 +37,7 @@ def dense_attention(
     *,
     causal=False,
     window=None,
+    sink=None,
     scale=None,
     layout="bshd",
     backward="atomic",
@@ -50,6 +52,9 @@ def dense_attention(
         v: like k, with head_dim_v. Both head dimensions are multiples of 8 up to 256.
         causal: query i sees the keys ``j <= i + seqlen_k - seqlen_q`` (aligned bottom-right).
         window: with causal, how many keys a query sees at most, its own included.
+        sink: [heads] float32 or in the dtype of q, contributes ``exp(sink[head])`` to the softmax
+            denominator of every row: a key of its head with that logit (the scale does not apply)
+            and the value 0. Finite, or -inf, which is none. It has a gradient.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
         layout: "bshd" or "bhsd".
         backward: "atomic" or "reordered"; or "split" or "grouped", which give the same bits every
@@ -58,13 +63,13 @@ def dense_attention(
     Returns:
         out, like q with head_dim_v in the dtype of q; and lse [batch, heads, seqlen_q] float32,
         the natural logarithm of each row's softmax denominator. A query that sees no key has out
-        0, lse -inf and gradients 0.
+        0, lse -inf (or the sink of its head) and gradients 0.
 
     Raises:
         ValueError: naming the argument, the rule it breaks and the value it has.
     """
-    call = check_dense(q, k, v, causal, window, scale, layout, backward)
-    return _DenseAttention.apply(q, k, v, call)
+    call = check_dense(q, k, v, causal, window, scale, layout, backward, sink)
+    return _DenseAttention.apply(q, k, v, sink, call)
 
 
 def varlen_attention(
@@ -78,6 +83,7 @@ def varlen_attention(
     *,
     causal=False,
     window=None,
+    sink=None,
     scale=None,
     backward="atomic",
 ):
@@ -94,6 +100,7 @@ def varlen_attention(
         max_seqlen_k: the same of k and v.
         causal: within its sequence, query i sees the keys ``j <= i + seqlen_k - seqlen_q``.
         window: with causal, how many keys a query sees at most, its own included.
+        sink: as in `dense_attention`: [heads] float32 or in the dtype of q.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
         backward: "atomic" or "reordered"; or "split" or "grouped", which give the same bits every
             time (see the module `backward`).
@@ -105,16 +112,16 @@ def varlen_attention(
     Returns:
         out [total_q, heads, head_dim_v] in the dtype of q; and lse [heads, total_q] float32, the
         natural logarithm of each row's softmax denominator. A query that sees no key has out 0,
-        lse -inf and gradients 0.
+        lse -inf (or the sink of its head) and gradients 0.
 
     Raises:
         ValueError: naming the argument, the rule it breaks and the value it has.
     """
     call, lengths = check_packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        causal, window, scale, backward,
+        causal, window, scale, backward, sink,
     )  # fmt: skip
-    return _PackedAttention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, lengths, call)
+    return _PackedAttention.apply(q, k, v, sink, cu_seqlens_q, cu_seqlens_k, lengths, call)
 
 
 def ready(tensor: torch.Tensor) -> torch.Tensor:
@@ -165,6 +172,22 @@ def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.
     return gradient
 
 
+def _sink_gradient(
+    sink: torch.Tensor, row_lse: torch.Tensor, row_delta: torch.Tensor
+) -> torch.Tensor:
+    """Dsink [heads] from padded rows of lse and delta."""
+    if row_lse.dim() == 2:  # packed
+        row_lse, row_delta = row_lse[None], row_delta[None]
+    sequences, heads, rows = row_lse.shape
+    shape = (heads, sequences, -(-rows // PART))
+    parts = torch.empty(shape, dtype=torch.float32, device=sink.device)
+    dtype = str(sink.dtype).removeprefix("torch.")
+    sink_parts(dtype)(sink, row_lse, row_delta, parts)
+    dsink = torch.empty_like(sink)
+    sink_total(dtype)(parts.flatten(1), dsink)
+    return dsink
+
+
 def static_of(call: Attention) -> tuple:
     """What the big kernels are compiled for; their tiles follow from it and the target."""
     return (
@@ -178,13 +201,13 @@ def static_of(call: Attention) -> tuple:
 
 
 def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
-    """dq, dk and dv (None where not wanted) by the strategy of the call.
+    """dq, dk and dv by the strategy of the call, and dsink; None where not wanted.
 
     `kernels` is a module such as `dense` or `packed`, `prefix` the leading arguments of its
     factories; `bounds` are the cu_seqlens and `lengths` (max_seqlen_q, max_seqlen_k), empty where
     dense.
     """
-    q, k, v, out, lse, do = tensors
+    q, k, v, sink, out, lse, do = tensors
     static = (*prefix, *static_of(call))
     longest_q, longest_k = lengths[:1], lengths[1:]
     scalars = (call.scale, call.window or 0)
@@ -193,13 +216,17 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
     prepare = kernels.prepare(*prefix, call.dtype, call.head_dim_v, PADDING, PREPARE_THREADS)
     prepare(out, do, lse, *bounds[:1], row_lse, row_delta, *longest_q)
     read = (q, k, v, do, row_lse, row_delta, *bounds)
+    dsink = _sink_gradient(sink, row_lse, row_delta) if wanted[3] else None
+    if not any(wanted[:3]):
+        return None, None, None, dsink
 
     if call.backward == "atomic":
         dq, dk, dv = _zeros(q), _zeros(k), _zeros(v)
         kernel = kernels.atomic_gradients(*static)
         kernel(*read, dq, dk, dv, *longest_k, *scalars)
-        sums = zip((dq, dk, dv), (q, k, v), wanted, strict=True)
-        return tuple(_combine(part, like, call) if want else None for part, like, want in sums)
+        sums = zip((dq, dk, dv), (q, k, v), wanted[:3], strict=True)
+        found = (_combine(part, like, call) if want else None for part, like, want in sums)
+        return *found, dsink
 
     if call.backward == "reordered":
         dq_sum = reordered_sum(row_lse, call.head_dim)
@@ -210,7 +237,7 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
         kernels.restore(*prefix, call.dtype, call.head_dim)(
             dq_sum, *bounds[:1], dq, *longest_q, call.scale
         )
-        found = zip((dq, dk, dv), wanted, strict=True)
+        found = zip((dq, dk, dv, dsink), wanted, strict=True)
         return tuple(gradient if want else None for gradient, want in found)
 
     dq = dk = dv = None
@@ -226,8 +253,15 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
         kernel(*read, dk_parts, dv_parts, *longest_k, *scalars)
         dk = _combine(dk_parts, k, call) if split else dk_parts[0]
         dv = _combine(dv_parts, v, call) if split else dv_parts[0]
-    found = zip((dq, dk, dv), wanted, strict=True)
+    found = zip((dq, dk, dv, dsink), wanted, strict=True)
     return tuple(gradient if want else None for gradient, want in found)
+
+
+def forward_kernel(kernels, sink: torch.Tensor | None, static: tuple):
+    """The forward kernel of the module `kernels`, for heads with sinks or without."""
+    if sink is None:
+        return kernels.forward(*static)
+    return kernels.forward_with_sink(*static, str(sink.dtype).removeprefix("torch."))
 
 
 def no_gradients(tensors, wanted):
@@ -238,31 +272,37 @@ def no_gradients(tensors, wanted):
     )
 
 
-def forward_pass(ctx, q, k, v, call: Attention, build):
+def no_keys(sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Fill out and lse [.., heads, rows] of queries none of which sees a key."""
+    out.zero_()
+    lse.fill_(float("-inf")) if sink is None else lse.copy_(sink[:, None])
+
+
+def forward_pass(ctx, q, k, v, sink, call: Attention, build):
     """Out and lse of dense attention, saved in `ctx` with what made them.
 
     `build` makes the kernel; it is called where there is something to compute.
     """
     q, k, v = ready(q), ready(k), ready(v)
+    sinks = () if sink is None else (sink.contiguous(),)
     out, lse = attention_buffers(q, call)
     if k.numel() == 0:
-        out.zero_()
-        lse.fill_(float("-inf"))
+        no_keys(sink, out, lse)
     elif lse.numel():
-        build()(q, k, v, out, lse, call.scale, call.window or 0)
+        build()(q, k, v, *sinks, out, lse, call.scale, call.window or 0)
     ctx.call = call
-    ctx.save_for_backward(q, k, v, out, lse)
+    ctx.save_for_backward(q, k, v, *(sinks or (None,)), out, lse)
     ctx.mark_non_differentiable(lse)
     return out, lse
 
 
 def backward_pass(ctx, do, kernels):
-    """Dq, dk and dv of what `forward_pass` saved, with kernels of the module `kernels`."""
-    q, k, v, out, lse = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[:3]
+    """Dq, dk, dv and dsink of what `forward_pass` saved, with kernels of the module `kernels`."""
+    q, k, v, sink, out, lse = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:4]
     if out.numel() == 0 or k.numel() == 0:
-        return no_gradients((q, k, v), wanted)
-    tensors = (q, k, v, out, lse, ready(do))
+        return no_gradients((q, k, v, sink), wanted)
+    tensors = (q, k, v, sink, out, lse, ready(do))
     return gradients(kernels, (ctx.call.layout,), ctx.call, tensors, (), (), wanted)
 
 
@@ -270,9 +310,9 @@ class _DenseAttention(torch.autograd.Function):
     """`dense_attention`, its arguments checked."""
 
     @staticmethod
-    def forward(ctx, q, k, v, call: Attention):
-        build = partial(dense.forward, call.layout, *static_of(call))
-        return forward_pass(ctx, q, k, v, call, build)
+    def forward(ctx, q, k, v, sink, call: Attention):
+        build = partial(forward_kernel, dense, sink, (call.layout, *static_of(call)))
+        return forward_pass(ctx, q, k, v, sink, call, build)
 
     @staticmethod
     @once_differentiable
@@ -284,33 +324,33 @@ class _PackedAttention(torch.autograd.Function):
     """`varlen_attention`, its arguments checked."""
 
     @staticmethod
-    def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, lengths: Lengths, call: Attention):
+    def forward(ctx, q, k, v, sink, cu_seqlens_q, cu_seqlens_k, lengths: Lengths, call: Attention):
         q, k, v = ready(q), ready(k), ready(v)
+        sinks = () if sink is None else (sink.contiguous(),)
         cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
         out = torch.empty((*q.shape[:2], call.head_dim_v), dtype=q.dtype, device=q.device)
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
         if k.shape[0] == 0:
-            out.zero_()
-            lse.fill_(float("-inf"))
+            no_keys(sink, out, lse)
         elif q.shape[0]:
-            kernel = packed.forward(*static_of(call))
+            kernel = forward_kernel(packed, sink, static_of(call))
             kernel(
-                q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse,
+                q, k, v, *sinks, cu_seqlens_q, cu_seqlens_k, out, lse,
                 lengths.max_seqlen_q, call.scale, call.window or 0,
             )  # fmt: skip
         ctx.call, ctx.lengths = call, lengths
-        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+        ctx.save_for_backward(q, k, v, *(sinks or (None,)), out, lse, cu_seqlens_q, cu_seqlens_k)
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do, _dlse):
-        q, k, v, out, lse, *bounds = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+        q, k, v, sink, out, lse, *bounds = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:4]
         rest = (None,) * 4
         if out.numel() == 0 or k.numel() == 0:
-            return *no_gradients((q, k, v), wanted), *rest
+            return *no_gradients((q, k, v, sink), wanted), *rest
         lengths = (ctx.lengths.max_seqlen_q, ctx.lengths.max_seqlen_k)
-        tensors = (q, k, v, out, lse, ready(do))
+        tensors = (q, k, v, sink, out, lse, ready(do))
         return *gradients(packed, (), ctx.call, tensors, bounds, lengths, wanted), *rest

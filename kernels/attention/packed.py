@@ -8,6 +8,9 @@ sequence, query heads, sequences); the longest is an argument, queries or keys b
 walks its blocks over. What a block does is written in `forward` and `backward`.
 """
 
+from dataclasses import dataclass
+from functools import partial
+
 import tilelang
 import tilelang.language as T
 
@@ -21,11 +24,13 @@ from tlmatrix_kernels.attention.reordered import (
     restore_block,
 )
 from tlmatrix_kernels.attention.rows import PADDING, Rows
-from tlmatrix_kernels.attention.tiles import tiles_for
+from tlmatrix_kernels.attention.softmax import nothing_seen, sink_seen
+from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
 __all__ = [
     "atomic_gradients",
     "forward",
+    "forward_with_sink",
     "key_gradients",
     "prepare",
     "query_gradients",
@@ -39,12 +44,54 @@ def _rows(cu_seqlens, sequence):
     return Rows("thd", sequence, start, cu_seqlens[sequence + 1] - start)
 
 
+@dataclass(frozen=True)
+class _Static:
+    """What the forward kernels are compiled for, and their sizes."""
+
+    groups: int
+    dims: tuple[int, int]
+    causal: bool
+    windowed: bool
+    tiles: Tiles
+    heads: object
+    batch: object
+
+
+@T.macro
+def _forward(
+    q, k, v, origin_of, cu_seqlens_q, cu_seqlens_k, out, lse, max_seqlen_q, scale, window, of
+):
+    """All blocks of a forward kernel; `origin_of` tells how the rows of a head start."""
+    tiles = of.tiles
+    count = T.ceildiv(max_seqlen_q, tiles.queries)
+    with T.Kernel(*block_order(of.causal, count, of.heads), of.batch, threads=tiles.threads) as (
+        first,
+        second,
+        sequence,
+    ):
+        tile, head = tile_and_head(of.causal, first, second)
+        query, queries, keys = query_tile(
+            of.causal, tile, tiles.queries,
+            _rows(cu_seqlens_q, sequence), _rows(cu_seqlens_k, sequence),
+        )  # fmt: skip
+        mask = Mask(of.causal, of.windowed, queries.length, keys.length, window)
+        origin = origin_of(head, scale)
+        if mask.sees_keys(query, tiles.queries, tiles.keys):
+            fwd.forward_block(
+                q, k, v, origin, out, lse, queries, keys, mask, query, head, head // of.groups,
+                scale, of.dims, tiles,
+            )  # fmt: skip
+        else:
+            fwd.blank_block(origin, out, lse, queries, query, head, of.dims[1], tiles)
+
+
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build the forward kernel: q, k, v to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v).forward
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
+    of = _Static(groups, (head_dim, head_dim_v), causal, windowed, tiles, heads, bounds - 1)
 
     @T.prim_func
     def packed_forward(
@@ -59,27 +106,44 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
         scale: T.float32,
         window: T.int32,
     ):
-        count = T.ceildiv(max_seqlen_q, tiles.queries)
-        with T.Kernel(*block_order(causal, count, heads), bounds - 1, threads=tiles.threads) as (
-            first,
-            second,
-            sequence,
-        ):
-            tile, head = tile_and_head(causal, first, second)
-            query, queries, keys = query_tile(
-                causal, tile, tiles.queries,
-                _rows(cu_seqlens_q, sequence), _rows(cu_seqlens_k, sequence),
-            )  # fmt: skip
-            mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.sees_keys(query, tiles.queries, tiles.keys):
-                fwd.forward_block(
-                    q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
-                    scale, (head_dim, head_dim_v), tiles,
-                )  # fmt: skip
-            else:
-                fwd.blank_block(out, lse, queries, query, head, head_dim_v, tiles)
+        _forward(
+            q, k, v, nothing_seen, cu_seqlens_q, cu_seqlens_k, out, lse,
+            max_seqlen_q, scale, window, of,
+        )  # fmt: skip
 
     return packed_forward
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def forward_with_sink(
+    dtype, groups, head_dim, head_dim_v, causal, windowed, sink_dtype, tiles=None
+):
+    """Build the forward kernel whose heads have sinks: q, k, v and sink to out and lse."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v).forward
+    total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+    of = _Static(groups, (head_dim, head_dim_v), causal, windowed, tiles, heads, bounds - 1)
+
+    @T.prim_func
+    def packed_sink_forward(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        sink: T.Tensor((heads,), sink_dtype),
+        cu_seqlens_q: T.Tensor((bounds,), "int32"),
+        cu_seqlens_k: T.Tensor((bounds,), "int32"),
+        out: T.Tensor((total_q, heads, head_dim_v), dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        max_seqlen_q: T.int32,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        _forward(
+            q, k, v, partial(sink_seen, sink), cu_seqlens_q, cu_seqlens_k, out, lse,
+            max_seqlen_q, scale, window, of,
+        )  # fmt: skip
+
+    return packed_sink_forward
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)

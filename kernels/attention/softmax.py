@@ -16,20 +16,66 @@ Exponentials are taken in base 2, with log2(e) folded into the scale: that is wh
 has. A row that has seen no key holds m = -inf, and -inf minus -inf is NaN, so the exponent is
 shifted by 0 instead: all its weights are exp2(-inf) = 0, its l stays 0, and it stores out 0 and
 lse -inf.
+
+A row may have a *sink*: a key of its head with a logit of its own and the value 0, which takes
+weight from all others (as in gpt-oss; Xiao et al., 2023, https://arxiv.org/abs/2309.17453, have a
+token for it). That is all in how a row starts, with m = logit / scale and l = 1: a row that then
+sees no key stores out 0 and the logit as its lse.
 """
+
+from dataclasses import dataclass
 
 import tilelang.language as T
 
-__all__ = ["LOG2_E", "absorb", "hide", "start", "store_lse", "weigh"]
+__all__ = [
+    "LOG2_E",
+    "Origin",
+    "absorb",
+    "hide",
+    "nothing_seen",
+    "sink_seen",
+    "start",
+    "store_lse",
+    "weigh",
+]
 
 LOG2_E = 1.4426950408889634
 
 
+@dataclass(frozen=True)
+class Origin:
+    """How the rows of a head start: m and l, and the lse of a row that never sees a key."""
+
+    m: object
+    l: object
+    lse: object
+
+
+def nothing_seen(_head, _scale):
+    """Rows start with nothing seen."""
+    nothing = -T.infinity("float32")
+    return Origin(m=nothing, l=0, lse=nothing)
+
+
+def sink_seen(logits, head, scale):
+    """Rows start with the sink of their head seen, of `logits` [heads].
+
+    A logit is finite, or -inf, which is no sink. One so low that float32 has no unscaled score for
+    it weighs nothing either, and is still the lse of a row that sees no key.
+    """
+    logit = T.cast(logits[head], "float32")
+    return Origin(
+        m=logit / scale,
+        l=T.if_then_else(logit == -T.infinity("float32"), 0.0, 1.0),
+        lse=logit,
+    )
+
+
 @T.macro
-def start(m, l):
+def start(m, l, origin):
     """No key seen yet."""
-    T.fill(l, 0)
-    T.fill(m, -T.infinity("float32"))
+    T.fill(l, origin.l)
+    T.fill(m, origin.m)
 
 
 @T.macro
@@ -70,10 +116,10 @@ def weigh(acc, l):
 
 
 @T.macro
-def store_lse(lse, m, l, queries, query, head, scale):
+def store_lse(lse, m, l, origin, queries, query, head, scale):
     """Write scale * m + ln(l) of the rows that exist."""
     for i in T.Parallel(m.shape[0]):
         if queries.holds(query + i):
             lse[queries.statistic(head, query + i)] = T.if_then_else(
-                l[i] == 0.0, -T.infinity("float32"), m[i] * scale + T.log(l[i])
+                l[i] == 0.0, origin.lse, m[i] * scale + T.log(l[i])
             )

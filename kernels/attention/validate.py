@@ -100,6 +100,19 @@ def _check_dims(heads: int, kv_heads: int, v_heads: int, dims: dict[str, int], k
             )
 
 
+def _check_sink(sink, q: torch.Tensor, heads: int) -> None:
+    if sink is None:
+        return
+    if not isinstance(sink, torch.Tensor):
+        _refuse(f"sink must be a torch.Tensor or None, got {type(sink).__name__}")
+    if _shape(sink) != [heads]:
+        _refuse(f"sink must have the shape [heads], [{heads}], got {_shape(sink)}")
+    if sink.dtype not in (torch.float32, q.dtype):
+        _refuse(f"sink must be float32 or have the dtype of q, {q.dtype}, got {sink.dtype}")
+    if sink.device != q.device:
+        _refuse(f"sink must be on the device of q, {q.device}, got {sink.device}")
+
+
 def _check_options(causal, window, scale, head_dim: int, backward) -> float:
     if not isinstance(causal, bool):
         _refuse(f"causal must be True or False, got {causal!r}")
@@ -137,7 +150,7 @@ def _attention(layout, q, heads, kv_heads, dims, causal, window, scale, backward
     )
 
 
-def check_dense(q, k, v, causal, window, scale, layout, backward) -> Attention:
+def check_dense(q, k, v, causal, window, scale, layout, backward, sink=None) -> Attention:
     """Check the arguments of `dense_attention`; see there.
 
     Raises:
@@ -157,6 +170,7 @@ def check_dense(q, k, v, causal, window, scale, layout, backward) -> Attention:
         _refuse(f"v must have the length of k, {k.shape[rows]}, got {v.shape[rows]}")
     dim_sizes = {"head_dim": q.shape[3], "head_dim_v": v.shape[3]}
     _check_dims(q.shape[heads], k.shape[heads], v.shape[heads], dim_sizes, k.shape[3])
+    _check_sink(sink, q, q.shape[heads])
     return _attention(
         layout, q, q.shape[heads], k.shape[heads], dim_sizes, causal, window, scale, backward
     )
@@ -229,8 +243,9 @@ def _max_seqlen(name: str, given, longest: int) -> int:
 
 
 def check_packed(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window, scale, backward
-) -> tuple[Attention, Lengths]:
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    causal, window, scale, backward, sink,
+) -> tuple[Attention, Lengths]:  # fmt: skip
     """Check the arguments of `varlen_attention`; see there.
 
     Copies both cu_seqlens to the host, once and together (see `bounds`).
@@ -243,6 +258,7 @@ def check_packed(
         _refuse(f"v must have the rows of k, {k.shape[0]}, got {v.shape[0]}")
     dims = {"head_dim": q.shape[2], "head_dim_v": v.shape[2]}
     _check_dims(q.shape[1], k.shape[1], v.shape[1], dims, k.shape[2])
+    _check_sink(sink, q, q.shape[1])
 
     _check_bounds("cu_seqlens_q", cu_seqlens_q, "q", q)
     _check_bounds("cu_seqlens_k", cu_seqlens_k, "k and v", q)

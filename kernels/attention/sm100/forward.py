@@ -49,7 +49,15 @@ cores work while the softmax does. That two steps later it may overwrite the sco
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.rows import bound
-from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, hide, start, store_lse, weigh
+from tlmatrix_kernels.attention.softmax import (
+    LOG2_E,
+    absorb,
+    hide,
+    nothing_seen,
+    start,
+    store_lse,
+    weigh,
+)
 from tlmatrix_kernels.attention.tiles import padded
 
 __all__ = ["specialised_block", "uniform_block"]
@@ -133,7 +141,7 @@ def uniform_block(
     load(queries.tile(q, head, query, rows, width), q_shared, q_full)
     load(keys.tile(k, kv_head, first * columns, columns, width), k_shared, k_full)
     load(keys.tile(v, kv_head, first * columns, columns, width_v), v_shared, v_full)
-    start(m, l)
+    start(m, l, nothing_seen(head, scale))
     T.mbarrier_wait_parity(q_full, 0)
     for step in T.serial(count):
         key = (first + step) * columns
@@ -156,7 +164,7 @@ def uniform_block(
             load(keys.tile(v, kv_head, key + columns, columns, width_v), v_shared, v_full)
 
     store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v)
-    store_lse(lse, m, l, queries, query, head, scale)
+    store_lse(lse, m, l, nothing_seen(head, scale), queries, query, head, scale)
 
 
 @T.macro
@@ -200,7 +208,7 @@ def specialised_block(
     first, count = mask.key_tiles(query, rows, columns)
     thread = T.get_thread_binding()
     if thread < LOADS:
-        start(m, l)
+        start(m, l, nothing_seen(head, scale))
         for step in T.serial(count):
             stage = step % stages
             T.mbarrier_wait_parity(scored[stage], step // stages % 2)
@@ -215,7 +223,7 @@ def specialised_block(
             T.mbarrier_arrive(weighed)
         T.mbarrier_wait_parity(summed[(count - 1) % stages], (count - 1) // stages % 2)
         store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v)
-        store_lse(lse, m, l, queries, query, head, scale)
+        store_lse(lse, m, l, nothing_seen(head, scale), queries, query, head, scale)
     elif thread < PRODUCTS:
         load(queries.tile(q, head, query, rows, width), q_shared, q_full)
         for step in T.serial(count):

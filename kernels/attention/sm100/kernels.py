@@ -11,6 +11,7 @@ from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
 from tlmatrix_kernels.attention.sm100.backward import key_block
 from tlmatrix_kernels.attention.sm100.forward import specialised_block, uniform_block
 from tlmatrix_kernels.attention.sm100.tiles import backward_tiles, sm100_tiles
+from tlmatrix_kernels.attention.softmax import nothing_seen
 
 __all__ = ["atomic_gradients", "forward", "prepare"]
 
@@ -58,7 +59,9 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
                         scale, (head_dim, head_dim_v), tiles, variant == "ts",
                     )  # fmt: skip
             else:
-                blank_block(out, lse, queries, query, head, head_dim_v, tiles)
+                blank_block(
+                    nothing_seen(head, scale), out, lse, queries, query, head, head_dim_v, tiles
+                )
 
     return sm100_forward
 

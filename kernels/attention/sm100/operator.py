@@ -53,12 +53,13 @@ class _Sm100Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, call: Attention, variant: str):
-        return forward_pass(ctx, q, k, v, call, partial(_kernel, variant, call))
+        return forward_pass(ctx, q, k, v, None, call, partial(_kernel, variant, call))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do, _dlse):
-        return *backward_pass(ctx, do, kernels), None, None
+        dq, dk, dv, _dsink = backward_pass(ctx, do, kernels)
+        return dq, dk, dv, None, None
 
 
 def _kernel(variant, call):

@@ -18,16 +18,22 @@ def visible(seqlen_q, seqlen_k, causal, window):
     return seen
 
 
-def one_sequence(q, k, v, *, causal=False, window=None, scale=None):
+def one_sequence(q, k, v, *, causal=False, window=None, scale=None, sink=None):
     """q [seqlen_q, heads, dim], k and v [seqlen_k, kv_heads, dim]: out and lse [heads, seqlen_q].
 
-    A row that sees no key has out 0, lse -inf and gradients 0.
+    A row that sees no key has out 0, lse -inf and gradients 0. A finite sink [heads] is one more
+    key, which every row sees, with that score and the value 0.
     """
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     seen = visible(q.shape[0], k.shape[0], causal, window)
     scores = torch.einsum("ihd,jhd->hij", q, k) * scale
+    if sink is not None:
+        column = sink[:, None, None].expand(-1, q.shape[0], 1)
+        scores = torch.cat([scores.masked_fill(~seen, float("-inf")), column], -1)
+        v = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
+        return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v), scores.logsumexp(-1)
     blind = ~seen.any(-1)
     # A blind row gets one harmless score instead of none, and its result is taken away again.
     scores = scores.masked_fill(~(seen | blind[:, None]), float("-inf"))
@@ -84,7 +90,10 @@ def assert_near(got, want, what, dtype):
 
 
 def compare(result, reference, inputs, dtype, seed=1):
-    """Hold out, lse and the gradients of an operator against those of the reference."""
+    """Hold out, lse and the gradients of an operator against those of the reference.
+
+    `inputs` are q, k and v, and the sink where there is one.
+    """
     (out, lse), (want_out, want_lse) = result, reference
     assert out.dtype == dtype
     assert lse.dtype == torch.float32
@@ -94,6 +103,8 @@ def compare(result, reference, inputs, dtype, seed=1):
     do = torch.randn(out.shape, generator=generator).to(dtype)
     got = torch.autograd.grad(out, inputs, do)
     want = torch.autograd.grad(want_out, inputs, do.double())
-    for name, gradient, expected in zip(("dq", "dk", "dv"), got, want, strict=True):
-        assert gradient.dtype == dtype
+    for name, tensor, gradient, expected in zip(
+        ("dq", "dk", "dv", "dsink")[: len(inputs)], inputs, got, want, strict=True
+    ):
+        assert gradient.dtype == tensor.dtype
         assert_near(gradient, expected, name, dtype)
