@@ -1,8 +1,9 @@
 """The GPU that kernels are compiled for, as far as their tiles depend on it."""
 
+import torch
 from tilelang.backend.target import determine_target
 
-__all__ = ["capability"]
+__all__ = ["capability", "multiprocessors"]
 
 # What tiles are tuned for first; meant where nothing is being compiled, in benchmarks and tests.
 HOPPER = 90
@@ -20,3 +21,14 @@ def capability():
         return HOPPER
     digits = str(target.attrs["arch"]).removeprefix("sm_").rstrip("af")
     return int(digits)
+
+
+# Of a device that is no GPU: those of an A100, an H100 and a B200.
+MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has; those of the target in force where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return MULTIPROCESSORS.get(capability(), MULTIPROCESSORS[HOPPER])

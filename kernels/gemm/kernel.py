@@ -14,9 +14,8 @@ M, N and K are symbolic: one compiled kernel serves every shape. Tiles at the ed
 outside A and B, which add nothing, and what they hold outside C is not stored: `T.copy` guards
 both.
 
-The tensor memory accelerator (TMA) needs rows that start at multiples of 16 bytes. TileLang
-cannot see that of a symbolic row length and would use it regardless, so `tma` says whether the
-shapes at hand allow it: a kernel with it, and one without.
+Two kernels come of it: with `whole_rows` for A and B with rows of multiples of 8 elements (16
+bytes), which the copy engine or `cp.async` loads, and one for rows of any length (`boxes`).
 """
 
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.boxes import NO_TMA, box, shapes
+from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
 
 __all__ = ["TILES", "Tiles", "gemm_kernel"]
 
@@ -53,16 +52,16 @@ def gemm_kernel(
     transpose_a: bool,
     transpose_b: bool,
     accumulate: bool,
-    tma: bool,
+    whole_rows: bool,
     tiles: Tiles = TILES,
 ):
     """The kernel of one dtype and orientation; it writes C, and with `accumulate` reads it too."""
-    M, N, K = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
-    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     orientation = (transpose_a, transpose_b)
+    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
+    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     a_shape, b_shape = shapes(orientation, M, N, K)
     a_box, b_box = shapes(orientation, block_m, block_n, block_k)
-    options = {} if tma else NO_TMA
+    options = {} if whole_rows else NO_TMA
 
     @T.prim_func
     def gemm(

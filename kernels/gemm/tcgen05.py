@@ -43,7 +43,7 @@ from dataclasses import dataclass
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.boxes import NO_TMA, box, shapes
+from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
 
 __all__ = ["TCGEN05_TILES", "Tcgen05Tiles", "tcgen05_kernel", "tcgen05_ws_kernel"]
 
@@ -112,9 +112,10 @@ def tcgen05_kernel(
     tiles: Tcgen05Tiles = TCGEN05_TILES,
 ):
     """Build the kernel whose threads all do the same; `tma`: the rows of A, B and C allow it."""
-    M, N, K = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
-    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     orientation = (transpose_a, transpose_b)
+    steps = (row_step(dtype), row_step(dtype), row_step(out_dtype)) if tma else ()
+    M, N, K = sizes(orientation, *steps)
+    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     a_shape, b_shape = shapes(orientation, M, N, K)
     a_box, b_box = shapes(orientation, block_m, block_n, block_k)
     options = {} if tma else NO_TMA
@@ -173,9 +174,10 @@ def tcgen05_ws_kernel(
 
     It loads by TMA always, and stores so with `tma_store`, where the rows of C allow it.
     """
-    M, N, K = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
-    block_m, block_n, block_k, stages = tiles.block_m, tiles.block_n, tiles.block_k, tiles.stages
     orientation = (transpose_a, transpose_b)
+    step_c = row_step(out_dtype) if tma_store else 1
+    M, N, K = sizes(orientation, row_step(dtype), row_step(dtype), step_c)
+    block_m, block_n, block_k, stages = tiles.block_m, tiles.block_n, tiles.block_k, tiles.stages
     a_shape, b_shape = shapes(orientation, M, N, K)
     a_box, b_box = shapes(orientation, block_m, block_n, block_k)
     options = {} if tma_store else NO_TMA

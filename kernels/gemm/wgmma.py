@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.boxes import NO_TMA, box, shapes
+from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
 
 __all__ = ["WGMMA_TILES", "WgmmaTiles", "wgmma_ws_kernel"]
 
@@ -106,9 +106,10 @@ def wgmma_ws_kernel(
 
     It loads by TMA always, and stores so with `tma_store`, where the rows of C allow it.
     """
-    M, N, K = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
-    half_m, block_n, block_k, stages = tiles.half_m, tiles.block_n, tiles.block_k, tiles.stages
     orientation = (transpose_a, transpose_b)
+    step_c = row_step(out_dtype) if tma_store else 1
+    M, N, K = sizes(orientation, row_step(dtype), row_step(dtype), step_c)
+    half_m, block_n, block_k, stages = tiles.half_m, tiles.block_n, tiles.block_k, tiles.stages
     a_shape, b_shape = shapes(orientation, M, N, K)
     a_box, b_box = shapes(orientation, half_m, block_n, block_k)
     options = {} if tma_store else NO_TMA

@@ -5,6 +5,7 @@ import torch
 
 from tlmatrix.interpreter import interpret
 from tlmatrix_kernels.gemm import gemm
+from tlmatrix_kernels.gemm.kernel import gemm_kernel
 
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -90,3 +91,30 @@ A, B = torch.ones(4, 8, dtype=torch.float16), torch.ones(8, 6, dtype=torch.float
 def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         gemm(**arguments)
+
+
+ROWS = [((64, 40), (40, 72)), ((64, 41), (41, 72)), ((64, 40), (40, 71)), ((1, 33), (33, 72))]
+
+
+@pytest.mark.parametrize("shapes", ROWS)
+def test_rows_off_16_bytes_take_the_kernel_that_loads_any_row(shapes):
+    """A kernel for whole rows refuses others, so a wrong choice is an error, not wrong values."""
+    a, b = (torch.ones(shape, dtype=torch.float16) for shape in shapes)
+    with interpret():
+        assert (gemm(a, b) == a.shape[1]).all()
+        whole = gemm_kernel("float16", "float16", False, False, False, True)
+        c = torch.empty(a.shape[0], b.shape[1], dtype=torch.float16)
+        if shapes == ROWS[0]:
+            whole(a, b, c)
+            assert torch.equal(c, gemm(a, b))
+        else:
+            with pytest.raises(ValueError, match=r"shape"):
+                whole(a, b, c)
+
+
+def test_a_row_of_its_own_length_in_wider_memory_is_no_whole_row():
+    a = torch.ones(4, 40, dtype=torch.float16)[:1, :33]
+    assert a.is_contiguous()
+    assert a.stride(0) == 40
+    with interpret():
+        assert (gemm(a, torch.ones(33, 8, dtype=torch.float16)) == 33).all()

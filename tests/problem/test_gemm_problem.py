@@ -6,7 +6,9 @@ import pytest
 import torch
 from problem_cases import CPU, make_spec
 
+from tlmatrix.check.tolerance import limits
 from tlmatrix.problem import family_for
+from tlmatrix.spec.models import Allowance
 
 FLAGS = {"transpose_a": [False, True], "transpose_b": [False, True]}
 
@@ -120,3 +122,92 @@ def test_sizes_are_data_for_an_entry():
 def test_impossible_values_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         make(change)
+
+
+# Operands of dtypes of their own ------------------------------------------------------------
+
+
+def mixed(change, **fields):
+    base = {"m": 5, "n": 4, "k": 7, "values": "normal", **change}
+    fields["axes"] = {axis: [value] for axis, value in base.items()} | fields.get("axes", {})
+    spec = make_spec("gemm", **fields)
+    return family_for(spec).problem(spec, base, seed=1, device=CPU)
+
+
+def test_operands_have_dtypes_of_their_own_and_columns_a_scale():
+    problem = mixed({"a_dtype": "bfloat16", "b_dtype": "int8", "scaled": True, "k": 90})
+    a, b, scale = (problem.inputs[name] for name in ("a", "b", "scale"))
+    assert (a.dtype, b.dtype, scale.dtype) == (torch.bfloat16, torch.int8, torch.float32)
+    assert scale.shape == (4,)
+    assert b.min() < -100
+    assert b.max() > 100, "all that 8 bits hold"
+    exact = a.double() @ b.double() * scale.double()
+    torch.testing.assert_close(problem.reference()["c"], exact, rtol=1e-13, atol=1e-13)
+    assert problem.outputs["c"].dtype == torch.bfloat16, "that of a"
+    assert problem.names["a_dtype"] is torch.bfloat16
+    assert problem.names["b_dtype"] is torch.int8
+    assert problem.cost().bytes == 2 * 5 * 90 + 90 * 4 + 4 * 4 + 2 * 5 * 4
+
+
+def test_integers_times_integers_are_exact():
+    problem = mixed({"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32", "k": 3000})
+    info, exact = problem.outputs["c"], problem.reference()["c"]
+    assert torch.equal(problem.lowp()["c"].double(), exact)
+    found = limits(info, exact, problem.lowp()["c"], Allowance(factor=2, floor="auto"))
+    assert (found.element == 0).all()
+    assert found.whole == 0
+
+
+def test_sums_of_float8_may_be_off_by_what_tensor_cores_drop_and_no_more():
+    both = mixed({"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e5m2", "out_dtype": "float32"})
+    one = mixed({"a_dtype": "bfloat16", "b_dtype": "float8_e5m2", "out_dtype": "float32"})
+    assert both.outputs["c"].arithmetic == 2.0**-17
+    assert one.outputs["c"].arithmetic is None
+    exact = both.reference()["c"]
+    found = limits(both.outputs["c"], exact, exact.float(), Allowance(factor=2, floor="auto"))
+    magnitude = both.outputs["c"].magnitude()
+    assert (found.element >= 2.0**-12 * magnitude).all()
+    assert (found.element <= 2.0**-10 * magnitude).all()
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        {"a_dtype": "float16", "b_dtype": "int8", "scaled": True, "accumulate": True},
+        {"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn", "out_dtype": "float32"},
+        {"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32", "accumulate": True},
+    ],
+)
+def test_every_relation_of_mixed_dtypes_holds_for_the_reference(dtypes):
+    problem = mixed(dtypes, axes=FLAGS)
+    names = []
+    for kind in ("isolation", "poison", "property", "repeat"):
+        for relation in problem.relations(kind):
+            names.append(relation.name)
+            mine = relation.left(problem.reference())
+            other = relation.right([each.reference() for each in relation.problems])
+            torch.testing.assert_close(other["c"], mine["c"], rtol=1e-12, atol=1e-12)
+    assert ("scale_doubled" in names) == bool(dtypes.get("scaled"))
+    assert ("transposed" in names) != bool(dtypes.get("scaled"))
+
+
+def test_a_transposed_product_needs_a_spec_with_the_dtypes_swapped():
+    dtypes = {"a_dtype": "float16", "b_dtype": "int8", "out_dtype": "float32"}
+    assert "transposed" not in [
+        each.name for each in mixed(dtypes, axes=FLAGS).relations("property")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"a_dtype": "int8"}, "gemm needs the axis dtype, or both a_dtype and b_dtype"),
+        ({"dtype": "int8"}, "out_dtype: int8 holds no sums of int8 times int8"),
+        ({"dtype": "float16", "out_dtype": "int32"}, "int32 holds no sums of float16"),
+        ({"dtype": "float16", "b_dtype": "int3"}, "b_dtype: unknown dtype 'int3'"),
+        ({"dtype": "float16", "scaled": "channel"}, "scaled: 'channel' is not true or false"),
+    ],
+)
+def test_dtypes_that_make_no_problem_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        mixed(change)

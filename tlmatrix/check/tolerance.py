@@ -29,7 +29,8 @@ squares, and R the number of rows of the region that sum anything,
   exp turns the absolute error of its argument (the product, its scaling by log2(e), the
   maximum or lse taken off it, each rounded) into a relative one. X = 56 where it is not known.
   For the low dtypes a is a fraction of u, for float32 far below any error that means something.
-  A float64 tensor gets as many units of 2**-53.
+  A float64 tensor gets as many units of 2**-53, an integer one none: it is exact. Where a problem
+  knows that hardware sums in less than float32 (products of float8), it says so, and a is larger.
 - Below the smallest normal number of the dtype, half a unit in the last place is added.
 
 A uniform error of 2 % is 5 u of bfloat16 and 41 u of float16. The error of `lowp` is about 0.6 u,
@@ -177,6 +178,10 @@ def _floors(
 
 def _unit(info: TensorInfo) -> float:
     """Of the arithmetic inside a kernel."""
+    if not info.dtype.is_floating_point:
+        return 0.0
+    if info.arithmetic is not None:
+        return info.arithmetic
     return 2.0**-53 if info.dtype == torch.float64 else 2.0**-24
 
 

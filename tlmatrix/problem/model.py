@@ -72,6 +72,9 @@ class TensorInfo:
     `exponent`, of a shape that broadcasts to the tensor's, is the size of what is exponentiated
     on the way (scores, lse): float32 rounds an x there by |x| * 2**-24, which is a relative
     error of exp(x). Without it scores of at most some fifty are assumed.
+
+    `arithmetic` is the unit roundoff of the sums inside the kernel; without it float32's, or
+    float64's for float64 results. Integer results are exact.
     """
 
     name: str
@@ -81,6 +84,7 @@ class TensorInfo:
     magnitude: Callable[[], torch.Tensor] | None = None
     spread: Callable[[], torch.Tensor] | None = None
     exponent: Callable[[], torch.Tensor] | None = None
+    arithmetic: float | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import places
 from tlmatrix.problem.naming import lint_arguments, lint_results
-from tlmatrix.spec.dtypes import explain_dtype
+from tlmatrix.spec.dtypes import dtype_named, explain_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,39 +21,52 @@ __all__ = ["AXES", "DATA_AXES", "GemmSetting", "lint"]
 
 DATA_AXES = frozenset({"m", "n", "k", "values"})
 _SIZES = ("m", "n", "k")
-_FLAGS = ("transpose_a", "transpose_b", "accumulate")
-AXES = frozenset({*_SIZES, *_FLAGS, "dtype", "out_dtype", "values"})
+_FLAGS = ("transpose_a", "transpose_b", "accumulate", "scaled")
+_OPERANDS = ("a_dtype", "b_dtype")
+_DTYPES = ("dtype", *_OPERANDS, "out_dtype")
+AXES = frozenset({*_SIZES, *_FLAGS, *_DTYPES, "values"})
 """Axes the family reads; an entry may take any others."""
+
+_NO_DTYPE = "gemm needs the axis dtype, or both a_dtype and b_dtype"
 
 
 @dataclass(frozen=True)
 class GemmSetting:
-    """c = op(a) @ op(b), or c += …: op(a) is [m, k], op(b) [k, n], c [m, n]."""
+    """c = op(a) @ op(b), or c += …: op(a) is [m, k], op(b) [k, n], c [m, n].
+
+    With `scaled` the columns of the product are multiplied by scale [n], float32.
+    """
 
     m: int
     n: int
     k: int
-    dtype: str
+    a_dtype: str
+    b_dtype: str
     out_dtype: str
     transpose_a: bool = False
     transpose_b: bool = False
     accumulate: bool = False
+    scaled: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> GemmSetting:
         """The setting of a case; ValueError where the values make none."""
-        for axis in (*_SIZES, "dtype"):
+        for axis in _SIZES:
             if axis not in values:
                 raise ValueError(f"gemm needs the axis {axis}")
+        if "dtype" not in values and not values.keys() >= set(_OPERANDS):
+            raise ValueError(_NO_DTYPE)
         for axis, value in values.items():
             if reason := _explain(axis, value):
                 raise ValueError(f"{axis}: {reason}")
         m, n, k = (int(values[axis]) for axis in _SIZES)  # type: ignore[arg-type]
-        dtype, out_dtype = values["dtype"], values.get("out_dtype")
+        a_dtype, b_dtype = (str(_given(values, axis, values.get("dtype"))) for axis in _OPERANDS)
+        out_dtype = str(_given(values, "out_dtype", a_dtype))
+        meant = [dtype_named(name) for name in (out_dtype, a_dtype, b_dtype)]
+        if not meant[0].floating and (meant[0].bytes < 4 or any(of.floating for of in meant[1:])):
+            raise ValueError(f"out_dtype: {out_dtype} holds no sums of {a_dtype} times {b_dtype}")
         flags = (bool(values.get(flag, False)) for flag in _FLAGS)
-        return cls(
-            m, n, k, str(dtype), str(dtype if out_dtype in (None, "same") else out_dtype), *flags
-        )
+        return cls(m, n, k, a_dtype, b_dtype, out_dtype, *flags)
 
     @property
     def shape_a(self) -> tuple[int, int]:
@@ -68,10 +81,17 @@ class GemmSetting:
     def names(self) -> dict[str, Any]:
         """The names that are no tensors."""
         return {
-            "m": self.m, "n": self.n, "k": self.k, "dtype": self.dtype,
-            "out_dtype": self.out_dtype, "transpose_a": self.transpose_a,
-            "transpose_b": self.transpose_b, "accumulate": self.accumulate,
+            "m": self.m, "n": self.n, "k": self.k, "dtype": self.a_dtype,
+            "a_dtype": self.a_dtype, "b_dtype": self.b_dtype, "out_dtype": self.out_dtype,
+            "transpose_a": self.transpose_a, "transpose_b": self.transpose_b,
+            "accumulate": self.accumulate, "scaled": self.scaled,
         }  # fmt: skip
+
+
+def _given(values: Mapping[str, Value], axis: str, default: Value) -> Value:
+    """The dtype that an axis names, else `default`."""
+    value = values.get(axis)
+    return default if value in (None, "same") else value
 
 
 def _explain(axis: str, value: Value) -> str | None:
@@ -81,8 +101,8 @@ def _explain(axis: str, value: Value) -> str | None:
         return None if fine else f"{value!r} is not an integer >= 0"
     if axis in _FLAGS:
         return None if isinstance(value, bool) else f"{value!r} is not true or false"
-    if axis == "dtype" or (axis == "out_dtype" and value not in (None, "same")):
-        return explain_dtype(value, floating=True)
+    if axis == "dtype" or (axis in _DTYPES and value not in (None, "same")):
+        return explain_dtype(value)
     return explain_distribution(value) if axis == "values" else None
 
 
@@ -91,10 +111,11 @@ def lint(spec: Spec) -> Iterator[Issue]:
     for path, axis, value in places(spec):
         if reason := _explain(axis, value):
             yield spec.issue(path, f"{axis}: {reason}")
-    for axis in (*_SIZES, "dtype"):
+    for axis in _SIZES:
         if axis not in spec.axes:
-            example = "[float16]" if axis == "dtype" else "[64]"
-            yield spec.issue(("axes",), f"gemm needs the axis {axis}; add {axis}: {example}")
-    names = {*_SIZES, *_FLAGS, "dtype", "out_dtype", "device", "values"}
-    yield from lint_arguments(spec, names, {"a", "b", "c"})
+            yield spec.issue(("axes",), f"gemm needs the axis {axis}; add {axis}: [64]")
+    if "dtype" not in spec.axes and not spec.axes.keys() >= set(_OPERANDS):
+        yield spec.issue(("axes",), f"{_NO_DTYPE}; add dtype: [float16]")
+    names = {*_SIZES, *_FLAGS, *_DTYPES, "device", "values"}
+    yield from lint_arguments(spec, names, {"a", "b", "c", "scale"})
     yield from lint_results(spec, {"c"})

@@ -16,33 +16,48 @@ from tlmatrix.problem.relate import chooser, permutation, repeated, untouched
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tlmatrix.problem.frame import Frame
     from tlmatrix.problem.gemm.axes import GemmSetting
     from tlmatrix.problem.model import RelationKind, Tensors
+    from tlmatrix.spec.values import Value
 
 __all__ = ["Gemm", "gemm_case"]
+
+_FLOAT8_UNIT = 2.0**-17
+"""Hopper's tensor cores keep about 14 bits of a sum of float8 products (DeepSeek-V3, 2412.19437,
+section 3.3.2). Of its 64 units a kernel that adds up steps of K in float32 needs a few times
+2**-13; one that leaves a long sum to the tensor cores needs more than it gets."""
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """A gemm case with its tensors as stored; `c` is None unless it is accumulated into."""
+    """A gemm case with its tensors as stored.
+
+    `c` is None unless it is accumulated into, `scale` unless the case is scaled.
+    """
 
     frame: Frame
     setting: GemmSetting
     a: torch.Tensor
     b: torch.Tensor
     c: torch.Tensor | None
+    scale: torch.Tensor | None
     distribution: str
 
     def problem(self) -> Problem:
         """The problem; references are computed when they are first asked for."""
         frame, setting = self.frame, self.setting
-        inputs = {"a": self.a, "b": self.b} | ({} if self.c is None else {"c": self.c})
+        inputs = {"a": self.a, "b": self.b}
+        inputs |= {
+            name: tensor
+            for name, tensor in (("c", self.c), ("scale", self.scale))
+            if tensor is not None
+        }
         names = {**frame.values, **setting.names(), "device": frame.device, **inputs}
         names["values"] = self.distribution
-        for name in ("dtype", "out_dtype"):
+        for name in ("dtype", "a_dtype", "b_dtype", "out_dtype"):
             names[name] = frame.dtype(names[name])
         tiles = tile_edges(frame.spec, names)
         out = dtype_named(setting.out_dtype)
@@ -55,10 +70,10 @@ class Gemm:
             # Only the result is rounded, never a term, and nothing is exponentiated.
             spread=lambda: torch.zeros_like(self._exact),
             exponent=lambda: self._exact.new_zeros(()),
+            arithmetic=_FLOAT8_UNIT if _both_float8(setting) else None,
         )
-        element = dtype_named(setting.dtype).bytes
         m, n, k = setting.m, setting.n, setting.k
-        written = m * n * out.bytes * (2 if setting.accumulate else 1)
+        moved = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
         return Problem(
             values=frame.values,
             names=names,
@@ -68,14 +83,20 @@ class Gemm:
             reference=lambda: {"c": self._exact},
             lowp=lambda: {"c": self._low},
             relations=self._relations,
-            cost=lambda: Cost(2 * m * n * k, element * (m * k + k * n) + written),
+            cost=lambda: Cost(2 * m * n * k, moved + m * n * out.bytes),
             with_inputs=lambda changed: replace(
                 self,
                 a=changed.get("a", self.a),
                 b=changed.get("b", self.b),
                 c=changed.get("c", self.c),
+                scale=changed.get("scale", self.scale),
             ).problem(),
         )
+
+    @property
+    def _operands(self) -> tuple[str, str]:
+        """The dtypes of a and b."""
+        return self.setting.a_dtype, self.setting.b_dtype
 
     @property
     def _rows(self) -> torch.Tensor:
@@ -90,8 +111,13 @@ class Gemm:
     def _sum(
         self, term: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float64
     ) -> torch.Tensor:
-        """Sum over k of term(a) term(b), and term(c), in `dtype`."""
+        """Sum over k of term(a) term(b), times term(scale), and term(c), in `dtype`.
+
+        The scale multiplies the sums: no factor is rounded once more.
+        """
         total = term(self._rows.to(dtype)) @ term(self._columns.to(dtype))
+        if self.scale is not None:
+            total = total * term(self.scale.to(dtype))
         return total if self.c is None else total + term(self.c.to(dtype))
 
     @cached_property
@@ -100,7 +126,10 @@ class Gemm:
 
     @cached_property
     def _low(self) -> torch.Tensor:
-        wide = torch.float64 if self.setting.dtype == "float64" else torch.float32
+        narrow = all(dtype_named(name).floating for name in self._operands) and (
+            "float64" not in self._operands
+        )
+        wide = torch.float32 if narrow else torch.float64  # sums of integers are exact
         return self._sum(lambda x: x, wide).to(torch_dtype(self.setting.out_dtype))
 
     def _relations(self, kind: RelationKind) -> Iterator[Relation]:
@@ -108,7 +137,7 @@ class Gemm:
             case "isolation":
                 yield from self._disturbed(kind, 1.0, "other values in")
             case "poison":
-                yield from self._disturbed(kind, huge(self.setting.dtype), "huge values in")
+                yield from self._disturbed(kind, None, "huge values in")
             case "property":
                 yield from self._properties()
             case "repeat":
@@ -117,8 +146,11 @@ class Gemm:
                     other.problem(), self.problem(), "a second call must not remember the first"
                 )
 
-    def _disturbed(self, kind: RelationKind, size: float, what: str) -> Iterator[Relation]:
-        """One row of op(a), and then one column of op(b), made anew; the rest of c must stay."""
+    def _disturbed(self, kind: RelationKind, size: float | None, what: str) -> Iterator[Relation]:
+        """One row of op(a), and then one column of op(b), made anew; the rest of c must stay.
+
+        `size`: of the new values; as large as their dtype's values may be without it.
+        """
         setting, pick = self.setting, chooser(self.frame.seed)
         source = generator(self.frame.seed + 1)
         for name, dim, count in (("row", 0, setting.m), ("column", 1, setting.n)):
@@ -130,7 +162,7 @@ class Gemm:
             stored = dim ^ int(setting.transpose_a if of_a else setting.transpose_b)
             changed = mine.clone()
             line = changed.select(stored, place)
-            line.copy_(draw("normal", source, line.shape, line.dtype) * size)
+            line.copy_(_other(source, line, self._operands[dim], size))
             case = replace(self, a=changed) if of_a else replace(self, b=changed)
             matrix = "a" if of_a else "b"
             yield untouched(
@@ -158,15 +190,24 @@ class Gemm:
                 right=lambda results: {"c": results[0]["c"][inverse]},
                 because="a permutation of the rows of a permutes the rows of c alike",
             )
+        if self.scale is not None:
+            yield self._scale_doubled(self.scale)
+            return  # the transposed product would have its rows scaled
         turned = replace(
             setting,
+            a_dtype=setting.b_dtype,
+            b_dtype=setting.a_dtype,
             m=setting.n,
             n=setting.m,
             transpose_a=not setting.transpose_b,
             transpose_b=not setting.transpose_a,
         )
         flags = {"transpose_a": turned.transpose_a, "transpose_b": turned.transpose_b}
-        needed = {name: flag for name, flag in flags.items() if flag != getattr(setting, name)}
+        needed: dict[str, Value] = {
+            name: flag for name, flag in flags.items() if flag != getattr(setting, name)
+        }
+        if turned.a_dtype != turned.b_dtype:
+            needed |= {"a_dtype": turned.a_dtype, "b_dtype": turned.b_dtype}
         swapped = {"m": turned.m, "n": turned.n}
         if self.frame.allows(needed) and self.frame.obeys(
             {**self.frame.values, **swapped, **flags}
@@ -177,6 +218,7 @@ class Gemm:
                 self.b,
                 self.a,
                 None if self.c is None else self.c.T.contiguous(),
+                None,
                 self.distribution,
             )
             yield Relation(
@@ -187,6 +229,37 @@ class Gemm:
                 right=lambda results: {"c": results[0]["c"].T},
                 because="the transposed product of b and a is the transpose of c",
             )
+
+    def _scale_doubled(self, scale: torch.Tensor) -> Relation:
+        c = None if self.c is None else self.c + self.c
+        return Relation(
+            "scale_doubled",
+            "property",
+            (replace(self, scale=scale + scale, c=c).problem(),),
+            left=lambda mine: mine,
+            right=lambda results: {"c": results[0]["c"] / 2},
+            because="twice the scale, and twice what is added, give twice the result",
+        )
+
+
+def _both_float8(setting: GemmSetting) -> bool:
+    return all(name.startswith("float8") for name in (setting.a_dtype, setting.b_dtype))
+
+
+def _other(
+    source: torch.Generator, line: torch.Tensor, dtype: str, size: float | None
+) -> torch.Tensor:
+    """Values to take the place of `line`, in its shape."""
+    if not line.is_floating_point():
+        return _integers(source, line.shape, line.dtype)
+    size = huge(dtype) if size is None else size
+    return draw("normal", source, line.shape, torch.float32) * size
+
+
+def _integers(source: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """All that 8 bits hold; of wider integers no more, so that sums stay exact in float64."""
+    low, high = (0, 256) if not dtype.is_signed else (-128, 128)
+    return torch.randint(low, high, tuple(shape), generator=source).to(dtype)
 
 
 def _without(tensors: Tensors, dim: int, place: int) -> Tensors:
@@ -201,11 +274,21 @@ def gemm_case(frame: Frame, setting: GemmSetting) -> Gemm:
 
 
 def _drawn(frame: Frame, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
-    source, dtype = generator(seed), torch_dtype(setting.dtype)
-    a = draw(distribution, source, setting.shape_a, dtype, index=0).to(frame.device)
-    b = draw(distribution, source, setting.shape_b, dtype, index=1).to(frame.device)
-    c = None
+    source = generator(seed)
+    shapes = {"a": setting.shape_a, "b": setting.shape_b}
+    dtypes = {"a": torch_dtype(setting.a_dtype), "b": torch_dtype(setting.b_dtype)}
     if setting.accumulate:
-        shape, out = (setting.m, setting.n), torch_dtype(setting.out_dtype)
-        c = draw(distribution, source, shape, out, index=2).to(frame.device)
-    return Gemm(frame, setting, a, b, c, distribution)
+        shapes["c"], dtypes["c"] = (setting.m, setting.n), torch_dtype(setting.out_dtype)
+    tensors = {
+        name: (
+            draw(distribution, source, shape, dtypes[name], index=index)
+            if dtypes[name].is_floating_point
+            else _integers(source, shape, dtypes[name])
+        ).to(frame.device)
+        for index, (name, shape) in enumerate(shapes.items())
+    }
+    scale = None
+    if setting.scaled:
+        # As of weights quantised by their columns' largest: the products stay in range.
+        scale = ((torch.rand(setting.n, generator=source) + 0.5) / 64).to(frame.device)
+    return Gemm(frame, setting, tensors["a"], tensors["b"], tensors.get("c"), scale, distribution)

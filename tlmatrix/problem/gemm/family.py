@@ -35,7 +35,9 @@ class GemmFamily:
             names = GemmSetting.of(values).names()
         except ValueError:
             names = {}
-        return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype", "out_dtype"))
+        return compile_key(
+            spec, values, names, data=DATA_AXES, kept=("dtype", "a_dtype", "b_dtype", "out_dtype")
+        )
 
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device

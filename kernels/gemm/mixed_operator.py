@@ -1,0 +1,113 @@
+"""The mixed-dtype GEMM operator: which dtypes go together, and what becomes of them."""
+
+import torch
+
+from tlmatrix_kernels.gemm.mixed import mixed_kernel
+from tlmatrix_kernels.gemm.validate import (
+    OUT_DTYPES,
+    check_addend,
+    check_operands,
+    check_out_dtype,
+    dtype_name,
+    names,
+    rows_aligned,
+)
+
+__all__ = ["PARTNERS", "gemm_mixed"]
+
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+PARTNERS = {
+    torch.float16: (torch.int8, *_FLOAT8),
+    torch.bfloat16: (torch.int8, *_FLOAT8),
+    torch.float8_e4m3fn: _FLOAT8,
+    torch.float8_e5m2: _FLOAT8,
+    torch.int8: (torch.int8,),
+}
+"""The dtypes of `b` for each dtype of `a`."""
+
+
+def gemm_mixed(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    *,
+    scale: torch.Tensor | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    accumulate: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`op(a) @ op(b) * scale`, plus `c` when `accumulate` is set; rounded once.
+
+    Sums are float32, of int8 by int8 int32 and so exact (up to k = 131071).
+
+    Args:
+        a: [m, k], or [k, m] with `transpose_a`; float16, bfloat16, float8_e4m3fn, float8_e5m2
+            or int8.
+        b: [k, n], or [n, k] with `transpose_b`; int8 or a float8 beside 16 bits, a float8 beside
+            a float8, int8 beside int8.
+        c: [m, n], what is added with `accumulate`; not changed.
+        scale: [n], float32, contiguous: a factor of each column of op(b), that of its quantisation.
+        transpose_a: whether `a` is stored transposed.
+        transpose_b: whether `b` is stored transposed.
+        accumulate: whether `c` is added.
+        out_dtype: dtype of the result: that of `c` when it is added; else as given (float16,
+            bfloat16, float32; of int8 by int8 without scale also int32); else that of `a` where it
+            has 16 bits, bfloat16 for float8, int32 for int8 (float32 with a scale).
+
+    Returns:
+        [m, n] in `out_dtype`, a new tensor.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit; the message names the argument.
+    """
+    if a.dtype not in PARTNERS:
+        raise ValueError(f"a must be one of {names(tuple(PARTNERS))}, got {a.dtype}")
+    if b.dtype not in PARTNERS[a.dtype]:
+        raise ValueError(
+            f"b must be one of {names(PARTNERS[a.dtype])} beside {dtype_name(a.dtype)}, "
+            f"got {b.dtype}"
+        )
+    m, n, k = check_operands(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    _check_scale(scale, n, a.device)
+    integers = a.dtype == torch.int8
+    exact = integers and scale is None
+    dtypes = (torch.int32, *OUT_DTYPES) if exact else OUT_DTYPES
+    check_addend(c, (m, n), a.device, accumulate=accumulate, dtypes=dtypes)
+    if integers:
+        default = torch.int32 if exact else torch.float32
+    else:
+        default = torch.bfloat16 if a.dtype in _FLOAT8 else a.dtype
+    out_dtype = check_out_dtype(out_dtype, c, default, dtypes)
+    if m == 0 or n == 0 or k == 0:  # an empty sum, and no tile to load
+        return a.new_zeros(m, n, dtype=out_dtype) if c is None else c.clone()
+    if c is None:
+        out = a.new_empty(m, n, dtype=out_dtype)
+    else:
+        out = c.clone(memory_format=torch.contiguous_format)
+    a, b = a.contiguous(), b.contiguous()
+    kernel = mixed_kernel(
+        dtype_name(a.dtype),
+        dtype_name(b.dtype),
+        dtype_name(out_dtype),
+        transpose_a,
+        transpose_b,
+        accumulate,
+        scale is not None,
+        rows_aligned(a, b),
+    )
+    kernel(*((a, b, out) if scale is None else (a, b, scale, out)))
+    return out
+
+
+def _check_scale(scale: torch.Tensor | None, n: int, device: torch.device) -> None:
+    if scale is None:
+        return
+    if tuple(scale.shape) != (n,):
+        raise ValueError(f"scale must have shape {(n,)}, got {tuple(scale.shape)}")
+    if scale.dtype != torch.float32:
+        raise ValueError(f"scale must be float32, got {scale.dtype}")
+    if scale.device != device:
+        raise ValueError(f"scale must be on the device of a, {device}, got {scale.device}")
+    if not scale.is_contiguous():
+        raise ValueError(f"scale must be contiguous, got stride {scale.stride(0)}")

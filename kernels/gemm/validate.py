@@ -1,0 +1,107 @@
+"""What the GEMM operators ask of their arguments, with the words a user needs."""
+
+import torch
+
+from tlmatrix_kernels.gemm.boxes import ROW_BYTES
+
+__all__ = [
+    "DTYPES",
+    "OUT_DTYPES",
+    "check_addend",
+    "check_dtypes",
+    "check_operands",
+    "check_out_dtype",
+    "dtype_name",
+    "names",
+    "rows_aligned",
+]
+
+DTYPES = (torch.float16, torch.bfloat16)
+OUT_DTYPES = (*DTYPES, torch.float32)
+
+
+def check_dtypes(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Both operands are float16, or both are bfloat16."""
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{name} must be one of {names(DTYPES)}, got {tensor.dtype}")
+    if b.dtype != a.dtype:
+        raise ValueError(f"b must have the dtype of a, {a.dtype}, got {b.dtype}")
+
+
+def check_operands(
+    a: torch.Tensor, b: torch.Tensor, *, transpose_a: bool, transpose_b: bool
+) -> tuple[int, int, int]:
+    """(m, n, k) of the product, once `a` and `b` are known to fit."""
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.ndim != 2:
+            raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(tensor.shape)}")
+    if b.device != a.device:
+        raise ValueError(f"b must be on the device of a, {a.device}, got {b.device}")
+    m, k = reversed(a.shape) if transpose_a else a.shape
+    n, k_of_b = b.shape if transpose_b else reversed(b.shape)
+    if k != k_of_b:
+        raise ValueError(
+            f"a and b must agree in k: a of shape {tuple(a.shape)} has k = {k}, "
+            f"b of shape {tuple(b.shape)} has k = {k_of_b}"
+        )
+    return m, n, k
+
+
+def check_addend(
+    c: torch.Tensor | None,
+    shape: tuple[int, int],
+    device: torch.device,
+    *,
+    accumulate: bool,
+    dtypes: tuple[torch.dtype, ...] = OUT_DTYPES,
+) -> None:
+    """`c` is there if and only if it is added, and fits."""
+    if not accumulate:
+        if c is not None:
+            raise ValueError("c is only used with accumulate=True; leave it out or set accumulate")
+        return
+    if c is None:
+        raise ValueError("c must be given with accumulate=True: it is what the product is added to")
+    if tuple(c.shape) != shape:
+        raise ValueError(f"c must have shape {shape}, got {tuple(c.shape)}")
+    if c.dtype not in dtypes:
+        raise ValueError(f"c must be one of {names(dtypes)}, got {c.dtype}")
+    if c.device != device:
+        raise ValueError(f"c must be on the device of a, {device}, got {c.device}")
+
+
+def check_out_dtype(
+    out_dtype: torch.dtype | None,
+    c: torch.Tensor | None,
+    default: torch.dtype,
+    dtypes: tuple[torch.dtype, ...] = OUT_DTYPES,
+) -> torch.dtype:
+    """The dtype of the result: that of `c` where it is added, else as asked for."""
+    if c is not None:
+        if out_dtype not in (None, c.dtype):
+            raise ValueError(f"out_dtype must be the dtype of c, {c.dtype}, got {out_dtype}")
+        return c.dtype
+    out_dtype = out_dtype or default
+    if out_dtype not in dtypes:
+        raise ValueError(f"out_dtype must be one of {names(dtypes)}, got {out_dtype}")
+    return out_dtype
+
+
+def rows_aligned(*tensors: torch.Tensor) -> bool:
+    """Whether every row of every tensor, contiguous matrices, starts at a multiple of 16 bytes."""
+    return all(
+        tensor.data_ptr() % ROW_BYTES == 0
+        and tensor.shape[1] * tensor.element_size() % ROW_BYTES == 0
+        for tensor in tensors
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype as TileLang and people spell it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def names(dtypes: tuple[torch.dtype, ...]) -> str:
+    """Dtypes in a message."""
+    return ", ".join(dtype_name(dtype) for dtype in dtypes)
