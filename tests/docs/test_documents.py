@@ -30,6 +30,10 @@ def test_first_spec_leads_from_nothing_to_a_tested_kernel(tmp_path, env):
     assert play(ROOT / "docs/first-spec.md", tmp_path, env, skip=("pip install",)) >= 8
 
 
+def test_a_decode_kernel_of_ones_own_is_bound_and_mended(tmp_path, env):
+    assert play(ROOT / "docs/decode.md", tmp_path, env) == 2
+
+
 def test_own_problems_judge_and_lint(tmp_path, env):
     assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 2
 
