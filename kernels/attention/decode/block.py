@@ -18,7 +18,7 @@ https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.decode.keys import Span, load
-from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, start, weigh
+from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, nothing_seen, start, weigh
 from tlmatrix_kernels.attention.tiles import padded
 
 __all__ = ["attend", "blank"]
@@ -55,7 +55,7 @@ def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, s
     # Rows past the group are other heads, or zeros: they are computed and not stored.
     T.copy(q[sequence, head : head + rows, 0:width], q_shared)
     T.fill(acc, 0)
-    start(m, l)
+    start(m, l, nothing_seen(head, scale))
 
     first = T.alloc_var("int32")
     count = T.alloc_var("int32")
