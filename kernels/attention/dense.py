@@ -79,7 +79,9 @@ def _forward(q, k, v, origin_of, out, lse, scale, window, of):
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def forward(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+def forward(
+    layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles: Tiles | None = None
+):
     """Build the forward kernel: q, k, v to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v).forward
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")

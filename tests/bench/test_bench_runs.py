@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["project"]
 
 _CODE = """
+from dataclasses import dataclass
+
 import torch
 
 calls = []
@@ -50,6 +52,18 @@ def slow(x):
 
 def wrong(x):
     return torch.tanh(x) + 1
+
+
+@dataclass(frozen=True)
+class Tiles:
+    block: int = 64
+    stages: int = 1
+
+
+def tiled(x, tiles: Tiles | None = None):
+    tiles = tiles or Tiles()
+    calls.append(f"tiled {tiles.block} {tiles.stages}")
+    return torch.tanh(x)
 
 
 def tuned(x, block=64, stages=1):
@@ -393,7 +407,26 @@ def test_a_sweep_ranks_configurations_and_says_which_to_write_down(bench: Bench)
 def test_a_sweep_over_what_the_entry_does_not_take_is_said(bench: Bench) -> None:
     bench.spec("fast", configs="{blok: [32]}")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
-    assert "blok=32 cannot: the entry takes no 'blok'" in outcome.out
+    assert outcome.code == 2
+    assert re.search(r"tanh.yaml:11:\d+: bench: .* takes no 'blok'. It takes: x", outcome.out)
+
+
+def test_a_mapping_fills_the_dataclass_that_a_parameter_takes(bench: Bench) -> None:
+    bench.spec("tiled", configs="{tiles: [{block: 32, stages: 2}, {block: 128}]}")
+    bench.times = lambda who, _n: 0.5 if who == "tiled 32 2" else 1.0
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep", "--output", "out.json")
+    assert "on NVIDIA H200: tiles: {block: 32, stages: 2}" in _flat(outcome.out), outcome.out
+    (case,) = read_bench(bench.output).cases
+    assert case.implementations[-1].config == {"tiles": {"block": 128}}
+
+
+def test_configurations_with_long_names_are_told_by_their_values(bench: Bench) -> None:
+    bench.spec(
+        "tiled", configs="{tiles: [{block: 32, stages: 2}, {block: 128, stages: 3333333333333}]}"
+    )
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
+    assert "configurations as block/stages" in outcome.out
+    assert "  128/3333333333333 " in outcome.out
 
 
 def test_an_unknown_gpu_has_no_roof_and_says_so(bench: Bench) -> None:

@@ -7,15 +7,21 @@ before the clock runs.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, is_dataclass, replace
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
 from tlmatrix.backend import bind
+from tlmatrix.backend.signature import parameters_of
+from tlmatrix.spec.importing import load
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
+    import inspect
     from pathlib import Path
 
     from tlmatrix.backend import Backend
@@ -125,14 +131,13 @@ def entry_run(
         }
         spec = spec.model_copy(update=update)
     elif config and spec.factory is not None:
-        literal = {name: repr(v) if isinstance(v, str) else v for name, v in config.items()}
+        made = _arguments(spec, load(spec, ("factory",), spec.factory), config)
+        literal = {name: repr(v) if isinstance(v, str) else v for name, v in made.items()}
         spec = spec.model_copy(update={"compile": {**spec.compile, **literal}})
     binding = bind(spec, backend, roots=roots)
     if config and spec.entry is not None:
-        refused = [name for name in config if name not in (binding.parameters or config)]
-        if refused:
-            raise CannotError(f"the entry takes no {refused[0]!r}")
-        problem = replace(problem, names={**problem.names, **config})
+        made = _arguments(spec, load(spec, ("entry",), spec.entry), config)
+        problem = replace(problem, names={**problem.names, **made})
 
     def ready(inputs: Named) -> Launch:
         return binding.callee.launch({**problem.names, **problem.inputs, **inputs}, problem)
@@ -142,6 +147,37 @@ def entry_run(
     if not binding.differentiable:
         return Run(lambda _inputs: first, first.named)
     return Run(ready, first.named)
+
+
+def _arguments(spec: Spec, function: object, config: Mapping[str, Value]) -> dict[str, object]:
+    """A configuration as arguments: a mapping fills the dataclass that the parameter takes."""
+    parameters = parameters_of(function) if callable(function) else None
+    if parameters is None:
+        return dict(config)
+    anything = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    made: dict[str, object] = {}
+    for name, value in config.items():
+        if name not in parameters and not anything:
+            target = spec.entry or spec.factory
+            words = f"bench: {target!r} takes no {name!r}{suggestion(name, parameters, 'It takes')}"
+            raise SpecError([spec.issue(("bench", "configs", name), words)])
+        kind = _dataclass_of(parameters.get(name), function)
+        made[name] = kind(**value) if kind is not None and isinstance(value, Mapping) else value
+    return made
+
+
+def _dataclass_of(parameter: inspect.Parameter | None, function: object) -> type | None:
+    """The dataclass that a parameter is annotated with, or that its default is of."""
+    if parameter is None:
+        return None
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        module = sys.modules.get(str(getattr(function, "__module__", "")))
+        annotation = getattr(module, annotation.partition(" |")[0], None)
+    for kind in (*get_args(annotation), annotation, type(parameter.default)):
+        if isinstance(kind, type) and is_dataclass(kind):
+            return kind
+    return None
 
 
 def distance(problem: Problem, expected: Named, results: Named) -> str | None:

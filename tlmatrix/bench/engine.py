@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["ENTRY", "Machine", "bench", "config_name"]
+__all__ = ["ENTRY", "Machine", "bench"]
 
 ENTRY = "entry"
 """What the spec's own implementation is called in tables and files."""
@@ -115,6 +115,14 @@ def bench(
         backend.release()
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How an implementation is made, and with which configuration of a sweep."""
+
+    make: Callable[[], Run]
+    config: Mapping[str, Value] = field(default_factory=dict)
+
+
 def _entry(state: State, reason: str) -> Implementation:
     return Implementation(ENTRY, state, reason)
 
@@ -127,33 +135,29 @@ def _ways(
     baselines: Sequence[str] | None,
     *,
     sweep: bool,
-) -> dict[str, Callable[[], Run]]:
+) -> dict[str, _Way]:
     """What makes each implementation, by the name it has in tables."""
     named = spec.bench.baselines if spec.bench is not None else ()
     own = partial(entry_run, spec, problem, backend, roots=roots)
-    ways: dict[str, Callable[[], Run]] = {ENTRY: own}
+    ways = {ENTRY: _Way(own)}
     for name in named if baselines is None else baselines:
         short = name.rpartition(":")[2]
-        ways[name if short in ways else short] = (
+        ways[name if short in ways else short] = _Way(
             partial(own, target=name) if ":" in name else partial(torch_run, name, spec, problem)
         )
     if sweep and spec.bench is not None and spec.bench.configs:
         configs = spec.bench.configs
         for chosen in product(*configs.values()):
             config = dict(zip(configs, chosen, strict=True))
-            ways[config_name(config)] = partial(own, config=config)
+            name = ",".join(f"{key}={label(value)}" for key, value in config.items())
+            ways[name] = _Way(partial(own, config=config), config)
     return ways
-
-
-def config_name(config: Mapping[str, Value]) -> str:
-    """`block_m=64,stages=2`: no other implementation has a name with `=` in it."""
-    return ",".join(f"{name}={label(value)}" for name, value in config.items())
 
 
 def _timed(
     case: CaseTimes,
     problem: Problem,
-    ways: Mapping[str, Callable[[], Run]],
+    ways: Mapping[str, _Way],
     machine: Machine,
     schedule: Schedule,
 ) -> CaseTimes:
@@ -186,7 +190,7 @@ def _timed(
 
 
 def _tried(
-    problem: Problem, ways: Mapping[str, Callable[[], Run]], backend: Backend
+    problem: Problem, ways: Mapping[str, _Way], backend: Backend
 ) -> tuple[dict[str, Candidate], list[Implementation]]:
     """Implementations that work and are right; and what became of every one."""
     try:
@@ -196,26 +200,27 @@ def _tried(
     ready: dict[str, Candidate] = {}
     told: list[Implementation] = []
     for name, way in ways.items():
+
+        def tell(state: State, reason: str = "", who: str = name, chosen: _Way = way) -> None:
+            told.append(Implementation(who, state, reason, chosen.config))
+
         try:
-            found = candidate(way(), problem)
+            found = candidate(way.make(), problem)
             backend.synchronize()
             wrong = distance(problem, expected, found.results)
         except (CannotError, NotImplementedError) as error:
-            told.append(Implementation(name, State.CANNOT, _sentence(str(error))))
-            continue
+            tell(State.CANNOT, _sentence(str(error)))
         except SpecError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever an implementation raises is its result
-            told.append(Implementation(name, State.FAILED, _words(error, backend)))
+            tell(State.FAILED, _words(error, backend))
             if backend.broken():
-                break
-            continue
-        if wrong is not None:
-            told.append(Implementation(name, State.WRONG, wrong))
-            continue
-        ready[name] = found
-        told.append(Implementation(name, State.TIMED))
-    return ({} if backend.broken() else ready), told
+                return {}, told
+        else:
+            if wrong is None:
+                ready[name] = found
+            tell(State.WRONG if wrong else State.TIMED, wrong or "")
+    return ready, told
 
 
 def _words(error: Exception, backend: Backend) -> str:

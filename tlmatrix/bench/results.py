@@ -53,11 +53,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Implementation:
-    """The entry, a baseline, or a configuration; `reason` says why it has no times."""
+    """The entry, a baseline, or a configuration of the entry.
+
+    `reason` says why it has no times; `config` are the arguments that a sweep chose, {} elsewhere.
+    """
 
     name: str
     state: State = State.TIMED
     reason: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,11 @@ class CaseTimes:
     passes: tuple[PassTimes, ...] = ()
     clocks: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def configs(self) -> dict[str, Mapping[str, Any]]:
+        """What a sweep chose, by the implementation's name."""
+        return {each.name: each.config for each in self.implementations if each.config}
+
     def named(self, name: str) -> PassTimes | None:
         """The times of a pass."""
         return next((each for each in self.passes if each.name == name), None)
@@ -104,6 +113,7 @@ class CaseTimes:
             "dtype": self.dtype,
             "implementations": [
                 {"name": each.name, "state": str(each.state), "reason": each.reason}
+                | ({"config": dict(each.config)} if each.config else {})
                 for each in self.implementations
             ],
             "passes": {each.name: _pass_json(each) for each in self.passes},
@@ -120,7 +130,12 @@ class CaseTimes:
             values=data["values"],
             dtype=data.get("dtype", ""),
             implementations=tuple(
-                Implementation(each["name"], State(each["state"]), each.get("reason", ""))
+                Implementation(
+                    each["name"],
+                    State(each["state"]),
+                    each.get("reason", ""),
+                    each.get("config", {}),
+                )
                 for each in data["implementations"]
             ),
             passes=tuple(_pass(name, each) for name, each in data["passes"].items()),
@@ -192,10 +207,8 @@ class BenchFile:
         return str(self.about.get("hardware", {}).get("gpu", ""))
 
 
-def speed_since(now: PassTimes, before: PassTimes, who: str) -> Interval | None:
-    """How fast an implementation is beside its earlier self; None where one has no times."""
-    if who not in now.samples or who not in before.samples:
-        return None
+def speed_since(now: PassTimes, before: PassTimes, who: str) -> Interval:
+    """How fast an implementation is beside its earlier self, in another run."""
     return across(now.time(who), before.time(who))
 
 

@@ -6,7 +6,8 @@ Narrow terminals show the rate that is nearer to its roof; wide ones both, and w
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +30,32 @@ __all__ = ["BenchReport"]
 
 _ENTRY = "entry"
 _WIDE = 108
+"""Columns of a terminal that all columns of a table fit."""
+_NUMBERS = 86
+"""What of them the numbers take."""
+_NAME = 18
+"""What a name may take on a narrow terminal."""
+_SPREAD = 84
+"""And those without rates apart."""
+_COLUMNS = {
+    "ms": "ms",
+    "spread": "±",
+    "rate": "rate",
+    "of rate": "roof",
+    "speed": "entry's speed",
+    "verdict": "",
+}
+_WIDE_COLUMNS = {
+    "ms": "ms",
+    "spread": "±",
+    "operations": "operations",
+    "of operations": "roof",
+    "memory": "memory",
+    "of memory": "roof",
+    "host": "host ms",
+    "speed": "entry's speed",
+    "verdict": "",
+}
 _STYLES = {
     Verdict.FASTER: "bold green",
     Verdict.SAME: "green",
@@ -95,97 +122,95 @@ class BenchReport:
             (self.beside, "with other implementations"),
             (self.against, f"with {self._since}"),
         ):
-            if verdicts:
+            if verdicts.total():
                 told = ", ".join(f"{verdicts[each]} {each}" for each in Verdict if verdicts[each])
                 self._say(f"{count(sum(verdicts.values()), 'comparison')} {what}: {told}")
         if stored:
             self._say(f"timings: {stored}")
 
     def best(self, case: CaseTimes, gpu: str) -> None:
-        """The fastest configuration of a sweep, to be written down."""
+        """The fastest configuration of a sweep, as YAML to be written down."""
         for times in case.passes:
-            configs = [who for who in times.samples if "=" in who]
+            configs = {who: each for who, each in case.configs.items() if who in times.samples}
             if not configs:
                 continue
             best = min(configs, key=lambda who: times.time(who).median)
             self._say(f"  best of {count(len(configs), 'configuration')}, {times.name}, on {gpu}:")
-            for pair in best.split(","):
-                self._say(f"    {pair.replace('=', ': ', 1)}", "green")
+            for name, value in configs[best].items():
+                self._say(f"    {name}: {_yaml(value)}", "green")
 
     def _table(self, case: CaseTimes, before: CaseTimes | None) -> Table:
-        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="")
-        table.add_column(
-            "", no_wrap=True, overflow="ellipsis", max_width=None if self._wide else 18
-        )
-        columns = ["ms", "±", "rate", "roof", "entry's speed"]
-        if self._wide:
-            columns = [
-                "ms",
-                "±",
-                "operations",
-                "roof",
-                "memory",
-                "roof",
-                "host ms",
-                "entry's speed",
-            ]
-        elif self._console.width < 84:
-            columns.remove("±")
-        for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
+        """Rows of all passes; a column that nothing is in is left out."""
+        rows: list[dict[str, str | Text]] = []
+        widest = self._console.width - _NUMBERS if self._wide else _NAME
+        names, legend = _shown_names(case, widest - 2)
+        if legend:
+            self._say(f"  configurations as {legend}")
         for times in case.passes:
-            table.add_row(Text(times.name, style="bold"))
-            for row in self._rows(case, times, before):
-                table.add_row(*row)
+            rows.append({"who": Text(times.name, style="bold")})
+            rows += self._rows(case, times, before, names)
+        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="")
+        table.add_column("", no_wrap=True, overflow="ellipsis", max_width=widest)
+        width = self._console.width
+        offered = _WIDE_COLUMNS if self._wide else _COLUMNS
+        columns = {
+            name: title
+            for name, title in offered.items()
+            if any(row.get(name) for row in rows) and (name != "spread" or width >= _SPREAD)
+        }
+        for name, title in columns.items():
+            table.add_column(title, justify="left" if name == "verdict" else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(row["who"], *(row.get(name, "") for name in columns))
         return table
 
     def _rows(
-        self, case: CaseTimes, times: PassTimes, before: CaseTimes | None
-    ) -> Iterator[list[str | Text]]:
-        order = [who for who in times.samples if "=" not in who]
-        configs = [who for who in times.samples if "=" in who]
-        order += sorted(configs, key=lambda who: times.time(who).median)
-        for who in order:
-            ending = None
-            if who != _ENTRY and _ENTRY in times.samples:
-                ending = times.speed(_ENTRY, who)
-                self.beside[ending.verdict(self._margin)] += "=" not in who
-            host = times.samples[who].host
-            yield self._row(case, times, f"  {who}", times.time(who), host, ending)
-            earlier = before.named(times.name) if before is not None else None
-            if who == _ENTRY and earlier is not None:
-                speed = speed_since(times, earlier, _ENTRY)
-                if speed is not None:
-                    self.against[speed.verdict(self._margin)] += 1
-                    yield self._row(case, times, "  entry before", earlier.time(_ENTRY), 0.0, speed)
-
-    def _row(
         self,
         case: CaseTimes,
         times: PassTimes,
-        who: str,
-        time: Interval,
-        host: float,
-        speed: Interval | None,
-    ) -> list[str | Text]:
-        spread = 50 * (time.high - time.low) / time.median
-        operations, memory = self._rates(case, times, time.median)
-        row: list[str | Text] = [
-            who,
-            f"{time.median:.4f}" if time.median < 10 else f"{time.median:.2f}",
-        ]
-        if self._wide:
-            row += [f"{spread:.1f} %", *operations[:2], *memory[:2], f"{host:.3f}" if host else ""]
-        else:
-            nearer = operations if operations[2] >= memory[2] else memory
-            row += [f"{spread:.1f} %"] if self._console.width >= 84 else []
-            row += nearer[:2]
-        if speed is None:
-            return [*row, "", ""]
+        before: CaseTimes | None,
+        names: Mapping[str, str],
+    ) -> Iterator[dict[str, str | Text]]:
+        configs = case.configs
+        order = [who for who in times.samples if who not in configs]
+        ranked = [who for who in times.samples if who in configs]
+        order += sorted(ranked, key=lambda who: times.time(who).median)
+        earlier = before.named(times.name) if before is not None else None
+        for who in order:
+            row = {"who": f"  {names[who]}", **self._cells(case, times, times.time(who))}
+            if host := times.samples[who].host:
+                row["host"] = f"{host:.3f}"
+            if who != _ENTRY and _ENTRY in times.samples:
+                speed = times.speed(_ENTRY, who)
+                self.beside[speed.verdict(self._margin)] += who not in configs
+                row |= self._verdict(speed)
+            yield row
+            if who == _ENTRY and earlier is not None and _ENTRY in earlier.samples:
+                since = speed_since(times, earlier, _ENTRY)
+                self.against[since.verdict(self._margin)] += 1
+                cells = self._cells(case, times, earlier.time(_ENTRY))
+                yield {"who": "  entry before", **cells, **self._verdict(since)}
+
+    def _verdict(self, speed: Interval) -> dict[str, str | Text]:
         verdict = speed.verdict(self._margin)
-        words = f"{speed.median:.3f} ({speed.low:.3f}-{speed.high:.3f})"
-        return [*row, words, Text(verdict, style=_STYLES[verdict])]
+        return {
+            "speed": f"{speed.median:.3f} ({speed.low:.3f}-{speed.high:.3f})",
+            "verdict": Text(verdict, style=_STYLES[verdict]),
+        }
+
+    def _cells(self, case: CaseTimes, times: PassTimes, time: Interval) -> dict[str, str | Text]:
+        operations, memory = self._rates(case, times, time.median)
+        nearer = operations if operations[0] and operations[2] >= memory[2] else memory
+        return {
+            "ms": f"{time.median:.4f}" if time.median < 10 else f"{time.median:.2f}",
+            "spread": f"{50 * (time.high - time.low) / time.median:.1f} %",
+            "operations": operations[0],
+            "of operations": operations[1],
+            "memory": memory[0],
+            "of memory": memory[1],
+            "rate": nearer[0],
+            "of rate": nearer[1],
+        }
 
     def _rates(
         self, case: CaseTimes, times: PassTimes, milliseconds: float
@@ -216,6 +241,38 @@ _STATES = {
     State.WRONG: "is wrong and is not timed",
     State.FAILED: "failed",
 }
+
+
+def _shown_names(case: CaseTimes, widest: int) -> tuple[dict[str, str], str]:
+    """Implementations as a table has room for them, and a legend where names became numbers.
+
+    Configurations whose names are too long are told by their values: `192/128/2` with the legend
+    `queries/keys/stages`.
+    """
+    names = {each.name: each.name for each in case.implementations}
+    leaves = {who: dict(_leaves(config)) for who, config in case.configs.items()}
+    if not any(len(who) > widest for who in leaves):
+        return names, ""
+    keys = {tuple(each) for each in leaves.values()}
+    if len(keys) != 1:
+        return names, ""
+    short = {who: "/".join(_yaml(value) for value in each.values()) for who, each in leaves.items()}
+    return names | short, "/".join(keys.pop())
+
+
+def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The values of a configuration that are no mappings."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        else:
+            yield name, value
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_yaml(each)}" for name, each in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _launch_bound(case: CaseTimes) -> Iterator[str]:
