@@ -333,7 +333,7 @@ def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, win
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
             gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, reordered=True, part=0, heads=groups)
-            if mask.query_tiles(key, tiles.keys, tiles.queries)[1] > 0:
+            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     kv_head * groups, kv_head, scale, (head_dim, head_dim_v), tiles,
