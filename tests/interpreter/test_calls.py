@@ -264,3 +264,36 @@ def test_a_layout_that_needs_more_than_was_allocated_is_an_error():
 
     with pytest.raises(RuntimeError, match=r"layout annotated on Y of shape \(10, 8\)"):
         past()(torch.randn(10, 8), torch.empty(10, 8))
+
+
+def test_a_vector_atomic_whose_elements_a_layout_places_apart_is_an_error():
+    @tilelang.jit
+    def quads(width):
+        @T.prim_func
+        def main(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((16, 16), "float32")):
+            with T.Kernel(1, threads=32):
+                T.annotate_layout(
+                    {
+                        Y: T.Layout(
+                            (16, 16),
+                            lambda i, j: [j // 8, i % 8 * 4 + j % 8 // 2, i // 8 * 2 + j % 2],
+                        )
+                    }
+                )
+                s = T.alloc_shared((16, 16), "float32")
+                T.copy(X, s)
+                for i, j in T.Parallel(16, 16 // width):
+                    if width == 2:
+                        T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
+                    else:
+                        T.atomic_addx4(Y[i, j * 4], s[i, j * 4])
+
+        return main
+
+    x, y = torch.randn(16, 16), torch.zeros(16, 16)
+    quads(2)(x, y)
+    # Block of columns, row, pair of columns, half of the rows, column of the pair.
+    placed = y.view(2, 8, 4, 2, 2).permute(3, 1, 0, 2, 4).reshape(16, 16)
+    torch.testing.assert_close(placed, x)
+    with pytest.raises(RuntimeError, match=r"adds to 4 elements side by side from Y\[0, 0\] on"):
+        quads(4)(x, torch.zeros(16, 16))

@@ -477,7 +477,8 @@ class InterpretedKernel:
             return array
         key = (p.name, array.shape, *symbols.values())
         if key not in self._layouts:
-            self._layouts[key] = positions(layout, array.shape, p.name, symbols)
+            together = self._program.together.get(p.name, 1)
+            self._layouts[key] = positions(layout, array.shape, p.name, symbols, together)
         where = self._layouts[key]
         flat = array.reshape(-1)
         logical = flat[where]

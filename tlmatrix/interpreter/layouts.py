@@ -53,7 +53,7 @@ def _evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
 
 
 def positions(
-    layout: Any, shape: tuple[int, ...], name: str, symbols: Mapping[str, int]
+    layout: Any, shape: tuple[int, ...], name: str, symbols: Mapping[str, int], together: int = 1
 ) -> np.ndarray[Any, Any]:
     """Where each logical element lies: flat offsets, an array of `shape`.
 
@@ -62,9 +62,11 @@ def positions(
         shape: of the buffer.
         name: of the buffer, for messages.
         symbols: the values of symbolic dimensions.
+        together: how many elements of a row vector atomics take for neighbours in memory.
 
     Raises:
-        LayoutError: if the layout needs more memory than the buffer has.
+        LayoutError: if the layout needs more memory than the buffer has, or places elements apart
+            that a vector atomic would find together.
     """
     grid = np.indices(shape, sparse=True)
     variables: dict[Any, Any] = {**symbols}
@@ -83,5 +85,26 @@ def positions(
             "pad the tensor to the layout's tile",
             name,
         )
+    apart = _first_apart(offset, together)
+    if apart is not None:
+        raise LayoutError(
+            f"an atomic adds to {together} elements side by side from {name}"
+            f"[{', '.join(map(str, apart))}] on, but the layout annotated on {name} places them "
+            "apart: on a GPU others would be added to",
+            name,
+        )
     found: np.ndarray[Any, Any] = offset
     return found
+
+
+def _first_apart(offset: np.ndarray[Any, Any], together: int) -> tuple[int, ...] | None:
+    """Where the first group of elements of a row begins that are no neighbours, or None."""
+    if together == 1 or not offset.size:
+        return None
+    *rows, columns = offset.shape
+    groups = offset[..., : columns // together * together].reshape(*rows, -1, together)
+    wrong = np.argwhere((groups != groups[..., :1] + np.arange(together)).any(-1))
+    if not len(wrong):
+        return None
+    *row, group = wrong[0].tolist()
+    return (*row, group * together)

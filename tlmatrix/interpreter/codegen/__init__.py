@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tlmatrix.interpreter.errors import Unsupported
@@ -67,6 +67,7 @@ class Program:
         parameters: the PrimFunc's parameters in order.
         symbols: names of symbolic dims, passed after the parameters.
         layouts: global buffers with an annotated layout.
+        together: of those, how many elements of a row a vector atomic takes for neighbours.
         watch: what the monitor of a sanitized program needs to know; None for others.
         shared: how much shared memory the kernel needs; known of sanitized programs.
         counted: what a covered program counts; None for others.
@@ -85,6 +86,7 @@ class Program:
     counted: Counted | None = None
     tensor: SharedMemory | None = None
     record: Record | None = None
+    together: dict[str, int] = field(default_factory=dict)
 
 
 class _Generator(StatementMixin):
@@ -121,6 +123,7 @@ class _Generator(StatementMixin):
             parameters=tuple(self.parameters),
             symbols=tuple(self.symbols),
             layouts=self.layouts,
+            together=self.together,
         )
 
     def _bind_parameters(self) -> None:

@@ -106,6 +106,8 @@ class Context(Hooks):
         # Safe values and layouts that a block annotates; buffers whose address is taken.
         self.safe_later: dict[str, Any] = {}
         self.layouts: dict[str, Any] = {}
+        # Elements that vector atomics take together, by buffer.
+        self.together: dict[str, int] = {}
         self.addressed: set[Any] = set()
         # Memory that a kernel sees under several dtypes, one of them a low-precision one.
         self.viewed: set[Any] = set()

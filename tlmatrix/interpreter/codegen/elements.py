@@ -39,6 +39,8 @@ class ElementMixin(TileOpMixin):
         load = pointer.args[0]
         buf = self.buffer(load.buffer)
         value = literal(0, buf.dtype)
+        if width > 1:
+            self.together[buf.name] = max(width, self.together.get(buf.name, 1))
         for k in range(width):
             indices = [self.expr(i) for i in load.indices]
             constant = [constant_index(i) for i in load.indices]

@@ -1,0 +1,61 @@
+"""What the atomics must come to, in plain PyTorch."""
+
+import torch
+
+__all__ = ["cells_after", "sum_of_parts"]
+
+
+def sum_of_parts(x: torch.Tensor, order: str = "rows") -> tuple[torch.Tensor, torch.Tensor]:
+    """What `atomic_add_layout` returns: the parts added one after the other in the dtype of x."""
+    _, rows, columns = x.shape
+    total = x.new_zeros(rows, columns)
+    for part in x:
+        total = total + part
+    whole = x.new_zeros(-(-rows // 16) * 16, -(-columns // 64) * 64)
+    whole[:rows, :columns] = total
+    if order == "pitch":
+        return total, torch.nn.functional.pad(whole, (0, 8)).flatten()
+    if order == "swizzle":  # unit u of row i lies where unit u ^ (i % 8) lay
+        units = whole.unflatten(1, (-1, 8, 8))
+        row = torch.arange(len(whole), device=x.device)[:, None] % 8
+        from_unit = torch.arange(8, device=x.device) ^ row
+        index = from_unit[:, None, :, None].expand_as(units)
+        return total, units.gather(2, index).flatten()
+    if order == "quads":  # [blocks, half, 8 rows, blocks of columns, 4 pairs, 2]
+        parts = whole.unflatten(1, (-1, 4, 2)).unflatten(0, (-1, 2, 8))
+        return total, parts.permute(0, 3, 2, 4, 1, 5).flatten()
+    return total, whole.flatten()
+
+
+def cells_after(
+    x: torch.Tensor, start: torch.Tensor, operation: str = "add", previous: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `atomic_cells` returns, whatever the order of its operations."""
+    cells, nothing = start.clone(), x.new_empty(0)
+    count, operands = len(start), [x[cell :: len(start)] for cell in range(len(start))]
+    touched = min(count, len(x))
+    if operation == "load":
+        return cells, start[torch.arange(len(x), device=x.device) % count]
+    if operation == "store":
+        cells[:touched] = x[:touched]
+        return cells, nothing
+    for cell in range(touched):
+        mine = operands[cell]
+        if operation == "add":
+            cells[cell] += len(mine)
+        elif operation == "max":
+            cells[cell] = torch.maximum(cells[cell], mine.max())
+        elif operation == "min":
+            cells[cell] = torch.minimum(cells[cell], mine.min())
+        else:
+            for operand in mine:
+                cells[cell] |= operand
+    if not previous:
+        return cells, nothing
+    if operation != "add":
+        return cells, start[:touched].clone()
+    found = [
+        start[cell] + torch.arange(len(operands[cell]), device=x.device).to(x.dtype)
+        for cell in range(touched)
+    ]
+    return cells, torch.cat(found) if found else nothing
