@@ -98,3 +98,18 @@ KERNELS = {
     "greedy": greedy,
     "not_assembled": not_assembled,
 }
+
+
+@tilelang.jit
+def laid_out():
+    """A global buffer with an annotated layout, and atomics of two elements into it."""
+
+    @T.prim_func
+    def laid_out_sum(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            T.annotate_layout({Y: T.Layout((16, 16), lambda i, j: [j // 2, i, j % 2])})
+            tile = T.alloc_shared((16, 16), "float32")
+            T.copy(X, tile)
+            T.atomic_add(Y, tile)
+
+    return laid_out_sum

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tilelang import tvm
 
 import tlmatrix
 from tlmatrix.backend import ArchitectureError, CompileBackend
@@ -222,6 +223,24 @@ def test_a_kernel_that_cannot_be_lowered_is_found(assembler):
     assert found.stage == "lower"
     assert "IntImm" in found.error
     assert kernel_facts(found)[0]["error"] == "lower"
+
+
+def test_a_kernel_with_an_annotated_layout_is_lowered():
+    sys.path.insert(0, str(HERE))
+    try:
+        from assembly_kernels import laid_out
+    finally:
+        sys.path.remove(str(HERE))
+
+    x = torch.zeros(16, 16)
+    (kernel,) = launched(lambda: laid_out()(x, x.clone()), "sm_90a")
+    lowerer = Lowerer()
+    try:
+        ir = str(tvm.ir.save_json(kernel.prim_func))
+        source = lowerer.lower(ir, "sm_90a", kernel.pass_configs)["source"]
+    finally:
+        lowerer.close()
+    assert "AtomicAddx2" in source
 
 
 def test_a_compiler_that_crashes_is_an_answer_and_the_next_kernel_is_lowered():

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Any
 
+from tlmatrix.backend.assembly.loaded import with_layouts
+
 
 def main() -> None:
     """Answer until the requests end."""
@@ -32,7 +34,7 @@ def _lowered(request: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     target = tvm.target.Target({"kind": "cuda", "arch": request["arch"]})
     try:
-        prim_func = tvm.ir.load_json(request["ir"])
+        prim_func = with_layouts(tvm.ir.load_json(request["ir"]))
         with target, tvm.transform.PassContext(opt_level=3, config=request["configs"]):
             artifact = tilelang.lower(prim_func, target=target)
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the answer
