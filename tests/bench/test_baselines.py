@@ -126,16 +126,45 @@ def test_varlen_attention_is_asked_for_our_window(monkeypatch: pytest.MonkeyPatc
     assert asked["window_size"] == (8, 0)
 
 
+def test_sdpa_reads_a_cache_of_equal_lengths() -> None:
+    spec, problem = _problem(
+        _ATTENTION, layout="cache", seqlens={"q": 1, "k": [40, 40]}, max_seqlen_k=64
+    )
+    assert _is_right("sdpa_flash", spec, problem) == {"out"}
+    spec, problem = _problem(_ATTENTION, layout="cache", seqlens={"q": 1, "k": [40, 50]})
+    with pytest.raises(CannotError, match="sequences of one length"):
+        torch_run("sdpa_flash", spec, problem)
+
+
 _GEMM = """
 name: gemm
 problem: gemm
 entry: tlmatrix_kernels.gemm:gemm
-axes: {dtype: [float16], m: [33], n: [20], k: [48], transpose_a: [true], transpose_b: [false]}
+axes:
+  m: [33]
+  n: [24]
+  k: [48]
 """
 
 
-def test_a_product_is_torchs() -> None:
-    spec, problem = _problem(_GEMM)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dtype": "float16", "transpose_a": True},
+        {"dtype": "bfloat16", "accumulate": True, "transpose_b": True},
+        {"a_dtype": "bfloat16", "b_dtype": "int8", "out_dtype": "bfloat16", "scaled": True},
+        {"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32"},
+    ],
+)
+def test_products_are_torchs(values: dict[str, Any]) -> None:
+    spec, problem = _problem(_GEMM, **values)
     assert _is_right("torch", spec, problem) == {"c"}
     with pytest.raises(CannotError, match="is attention"):
         torch_run("sdpa_flash", spec, problem)
+
+
+def test_float8_products_ask_for_the_operands_that_torch_takes() -> None:
+    float8 = {"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
+    spec, problem = _problem(_GEMM, **float8)
+    with pytest.raises(CannotError, match="columns of b"):
+        torch_run("torch", spec, problem)

@@ -420,6 +420,13 @@ def test_a_mapping_fills_the_dataclass_that_a_parameter_takes(bench: Bench) -> N
     assert case.implementations[-1].config == {"tiles": {"block": 128}}
 
 
+def test_a_key_that_the_dataclass_has_not_is_told_at_its_place(bench: Bench) -> None:
+    bench.spec("tiled", configs="{tiles: [{blok: 32}]}")
+    outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
+    assert outcome.code == 2
+    assert re.search(r"tanh.yaml:11:\d+: bench: tiles has no 'blok'; did you mean", outcome.out)
+
+
 def test_configurations_with_long_names_are_told_by_their_values(bench: Bench) -> None:
     bench.spec(
         "tiled", configs="{tiles: [{block: 32, stages: 2}, {block: 128, stages: 3333333333333}]}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -162,11 +162,18 @@ def _arguments(spec: Spec, function: object, config: Mapping[str, Value]) -> dic
             words = f"bench: {target!r} takes no {name!r}{suggestion(name, parameters, 'It takes')}"
             raise SpecError([spec.issue(("bench", "configs", name), words)])
         kind = _dataclass_of(parameters.get(name), function)
-        made[name] = kind(**value) if kind is not None and isinstance(value, Mapping) else value
+        made[name] = value
+        if kind is not None and isinstance(value, Mapping):
+            known = [each.name for each in fields(kind)]
+            for key in value:
+                if key not in known:
+                    words = f"bench: {name} has no {key!r}{suggestion(key, known, 'It has')}"
+                    raise SpecError([spec.issue(("bench", "configs", name), words)])
+            made[name] = kind(**value)
     return made
 
 
-def _dataclass_of(parameter: inspect.Parameter | None, function: object) -> type | None:
+def _dataclass_of(parameter: inspect.Parameter | None, function: object) -> type[Any] | None:
     """The dataclass that a parameter is annotated with, or that its default is of."""
     if parameter is None:
         return None
