@@ -83,7 +83,7 @@ def forward(
     layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles: Tiles | None = None
 ):
     """Build the forward kernel: q, k, v to out and lse."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).forward
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).forward
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
     dims = head_dim, head_dim_v
@@ -109,7 +109,7 @@ def forward_with_sink(
     layout, dtype, groups, head_dim, head_dim_v, causal, windowed, sink_dtype, tiles=None
 ):
     """Build the forward kernel whose heads have sinks: q, k, v and sink to out and lse."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).forward
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).forward
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
     dims = head_dim, head_dim_v
@@ -160,7 +160,7 @@ def prepare(layout, dtype, head_dim_v, rows, threads):
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
     k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)
@@ -210,7 +210,7 @@ def key_gradients(
     `split`: one float32 part for each query head of a group, [groups, ...]; `grouped`: a single
     part, [1, ...], which is the gradient.
     """
-    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
     k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)
@@ -259,7 +259,7 @@ def key_gradients(
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build dq of `split` and `grouped`: each tile of queries walks over its keys by itself."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).query_block
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).query_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
 
@@ -301,7 +301,7 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `reordered`: dk and dv [1, ...] stored, dq added up in an order of its own."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q, blocks = T.dynamic("seqlen_q, seqlen_k, padded_q, blocks")
     k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)

@@ -88,7 +88,7 @@ def _forward(
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build the forward kernel: q, k, v to out and lse."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).forward
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).forward
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
     of = _Static(groups, (head_dim, head_dim_v), causal, windowed, tiles, heads, bounds - 1)
@@ -119,7 +119,7 @@ def forward_with_sink(
     dtype, groups, head_dim, head_dim_v, causal, windowed, sink_dtype, tiles=None
 ):
     """Build the forward kernel whose heads have sinks: q, k, v and sink to out and lse."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).forward
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).forward
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
     of = _Static(groups, (head_dim, head_dim_v), causal, windowed, tiles, heads, bounds - 1)
@@ -179,7 +179,7 @@ def prepare(dtype, head_dim_v, rows, threads):
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
     k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
@@ -229,7 +229,7 @@ def key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, strateg
     `split`: one float32 part for each query head of a group, [groups, ...]; `grouped`: a single
     part, [1, ...], which is the gradient.
     """
-    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
     k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
@@ -280,7 +280,7 @@ def key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, strateg
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build dq of `split` and `grouped`: each tile of queries walks over its keys by itself."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).query_block
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).query_block
     total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
 
@@ -325,7 +325,7 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build strategy `reordered`: dk and dv [1, ...] stored, dq added up in an order of its own."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v).key_block
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     total_q, padded_q, blocks = T.dynamic("total_q, padded_q, blocks")
     total_k, bounds = T.dynamic("total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")

@@ -55,12 +55,12 @@ def padded(dim: int) -> int:
     return -(-dim // 32) * 32
 
 
-def tiles_for(head_dim: int, head_dim_v: int) -> AttentionTiles:
+def tiles_for(head_dim: int, head_dim_v: int, *, windowed: bool) -> AttentionTiles:
     """Choose tiles for the GPU that is compiled for."""
     width, width_v = padded(head_dim), padded(head_dim_v)
     if capability() < 90:
         return _ampere(width, width_v)
-    return _hopper(width, width_v)
+    return _hopper(width, width_v, windowed=windowed)
 
 
 def _ampere(width: int, width_v: int) -> AttentionTiles:
@@ -84,24 +84,28 @@ def _ampere(width: int, width_v: int) -> AttentionTiles:
     )
 
 
-def _hopper(width: int, width_v: int) -> AttentionTiles:
+def _hopper(width: int, width_v: int, *, windowed: bool) -> AttentionTiles:
     """At most 240 registers a thread and 227 KiB of shared memory."""
     return AttentionTiles(
-        forward=_forward(max(width, width_v)),
+        forward=_forward(max(width, width_v), windowed=windowed),
         key_block=_key_block(width + width_v),
         query_block=_query_block(max(width, width_v)),
     )
 
 
-def _forward(wide: int) -> Tiles:
+def _forward(wide: int, *, windowed: bool) -> Tiles:
     """Three warp groups of 64 query rows each, or two.
 
     The accumulator takes head_dim_v / 2 registers a thread, the scores keys / 2 and the weights
     half of that, of 160 registers for three groups and 240 for two; the shared tiles
     2 * queries + 2 * stages * keys rows.
+
+    Under a window two groups: both its edges are masked, which three have no registers for, and
+    the less a tile has of rows, the less it sees of keys that only some of them see.
     """
     if wide <= 128:
-        return Tiles(queries=192, keys=128, stages=2, threads=384)
+        rows = 128 if windowed else 192
+        return Tiles(queries=rows, keys=128, stages=2, threads=2 * rows)
     if wide <= 192:
         return Tiles(queries=128, keys=64, stages=2, threads=256)
     return Tiles(queries=128, keys=64, stages=1, threads=256)

@@ -318,12 +318,13 @@ def test_every_element_is_written(kind, backward):
             assert tensor.isfinite().all()
 
 
+@pytest.mark.parametrize("windowed", [False, True])
 @pytest.mark.parametrize("dim_v", range(8, 257, 8))
 @pytest.mark.parametrize(("arch", "shared_memory"), [("sm_80", 166912), ("sm_90a", 232448)])
-def test_tiles_fit_the_shared_memory_of_a_block(arch, shared_memory, dim_v):
+def test_tiles_fit_the_shared_memory_of_a_block(arch, shared_memory, dim_v, windowed):
     for dim in range(8, 257, 8):
         with tvm.target.Target({"kind": "cuda", "arch": arch}):
-            chosen = tiles.tiles_for(dim, dim_v)
+            chosen = tiles.tiles_for(dim, dim_v, windowed=windowed)
         wide, wide_v = tiles.padded(dim), tiles.padded(dim_v)
         both = wide + wide_v
         for tile in (chosen.forward, chosen.query_block):
@@ -353,4 +354,4 @@ def test_tiles_of_ampere_compute_the_same(kind, backward):
 
 def tiles_in_force(arch):
     with tvm.target.Target({"kind": "cuda", "arch": arch}):
-        return tiles.tiles_for(64, 64)
+        return tiles.tiles_for(64, 64, windowed=False)
