@@ -13,7 +13,7 @@ class ExitCode(IntEnum):
     OK = 0
     """Every case that ran is as it should be."""
     FINDINGS = 1
-    """A case failed, crashed or ran out of time."""
+    """A case failed, crashed or ran out of time; of `bench`, an entry is wrong or slower."""
     USAGE = 2
     """Nothing was judged: wrong arguments, or an error in a spec or in the configuration."""
     INTERNAL = 3
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
         """The codes as `--help` shows them."""
         words = {
             cls.OK: "everything that ran is as it should be",
-            cls.FINDINGS: "a case failed, crashed or ran out of time",
+            cls.FINDINGS: "a case failed, crashed or ran out of time (bench: wrong, or slower)",
             cls.USAGE: "wrong arguments, or an error in a spec or in the configuration",
             cls.INTERNAL: "tlmatrix itself broke",
             cls.INTERRUPTED: "Ctrl-C; results so far are on disk, `run --resume FILE` goes on",

@@ -24,6 +24,7 @@ from tlmatrix.bench.statistics import CONFIDENCE, Verdict
 from tlmatrix.commands.specs import spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.report.bench import BenchReport
+from tlmatrix.report.text import count
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.loader import load_spec
 
@@ -59,7 +60,13 @@ def bench(arguments: argparse.Namespace, config: Config) -> ExitCode:
     stored = Path(arguments.output) if arguments.output else _new_path(config)
     report = _report(file, before, arguments)
     report.head(file)
-    for case in _timed(specs, machine, arguments, config):
+    timed = _timed(specs, machine, arguments, config)
+    total = sum(len(cases) for _path, _spec, cases in specs)
+    while True:
+        with report.busy(f"timing {len(file.cases) + 1} of {count(total, 'case')}"):
+            case = next(timed, None)
+        if case is None:
+            break
         file.cases.append(case)
         file.write(stored)
         _tell(report, case, file, arguments)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -19,6 +20,7 @@ from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from rich.console import Console
 
@@ -85,6 +87,10 @@ class BenchReport:
         """Verdicts of the entry against other implementations."""
         self.against: Counter[Verdict] = Counter()
         """Verdicts of the entry against the earlier run."""
+
+    def busy(self, words: str) -> AbstractContextManager[object]:
+        """A line that says what is going on, on a terminal, while it goes on."""
+        return self._console.status(words) if self._console.is_terminal else nullcontext()
 
     def head(self, about: BenchFile) -> None:
         """What the timings were taken on."""
