@@ -12,7 +12,15 @@ import torch
 
 from tlmatrix_kernels.attention.bounds import on_host
 
-__all__ = ["SM100_VARIANTS", "Attention", "Lengths", "check_dense", "check_packed", "check_sm100"]
+__all__ = [
+    "SM100_VARIANTS",
+    "Attention",
+    "Lengths",
+    "check_dense",
+    "check_packed",
+    "check_padded",
+    "check_sm100",
+]
 
 STRATEGIES = ("atomic", "split", "grouped", "reordered")
 SM100_VARIANTS = ("ss", "ts", "wasp")
@@ -174,6 +182,34 @@ def check_dense(q, k, v, causal, window, scale, layout, backward, sink=None) -> 
     return _attention(
         layout, q, q.shape[heads], k.shape[heads], dim_sizes, causal, window, scale, backward
     )
+
+
+def check_padded(q, k, v, mask_q, mask_k) -> None:
+    """Check the shapes and masks of `padded_attention`; the rest `check_packed` does.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    _check_tensors({"q": q, "k": k, "v": v}, "batch, seqlen, heads, dim")
+    for name, tensor in {"k": k, "v": v}.items():
+        if tensor.shape[0] != q.shape[0]:
+            _refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
+    if v.shape[1] != k.shape[1]:
+        _refuse(f"v must have the length of k, {k.shape[1]}, got {v.shape[1]}")
+    for name, mask, of, tensor in (("mask_q", mask_q, "q", q), ("mask_k", mask_k, "k", k)):
+        if mask is None:
+            continue
+        if not isinstance(mask, torch.Tensor):
+            _refuse(f"{name} must be a torch.Tensor or None, got {type(mask).__name__}")
+        if mask.dtype != torch.bool:
+            _refuse(f"{name} must be bool, true where a token is, got {mask.dtype}")
+        if mask.shape != tensor.shape[:2]:
+            _refuse(
+                f"{name} must have the batch and the length of {of}, {_shape(tensor)[:2]}, "
+                f"got shape {_shape(mask)}"
+            )
+        if mask.device != q.device:
+            _refuse(f"{name} must be on the device of q, {q.device}, got {mask.device}")
 
 
 def check_sm100(q, k, v, causal, window, scale, layout, variant) -> Attention:

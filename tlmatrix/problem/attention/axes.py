@@ -25,6 +25,7 @@ __all__ = [
     "AXES",
     "DATA_AXES",
     "LAYOUTS",
+    "PADDINGS",
     "STORED",
     "STORED_TENSORS",
     "AxisError",
@@ -33,7 +34,9 @@ __all__ = [
     "lengths",
 ]
 
-LAYOUTS = ("bshd", "bhsd", "thd", "cache", "paged")
+LAYOUTS = ("bshd", "bhsd", "thd", "padded", "cache", "paged")
+PADDINGS = ("right", "left", "holes")
+"""Where the padding of the layout `padded` stands; `holes`: anywhere."""
 STORED = ("cache", "paged")
 """Layouts of decoding: one query a sequence, keys in rows of its own or in pages of a pool."""
 
@@ -41,7 +44,7 @@ AXES = frozenset(
     {
         "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens", "head_dim",
         "head_dim_v", "causal", "window", "sink", "sink_dtype", "scale", "layout", "dtype",
-        "max_seqlen_q", "max_seqlen_k", "values", "page_size",
+        "max_seqlen_q", "max_seqlen_k", "values", "page_size", "padding",
     }
 )  # fmt: skip
 """Axes the family reads; an entry may take any others."""
@@ -49,7 +52,7 @@ AXES = frozenset(
 DATA_AXES = frozenset(
     {
         "batch", "seqlen_q", "seqlen_k", "seqlens", "scale", "max_seqlen_q", "max_seqlen_k",
-        "values",
+        "values", "padding",
     }
 )  # fmt: skip
 """Axes that are data for a kernel with symbolic lengths, so that they share a compiled one."""
@@ -155,12 +158,22 @@ class Setting:
     @property
     def packed(self) -> bool:
         """Whether sequences have lengths of their own, and operands one after another."""
-        return self.layout == "thd" or self.stored
+        return self.layout in ("thd", "padded") or self.stored
+
+    @property
+    def padded(self) -> bool:
+        """Whether sequences are handed over in padded tensors with masks (see `padded`)."""
+        return self.layout == "padded"
 
     @property
     def stored(self) -> bool:
         """Whether keys and values are handed over in a cache or in pages (see `stored`)."""
         return self.layout in STORED
+
+    @property
+    def rows_last(self) -> bool:
+        """Whether lse is [heads, rows of all sequences]."""
+        return self.packed and not self.stored
 
     @property
     def lse_as_out(self) -> bool:
@@ -313,6 +326,9 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
         case "layout":
             known = isinstance(value, str) and value in LAYOUTS
             return None if known else f"unknown layout {value!r}{nearest(value, LAYOUTS)}"
+        case "padding":
+            known = isinstance(value, str) and value in PADDINGS
+            return None if known else f"unknown padding {value!r}{nearest(value, PADDINGS)}"
         case "seqlens":
             try:
                 lengths(value)
@@ -362,13 +378,15 @@ def _layout(values: Mapping[str, Value]) -> tuple[str, tuple[int, ...], tuple[in
         for axis in ("seqlen_q", "seqlen_k", "batch"):
             if values.get(axis) is not None:
                 raise AxisError(axis, f"{axis} beside seqlens; lengths are given by one of them")
-        if layout not in (None, "thd", *STORED):
+        if layout not in (None, "thd", "padded", *STORED):
             raise AxisError(
                 "layout", f"layout {layout} beside seqlens; packed sequences have layout thd"
             )
         return (str(layout or "thd"), *lengths(values["seqlens"]))
     if layout in STORED:
         raise AxisError("layout", f"layout {layout} needs the axis seqlens: {_STORED_FORM}")
+    if layout == "padded":
+        raise AxisError("layout", "layout padded needs the axis seqlens; its masks follow from it")
     if "seqlen_q" not in values:
         raise AxisError("seqlen_q", "attention needs the axis seqlens (packed) or seqlen_q (dense)")
     batch = _int(values.get("batch", 1))

@@ -10,6 +10,7 @@ import torch
 
 from tlmatrix.problem.attention.form import Form
 from tlmatrix.problem.attention.inputs import draw_operands
+from tlmatrix.problem.attention.padded import between_padded, packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
 from tlmatrix.problem.attention.stored import Store
 from tlmatrix.problem.deferred import Deferred
@@ -95,13 +96,17 @@ class Attention:
         from tlmatrix.problem.attention.relations import relations
 
         def related(kind: RelationKind) -> Iterable[Relation]:
-            return relations(self, kind)
+            for relation in relations(self, kind):
+                padded = self.setting.padded
+                yield between_padded(relation, form.padding.masks) if padded else relation
 
         form, operands = self.form, self.operands
         if form.setting.stored:
             inputs = self.store.inputs(operands)
         else:
             inputs = {name: getattr(operands, name) for name in ("q", "k", "v", "do")}
+        if form.setting.padded:
+            inputs = form.padding.operands(inputs) | form.padding.masks
         if operands.sink is not None:
             inputs["sink"] = operands.sink
         inputs |= form.starts
@@ -119,15 +124,25 @@ class Attention:
             dims=form.dims,
             cotangents={"out": inputs["do"]} if by_autograd else {},
             gradient_of=gradients if by_autograd else {},
-            reference=lambda: self.exact.values,
-            lowp=lambda: self.low.values,
+            reference=lambda: self._results(self.exact.values),
+            lowp=lambda: self._results(self.low.values),
             relations=related,
             cost=lambda: cost(form.setting, backward=bool(gradients)),
             with_inputs=self._with_inputs,
         )
 
+    def _results(self, tensors: Tensors) -> Tensors:
+        """Results of the packed sequences as the entry gives them."""
+        return self.form.padding.results(tensors) if self.setting.padded else tensors
+
+    def _sizes(self, name: str, sizes: torch.Tensor) -> torch.Tensor:
+        """What is said of each element of a result: nothing where no token is."""
+        return self.form.padding.padded(name, sizes) if self.setting.padded else sizes
+
     def _with_inputs(self, changed: Tensors) -> Problem:
         tensors = self.store.packed(changed) if self.setting.stored else changed
+        if self.setting.padded:
+            tensors = packed(changed, self.form.padding.masks)
         return self.changed(**tensors).problem()
 
     def _saved(self) -> dict[str, torch.Tensor]:
@@ -141,7 +156,7 @@ class Attention:
         if self.setting.layout != "bhsd":
             delta = delta.movedim(-1, -2)
         found = {"out": low["out"], "lse": low["lse"], "delta": delta.contiguous()}
-        return {name: found[name] for name in saved}
+        return dict(self._results({name: found[name] for name in saved}))
 
     def _info(self, name: str) -> TensorInfo:
         dtype = self.setting.dtype
@@ -153,8 +168,8 @@ class Attention:
             torch_dtype(stored),
             # Where lse and delta carry the rounding of dtype, and where only float32's.
             dtype_named("float32" if name == "lse" else dtype).roundoff,
-            magnitude=lambda: self.exact.magnitudes[name],
-            spread=None if single else lambda: self.exact.spreads[name],
+            magnitude=lambda: self._sizes(name, self.exact.magnitudes[name]),
+            spread=None if single else lambda: self._sizes(name, self.exact.spreads[name]),
             exponent=lambda: self._exponent(name),
         )
 
@@ -167,7 +182,8 @@ class Attention:
         if name == "lse":
             return size.new_zeros(())
         if name in ("out", "dq"):
-            return (size if setting.lse_as_out else size.transpose(-1, -2))[..., None]
+            of_rows = (size if setting.lse_as_out else size.transpose(-1, -2))[..., None]
+            return self._sizes(name, of_rows)
         per_head = size.transpose(0, -2).flatten(1)
         if not per_head.numel():
             return size.new_zeros(())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.problem.attention.padded import Padding
 from tlmatrix.problem.attention.stored import stored_dims
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.frame import tile_edges
@@ -60,6 +61,12 @@ class Form:
         }
 
     @cached_property
+    def padding(self) -> Padding:
+        """Where tokens stand, in the layout `padded`."""
+        pattern = str(self.frame.values.get("padding", "right"))
+        return Padding(self.setting, pattern, self.frame.seed, self.frame.device)
+
+    @cached_property
     def names(self) -> dict[str, Any]:
         """Every name but those of tensors that hold values."""
         frame, setting = self.frame, self.setting
@@ -67,6 +74,9 @@ class Form:
         names["dtype"] = frame.dtype(setting.dtype)
         if frame.spec.entry and "scale" in frame.values and setting.scale is None:
             names["scale"] = None  # the axis says none: the entry's own default is under test
+        if setting.padded:
+            masks = self.padding.masks
+            names |= {f"seqlen_{side}": masks[f"mask_{side}"].shape[1] for side in "qk"}
         return names | self.starts
 
     @cached_property
@@ -96,6 +106,8 @@ class Form:
     @cached_property
     def dims(self) -> Mapping[str, tuple[Dim, ...]]:
         """The dims of every tensor that a forward or a backward may have, by name."""
+        if self.setting.padded:
+            return Deferred(_TENSORS, lambda name: self.padding.dims(name, self._dims_of(name)))
         if not self.setting.stored:
             return Deferred(_TENSORS, self._dims_of)
         names = [name for name in _STORED if not name.endswith(self._other_store)]

@@ -27,7 +27,7 @@ _NAMES = frozenset(
 _RESULTS = frozenset({"out", "lse", "dq", "dk", "dv", "dsink"})
 _TENSORS = (
     _RESULTS
-    | {"q", "k", "v", "do", "delta", "sink", "cu_seqlens_q", "cu_seqlens_k"}
+    | {"q", "k", "v", "do", "delta", "sink", "cu_seqlens_q", "cu_seqlens_k", "mask_q", "mask_k"}
     | (STORED_TENSORS - {"seqlens_k"})
 )
 
@@ -71,6 +71,12 @@ def _lint_lengths(spec: Spec) -> Iterator[Issue]:
             ("axes", "layout", layouts.index("paged")),
             "layout paged needs the axis page_size; add page_size: [16]",
         )
+    if "padded" in layouts and "seqlens" not in axes:
+        yield spec.issue(
+            ("axes", "layout", layouts.index("padded")),
+            "layout padded needs the axis seqlens; add seqlens: [{q: [17, 64], k: same}]",
+        )
+        return
     stored = [layout for layout in layouts if layout in STORED]
     if stored and "seqlens" not in axes:
         yield spec.issue(

@@ -55,6 +55,7 @@ def properties(case: Attention) -> Iterator[Relation]:
         _sink_merged,
         _keys_permuted,
         _other_layout,
+        _padding_elsewhere,
     ):
         yield from make(case)
     yield from stored_properties(case)
@@ -315,4 +316,21 @@ def _other_layout(case: Attention) -> Iterator[Relation]:
             for name, tensor in results[0].items()
         },
         f"the same tensors in the layout {layout} must give the same results",
+    )
+
+
+def _padding_elsewhere(case: Attention) -> Iterator[Relation]:
+    frame = case.frame
+    listed = [str(each) for each in frame.spec.axes.get("padding", ())]
+    others = [each for each in listed if each != frame.values.get("padding")]
+    others = [each for each in others if frame.allows({"padding": each})]
+    if not case.setting.padded or not others:
+        return
+    padding = chooser(frame.seed).choice(others)
+    other = case.reformed(case.setting, {**frame.values, "padding": padding}, case.operands)
+    yield from _property(
+        "padding_elsewhere",
+        (other.problem(),),
+        lambda results: results[0],
+        f"the same tokens with their padding elsewhere ({padding}) must give the same results",
     )

@@ -37,7 +37,7 @@ _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
 
 def _dim(setting: Setting, name: str) -> int:
     """Along which dimension the sequences of a tensor lie."""
-    return 1 if setting.layout == "thd" and name == "lse" else 0
+    return 1 if setting.rows_last and name == "lse" else 0
 
 
 def parts(setting: Setting, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -155,7 +155,7 @@ def head_dim(setting: Setting, name: str) -> int:
     if name == "dsink":
         return 0
     if name == "lse":
-        return 0 if setting.layout == "thd" else 1
+        return 0 if setting.rows_last else 1
     return 2 if setting.layout == "bshd" else 1
 
 
