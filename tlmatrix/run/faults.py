@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fault_finding"]
 
-_GIB = 2**30
 _WHOSE = {
     "entry": "in the code under test",
     "problem": "making the case",
@@ -75,10 +74,18 @@ def _memory(error: BaseException, fault: Fault, phase: str, inputs: int) -> Find
     return Finding(
         check="memory",
         title=title,
-        hint=_NO_MEMORY[phase].format(inputs=f"{inputs / _GIB:.2f} GiB"),
+        hint=_NO_MEMORY[phase].format(inputs=_amount(inputs)),
         detail=user_traceback(error),
         pattern=phase,
     )
+
+
+def _amount(size: int) -> str:
+    """Bytes as PyTorch writes them."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size} bytes"
 
 
 def _launch(error: BaseException, fault: Fault, backend: Backend) -> Finding:
@@ -97,7 +104,7 @@ def _launch(error: BaseException, fault: Fault, backend: Backend) -> Finding:
         check="launch",
         title=f"{who} failed on the GPU: {fault.words}; the CUDA context is lost",
         where=fault.detail or None,
-        hint="nothing after it in this process can be believed, so the process is replaced. The "
+        hint="nothing after it in this process could be believed, so nothing more runs there. The "
         "access is named by the interpreter's sanitizers (`tlmatrix repro … --backend "
         "interpreter`) and by `compute-sanitizer tlmatrix repro …`; CUDA_LAUNCH_BLOCKING=1 names "
         "the launch",

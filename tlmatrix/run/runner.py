@@ -166,7 +166,10 @@ class Runner:
         from tlmatrix.matrix import known_bug
 
         if self.lost:
-            words = f"the GPU was lost to a fault of {self.lost} in this process"
+            words = (
+                f"this process lost the GPU to a fault of {self.lost}; `--resume` runs what is "
+                "left, and with workers (-n 1) nothing would be"
+            )
             return _Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
         bug: KnownBug | None = None
         try:
