@@ -77,9 +77,12 @@ CASES = (
 )
 SWEPT = (CASES[0], CASES[3], CASES[7])
 TILES = tuple(
-    DecodeTiles(rows=64, keys=keys, stages=stages, threads=128)
-    for keys, stages in ((64, 2), (64, 3), (64, 4), (64, 5), (128, 2), (128, 3))
-)
+    DecodeTiles(rows=64, keys=keys, stages=stages, threads=128, blocks=blocks)
+    for keys, stages, blocks in (
+        (64, 2, 2), (64, 3, 2), (64, 3, 1), (64, 4, 1), (64, 5, 1), (128, 2, 1), (128, 3, 1),
+        (32, 4, 2),
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def swept(inputs: Inputs) -> dict[str, Call]:
     static = (call.groups, call.head_dim, call.head_dim_v, False)
     calls: dict[str, Call] = {}
     for tiles in TILES:
-        shape = f"{tiles.keys} keys, {tiles.stages} stages"
+        shape = shape_of(tiles)
         best = choose_splits(call, q, k.shape[1], tiles)
         for splits in sorted({best, 2 * best, max(1, best // 2)}):
 
@@ -178,11 +181,16 @@ def swept(inputs: Inputs) -> dict[str, Call]:
                 return kernels.paged_decode(call.dtype, dtype, *static, size, tiles=tiles)
 
             splits = choose_splits(call, q, k.shape[1], tiles)
-            calls[f"pages of {size}: {tiles.keys} keys, {tiles.stages} stages"] = partial(
+            calls[f"pages of {size}: {shape_of(tiles)}"] = partial(
                 launch, call, q, (k_pages, v_pages, block_table, lengths), None, splits,
                 build_paged,
             )  # fmt: skip
     return calls
+
+
+def shape_of(tiles: DecodeTiles) -> str:
+    """A configuration in words."""
+    return f"{tiles.keys} keys, {tiles.stages} stages, {tiles.blocks} blocks"
 
 
 def right(calls: dict[str, Call], inputs: Inputs, console: Console) -> dict[str, Call]:

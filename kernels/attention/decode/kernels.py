@@ -64,6 +64,7 @@ def cache_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, tiles
     ):
         pieces = kv_heads * (-(-groups // tiles.rows))
         with T.Kernel(splits, pieces, batch, threads=tiles.threads) as (split, place, sequence):
+            T.annotate_min_blocks_per_sm(tiles.blocks)
             span = Span(seqlens_k[sequence], window if windowed else None, tiles.keys)
             _block(
                 q, k, v, out, lse, Cached(sequence), span, split, place, groups, scale,
@@ -94,6 +95,7 @@ def paged_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, page_
     ):
         pieces = kv_heads * (-(-groups // tiles.rows))
         with T.Kernel(splits, pieces, batch, threads=tiles.threads) as (split, place, sequence):
+            T.annotate_min_blocks_per_sm(tiles.blocks)
             span = Span(seqlens_k[sequence], window if windowed else None, tiles.keys)
             keys = Paged(block_table, sequence, page_size)
             _block(

@@ -127,7 +127,7 @@ def choose_splits(call: Decode, q: torch.Tensor, longest: int, tiles) -> int:
     """The number of shares for lengths up to `longest`."""
     kv_heads = q.shape[1] // call.groups
     blocks = q.shape[0] * kv_heads * -(-call.groups // tiles.rows)
-    return choose(blocks, -(-longest // tiles.keys), multiprocessors(q.device))
+    return choose(blocks, -(-longest // tiles.keys), tiles.blocks * multiprocessors(q.device))
 
 
 def _results(call: Decode, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,6 @@ LEAST_TILES = 4
 """A share of fewer tiles costs more to start and to combine than it gains."""
 ENOUGH = 0.95
 """What counts as good: of the best that any number of shares reaches."""
-# Blocks of the decode kernels that a multiprocessor holds at once.
-BLOCKS = 2
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -21,15 +19,14 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def choose(blocks: int, tiles: int, processors: int) -> int:
+def choose(blocks: int, tiles: int, slots: int) -> int:
     """The number of shares for a launch of `blocks` blocks a share, of at most `tiles` tiles each.
 
-    With n shares there are ``n * blocks`` blocks, that run in waves of as many as fit at once:
+    With n shares there are ``n * blocks`` blocks, that run in waves of `slots` at once:
     the last wave is rarely full. Of the numbers that use the processors nearly as well as the best
     of them, the smallest.
     """
     most = max(1, min(MOST, tiles // LEAST_TILES))
-    slots = processors * BLOCKS
 
     def used(shares: int) -> float:
         waves = shares * blocks / slots

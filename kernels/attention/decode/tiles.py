@@ -18,13 +18,15 @@ class DecodeTiles:
     """How a block cuts its work.
 
     `rows` query heads of one kv head share what is read of it; `keys` keys are loaded at a time,
-    `stages` deep ahead, by `threads` threads (on Hopper, a warp group beside them).
+    `stages` deep ahead, by `threads` threads (on Hopper, a warp group beside them). `blocks` of
+    them share a multiprocessor: the compiler keeps to the registers that this leaves.
     """
 
     rows: int
     keys: int
     stages: int
     threads: int
+    blocks: int
 
 
 def tiles_for(head_dim: int, head_dim_v: int) -> DecodeTiles:
@@ -38,5 +40,9 @@ def tiles_for(head_dim: int, head_dim_v: int) -> DecodeTiles:
     width = padded(head_dim) + padded(head_dim_v)
     if capability() < 90:
         # See `attention.tiles`: no stages, so that several blocks hide each other's loads.
-        return DecodeTiles(rows=64, keys=64 if width <= 256 else 32, stages=0, threads=128)
-    return DecodeTiles(rows=64, keys=64, stages=3 if width <= 256 else 2, threads=128)
+        return DecodeTiles(
+            rows=64, keys=64 if width <= 256 else 32, stages=0, threads=128, blocks=2
+        )
+    if width <= 256:
+        return DecodeTiles(rows=64, keys=64, stages=3, threads=128, blocks=2)
+    return DecodeTiles(rows=64, keys=64, stages=2, threads=128, blocks=1)

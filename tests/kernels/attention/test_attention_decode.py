@@ -161,12 +161,12 @@ def test_a_cache_must_be_contiguous_for_it_is_never_copied():
 
 
 def test_shares_fill_the_processors_and_no_more():
-    assert choose(1, 1, 132) == 1
-    assert choose(10_000, 1000, 132) == 1
-    assert choose(8, 2048, 132) == 32  # nearly one wave of 264 blocks
-    assert 0.9 * MOST < choose(1, 10**6, 132) <= MOST
-    assert choose(512, 64, 132) * 512 >= 264
-    assert choose(8, 8, 132) <= 2  # short keys are not cut to pieces
+    assert choose(1, 1, 264) == 1
+    assert choose(10_000, 1000, 264) == 1
+    assert choose(8, 2048, 264) == 32  # nearly one wave of 264 blocks
+    assert 0.9 * MOST < choose(1, 10**6, 264) <= MOST
+    assert choose(512, 64, 264) * 512 >= 264
+    assert choose(8, 8, 264) <= 2  # short keys are not cut to pieces
 
 
 @pytest.mark.parametrize("store", ["cache", "pages"])

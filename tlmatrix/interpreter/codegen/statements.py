@@ -15,7 +15,14 @@ __all__ = ["JUMPS", "StatementMixin"]
 
 # Hints to the compiler that do not change what a kernel computes.
 _IGNORED_ATTRIBUTES = frozenset(
-    {"threadblock_swizzle_pattern", "tl.assume", "tirx.assume", "tir.assume", "pragma_unroll"}
+    {
+        "threadblock_swizzle_pattern",
+        "tl.assume",
+        "tirx.assume",
+        "tir.assume",
+        "pragma_unroll",
+        "tl.min_blocks_per_sm",
+    }
 )
 _IGNORED_CALLS = frozenset(
     {
