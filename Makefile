@@ -1,5 +1,6 @@
 # make run    the quick tier of every spec, on a GPU if there is one, else interpreted
 # make test   the whole test suite, as CI runs it
+# make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
 # make lint   ruff, mypy and the import rules
 
 PYTHON ?= python3
@@ -12,16 +13,24 @@ VENV_FLAGS := --system-site-packages
 CONSTRAINTS := .venv-constraints.txt
 endif
 
+# Of make compile: worker processes, a core each, and how many cases.
+JOBS ?= auto
+TIER ?= quick
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint setup clean
+.PHONY: run test compile lint setup clean
 
 run: setup
 	$(BIN)/tlmatrix run specs
 
 test: setup lint
 	$(BIN)/python -m pytest -n auto
+
+# What is assembled is kept, so this goes on where it was stopped.
+compile: setup
+	$(BIN)/tlmatrix run specs --backend compile -n $(JOBS) --tier $(TIER)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,7 +4,12 @@ import torch
 
 from tlmatrix_kernels.gemm.boxes import ROW_BYTES
 from tlmatrix_kernels.gemm.kernel import gemm_kernel
-from tlmatrix_kernels.gemm.tcgen05 import TCGEN05_TILES, tcgen05_kernel, tcgen05_ws_kernel
+from tlmatrix_kernels.gemm.tcgen05 import (
+    RAGGED_TCGEN05_TILES,
+    TCGEN05_TILES,
+    tcgen05_kernel,
+    tcgen05_ws_kernel,
+)
 from tlmatrix_kernels.gemm.validate import (
     check_addend,
     check_dtypes,
@@ -78,7 +83,9 @@ def gemm(
     if variant == "tiled":
         gemm_kernel(*options, rows_aligned(a, b))(a, b, out)
     elif variant == "tcgen05":
-        tcgen05_kernel(*options, rows_aligned(a, b, out))(a, b, out)
+        whole_rows = rows_aligned(a, b, out)
+        tiles = TCGEN05_TILES if whole_rows else RAGGED_TCGEN05_TILES
+        tcgen05_kernel(*options, whole_rows, tiles)(a, b, out)
     else:
         if variant == "tcgen05_ws":
             kernel = tcgen05_ws_kernel(*options, rows_aligned(out))
@@ -86,8 +93,8 @@ def gemm(
         else:
             kernel = wgmma_ws_kernel(*options, rows_aligned(out))
             rows, columns = 2 * WGMMA_TILES.half_m, WGMMA_TILES.block_n
-        tiles = -(-m // rows) * -(-n // columns)
-        kernel(_aligned(a), _aligned(b), out, min(tiles, _blocks(a.device)))
+        count = -(-m // rows) * -(-n // columns)
+        kernel(_aligned(a), _aligned(b), out, min(count, _blocks(a.device)))
     return out
 
 

@@ -45,7 +45,13 @@ import tilelang.language as T
 
 from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
 
-__all__ = ["TCGEN05_TILES", "Tcgen05Tiles", "tcgen05_kernel", "tcgen05_ws_kernel"]
+__all__ = [
+    "RAGGED_TCGEN05_TILES",
+    "TCGEN05_TILES",
+    "Tcgen05Tiles",
+    "tcgen05_kernel",
+    "tcgen05_ws_kernel",
+]
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,9 @@ class Tcgen05Tiles:
 
 
 TCGEN05_TILES = Tcgen05Tiles()
+RAGGED_TCGEN05_TILES = Tcgen05Tiles(block_k=32)
+"""For rows that TMA cannot load: threads load single elements, and with twice as many in a step
+their addresses take 238 registers, or more than there are."""
 CONFIGS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
 """Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
 product is issued, not when it is complete: the next load would overwrite what it reads."""

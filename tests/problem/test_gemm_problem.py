@@ -158,6 +158,20 @@ def test_integers_times_integers_are_exact():
     assert found.whole == 0
 
 
+@pytest.mark.parametrize("transposes", [(False, False), (True, True)])
+def test_integers_have_sums_that_float32_does_not_count(transposes):
+    flags = dict(zip(FLAGS, transposes, strict=True))
+    problem = mixed(
+        {"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32", "k": 8192, **flags}
+    )
+    exact = problem.reference()["c"]
+    assert (exact > 2**24).all()
+    for name in ("a", "b"):
+        assert (problem.inputs[name] < -100).any()
+        assert (problem.inputs[name] > 100).any()
+    assert not torch.equal(exact.float().double(), exact)
+
+
 def test_sums_of_float8_may_be_off_by_what_tensor_cores_drop_and_no_more():
     both = mixed({"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e5m2", "out_dtype": "float32"})
     one = mixed({"a_dtype": "bfloat16", "b_dtype": "float8_e5m2", "out_dtype": "float32"})

@@ -187,6 +187,7 @@ DEFAULT_TIERS = {
     "quick": Tier(strategy="pairwise"),
     "nightly": Tier(strategy="3-wise"),
     "full": Tier(strategy="product"),
+    "smoke": Tier(strategy="first"),
 }
 """The tiers that every spec has; its own come first, and replace those of the same name."""
 

@@ -262,6 +262,17 @@ def _integers(source: torch.Generator, shape: Sequence[int], dtype: torch.dtype)
     return torch.randint(low, high, tuple(shape), generator=source).to(dtype)
 
 
+def _aligned(
+    source: torch.Generator, setting: GemmSetting, tensors: dict[str, torch.Tensor]
+) -> None:
+    """Give the two factors of every product one sign, so that sums outgrow what float32 counts."""
+    signs = torch.randint(0, 2, (setting.k,), generator=source) * 2 - 1
+    for name, last in (("a", not setting.transpose_a), ("b", setting.transpose_b)):
+        mine = tensors[name]
+        along = signs.to(mine.device) if last else signs.to(mine.device)[:, None]
+        tensors[name] = (mine.int().abs().clamp(max=127) * along).to(mine.dtype)
+
+
 def _without(tensors: Tensors, dim: int, place: int) -> Tensors:
     c = tensors["c"]
     kept = [index for index in range(c.shape[dim]) if index != place]
@@ -287,6 +298,8 @@ def _drawn(frame: Frame, setting: GemmSetting, distribution: str, seed: int) -> 
         ).to(frame.device)
         for index, (name, shape) in enumerate(shapes.items())
     }
+    if dtypes["a"] == dtypes["b"] == torch.int8:
+        _aligned(source, setting, tensors)
     scale = None
     if setting.scaled:
         # As of weights quantised by their columns' largest: the products stay in range.
