@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+import tlmatrix
 from outside_project import Outcome, Project, project
 from tlmatrix import cli
+from tlmatrix.bench.cases import bench_cases
 from tlmatrix.bench.engine import Machine
 from tlmatrix.bench.results import read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.timing import Timing
+from tlmatrix.bench.warm import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -434,6 +437,25 @@ def test_configurations_with_long_names_are_told_by_their_values(bench: Bench) -
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
     assert "configurations as block/stages" in outcome.out
     assert "  128/3333333333333 " in outcome.out
+
+
+def test_configurations_are_compiled_side_by_side_each_in_its_own_process(bench: Bench) -> None:
+    noting = """
+import os
+
+
+def tuned(x, block=64, stages=1):
+    with open("seen.txt", "a") as file:
+        file.write(f"{os.getpid()} {block}\\n")
+    return torch.tanh(x)
+"""
+    spec = tlmatrix.load(bench.spec("tuned", code=_CODE + noting))
+    (case, _) = bench_cases(spec)
+    configs = [{"block": 32}, {"block": 64}, {"blok": 1}]
+    warm(spec, case, configs, [bench.project.folder], backend="interpreter")
+    seen = [line.split() for line in (bench.project.folder / "seen.txt").read_text().splitlines()]
+    assert sorted(block for _, block in seen) == ["32", "64"]
+    assert len({process for process, _ in seen}) == 2
 
 
 def test_an_unknown_gpu_has_no_roof_and_says_so(bench: Bench) -> None:

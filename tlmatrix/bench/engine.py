@@ -56,6 +56,8 @@ class Machine:
     hardware: Mapping[str, Any] = field(default_factory=dict)
     roof: Roof | None = None
     clocks: Callable[[], Mapping[str, Any]] = dict
+    warm: Callable[[Spec, Case, Sequence[Mapping[str, Any]], Sequence[Path]], None] | None = None
+    """Compiles configurations side by side before they are tried one after the other."""
 
 
 def bench(
@@ -108,6 +110,9 @@ def bench(
             yield replace(untimed, implementations=(_entry(State.FAILED, words),))
             continue
         ways = _ways(spec, problem, backend, roots, baselines, sweep=sweep)
+        configs = [way.config for way in ways.values() if way.config]
+        if machine.warm is not None and len(configs) > 1:
+            machine.warm(spec, case, configs, roots)
         with backend.active():
             timed = _timed(untimed, problem, ways, machine, schedule or Schedule())
         yield timed

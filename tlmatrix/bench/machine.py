@@ -10,6 +10,7 @@ from tlmatrix.backend import backend_named
 from tlmatrix.bench.engine import Machine
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.timing import cuda_clock
+from tlmatrix.bench.warm import warm
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,7 @@ def this_machine() -> Machine:
         clock=cuda_clock(device),
         hardware=hardware,
         roof=roof_of(str(hardware["gpu"])),
+        warm=warm,
         clocks=lambda: _clocks(str(hardware["uuid"])),
     )
 
