@@ -60,15 +60,12 @@ def nothing_seen(_head, _scale):
 def sink_seen(logits, head, scale):
     """Rows start with the sink of their head seen, of `logits` [heads].
 
-    A logit is finite, or -inf, which is no sink. One so low that float32 has no unscaled score for
-    it weighs nothing either, and is still the lse of a row that sees no key.
+    A logit is finite, or -inf, which is no sink: with m = -inf the first tile's decay is 0, and
+    takes its l away. So it does with one so low that float32 has no unscaled score for it, which is
+    still the lse of a row that sees no key.
     """
     logit = T.cast(logits[head], "float32")
-    return Origin(
-        m=logit / scale,
-        l=T.if_then_else(logit == -T.infinity("float32"), 0.0, 1.0),
-        lse=logit,
-    )
+    return Origin(m=logit / scale, l=1, lse=logit)
 
 
 @T.macro
