@@ -68,6 +68,7 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
         "quick": Tier(strategy="pairwise"),
         "nightly": Tier(strategy="3-wise"),
         "full": Tier(strategy="product"),
+        "smoke": Tier(strategy="first"),
     }
     assert spec.checks == (*CHECKS[:4], "isolation", "determinism", "properties")
     assert (spec.determinism, spec.tile, spec.regressions) == ((), {}, ())
