@@ -221,7 +221,7 @@ def key_block(
                 T.copy(ds, ds_shared)
             T.gemm(ds_shared, k_shared, dq, transpose_A=True, clear_accum=True)
             if gradients.reordered:
-                add_tile(gradients.dq, dq, queries, here, query, head_dim)
+                add_tile(gradients.dq, dq, queries, here, query)
             else:
                 add_queries(gradients.dq, dq, dq_shared, queries, here, query, head_dim, scale)
 

@@ -67,18 +67,15 @@ def place(row, column):
 
 
 @T.macro
-def add_tile(dq_sum, tile, queries, head, query, head_dim):
-    """Add a tile [rows, width] of products, in registers, to the rows from `query`."""
+def add_tile(dq_sum, tile, queries, head, query):
+    """Add a tile [rows, width] of products, in registers, to the rows from `query`.
+
+    Columns past head_dim are outside of the accumulator: TileLang skips them, block by block.
+    """
     rows, width = tile.shape
-    if width == head_dim:
-        for i, d in T.Parallel(rows, width):
-            here = (*block_index(queries, head, query + i), *place(i, d))
-            T.atomic_add(dq_sum[here], tile[i, d])
-    else:
-        for i, d in T.Parallel(rows, width):
-            if d // BLOCK_COLUMNS < head_dim // BLOCK_COLUMNS:
-                here = (*block_index(queries, head, query + i), *place(i, d))
-                T.atomic_add(dq_sum[here], tile[i, d])
+    for i, d in T.Parallel(rows, width):
+        here = (*block_index(queries, head, query + i), *place(i, d))
+        T.atomic_add(dq_sum[here], tile[i, d])
 
 
 @T.macro
