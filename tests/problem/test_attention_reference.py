@@ -167,3 +167,22 @@ def test_magnitude_of_out_is_p_times_absolute_v():
     info = problem.outputs["out"]
     torch.testing.assert_close(info.magnitude()[0, 0], p @ v.abs(), rtol=1e-6, atol=0)
     torch.testing.assert_close(info.spread()[0, 0], (p**2 @ v**2).sqrt(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("values", ["opposed", "normal", "ramp"])
+def test_spread_of_dq_knows_that_one_rounding_of_out_moves_all_of_a_row(values):
+    """A row's dS share the error of its delta; where keys are alike their sum does not lose it."""
+    problem = make_problem(packed([1, 1], [129, 70], head_dim=64, groups=8, values=values))
+    tensors = {name: tensor.double() for name, tensor in problem.inputs.items()}
+    exact, info = problem.reference(), problem.outputs["dq"]
+    spread, before = info.spread(), 0
+    for sequence, keys in enumerate((129, 70)):
+        k, v = (tensors[name][before : before + keys, 0] for name in ("k", "v"))
+        before += keys
+        q, do = tensors["q"][sequence], tensors["do"][sequence]
+        p = (q @ k.T * 64**-0.5).softmax(-1)
+        delta = ((p @ v).to(torch.float16).double() * do).sum(-1, keepdim=True)
+        dq = (p * (do @ v.T - delta)) @ k * 64**-0.5
+        error = (dq - exact["dq"][sequence]).square().mean(-1).sqrt()
+        allowed = 3 * info.roundoff * spread[sequence].square().mean(-1).sqrt()
+        assert (error <= allowed).all()

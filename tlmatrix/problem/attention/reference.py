@@ -238,21 +238,32 @@ class _Bounds:
         """Tensors are q, k, do; weights p, dP, delta, and out * do, the terms of delta.
 
         delta carries the rounding of every element of out that it sums, so its size in |dS| is
-        that of its terms, not what is left of them.
+        that of its terms, not what is left of them. All dS of a row share that error: it comes to
+        dq with the sum of P k, in which keys alike do not average out.
         """
+        shared = torch.bmm(weights[0].float(), tensors[1].float())
         q, k, do = (tensor.float().abs() for tensor in tensors)
         p, dp, delta, terms = (weight.float() for weight in weights)
         self._keys("dv", (p, p**2), do, 1.0)
-        square = torch.sub(dp, delta).square_().add_(terms.square().sum(-1, keepdim=True))
+        of_delta = terms.square().sum(-1, keepdim=True)
+        square = torch.sub(dp, delta).square_().add_(of_delta)
         square.mul_(p).mul_(p)
+        shared.square_().mul_(of_delta).mul_(scale**2)
         size = dp.abs().add_(terms.abs().sum(-1, keepdim=True)).mul_(p)
-        self._queries("dq", (size, square), k, scale)
+        self._queries("dq", (size, square), k, scale, shared)
         self._keys("dk", (size, square), q, scale)
 
     def _queries(
-        self, name: str, weights: tuple[torch.Tensor, ...], row: torch.Tensor, scale: float
+        self,
+        name: str,
+        weights: tuple[torch.Tensor, ...],
+        row: torch.Tensor,
+        scale: float,
+        shared: torch.Tensor | None = None,
     ) -> None:
         for target, total in self._totals(weights, row, scale):
+            if shared is not None and target is self.sweep.squares:
+                total += shared
             self.query_rows.write(target[name], self.heads, total.view(self.query_shape))
 
     def _keys(
