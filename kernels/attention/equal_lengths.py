@@ -15,7 +15,7 @@ def equal_lengths_attention(
     causal=False,
     window=None,
     scale=None,
-    backward="atomic",
+    backward=None,
 ):
     """`dense_attention` of packed tensors: the same work, with no `cu_seqlens` to look at.
 

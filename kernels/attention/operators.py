@@ -40,7 +40,7 @@ def dense_attention(
     sink=None,
     scale=None,
     layout="bshd",
-    backward="atomic",
+    backward=None,
 ):
     """Softmax attention of sequences that all have the same lengths.
 
@@ -57,8 +57,9 @@ def dense_attention(
             and the value 0. Finite, or -inf, which is none. It has a gradient.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
         layout: "bshd" or "bhsd".
-        backward: "atomic" or "reordered"; or "split" or "grouped", which give the same bits every
-            time (see the module `backward`).
+        backward: "split" or "grouped", which give the same bits every time, or "atomic" or
+            "reordered" (see the module `backward`); None takes one of the first two, by the work
+            there is.
 
     Returns:
         out, like q with head_dim_v in the dtype of q; and lse [batch, heads, seqlen_q] float32,
@@ -85,7 +86,7 @@ def varlen_attention(
     window=None,
     sink=None,
     scale=None,
-    backward="atomic",
+    backward=None,
 ):
     """Softmax attention of sequences of any lengths, packed one after the other.
 
@@ -102,8 +103,9 @@ def varlen_attention(
         window: with causal, how many keys a query sees at most, its own included.
         sink: as in `dense_attention`: [heads] float32 or in the dtype of q.
         scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
-        backward: "atomic" or "reordered"; or "split" or "grouped", which give the same bits every
-            time (see the module `backward`).
+        backward: "split" or "grouped", which give the same bits every time, or "atomic" or
+            "reordered" (see the module `backward`); None takes one of the first two, by the work
+            there is.
 
     Checking cu_seqlens copies them to the host, which waits for the GPU: once for each tensor, and
     again when PyTorch has changed it in place. Where a kernel of your own writes into one, pass a

@@ -27,7 +27,7 @@ def padded_attention(
     causal=False,
     window=None,
     scale=None,
-    backward="atomic",
+    backward=None,
 ):
     """Softmax attention of sequences in padded tensors; masks say which positions are tokens.
 

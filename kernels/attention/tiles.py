@@ -10,6 +10,7 @@ __all__ = [
     "AttentionTiles",
     "Tiles",
     "padded",
+    "strategy_for",
     "tiles_for",
 ]
 
@@ -53,6 +54,16 @@ def padded(dim: int) -> int:
     columns past `dim` are read as zeros and add nothing to a product.
     """
     return -(-dim // 32) * 32
+
+
+def strategy_for(key_rows: int) -> str:
+    """The backward strategy where the caller has no wish, for `key_rows` rows of k of all heads.
+
+    One of the two that give the same bits every time: `grouped` where its blocks, one for 128 rows,
+    are two or more for each of some 132 multiprocessors, else `split`, which has as many blocks
+    for each head of a group.
+    """
+    return "grouped" if key_rows >= 128 * 264 else "split"
 
 
 def tiles_for(head_dim: int, head_dim_v: int, *, windowed: bool) -> AttentionTiles:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tlmatrix_kernels.attention.bounds import on_host
+from tlmatrix_kernels.attention.tiles import strategy_for
 
 __all__ = [
     "SM100_VARIANTS",
@@ -131,8 +132,8 @@ def _check_options(causal, window, scale, head_dim: int, backward) -> float:
             _refuse(f"window needs causal=True, got window={window} with causal=False")
         if not 1 <= window < 2**31:
             _refuse(f"window must be at least 1 and below 2**31, got {window}")
-    if backward not in STRATEGIES:
-        _refuse(f"backward must be one of {', '.join(STRATEGIES)}, got {backward!r}")
+    if backward is not None and backward not in STRATEGIES:
+        _refuse(f"backward must be one of {', '.join(STRATEGIES)} or None, got {backward!r}")
     if scale is None:
         return head_dim**-0.5
     if isinstance(scale, bool) or not isinstance(scale, int | float):
@@ -142,7 +143,7 @@ def _check_options(causal, window, scale, head_dim: int, backward) -> float:
     return float(scale)
 
 
-def _attention(layout, q, heads, kv_heads, dims, causal, window, scale, backward) -> Attention:
+def _attention(layout, q, k, heads, kv_heads, dims, causal, window, scale, backward) -> Attention:
     scale = _check_options(causal, window, scale, dims["head_dim"], backward)
     return Attention(
         layout=layout,
@@ -153,7 +154,7 @@ def _attention(layout, q, heads, kv_heads, dims, causal, window, scale, backward
         # positions are added to it.
         window=window if window is None else min(window, 2**30),
         scale=scale,
-        backward=backward,
+        backward=backward or strategy_for(k.numel() // dims["head_dim"]),
         **dims,
     )
 
@@ -180,7 +181,7 @@ def check_dense(q, k, v, causal, window, scale, layout, backward, sink=None) -> 
     _check_dims(q.shape[heads], k.shape[heads], v.shape[heads], dim_sizes, k.shape[3])
     _check_sink(sink, q, q.shape[heads])
     return _attention(
-        layout, q, q.shape[heads], k.shape[heads], dim_sizes, causal, window, scale, backward
+        layout, q, k, q.shape[heads], k.shape[heads], dim_sizes, causal, window, scale, backward
     )
 
 
@@ -313,5 +314,7 @@ def check_packed(
         _max_seqlen("max_seqlen_q", max_seqlen_q, longest_q),
         _max_seqlen("max_seqlen_k", max_seqlen_k, longest_k),
     )
-    attention = _attention("thd", q, q.shape[1], k.shape[1], dims, causal, window, scale, backward)
+    attention = _attention(
+        "thd", q, k, q.shape[1], k.shape[1], dims, causal, window, scale, backward
+    )
     return attention, lengths
