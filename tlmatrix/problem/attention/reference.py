@@ -263,7 +263,7 @@ class _Bounds:
     ) -> None:
         for target, total in self._totals(weights, row, scale):
             if shared is not None and target is self.sweep.squares:
-                total += shared
+                total.add_(shared)
             self.query_rows.write(target[name], self.heads, total.view(self.query_shape))
 
     def _keys(
