@@ -281,6 +281,36 @@ def test_copies_that_threads_issue_complete_at_a_barrier(schedule):
             copied_by_threads(False)(x)
 
 
+@pytest.mark.parametrize("scope", ["local", "shared"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_where_a_copy_goes_is_decided_when_it_is_issued(schedule, scope):
+    @tilelang.jit(out_idx=[-1])
+    def moved():
+        @T.prim_func
+        def main(X: T.Tensor((4, 64), "float16"), Y: T.Tensor((2, 64), "float16")):
+            with T.Kernel(1, threads=64):
+                s = T.alloc_shared((2, 64), "float16")
+                row = (
+                    T.alloc_local([1], "int32")
+                    if scope == "local"
+                    else T.alloc_shared([1], "int32")
+                )
+                row[0] = 3
+                T.async_copy(X[row[0], :], s[0, :])
+                T.sync_threads()
+                row[0] = 1
+                T.sync_threads()
+                T.async_copy(X[row[0], :], s[1, :])
+                T.ptx_wait_group(0)
+                T.copy(s, Y)
+
+        return main
+
+    x = torch.randn(4, 64).half()
+    with scheduled(schedule):
+        assert torch.equal(moved()(x), x[[3, 1]])
+
+
 def test_work_that_is_read_before_it_is_done_is_reported():
     @tilelang.jit(out_idx=[-1])
     def product(wait):

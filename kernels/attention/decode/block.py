@@ -15,13 +15,117 @@ else a part for `combine` (Dao, Haziza, Massa and Sizov, Flash-Decoding, 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 """
 
+from dataclasses import dataclass
+
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.decode.keys import Span, load
+from tlmatrix_kernels.attention.decode.keys import (
+    Span,
+    gather,
+    gathered,
+    load,
+    look_up,
+    pages_of,
+)
 from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, nothing_seen, start, weigh
 from tlmatrix_kernels.attention.tiles import padded
 
 __all__ = ["attend", "blank"]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a block keeps in registers over its tiles; see above and `softmax.absorb`."""
+
+    s: object
+    p: object
+    acc: object
+    m: object
+    m_before: object
+    shift: object
+    decay: object
+    added: object
+    l: object
+
+
+@T.macro
+def _weights(state, key, span, scale):
+    """Scores to weights: the mask, the running maximum and sum, and what they make of acc."""
+    s, acc, decay = state.s, state.acc, state.decay
+    if span.cuts(key):
+        for i, j in T.Parallel(*s.shape):
+            s[i, j] = T.if_then_else(span.sees(key + j), s[i, j], -T.infinity("float32"))
+    absorb(s, state.m, state.m_before, state.shift, decay, state.added, state.l, scale * LOG2_E)
+    for i, d in T.Parallel(*acc.shape):
+        acc[i, d] *= decay[i]
+    T.copy(s, state.p)
+
+
+@T.macro
+def _pipelined(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
+    """The tiles from `first` on, loaded ahead by TileLang's own pipeline."""
+    dtype, columns = q_shared.dtype, tiles.keys
+    k_shared = T.alloc_shared([columns, q_shared.shape[1]], dtype)
+    v_shared = T.alloc_shared([columns, state.acc.shape[1]], dtype)
+    s, p, acc = state.s, state.p, state.acc
+    for step in T.Pipelined(count, num_stages=tiles.stages):
+        key = (first + step) * columns
+        load(keys, k, k_shared, kv_head, key)
+        T.clear(s)
+        T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+        _weights(state, key, span, scale)
+        load(keys, v, v_shared, kv_head, key)
+        if span.cuts(key):
+            for j, d in T.Parallel(*v_shared.shape):
+                v_shared[j, d] = T.if_then_else(
+                    span.sees(key + j), v_shared[j, d], T.cast(0, dtype)
+                )
+        T.gemm(p, v_shared, acc, policy=T.GemmWarpPolicy.FullRow)
+
+
+@T.macro
+def _gathered(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
+    """The same where a tile is several pages: all threads copy, `stages` - 1 tiles ahead.
+
+    Copies are waited for by the number of groups begun since, so there are as many of them, if
+    empty ones, where there is no tile left to copy.
+    """
+    dtype, columns, stages = q_shared.dtype, tiles.keys, tiles.stages
+    k_shared = T.alloc_shared([stages, columns, q_shared.shape[1]], dtype)
+    v_shared = T.alloc_shared([stages, columns, state.acc.shape[1]], dtype)
+    pages = pages_of(keys, columns)
+    entries = T.alloc_local([pages], "int32")
+    s, p, acc = state.s, state.p, state.acc
+    look_up(keys, entries, first, columns, span)
+    for step in T.serial(1 - stages, count):
+        # The pages of a tile are known one step before they are copied.
+        ahead = step + (stages - 1)
+        if ahead < count:
+            gather(keys, entries, k, k_shared, T.truncmod(ahead, stages), kv_head)
+            gather(keys, entries, v, v_shared, T.truncmod(ahead, stages), kv_head)
+            look_up(keys, entries, first + ahead + 1, columns, span)
+        else:
+            for _ in T.unroll(2 * pages):
+                T.ptx_commit_group()
+        if step >= 0:
+            key = (first + step) * columns
+            place = T.truncmod(step, stages)
+            T.ptx_wait_group((stages - 1) * 2 * pages)
+            T.sync_threads()
+            T.clear(s)
+            T.gemm(
+                q_shared, k_shared[place, :, :], s,
+                transpose_B=True, policy=T.GemmWarpPolicy.FullRow,
+            )  # fmt: skip
+            _weights(state, key, span, scale)
+            if span.cuts(key):
+                for j, d in T.Parallel(columns, acc.shape[1]):
+                    v_shared[place, j, d] = T.if_then_else(
+                        span.sees(key + j), v_shared[place, j, d], T.cast(0, dtype)
+                    )
+            T.gemm(p, v_shared[place, :, :], acc, policy=T.GemmWarpPolicy.FullRow)
+            # The tile that is copied next takes the place of this one.
+            T.sync_threads()
 
 
 @T.macro
@@ -40,8 +144,6 @@ def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, s
     rows, columns = tiles.rows, tiles.keys
 
     q_shared = T.alloc_shared([rows, width], dtype)
-    k_shared = T.alloc_shared([columns, width], dtype)
-    v_shared = T.alloc_shared([columns, width_v], dtype)
     s = T.alloc_fragment([rows, columns], "float32")
     p = T.alloc_fragment([rows, columns], dtype)
     acc = T.alloc_fragment([rows, width_v], "float32")
@@ -51,6 +153,7 @@ def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, s
     decay = T.alloc_fragment([rows], "float32")
     added = T.alloc_fragment([rows], "float32")
     l = T.alloc_fragment([rows], "float32")
+    state = State(s, p, acc, m, m_before, shift, decay, added, l)
 
     # Rows past the group are other heads, or zeros: they are computed and not stored.
     T.copy(q[sequence, head : head + rows, 0:width], q_shared)
@@ -61,26 +164,10 @@ def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, s
     count = T.alloc_var("int32")
     first = span.share(split, splits)[0]
     count = span.share(split, splits)[1]
-    for step in T.Pipelined(count, num_stages=tiles.stages):
-        key = (first + step) * columns
-        load(keys, k, k_shared, kv_head, key, span)
-        T.clear(s)
-        T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-        if span.cuts(key):
-            for i, j in T.Parallel(rows, columns):
-                s[i, j] = T.if_then_else(span.sees(key + j), s[i, j], -T.infinity("float32"))
-        absorb(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
-        for i, d in T.Parallel(rows, width_v):
-            acc[i, d] *= decay[i]
-
-        T.copy(s, p)
-        load(keys, v, v_shared, kv_head, key, span)
-        if span.cuts(key):
-            for j, d in T.Parallel(columns, width_v):
-                v_shared[j, d] = T.if_then_else(
-                    span.sees(key + j), v_shared[j, d], T.cast(0, dtype)
-                )
-        T.gemm(p, v_shared, acc, policy=T.GemmWarpPolicy.FullRow)
+    if gathered(keys, columns):
+        _gathered(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
+    else:
+        _pipelined(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
 
     weigh(acc, l)
     for i, d in T.Parallel(rows, width_v):

@@ -77,7 +77,7 @@ def cache_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, tiles
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def paged_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, page_size, tiles=None):
     """Build the kernel that reads pages; `page_size` divides the keys of a tile, or they it."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v)
+    tiles = tiles or tiles_for(head_dim, head_dim_v, page_size)
     batch, pages, max_pages, heads, kv_heads = T.dynamic("batch, pages, max_pages, heads, kv_heads")
     splits = T.dynamic("splits")
 

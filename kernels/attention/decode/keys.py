@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import tilelang.language as T
 
-__all__ = ["Cached", "Paged", "Span", "load"]
+__all__ = ["Cached", "Paged", "Span", "gather", "gathered", "load", "look_up", "pages_of"]
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,12 @@ def _entry(keys, key, part, span):
 
 
 @T.macro
-def load(keys, tensor, shared, kv_head, key, span):
-    """Load the tile of keys from `key` on, a multiple of its rows.
-
-    Of a table, entries that hold no key of the span are never read, for nobody need have filled
-    them in; a tile of several pages that reaches past the span reads its nearest page again.
-    """
+def load(keys, tensor, shared, kv_head, key):
+    """Load the tile of keys from `key` on, a multiple of its rows, that lies in one piece."""
     columns, width = shared.shape
     if isinstance(keys, Cached):
         T.copy(tensor[keys.sequence, key : key + columns, kv_head, 0:width], shared)
-    elif keys.page_size >= columns:
+    else:
         size, sequence = keys.page_size, keys.sequence
         T.copy(
             tensor[
@@ -97,31 +93,38 @@ def load(keys, tensor, shared, kv_head, key, span):
             ],
             shared,
         )
-    else:
-        _load_box(keys, tensor, shared, kv_head, key, span, 0, 0)
+
+
+def gathered(keys, columns):
+    """Whether a tile of `columns` keys is several pages."""
+    return isinstance(keys, Paged) and keys.page_size < columns
+
+
+def pages_of(keys, columns):
+    """How many pages a tile of `columns` keys is, where it is several."""
+    return columns // keys.page_size
 
 
 @T.macro
-def _load_box(keys, tensor, shared, kv_head, key, span, part, column):
-    """Load the boxes of a tile of several pages, from this one on.
+def look_up(keys, entries, tile, columns, span):
+    """Read which pages hold the keys of tile `tile`.
 
-    A box is what lies together in swizzled shared memory: some rows of 128 or 64 bytes. Each is
-    a copy of its own, written out, for in a loop the compiler does not see that the copy engine
-    can take it.
+    Entries that hold no key of the span are never read, for nobody need have filled them in; a
+    tile that reaches past the span takes its nearest page again.
     """
-    size = keys.page_size
-    columns, width = shared.shape
-    wide = 64 if width % 64 == 0 else 32
-    T.copy(
-        tensor[
-            keys.block_table[keys.sequence, _entry(keys, key, part, span)],
-            0:size,
-            kv_head,
-            column : column + wide,
-        ],
-        shared[part * size : part * size + size, column : column + wide],
-    )
-    if column + wide < width:
-        _load_box(keys, tensor, shared, kv_head, key, span, part, column + wide)
-    elif (part + 1) * size < columns:
-        _load_box(keys, tensor, shared, kv_head, key, span, part + 1, 0)
+    for part in T.unroll(pages_of(keys, columns)):
+        entries[part] = keys.block_table[keys.sequence, _entry(keys, tile * columns, part, span)]
+
+
+@T.macro
+def gather(keys, entries, tensor, shared, place, kv_head):
+    """Begin to copy a tile, the pages `entries`, to the place `place` of several.
+
+    All threads copy, 16 bytes at once; each page is a group of copies of its own.
+    """
+    for part in T.unroll(pages_of(keys, shared.shape[1])):
+        row = part * keys.page_size
+        T.async_copy(
+            tensor[entries[part], 0 : keys.page_size, kv_head, 0 : shared.shape[2]],
+            shared[place, row : row + keys.page_size, :],
+        )

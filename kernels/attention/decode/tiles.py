@@ -29,20 +29,24 @@ class DecodeTiles:
     blocks: int
 
 
-def tiles_for(head_dim: int, head_dim_v: int) -> DecodeTiles:
-    """Choose tiles for the GPU that is compiled for.
+def tiles_for(head_dim: int, head_dim_v: int, page_size: int | None = None) -> DecodeTiles:
+    """Choose tiles for the GPU that is compiled for, for a cache or for pages of `page_size` keys.
 
     Memory sets the time: what counts is the bytes in flight. 64 rows are what one wgmma has (few
     of them are used by small groups, which costs products that nobody waits for). 64 keys and
     three stages are 112 KiB and 128 registers a thread where heads have 128 columns: two blocks
     share a multiprocessor, and while one computes the other's loads go on.
+
+    Pages smaller than a tile are copied by the block's own threads, which wait for copies by their
+    number: so they have stages before Hopper too, and on Hopper as many as fit.
     """
-    width = padded(head_dim) + padded(head_dim_v)
+    wide = padded(head_dim) + padded(head_dim_v) > 256
     if capability() < 90:
-        # See `attention.tiles`: no stages, so that several blocks hide each other's loads.
-        return DecodeTiles(
-            rows=64, keys=64 if width <= 256 else 32, stages=0, threads=128, blocks=2
-        )
-    if width <= 256:
+        keys = 32 if wide else 64
+        # Else none, see `attention.tiles`: several blocks hide each other's loads.
+        stages = 2 if page_size is not None and page_size < keys else 0
+        return DecodeTiles(rows=64, keys=keys, stages=stages, threads=128, blocks=2)
+    if not wide:
         return DecodeTiles(rows=64, keys=64, stages=3, threads=128, blocks=2)
-    return DecodeTiles(rows=64, keys=64, stages=2, threads=128, blocks=1)
+    stages = 3 if page_size is not None and page_size < 64 else 2
+    return DecodeTiles(rows=64, keys=64, stages=stages, threads=128, blocks=1)

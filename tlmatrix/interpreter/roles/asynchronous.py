@@ -13,7 +13,7 @@ from tlmatrix.interpreter.codegen.statements import StatementMixin
 from .proxies import fenced_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from tlmatrix.interpreter.codegen.bounds import Access
     from tlmatrix.interpreter.codegen.context import Buf
@@ -481,11 +481,31 @@ class AsynchronousMixin(StatementMixin):
         with self.untracked():
             write(call)
         self.w = outer
-        self.issue_lines(kind, body, accesses, extra)
+        worked_on = {region.buf.code for region, _ in self._regions(call, name)}
+        self.issue_lines(kind, body, accesses, extra, worked_on)
 
-    def issue_lines(self, kind: str, body: Writer, accesses: list[str], extra: str) -> None:
-        """Issue work given as lines: they become a closure."""
-        captured = ", ".join(f"{n}={n}" for n in self._captured(body))
+    def issue_lines(
+        self,
+        kind: str,
+        body: Writer,
+        accesses: list[str],
+        extra: str,
+        worked_on: Collection[str] | None = None,
+    ) -> None:
+        """Issue work given as lines: they become a closure.
+
+        Of the buffers that the lines name, those of the block that are not `worked_on` (None: all
+        are) say where to work: what they hold is read when the work is issued.
+        """
+        bound = {n: n for n in self._captured(body)}
+        if worked_on is not None:
+            used = {n for text in body.lines for n in _NAME.findall(text)} - set(worked_on)
+            bound |= {
+                buf.code: f"{buf.code}.copy()"
+                for buf in self.buffers.values()
+                if buf.code in used and not buf.is_global and not buf.variable
+            }
+        captured = ", ".join(f"{name}={value}" for name, value in sorted(bound.items()))
         action = self.temp("action")
         with self.w.block(f"def {action}({captured})"):
             for text in body.lines or ["pass"]:
