@@ -1,12 +1,16 @@
 """Decoding on a GPU: milliseconds, and how much of the memory's speed is used.
 
     python benchmarks/decode.py [--dtype float16] [--rounds 20] [--only TEXT] [--roof 4.8]
-    python benchmarks/decode.py --sweep
+    python benchmarks/decode.py --sweep [--only TEXT] [--pick 'pages of 16']
 
 Prints for each case the cache, pages of several sizes, and PyTorch's SDPA on the cache. Bytes are
 those that must move: keys and values once for each kv head, q, out and lse. The roof is that of the
 GPU's data sheet in TB/s (4.8: H200). `--sweep` tries tiles, stages and shares instead and says what
-each reaches, to choose the configuration by.
+each reaches, to choose the configuration by. `--pick` narrows both to the candidates whose name
+contains the text.
+
+Kernels are compiled side by side first, in processes of their own; TileLang's cache on disk hands
+them over.
 
 Times are medians of single calls by device events, the candidates called in turn. Before each call
 the GPU is kept busy, so that the kernels are queued when the clock starts: what is timed is the
@@ -16,28 +20,33 @@ GPU's work, and not the host's.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
 from tlmatrix_kernels.attention import decode_attention, paged_attention
 from tlmatrix_kernels.attention.decode import kernels
+from tlmatrix_kernels.attention.decode.combine import combine
 from tlmatrix_kernels.attention.decode.operators import choose_splits, launch
-from tlmatrix_kernels.attention.decode.tiles import DecodeTiles
-from tlmatrix_kernels.attention.decode.validate import check_cache, check_pages
+from tlmatrix_kernels.attention.decode.splits import MOST
+from tlmatrix_kernels.attention.decode.tiles import DecodeTiles, tiles_for
+from tlmatrix_kernels.attention.decode.validate import check_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Call = Callable[[], object]
 
-PAGE_SIZES = (16, 64, 128)
+PAGE_SIZES = (16, 32, 64, 128)
 SLEEP = 2_000_000
 """Clock ticks: about a millisecond."""
 
@@ -83,6 +92,28 @@ TILES = tuple(
         (32, 4, 2),
     )
 )  # fmt: skip
+GATHERED = tuple(
+    DecodeTiles(rows=64, keys=keys, stages=stages, threads=128, blocks=blocks)
+    for keys, stages, blocks in (
+        (64, 3, 2), (64, 2, 2), (64, 5, 1), (32, 6, 2), (32, 3, 3), (32, 2, 4),
+    )
+)  # fmt: skip
+"""For pages smaller than a tile: no warps beside those that compute, so more blocks fit."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel in one configuration (None: the default), but for the dtype of its out."""
+
+    kernel: str
+    dtype: str
+    static: tuple[object, ...]
+    tiles: DecodeTiles | None
+
+    def __call__(self, out_dtype: str) -> object:
+        """The kernel, compiled or from the cache."""
+        build = getattr(kernels, self.kernel)
+        return build(self.dtype, out_dtype, *self.static, tiles=self.tiles)
 
 
 @dataclass(frozen=True)
@@ -124,6 +155,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--roof", type=float, default=4.8, help="TB/s")
     parser.add_argument("--only", default="", help="cases whose description contains this")
+    parser.add_argument("--pick", default="", help="candidates whose name contains this")
     parser.add_argument("--sweep", action="store_true")
     given = parser.parse_args()
     if not torch.cuda.is_available():
@@ -134,58 +166,106 @@ def main() -> None:
         if given.only not in str(case):
             continue
         inputs = Inputs.of(case, getattr(torch, given.dtype))
-        calls = swept(inputs) if given.sweep else candidates(inputs)
-        times = in_turn(right(calls, inputs, console), given.rounds)
-        console.print(table(case, times, case.bytes(inputs.q.element_size()), given.roof))
+        calls, builds = (swept if given.sweep else candidates)(inputs, given.pick)
+        compile_all(builds, console)
+        console.print(f"[bold]{case}[/]  (ms, TB/s, of the roof)")
+        if given.sweep:
+            # One after the other, so that each is told as soon as it is known.
+            for name, call in calls.items():
+                times = in_turn(right({name: call}, inputs, console), given.rounds)
+                tell(times, inputs, given.roof, console)
+        else:
+            tell(in_turn(right(calls, inputs, console), given.rounds), inputs, given.roof, console)
         del inputs, calls
         torch.cuda.empty_cache()
 
 
-def candidates(inputs: Inputs) -> dict[str, Call]:
-    """Calls by name."""
-    q, k, v, lengths = inputs.q, inputs.k, inputs.v, inputs.lengths
-    calls: dict[str, Call] = {"cache": partial(decode_attention, q, k, v, lengths)}
-    for size in PAGE_SIZES:
-        calls[f"pages of {size}"] = partial(paged_attention, q, *inputs.pages(size), lengths)
-    calls["SDPA"] = partial(
-        scaled_dot_product_attention,
-        q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True,
-    )  # fmt: skip
-    return calls
-
-
-def swept(inputs: Inputs) -> dict[str, Call]:
-    """The cache kernel and pages of 64 and 16 in every configuration, and in more shares."""
-    q, k, v, lengths = inputs.q, inputs.k, inputs.v, inputs.lengths
-    call = check_cache(q, k, v, lengths, None, None, None, None)
-    static = (call.groups, call.head_dim, call.head_dim_v, False)
-    calls: dict[str, Call] = {}
-    for tiles in TILES:
-        shape = shape_of(tiles)
-        best = choose_splits(call, q, k.shape[1], tiles)
-        for splits in sorted({best, 2 * best, max(1, best // 2)}):
-
-            def build(dtype: str, tiles: DecodeTiles = tiles) -> object:
-                return kernels.cache_decode(call.dtype, dtype, *static, tiles=tiles)
-
-            stored = (k, v, lengths)
-            calls[f"cache: {shape}, {splits} shares"] = partial(
-                launch, call, q, stored, None, splits, build
+def compile_all(builds: list[tuple[Build, str]], console: Console) -> None:
+    """Compile kernels, each for a dtype of its out, as many at once as there are cores."""
+    begin, builds = time.perf_counter(), list(dict.fromkeys(builds))
+    # A process that has used the GPU must not be forked.
+    context = multiprocessing.get_context("spawn")
+    workers = min(len(builds), os.cpu_count() or 1)
+    with ProcessPoolExecutor(max(1, workers), mp_context=context) as pool:
+        begun = [pool.submit(_compiled, *build) for build in builds]
+        for dtype, dim in {(build.dtype, build.static[2]) for build, _ in builds}:
+            begun.append(pool.submit(_compiled_combine, dtype, dim))
+        for number, done in enumerate(as_completed(begun), 1):
+            console.print(
+                f"compiled {number} of {len(begun)}, {time.perf_counter() - begin:.0f} s"
+                + ("" if done.exception() is None else f": {done.exception()!r}"[:200])
             )
-    for size in (16, 64):
-        k_pages, v_pages, block_table = inputs.pages(size)
-        check_pages(q, k_pages, v_pages, block_table, lengths, None, None, None, None)
+
+
+def _compiled(build: Build, out_dtype: str) -> None:
+    build(out_dtype)
+
+
+def _compiled_combine(dtype: str, head_dim_v: object) -> None:
+    combine(dtype, head_dim_v, MOST)
+
+
+Plan = tuple[dict[str, "Call"], list[tuple[Build, str]]]
+"""Calls by name, and what they need compiled."""
+
+
+def planned(
+    inputs: Inputs, store: str, size: int | None, stored: tuple[torch.Tensor, ...],
+    tiles: DecodeTiles | None, factor: float, plan: Plan,
+) -> None:  # fmt: skip
+    """Add one configuration (None: the default) to a plan, in `factor` times the usual shares."""
+    q, k = inputs.q, inputs.k
+    call = check_cache(q, k, inputs.v, inputs.lengths, None, None, None, None)
+    static: tuple[object, ...] = (call.groups, call.head_dim, call.head_dim_v, False)
+    if size is not None:
+        static = (*static, size)
+    shares = choose_splits(call, q, k.shape[1], tiles or tiles_for(*static[1:3], size))
+    splits = max(1, int(shares * factor))
+    build = Build("cache_decode" if size is None else "paged_decode", call.dtype, static, tiles)
+    calls, builds = plan
+    name = store if tiles is None else f"{store}: {shape_of(tiles)}, {splits} shares"
+    calls[name] = partial(launch, call, q, stored, None, splits, build)
+    builds.append((build, call.dtype if splits == 1 else "float32"))
+
+
+def candidates(inputs: Inputs, pick: str) -> Plan:
+    """The operators as they are, and SDPA."""
+    q, k, v, lengths = inputs.q, inputs.k, inputs.v, inputs.lengths
+    plan: Plan = ({}, [])
+    calls, _ = plan
+    if pick in "cache":
+        planned(inputs, "cache", None, (k, v, lengths), None, 1, plan)
+        calls["cache"] = partial(decode_attention, q, k, v, lengths)
+    for size in PAGE_SIZES:
+        name = f"pages of {size}"
+        if pick in name:
+            stored = inputs.pages(size)
+            planned(inputs, name, size, (*stored, lengths), None, 1, plan)
+            calls[name] = partial(paged_attention, q, *stored, lengths)
+    if pick in "SDPA":
+        calls["SDPA"] = partial(
+            scaled_dot_product_attention,
+            q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True,
+        )  # fmt: skip
+    return plan
+
+
+def swept(inputs: Inputs, pick: str) -> Plan:
+    """The cache, and pages of 64, 32 and 16 in every configuration; the cache in more shares."""
+    plan: Plan = ({}, [])
+    if pick in "cache":
         for tiles in TILES:
-
-            def build_paged(dtype: str, tiles: DecodeTiles = tiles, size: int = size) -> object:
-                return kernels.paged_decode(call.dtype, dtype, *static, size, tiles=tiles)
-
-            splits = choose_splits(call, q, k.shape[1], tiles)
-            calls[f"pages of {size}: {shape_of(tiles)}"] = partial(
-                launch, call, q, (k_pages, v_pages, block_table, lengths), None, splits,
-                build_paged,
-            )  # fmt: skip
-    return calls
+            for factor in (0.5, 1, 2):
+                stored = (inputs.k, inputs.v, inputs.lengths)
+                planned(inputs, "cache", None, stored, tiles, factor, plan)
+    for size in (64, 32, 16):
+        name = f"pages of {size}"
+        if pick in name:
+            pages = (*inputs.pages(size), inputs.lengths)
+            for tiles in TILES if size == 64 else GATHERED:
+                if size >= 64 or size < tiles.keys:
+                    planned(inputs, name, size, pages, tiles, 1, plan)
+    return plan
 
 
 def shape_of(tiles: DecodeTiles) -> str:
@@ -232,15 +312,12 @@ def in_turn(calls: dict[str, Call], rounds: int) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def table(case: Case, milliseconds: dict[str, float], moved: int, roof: float) -> Table:
+def tell(times: dict[str, float], inputs: Inputs, roof: float, console: Console) -> None:
     """One line a candidate."""
-    shown = Table(title=str(case), title_justify="left")
-    for column in ("", "ms", "TB/s", "of the roof"):
-        shown.add_column(column, justify="right" if column else "left")
-    for name, each in milliseconds.items():
+    moved = inputs.case.bytes(inputs.q.element_size())
+    for name, each in times.items():
         speed = moved / each / 1e9
-        shown.add_row(name, f"{each:.3f}", f"{speed:.2f}", f"{speed / roof:.0%}")
-    return shown
+        console.print(f"{name:48}{each:8.3f}{speed:8.2f}{speed / roof:8.0%}")
 
 
 if __name__ == "__main__":
