@@ -50,7 +50,10 @@ SHARED_REFUSALS = [
     ({"scale": 0.0}, "scale must be positive and finite, got 0.0"),
     ({"scale": float("nan")}, "scale must be positive and finite, got nan"),
     ({"scale": "1"}, "scale must be a number or None, got '1'"),
-    ({"backward": "fast"}, "backward must be one of atomic, split, grouped, reordered or None, got 'fast'"),
+    (
+        {"backward": "fast"},
+        "backward must be one of atomic, split, grouped, reordered or None, got 'fast'",
+    ),
 ]
 
 
