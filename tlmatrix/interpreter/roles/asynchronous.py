@@ -503,7 +503,10 @@ class AsynchronousMixin(StatementMixin):
             bound |= {
                 buf.code: f"{buf.code}.copy()"
                 for buf in self.buffers.values()
-                if buf.code in used and not buf.is_global and not buf.variable
+                if buf.code in used
+                and not buf.is_global
+                and not buf.variable
+                and buf.scope != "shared.barrier"
             }
         captured = ", ".join(f"{name}={value}" for name, value in sorted(bound.items()))
         action = self.temp("action")
