@@ -53,6 +53,11 @@ def scale(x, how="right"):
     y = 2 * x
     if how == "slow":
         time.sleep(1)
+    if how == "compiling":  # as a compiler that gets the signal too
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            raise RuntimeError("compilation failed") from None
     if how == "wrong":
         y = y + torch.eye(*x.shape, dtype=x.dtype)
     return y
@@ -126,7 +131,7 @@ class Project:
         return Outcome(code, out.getvalue())
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """A command in a process of its own, which Ctrl-C stops even where it is ignored here.
+        """A command in a process group of its own; Ctrl-C stops it even where it is ignored here.
 
         (A shell's background jobs ignore it, and so does what they start.)
         """
@@ -140,6 +145,7 @@ class Project:
             [sys.executable, "-c", code, *words],
             cwd=self.folder,
             env=environment,
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -354,3 +355,22 @@ def test_ctrl_c_leaves_a_file_that_resume_goes_on_from(project: Project) -> None
     assert outcome.code == 0, outcome.out
     assert f"{10 - passed} cases of 1 spec; {passed} passed before" in outcome.out
     assert len(read_records(file).passed) == 10
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_case_that_ctrl_c_broke_is_not_a_failed_one(project: Project, workers: str) -> None:
+    project.spec(how="[compiling]", rows="[1, 2, 3]")
+    process = project.start(
+        "tlmatrix", "run", ".", "-n", workers, "--results", "out.jsonl", "--backend", "interpreter"
+    )  # fmt: skip
+    file = project.folder / "out.jsonl"
+    deadline = time.monotonic() + 60
+    while not (file.exists() and '"start"' in file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    records = [json.loads(line)["record"] for line in file.read_text().splitlines()]
+    assert "start" in records
+    assert "case" not in records

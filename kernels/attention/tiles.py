@@ -60,10 +60,11 @@ def strategy_for(key_rows: int) -> str:
     """The backward strategy where the caller has no wish, for `key_rows` rows of k of all heads.
 
     One of the two that give the same bits every time: `grouped` where its blocks, one for 128 rows,
-    are two or more for each of some 132 multiprocessors, else `split`, which has as many blocks
-    for each head of a group.
+    fill a GPU, else `split`, which has as many for each head of a group. On an H200 (132
+    multiprocessors) `split` is the faster one up to 128 blocks, `grouped` from 256 on (see
+    docs/results.md).
     """
-    return "grouped" if key_rows >= 128 * 264 else "split"
+    return "grouped" if key_rows >= 128 * 192 else "split"
 
 
 def tiles_for(head_dim: int, head_dim_v: int, *, windowed: bool) -> AttentionTiles:

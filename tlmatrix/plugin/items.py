@@ -105,6 +105,7 @@ class CaseItem(pytest.Item):
         self.result: CaseResult | None = None
         self.seconds_allowed: float | None = None
         self._timed_out = False
+        self._interrupted = False
         self._watchdog: threading.Timer | None = None
 
     @cached_property
@@ -118,10 +119,13 @@ class CaseItem(pytest.Item):
         runner = state.runner()
         state.record_start(self.shown_path, self.name)
         try:
-            with _one_thread(), self._timer():
+            with _one_thread(), self._interruptible(), self._timer():
                 self.result = runner.run(self.spec, self.case, path=self.shown_path)
         except _CaseTimeout as error:
             self.result = self._timeout_result(traceback.format_tb(error.__traceback__))
+        if self._interrupted:
+            # Compilers of the code under test got the signal too, and their failure is no finding.
+            raise KeyboardInterrupt
         if self._timed_out:
             # The code under test may have turned our exception into its own.
             self.result = self._timeout_result([])
@@ -155,6 +159,22 @@ class CaseItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The spec's file and the case; there is no line of Python to show."""
         return self.path, None, f"{self.spec.name}: {self.name}"
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Remember a Ctrl-C that comes inside, where it may be turned into another exception."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handler = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     @contextmanager
     def _timer(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from torch.utils import deterministic
 
 from tlmatrix.interpreter import interpret
 from tlmatrix_kernels.attention import dense, dense_attention, packed, tiles, varlen_attention
+from tlmatrix_kernels.attention.validate import check_dense
 
 HALF = torch.float16
 
@@ -358,3 +359,12 @@ def test_tiles_of_ampere_compute_the_same(kind, backward):
 def tiles_in_force(arch):
     with tvm.target.Target({"kind": "cuda", "arch": arch}):
         return tiles.tiles_for(64, 64, windowed=False)
+
+
+@pytest.mark.parametrize(("seqlen_k", "chosen"), [(128, "split"), (4096, "grouped")])
+def test_the_backward_strategy_follows_the_work_where_none_is_asked_for(seqlen_k, chosen):
+    q = torch.empty(1, seqlen_k, 32, 64, dtype=torch.float16, device="meta")
+    k = torch.empty(1, seqlen_k, 8, 64, dtype=torch.float16, device="meta")
+    call = check_dense(q, k, k, True, None, None, "bshd", None)
+    assert call.backward == chosen
+    assert check_dense(q, k, k, True, None, None, "bshd", "atomic").backward == "atomic"
