@@ -29,6 +29,6 @@ MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors a GPU has; those of the target in force where there is none."""
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_properties(device).multi_processor_count
     return MULTIPROCESSORS.get(capability(), MULTIPROCESSORS[HOPPER])

@@ -227,10 +227,8 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
         kernel = kernels.atomic_gradients(*static)
         kernel(*read, dq, dk, dv, *longest_k, *scalars)
         sums = zip((dq, dk, dv), (q, k, v), wanted[:3], strict=True)
-        found = (_combine(part, like, call) if want else None for part, like, want in sums)
-        return *found, dsink
-
-    if call.backward == "reordered":
+        dq, dk, dv = (_combine(part, like, call) if want else None for part, like, want in sums)
+    elif call.backward == "reordered":
         dq_sum = reordered_sum(row_lse, call.head_dim)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         kernel = kernels.reordered_gradients(*static)
@@ -239,22 +237,20 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
         kernels.restore(*prefix, call.dtype, call.head_dim)(
             dq_sum, *bounds[:1], dq, *longest_q, call.scale
         )
-        found = zip((dq, dk, dv, dsink), wanted, strict=True)
-        return tuple(gradient if want else None for gradient, want in found)
-
-    dq = dk = dv = None
-    if wanted[0]:
-        dq = torch.empty_like(q)
-        kernel = kernels.query_gradients(*static)
-        kernel(*read, dq, *longest_q, *scalars)
-    if wanted[1] or wanted[2]:
-        split = call.backward == "split"
-        parts = (_parts(t, call.groups) if split else torch.empty_like(t)[None] for t in (k, v))
-        dk_parts, dv_parts = parts
-        kernel = kernels.key_gradients(*static, call.backward)
-        kernel(*read, dk_parts, dv_parts, *longest_k, *scalars)
-        dk = _combine(dk_parts, k, call) if split else dk_parts[0]
-        dv = _combine(dv_parts, v, call) if split else dv_parts[0]
+    else:
+        dq = dk = dv = None
+        if wanted[0]:
+            dq = torch.empty_like(q)
+            kernel = kernels.query_gradients(*static)
+            kernel(*read, dq, *longest_q, *scalars)
+        if wanted[1] or wanted[2]:
+            split = call.backward == "split"
+            parts = (_parts(t, call.groups) if split else torch.empty_like(t)[None] for t in (k, v))
+            dk_parts, dv_parts = parts
+            kernel = kernels.key_gradients(*static, call.backward)
+            kernel(*read, dk_parts, dv_parts, *longest_k, *scalars)
+            dk = _combine(dk_parts, k, call) if split else dk_parts[0]
+            dv = _combine(dv_parts, v, call) if split else dv_parts[0]
     found = zip((dq, dk, dv, dsink), wanted, strict=True)
     return tuple(gradient if want else None for gradient, want in found)
 

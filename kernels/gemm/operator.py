@@ -19,6 +19,7 @@ from tlmatrix_kernels.gemm.validate import (
     rows_aligned,
 )
 from tlmatrix_kernels.gemm.wgmma import WGMMA_TILES, wgmma_ws_kernel
+from tlmatrix_kernels.target import multiprocessors
 
 __all__ = ["VARIANTS", "gemm"]
 
@@ -126,6 +127,4 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _blocks(device: torch.device) -> int:
     """How many blocks of a persistent kernel run at once."""
-    if device.type != "cuda":
-        return BLOCKS_WITHOUT_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return multiprocessors(device) if device.type == "cuda" else BLOCKS_WITHOUT_GPU
