@@ -21,6 +21,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tlmatrix_kernels.dtypes import dtype_name
+
 __all__ = ["atomic_cells"]
 
 OPERATIONS = ("add", "max", "min", "or", "load", "store")
@@ -122,7 +124,7 @@ def atomic_cells(
     cells = start.clone()
     found = torch.empty_like(x) if previous or operation == "load" else x.new_empty(0)
     if x.numel():
-        dtype = str(x.dtype).removeprefix("torch.")
+        dtype = dtype_name(x.dtype)
         static = (operation, dtype, memory_order, len(cells))
         if found.numel():
             operate_and_find(*static)(x.contiguous(), cells, found)

@@ -25,6 +25,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tlmatrix_kernels.dtypes import dtype_name
+
 __all__ = ["atomic_add_layout"]
 
 ORDERS = ("rows", "pitch", "swizzle", "quads")
@@ -146,7 +148,7 @@ def atomic_add_layout(
     total = torch.zeros(sum_shape(order, rows, columns), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out, total.flatten()
-    dtype = str(x.dtype).removeprefix("torch.")
+    dtype = dtype_name(x.dtype)
     if x.numel():
         add_parts(dtype, order, form, width, rows, columns, *tile)(x.contiguous(), total)
     read_sum(dtype, order, rows, columns)(total, out)

@@ -17,6 +17,7 @@ from tlmatrix_kernels.attention.rows import PADDING, padded_start
 from tlmatrix_kernels.attention.sink import PART, sink_parts, sink_total
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
+from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = [
     "backward_pass",
@@ -183,7 +184,7 @@ def _sink_gradient(
     sequences, heads, rows = row_lse.shape
     shape = (heads, sequences, -(-rows // PART))
     parts = torch.empty(shape, dtype=torch.float32, device=sink.device)
-    dtype = str(sink.dtype).removeprefix("torch.")
+    dtype = dtype_name(sink.dtype)
     sink_parts(dtype)(sink, row_lse, row_delta, parts)
     dsink = torch.empty_like(sink)
     sink_total(dtype)(parts.flatten(1), dsink)
@@ -259,7 +260,7 @@ def forward_kernel(kernels, sink: torch.Tensor | None, static: tuple):
     """The forward kernel of the module `kernels`, for heads with sinks or without."""
     if sink is None:
         return kernels.forward(*static)
-    return kernels.forward_with_sink(*static, str(sink.dtype).removeprefix("torch."))
+    return kernels.forward_with_sink(*static, dtype_name(sink.dtype))
 
 
 def no_gradients(tensors, wanted):

@@ -12,6 +12,7 @@ import torch
 
 from tlmatrix_kernels.attention.bounds import on_host
 from tlmatrix_kernels.attention.tiles import strategy_for
+from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = [
     "SM100_VARIANTS",
@@ -147,7 +148,7 @@ def _attention(layout, q, k, heads, kv_heads, dims, causal, window, scale, backw
     scale = _check_options(causal, window, scale, dims["head_dim"], backward)
     return Attention(
         layout=layout,
-        dtype=str(q.dtype).removeprefix("torch."),
+        dtype=dtype_name(q.dtype),
         groups=heads // kv_heads,
         causal=causal,
         # A window that reaches past any sequence is no window, and must not overflow when

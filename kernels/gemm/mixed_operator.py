@@ -2,13 +2,13 @@
 
 import torch
 
+from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.mixed import mixed_kernel
 from tlmatrix_kernels.gemm.validate import (
     OUT_DTYPES,
     check_addend,
     check_operands,
     check_out_dtype,
-    dtype_name,
     names,
     rows_aligned,
 )

@@ -2,6 +2,7 @@
 
 import torch
 
+from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.boxes import ROW_BYTES
 from tlmatrix_kernels.gemm.kernel import gemm_kernel
 from tlmatrix_kernels.gemm.tcgen05 import (
@@ -15,7 +16,6 @@ from tlmatrix_kernels.gemm.validate import (
     check_dtypes,
     check_operands,
     check_out_dtype,
-    dtype_name,
     rows_aligned,
 )
 from tlmatrix_kernels.gemm.wgmma import WGMMA_TILES, wgmma_ws_kernel

@@ -2,6 +2,7 @@
 
 import torch
 
+from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.split_k import (
     atomic_sums_kernel,
     combine_kernel,
@@ -13,7 +14,6 @@ from tlmatrix_kernels.gemm.validate import (
     check_dtypes,
     check_operands,
     check_out_dtype,
-    dtype_name,
     rows_aligned,
 )
 from tlmatrix_kernels.target import multiprocessors

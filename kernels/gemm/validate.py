@@ -2,6 +2,7 @@
 
 import torch
 
+from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.boxes import ROW_BYTES
 
 __all__ = [
@@ -11,7 +12,6 @@ __all__ = [
     "check_dtypes",
     "check_operands",
     "check_out_dtype",
-    "dtype_name",
     "names",
     "rows_aligned",
 ]
@@ -95,11 +95,6 @@ def rows_aligned(*tensors: torch.Tensor) -> bool:
         and tensor.shape[1] * tensor.element_size() % ROW_BYTES == 0
         for tensor in tensors
     )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The dtype as TileLang and people spell it."""
-    return str(dtype).removeprefix("torch.")
 
 
 def names(dtypes: tuple[torch.dtype, ...]) -> str:

@@ -2,6 +2,7 @@
 
 import torch
 
+from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.norm.kernel import (
     BLOCK_ROWS,
     rms_norm_backward_kernel,
@@ -52,7 +53,7 @@ class _RmsNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         rstd = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
         if x.shape[0]:
-            rms_norm_forward_kernel(_name(x.dtype))(x, w, eps, y, rstd)
+            rms_norm_forward_kernel(dtype_name(x.dtype))(x, w, eps, y, rstd)
         ctx.save_for_backward(x, w, rstd)
         return y
 
@@ -63,9 +64,7 @@ class _RmsNorm(torch.autograd.Function):
         dx = torch.empty_like(x)
         dw_partial = torch.empty(-(-rows // BLOCK_ROWS), cols, dtype=torch.float32, device=x.device)
         if rows:
-            rms_norm_backward_kernel(_name(x.dtype))(x, w, rstd, dy.contiguous(), dx, dw_partial)
+            rms_norm_backward_kernel(dtype_name(x.dtype))(
+                x, w, rstd, dy.contiguous(), dx, dw_partial
+            )
         return dx, dw_partial.sum(0).to(w.dtype), None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,7 +1,5 @@
 """Into how many shares the keys of every sequence are cut, so that all multiprocessors work."""
 
-import torch
-
 __all__ = ["MOST", "choose"]
 
 MOST = 128
@@ -10,13 +8,6 @@ LEAST_TILES = 4
 """A share of fewer tiles costs more to start and to combine than it gains."""
 ENOUGH = 0.95
 """What counts as good: of the best that any number of shares reaches."""
-
-
-def multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors compute; those of an H200 where there is no GPU."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def choose(blocks: int, tiles: int, slots: int) -> int:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tlmatrix_kernels.dtypes import dtype_name
+
 __all__ = ["Decode", "check_cache", "check_pages"]
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -45,7 +47,7 @@ def _check_tensor(name: str, tensor, dims: str, q: torch.Tensor, dtypes: tuple) 
     if tensor.dim() != rank:
         _refuse(f"{name} must have {rank} dimensions [{dims}], got shape {list(tensor.shape)}")
     if tensor.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        wanted = " or ".join(dtype_name(dtype) for dtype in dtypes)
         _refuse(f"{name} must be {wanted}, got {tensor.dtype}")
     if tensor.device != q.device:
         _refuse(f"{name} must be on the device of q, {q.device}, got {tensor.device}")
@@ -122,7 +124,7 @@ def _checked(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
     if not (math.isfinite(scale) and scale > 0):
         _refuse(f"scale must be positive and finite, got {scale}")
     return Decode(
-        dtype=str(q.dtype).removeprefix("torch."),
+        dtype=dtype_name(q.dtype),
         groups=q.shape[1] // k.shape[2],
         head_dim=q.shape[2],
         head_dim_v=v.shape[3],
