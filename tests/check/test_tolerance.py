@@ -130,3 +130,24 @@ def test_a_dense_batch_has_a_region_for_each_head_of_each_entry():
     dims = (Dim("batch", 2, range(2)), Dim("position", 3), Dim("head", 4, range(4)), INSIDE)
     assert Regions(dims, CPU).shape == (2, 1, 4, 1)
     assert Regions((), CPU).shape == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_a_gpu_flushes_to_zero_is_within_the_limits(dtype):
+    """exp2 of less than -126 is 0 on a GPU: a probability below that, times its value, is lost."""
+    info = TensorInfo("out", (Dim("row", 1), Dim("dim", 4)), dtype, torch.finfo(dtype).eps / 2)
+    reference = torch.tensor([[2.0**-126, 2.0**-127, 3e-39, -7e-38]], dtype=torch.float64)
+    allowance = FakeSpec(Tolerance()).tolerance.for_tensor("out", "sm_90")
+    within = limits(info, reference, reference.to(dtype), allowance)
+    assert (within.element >= reference.abs()).all()
+    assert (within.region >= reference.square().mean().sqrt()).all()
+    assert (within.element < 2.0**-110).all() or dtype == torch.float16
+
+
+def test_float64_is_not_flushed():
+    info = TensorInfo("out", (Dim("row", 1), Dim("dim", 1)), torch.float64, 2.0**-53)
+    reference = torch.tensor([[2.0**-127]], dtype=torch.float64)
+    within = limits(
+        info, reference, reference, FakeSpec(Tolerance()).tolerance.for_tensor("out", "sm_90")
+    )
+    assert (within.element < reference).all()

@@ -31,7 +31,9 @@ squares, and R the number of rows of the region that sum anything,
   For the low dtypes a is a fraction of u, for float32 far below any error that means something.
   A float64 tensor gets as many units of 2**-53, an integer one none: it is exact. Where a problem
   knows that hardware sums in less than float32 (products of float8), it says so, and a is larger.
-- Below the smallest normal number of the dtype, half a unit in the last place is added.
+- Below the smallest normal number of the dtype, half a unit in the last place is added, and at
+  least 2**-116: GPUs flush float32 below 2**-126 to zero (`ftz`, `ex2.approx`), in a probability
+  too, which may then miss a partner of up to 2**10. A float64 tensor is not flushed.
 
 A uniform error of 2 % is 5 u of bfloat16 and 41 u of float16. The error of `lowp` is about 0.6 u,
 so the bound on the root mean square is 1.2 u + 1.8 u: such an error shows wherever the result
@@ -62,6 +64,8 @@ __all__ = ["Doubt", "Limits", "Yardstick", "limits"]
 _UNITS = 64
 _UNITS_PER_EXPONENT = 8
 _USUAL_EXPONENT = 56.0
+_FLUSHED = 2.0**-116
+"""float32's smallest normal number, times a partner of 2**10."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ def _floors(
     exponent = size.new_tensor(_USUAL_EXPONENT) if info.exponent is None else info.exponent()
     units = _UNITS + _UNITS_PER_EXPONENT * exponent.double()
     arithmetic = units * _unit(info)
-    tiny = torch.finfo(info.dtype).smallest_normal * u if info.dtype.is_floating_point else 0.0
+    tiny = _underflow(info)
     if info.magnitude is None:
         # Where a region comes out as zero by cancellation, the others show the size of its terms.
         magnitude = size + 3 * regions.rms_of_all(root).clamp(min=regions.spread(root))
@@ -174,6 +178,14 @@ def _floors(
         rows.sum(),
     )
     return element, root_floor(root, root_spread, root_magnitude, rows), whole
+
+
+def _underflow(info: TensorInfo) -> float:
+    """What is lost of numbers too small for the dtype, or for the arithmetic before it."""
+    if not info.dtype.is_floating_point:
+        return 0.0
+    stored = torch.finfo(info.dtype).smallest_normal * info.roundoff
+    return stored if info.dtype == torch.float64 else max(stored, _FLUSHED)
 
 
 def _unit(info: TensorInfo) -> float:
