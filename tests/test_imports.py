@@ -26,6 +26,7 @@ def test_import_rules_hold():
         "tlmatrix.spec",
         "tlmatrix.matrix",
         "tlmatrix.problem",
+        "tlmatrix.fuzz",
     ],
 )
 def test_module_imports_without_torch_or_tilelang(module):
