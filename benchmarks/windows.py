@@ -2,8 +2,9 @@
 
     python benchmarks/windows.py [--seqlen 16384] [--head-dim 64] [--rounds 15]
 
-The dense forward kernel alone, bfloat16, causal, 64 query heads on 8 kv heads, with a sink (as in
-gpt-oss) and without, in the tiles that `kernels/attention/tiles.py` chooses and in others. A row is
+Kernels are compiled side by side first; TileLang's cache on disk hands them over. Then the dense
+forward kernel alone, bfloat16, causal, 64 query heads on 8 kv heads, with a sink (as in gpt-oss)
+and without, in the tiles that `kernels/attention/tiles.py` chooses and in others. A row is
 a window; operations are those of the pairs it lets see, so a kernel whose time were in proportion
 to them would have one figure in all rows. "pairs" is what the chosen tiles compute of what is seen:
 the rest of the tiles at the edges of the window is masked away. Times are medians of device events,
@@ -13,7 +14,10 @@ the candidates called in turn.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import statistics
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -54,9 +58,10 @@ def main() -> None:
         f"{tiles.queries}x{tiles.keys}, {tiles.stages}, {tiles.threads}": tiles for tiles in OTHERS
     }
     columns = ("with sink", "without", *others)
+    compile_all(given.head_dim)
     table = Table("window", "pairs", *columns, title="TFLOP/s (ms), forward, causal")
     for window in WINDOWS:
-        chosen = tiles_for(given.head_dim, given.head_dim, windowed=window is not None).forward
+        chosen = chosen_tiles(given.head_dim, windowed=window is not None)
         named = dict(zip(columns, (chosen, chosen, *OTHERS), strict=True))
         calls = candidates(given.seqlen, given.head_dim, window, named)
         times = in_turn(calls, given.rounds)
@@ -70,6 +75,39 @@ def main() -> None:
     console.print(table)
 
 
+def chosen_tiles(dim: int, *, windowed: bool) -> Tiles:
+    """What the kernels choose by themselves."""
+    return tiles_for(dim, dim, windowed=windowed).forward
+
+
+def build(dim: int, windowed: bool, sink: bool, tiles: Tiles) -> Callable[..., object]:
+    """The forward kernel, compiled."""
+    static = ("bshd", "bfloat16", HEADS // KV_HEADS, dim, dim, True, windowed)
+    if sink:
+        return dense.forward_with_sink(*static, "float32", tiles)
+    return dense.forward(*static, tiles)
+
+
+def compile_all(dim: int) -> None:
+    """Compile every kernel that is timed, as many at once as there are cores."""
+    # A process that has used the GPU must not be forked.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        begun = []
+        for windowed in (False, True):
+            chosen = chosen_tiles(dim, windowed=windowed)
+            begun.append(pool.submit(_compiled, dim, windowed, True, chosen))
+            begun += [
+                pool.submit(_compiled, dim, windowed, False, tiles) for tiles in {chosen, *OTHERS}
+            ]
+        for done in begun:
+            done.result()
+
+
+def _compiled(dim: int, windowed: bool, sink: bool, tiles: Tiles) -> None:
+    build(dim, windowed, sink, tiles)
+
+
 def candidates(
     seqlen: int, dim: int, window: int | None, named: dict[str, Tiles]
 ) -> dict[str, Callable[[], object]]:
@@ -81,16 +119,13 @@ def candidates(
     q, k, v, sink = tensor(HEADS), tensor(KV_HEADS), tensor(KV_HEADS), torch.randn(HEADS).cuda()
     out = torch.empty_like(q)
     lse = torch.empty(1, HEADS, seqlen, device="cuda")
-    static = ("bshd", "bfloat16", HEADS // KV_HEADS, dim, dim, True, window is not None)
     scalars = (dim**-0.5, window or 0)
     calls: dict[str, Callable[[], object]] = {}
     for name, tiles in named.items():
-        if name == "with sink":
-            kernel = dense.forward_with_sink(*static, "float32", tiles)
-            calls[name] = partial(kernel, q, k, v, sink, out, lse, *scalars)
-        else:
-            kernel = dense.forward(*static, tiles)
-            calls[name] = partial(kernel, q, k, v, out, lse, *scalars)
+        with_sink = name == "with sink"
+        kernel = build(dim, window is not None, with_sink, tiles)
+        sinks = (sink,) if with_sink else ()
+        calls[name] = partial(kernel, q, k, v, *sinks, out, lse, *scalars)
     return calls
 
 

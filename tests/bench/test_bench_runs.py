@@ -439,7 +439,7 @@ def test_configurations_with_long_names_are_told_by_their_values(bench: Bench) -
     assert "  128/3333333333333 " in outcome.out
 
 
-def test_configurations_are_compiled_side_by_side_each_in_its_own_process(bench: Bench) -> None:
+def test_cases_and_configurations_are_compiled_side_by_side(bench: Bench) -> None:
     noting = """
 import os
 
@@ -450,12 +450,12 @@ def tuned(x, block=64, stages=1):
     return torch.tanh(x)
 """
     spec = tlmatrix.load(bench.spec("tuned", code=_CODE + noting))
-    (case, _) = bench_cases(spec)
-    configs = [{"block": 32}, {"block": 64}, {"blok": 1}]
-    warm(spec, case, configs, [bench.project.folder], backend="interpreter")
+    (one, two) = bench_cases(spec)
+    pairs = [(one, {"block": 32}), (one, {}), (two, {"block": 128}), (two, {"blok": 1})]
+    warm(spec, pairs, [bench.project.folder], backend="interpreter")
     seen = [line.split() for line in (bench.project.folder / "seen.txt").read_text().splitlines()]
-    assert sorted(block for _, block in seen) == ["32", "64"]
-    assert len({process for process, _ in seen}) == 2
+    assert sorted(block for _, block in seen) == ["128", "32", "64"]
+    assert len({process for process, _ in seen}) == 3
 
 
 def test_an_unknown_gpu_has_no_roof_and_says_so(bench: Bench) -> None:

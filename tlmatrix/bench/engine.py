@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tlmatrix.backend import ArchitectureError, EntryError, refuse_unknown_axes
 from tlmatrix.backend.binding import bind
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ENTRY", "Machine", "bench"]
 
+_Pair: TypeAlias = "tuple[Case, Mapping[str, Any]]"
+
 ENTRY = "entry"
 """What the spec's own implementation is called in tables and files."""
 
@@ -56,8 +58,8 @@ class Machine:
     hardware: Mapping[str, Any] = field(default_factory=dict)
     roof: Roof | None = None
     clocks: Callable[[], Mapping[str, Any]] = dict
-    warm: Callable[[Spec, Case, Sequence[Mapping[str, Any]], Sequence[Path]], None] | None = None
-    """Compiles configurations side by side before they are tried one after the other."""
+    warm: Callable[[Spec, Sequence[_Pair], Sequence[Path]], None] | None = None
+    """Compiles cases in their configurations side by side, before they are timed in turn."""
 
 
 def bench(
@@ -92,6 +94,10 @@ def bench(
         refuse_unknown_axes(bind(spec, backend, roots=roots), family)
     except ArchitectureError as error:
         reason = str(error)
+    configs = _configs(spec) if sweep else ()
+    pairs = [(case, config) for case in cases for config in ({}, *configs)]
+    if machine.warm is not None and len(pairs) > 1 and not reason:
+        machine.warm(spec, pairs, roots)
     for case in cases:
         untimed = CaseTimes(spec.name, path, case.id, dict(case.values))
         if reason:
@@ -109,10 +115,7 @@ def bench(
             words = _words(error, backend)
             yield replace(untimed, implementations=(_entry(State.FAILED, words),))
             continue
-        ways = _ways(spec, problem, backend, roots, baselines, sweep=sweep)
-        configs = [way.config for way in ways.values() if way.config]
-        if machine.warm is not None and len(configs) > 1:
-            machine.warm(spec, case, configs, roots)
+        ways = _ways(spec, problem, backend, roots, baselines, configs)
         with backend.active():
             timed = _timed(untimed, problem, ways, machine, schedule or Schedule())
         yield timed
@@ -138,8 +141,7 @@ def _ways(
     backend: Backend,
     roots: tuple[Path, ...],
     baselines: Sequence[str] | None,
-    *,
-    sweep: bool,
+    configs: Sequence[Mapping[str, Value]],
 ) -> dict[str, _Way]:
     """What makes each implementation, by the name it has in tables."""
     named = spec.bench.baselines if spec.bench is not None else ()
@@ -150,13 +152,18 @@ def _ways(
         ways[name if short in ways else short] = _Way(
             partial(own, target=name) if ":" in name else partial(torch_run, name, spec, problem)
         )
-    if sweep and spec.bench is not None and spec.bench.configs:
-        configs = spec.bench.configs
-        for chosen in product(*configs.values()):
-            config = dict(zip(configs, chosen, strict=True))
-            name = ",".join(f"{key}={label(value)}" for key, value in config.items())
-            ways[name] = _Way(partial(own, config=config), config)
+    for config in configs:
+        name = ",".join(f"{key}={label(value)}" for key, value in config.items())
+        ways[name] = _Way(partial(own, config=config), config)
     return ways
+
+
+def _configs(spec: Spec) -> tuple[Mapping[str, Value], ...]:
+    """Every combination of the spec's `configs`."""
+    tried = spec.bench.configs if spec.bench is not None else {}
+    if not tried:
+        return ()
+    return tuple(dict(zip(tried, chosen, strict=True)) for chosen in product(*tried.values()))
 
 
 def _timed(

@@ -1,6 +1,6 @@
-"""Compiles the configurations of a sweep side by side, each in a process of its own.
+"""Compiles what is about to be timed side by side, each case and configuration in its own process.
 
-A process runs one configuration once. What TileLang compiles there it finds again in its cache on
+A process runs one of them once. What TileLang compiles there it finds again in its cache on
 disk, so that the run that times them waits for the slowest compiler and not for all of them.
 """
 
@@ -30,12 +30,11 @@ _SECONDS = 900.0
 
 def warm(
     spec: Spec,
-    case: Case,
-    configs: Sequence[Mapping[str, Any]],
+    pairs: Sequence[tuple[Case, Mapping[str, Any]]],
     roots: Sequence[Path] = (),
     backend: str = "cuda",
 ) -> None:
-    """Run each configuration of a case once; what goes wrong is told when it is tried again."""
+    """Run each case in its configuration once; what goes wrong is told when it is tried again."""
     jobs = [
         {
             "spec": str(spec.path),
@@ -44,7 +43,7 @@ def warm(
             "roots": [str(root) for root in roots],
             "backend": backend,
         }
-        for config in configs
+        for case, config in pairs
     ]
     workers = min(len(jobs), os.cpu_count() or 1, _MOST)
     with ThreadPoolExecutor(max(workers, 1)) as pool:
