@@ -3,7 +3,7 @@
 First the run itself, with guards, poison and sanitizers, against the reference; then whether it
 repeats itself; then the relations. What can only say the same again is left out: after wrong
 numbers, properties and repeated calls would fail for the same reason, while isolation and poison
-may name the cause.
+may name the cause. Of the checks that need further runs a case may get some (`further`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.explain import explain, merged, one_of
 from tlmatrix.check.finding import Finding
+from tlmatrix.check.further import FURTHER, KINDS, Relations, in_turn, one_relation, wanted
 from tlmatrix.check.memory import guarded, poisoned
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.relations import CHECK_OF_KIND, check_relation
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from tlmatrix.matrix.case import Case
-    from tlmatrix.problem.model import Problem, RelationKind, Tensors
+    from tlmatrix.problem.model import Problem, Relation, Tensors
     from tlmatrix.spec.models import Spec
 
 __all__ = ["judge"]
@@ -32,7 +33,7 @@ __all__ = ["judge"]
 _RUNS = 3
 """Equal calls that the determinism check compares, the first included."""
 
-_KINDS: tuple[RelationKind, ...] = ("isolation", "poison", "repeat", "property")
+_KIND_OF = {CHECK_OF_KIND[kind]: kind for kind in KINDS}
 
 
 def judge(
@@ -44,18 +45,23 @@ def judge(
     checks: Collection[str],
     arch: str,
     deterministic: bool,
+    relations: Relations = "all",
+    made: Callable[[str], object] = str,
 ) -> list[Finding]:
     """Everything that is wrong with an entry on one problem; empty when nothing is.
 
     `execute` calls the entry and returns outputs and gradients by name. `checks` are the names
     of the checks to make, `arch` selects tolerances, and `deterministic` asks for equal bits
-    where the spec does not declare the case bounded.
+    where the spec does not declare the case bounded. `relations` says which of the checks that
+    need further runs are made: `all`, one that the case's seed picks (`rotate`), or those named;
+    `made` is told each: `determinism`, or the relation's name.
 
     Raises:
         Exception: what `execute` raised in the first run, unchanged, unless a sanitizer has
             found why; later runs that raise become findings.
     """
-    return _Judge(spec, case, problem, execute, frozenset(checks), arch, deterministic).findings()
+    judging = _Judge(spec, case, problem, execute, frozenset(checks), arch, deterministic)
+    return judging.findings(relations, made)
 
 
 class _Judge:
@@ -82,7 +88,7 @@ class _Judge:
         self._yardstick = Yardstick(problem, spec.tolerance, arch)
         self._watch = Watch(spec, problem) if "sanitizers" in checks else None
 
-    def findings(self) -> list[Finding]:
+    def findings(self, relations: Relations, made: Callable[[str], object]) -> list[Finding]:
         try:
             first, found = self._first_run()
         except Exception as error:
@@ -102,24 +108,50 @@ class _Judge:
             # Later runs would start from what this one left behind.
             return merged(_with_detail(found, "other checks were left out: an input was changed"))
         self._suspicious = any(finding.check in ("guards", "poison") for finding in found)
-        stable = True
-        if "determinism" in self._checks:
-            unstable = self._repeatable(usable)
-            stable = not unstable
-            found += unstable
-        skipped = []
-        for kind in _KINDS:
-            check = CHECK_OF_KIND[kind]
-            if check not in self._checks:
-                continue
-            if numeric and kind in ("property", "repeat"):
-                skipped.append(check)
-                continue
-            found += self._relations(kind, usable, exact=stable)
-        if skipped:
+        checks = self._checks & frozenset(FURTHER)
+        # They would fail for the same reason.
+        same = frozenset({"properties", "repeat"}) if numeric else frozenset()
+        if relations == "rotate":
+            found += self._one_in_turn(checks - same, usable, made)
+        else:
+            checks = frozenset(check for check in checks if wanted(check, relations))
+            found += self._all(checks - same, usable, made)
+        if checks & same:
+            skipped = [check for check in FURTHER if check in checks & same]
             note = f"{' and '.join(skipped)} were left out: they would fail for the same reason"
             found = _with_detail(found, note)
         return merged(found)
+
+    def _all(
+        self, checks: frozenset[str], first: Tensors, made: Callable[[str], object]
+    ) -> list[Finding]:
+        """What all of these checks find, which run the entry again."""
+        found = []
+        if "determinism" in checks:
+            made("determinism")
+            found += self._repeatable(first)
+        stable = not found
+        for check in FURTHER:
+            if check in checks and check in _KIND_OF:
+                for relation in self._problem.relations(_KIND_OF[check]):
+                    made(relation.name)
+                    found += self._related(relation, first, exact=stable)
+        return found
+
+    def _one_in_turn(
+        self, checks: frozenset[str], first: Tensors, made: Callable[[str], object]
+    ) -> list[Finding]:
+        """What the first of these checks finds that has something to run, in the case's order."""
+        for check in in_turn(checks, self._case.seed):
+            if check == "determinism":
+                made("determinism")
+                return self._repeatable(first)
+            relations = list(self._problem.relations(_KIND_OF[check]))
+            if relations:
+                relation = one_relation(relations, self._case.seed)
+                made(relation.name)
+                return self._related(relation, first, exact=True)
+        return []
 
     def _make_yardstick(self, problem: Problem) -> Yardstick:
         return Yardstick(problem, self._spec.tolerance, self._arch, self._yardstick)
@@ -226,18 +258,15 @@ class _Judge:
                 return found
         return []
 
-    def _relations(self, kind: RelationKind, mine: Tensors, *, exact: bool) -> list[Finding]:
-        found: list[Finding] = []
-        for relation in self._problem.relations(kind):
-            found += check_relation(
-                relation,
-                mine,
-                self._yardstick,
-                self._again,
-                self._make_yardstick,
-                deterministic=exact and self._deterministic,
-            )
-        return found
+    def _related(self, relation: Relation, mine: Tensors, *, exact: bool) -> list[Finding]:
+        return check_relation(
+            relation,
+            mine,
+            self._yardstick,
+            self._again,
+            self._make_yardstick,
+            deterministic=exact and self._deterministic,
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -63,7 +63,8 @@ class CaseResult:
     all inputs: how large the case is. `coverage` is what the case exercised of its kernels, where
     that was counted; it goes on record apart (`tlmatrix.run.coverage`). `kernels` are what the
     backend `compile` learnt of each kernel on each architecture
-    (`tlmatrix.run.assembly.kernel_facts`).
+    (`tlmatrix.run.assembly.kernel_facts`). `relations` are the checks made that run the code
+    again, relations by name, where not all were asked for.
     """
 
     spec: str
@@ -86,6 +87,7 @@ class CaseResult:
     elements: int = 0
     coverage: Coverage | None = None
     kernels: tuple[Mapping[str, Any], ...] = ()
+    relations: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -128,6 +130,7 @@ class CaseResult:
             "seed": self.seed,
             "elements": self.elements,
             "kernels": [dict(kernel) for kernel in self.kernels],
+            "relations": list(self.relations),
         }
         return {name: value for name, value in data.items() if value}
 
@@ -139,6 +142,7 @@ class CaseResult:
         known["status"] = Status(known["status"])
         if "reason" in known:
             known["reason"] = SkipReason(known["reason"])
-        known["kernels"] = tuple(known.get("kernels", ()))
+        for name in ("kernels", "relations"):
+            known[name] = tuple(known.get(name, ()))
         known["findings"] = tuple(map(Finding.from_json, known.get("findings", ())))
         return cls(**known)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend, Binding
     from tlmatrix.backend.assembly import Assembler
+    from tlmatrix.check.further import Relations
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
     from tlmatrix.spec.models import KnownBug, Reject, Spec
@@ -109,10 +110,17 @@ class Runner:
             one = torch.ones(1, requires_grad=True)
             torch.autograd.grad(2 * one, one, torch.ones(1))
 
-    def run(self, spec: Spec, case: Case, *, path: str | None = None) -> CaseResult:
-        """Run and judge a case. `path` is how the user calls the spec's file."""
+    def run(
+        self, spec: Spec, case: Case, *, path: str | None = None, relations: Relations = "all"
+    ) -> CaseResult:
+        """Run and judge a case. `path` is how the user calls the spec's file.
+
+        `relations` says which of the checks are made that run the code again: `all`, one that
+        the case's seed picks (`rotate`: what a fuzz run does), or those of these names
+        (`{"isolation"}`: what shrinking does). Where not all, the result says which were.
+        """
         covers = self.coverage and self.backend.name == "interpreter"
-        watch = _Watch(Recorder() if covers else None)
+        watch = _Watch(Recorder() if covers else None, relations)
         shown = path or str(spec.path)
         outcome = self._outcome(spec, case, shown, watch)
         if any(finding.check == "memory" for finding in outcome.findings):
@@ -141,6 +149,7 @@ class Runner:
             elements=watch.elements,
             coverage=counted(watch.recorder),
             kernels=outcome.kernels,
+            relations=() if relations == "all" else tuple(watch.made),
         )
 
     def close(self) -> None:
@@ -183,7 +192,7 @@ class Runner:
             return _spec_error(error, path)
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
             outcome = _error(error, self.backend, watch)
-        return outcome if bug is None else _with_bug(outcome, bug)
+        return outcome if bug is None else _with_bug(outcome, bug, whole=watch.relations == "all")
 
     def _assembled(
         self, backend: CompileBackend, spec: Spec, case: Case, watch: _Watch
@@ -211,7 +220,7 @@ class Runner:
             missing += [f"{arch}: {words}" for words in found.missing]
             status = Status.FAILED if found.findings else Status.PASSED
             outcome = _Outcome(status, findings=found.findings)
-            outcomes.append(outcome if bug is None else _with_bug(outcome, bug))
+            outcomes.append(outcome if bug is None else _with_bug(outcome, bug, whole=True))
         return _together(outcomes, tuple(facts), missing)
 
     def _environment(self) -> Mapping[str, str]:
@@ -234,7 +243,7 @@ class Runner:
             findings = judge_reject(_reject_of(spec, case), problem, run_entry)
         else:
             problem = narrowed(problem, self._returned(bound, spec, case))
-            findings = self._findings(spec, case, problem, run_entry)
+            findings = self._findings(spec, case, problem, run_entry, watch)
         return _Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
 
     def _returned(self, bound: _Bound, spec: Spec, case: Case) -> tuple[str, ...]:
@@ -258,7 +267,12 @@ class Runner:
         return make(case.values)
 
     def _findings(
-        self, spec: Spec, case: Case, problem: Problem, run_entry: Callable[[Problem], Tensors]
+        self,
+        spec: Spec,
+        case: Case,
+        problem: Problem,
+        run_entry: Callable[[Problem], Tensors],
+        watch: _Watch,
     ) -> list[Finding]:
         from tlmatrix.check import judge
 
@@ -274,6 +288,8 @@ class Runner:
             checks=checks,
             arch=self.backend.arch,
             deterministic=self._deterministic(spec, problem.names),
+            relations=watch.relations,
+            made=watch.made.append,
         )
 
     def _deterministic(self, spec: Spec, names: Mapping[str, Any]) -> bool:
@@ -393,11 +409,14 @@ def _bug_words(bug: KnownBug) -> str:
     return f"known bug {bug.issue}, until {bug.expires}"
 
 
-def _with_bug(outcome: _Outcome, bug: KnownBug) -> _Outcome:
-    """A tolerated bug: failing is what it does, and passing means that its entry is stale."""
+def _with_bug(outcome: _Outcome, bug: KnownBug, *, whole: bool) -> _Outcome:
+    """A tolerated bug: failing is what it does, and passing means that its entry is stale.
+
+    Unless not all checks were made (`whole`), and the one that fails was not among them.
+    """
     if outcome.status in (Status.FAILED, Status.ERROR):
         return _Outcome(Status.KNOWN_BUG, outcome.findings, message=_bug_words(bug))
-    if outcome.status is Status.PASSED:
+    if outcome.status is Status.PASSED and whole:
         finding = Finding(
             check="known_bugs",
             title=f"passes, though known_bugs says that {bug.issue} breaks it",
@@ -409,10 +428,16 @@ def _with_bug(outcome: _Outcome, bug: KnownBug) -> _Outcome:
 
 
 class _Watch:
-    """How large a case is, where its time goes, and what it exercises, if that is counted."""
+    """How large a case is, where its time goes, and what it exercises, if that is counted.
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    And which of the checks that run the code again were asked for, and made.
+    """
+
+    def __init__(self, recorder: Recorder | None, relations: Relations) -> None:
         self.recorder = recorder
+        self.relations = relations
+        self.made: list[str] = []
+        """The checks that ran the code again, and relations by name."""
         self._begin = time.perf_counter()
         self.elements = 0
         self.bytes = 0

@@ -1,0 +1,92 @@
+"""A runner makes all further checks of a case, or one in turn; the result says which."""
+
+import json
+
+import pytest
+
+from tlmatrix.backend.backends import InterpreterBackend
+from tlmatrix.matrix import Case
+from tlmatrix.run import Status
+from tlmatrix.run.result import CaseResult
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
+
+SPEC = """
+name: turns
+problem:
+  inputs: {x: {shape: [rows, 8], dtype: float32}}
+  outputs: [y]
+  reference: turns_code:reference
+entry: turns_code:entry
+returns: [y]
+axes: {rows: [1]}
+checks: [numeric, determinism, repeat]
+"""
+CODE = """
+KEPT = {}
+
+def reference(x):
+    return x * 2
+
+def entry(x):
+    return 2 * KEPT.setdefault(len(x), x.clone())  # the first data of each size, for ever
+"""
+BUG = """
+known_bugs:
+  - {when: rows > 0, issue: "#1", expires: 2099-01-01, mode: tolerate}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("turns")
+    (folder / "turns_code.py").write_text(CODE)
+
+    def run(rows, relations="all", more=""):
+        spec = parse_spec(SPEC + more, folder / "turns.yaml")
+        runner = Runner(InterpreterBackend(), asked="interpreter")
+        case = Case("turns", {"rows": rows}, origin="fuzz")
+        return runner.run(spec, case, relations=relations)
+
+    return run
+
+
+def turns(run, **options):
+    """A result for each of the two further checks, by its name."""
+    found = {}
+    for rows in range(1, 30):
+        result = run(rows, "rotate", **options)
+        assert len(result.relations) == 1
+        found[result.relations[0]] = result
+    return found
+
+
+def test_all_are_made_unless_it_is_said_otherwise(run):
+    result = run(1)
+    assert [finding.check for finding in result.findings] == ["repeat"]
+    assert result.relations == ()
+
+
+def test_in_rotation_the_result_says_whose_turn_it_was(run):
+    found = turns(run)
+    assert set(found) == {"determinism", "repeat"}
+    assert found["determinism"].status is Status.PASSED
+    assert found["repeat"].status is Status.FAILED
+
+
+def test_named_checks_are_made_and_no_other(run):
+    assert run(1, {"repeat"}).relations == ("repeat",)
+    assert run(2, {"determinism"}).status is Status.PASSED
+
+
+def test_the_record_keeps_which_were_made(run):
+    result = run(1, {"repeat"})
+    told = json.loads(json.dumps(result.to_json()))
+    assert CaseResult.from_json(told).relations == ("repeat",)
+    assert "relations" not in run(2).to_json()
+
+
+def test_a_known_bug_is_not_gone_because_another_check_had_its_turn(run):
+    found = turns(run, more=BUG)
+    assert found["determinism"].status is Status.PASSED
+    assert found["repeat"].status is Status.KNOWN_BUG
