@@ -25,7 +25,7 @@ axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
     "name, summary, problem, entry, factory, compile, call, returns, "
-    "architectures, axes, where, cases, tiers, tolerance, checks, sanitizers, determinism, assembly, tile, fuzz, rejects, known_bugs, regressions, bench"
+    "architectures, axes, where, cases, tiers, tolerance, checks, sanitizers, determinism, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "

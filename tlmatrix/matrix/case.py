@@ -23,12 +23,14 @@ class Case:
     """One point of a spec's matrix.
 
     `values` maps each axis to its value. Two cases are equal when spec and values are; the
-    order of the axes does not matter, neither here nor in the id.
+    order of the axes does not matter, neither here nor in the id. `run_seed` is the seed of the
+    run that a regression was found in, where its data are needed; 0 is the case's own.
     """
 
     spec: str
     values: Mapping[str, Value]
     origin: Origin = "tier"
+    run_seed: int = 0
 
     def __post_init__(self) -> None:
         ordered = {name: self.values[name] for name in sorted(self.values)}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Rule, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["broken_rules", "fixed_cases", "same_id"]
+__all__ = ["broken_rules", "completed", "fixed_cases", "same_id"]
 
 
 def fixed_cases(spec: Spec) -> tuple[Case, ...]:
@@ -27,19 +27,19 @@ def fixed_cases(spec: Spec) -> tuple[Case, ...]:
     """
     issues: list[Issue] = []
     found: dict[str, Case] = {}
-    written: tuple[tuple[str, Origin, tuple[Mapping[str, Value], ...]], ...] = (
-        ("regressions", "regression", spec.regressions),
-        ("cases", "extra", spec.extra),
-    )
-    for key, origin, entries in written:
-        for number, entry in enumerate(entries):
-            case = Case(spec.name, _completed(spec, entry), origin)
-            if case in found.values():
-                continue
-            twin = found.setdefault(case.id, case)
-            if twin is not case:
-                issues.append(spec.issue((key, number), same_id(twin, case)))
-            issues += _excluded(spec, (key, number), case)
+    written: list[tuple[str, int, Mapping[str, Value], Origin, int]] = [
+        ("regressions", number, entry.case, "regression", entry.seed)
+        for number, entry in enumerate(spec.regressions)
+    ]
+    written += [("cases", number, entry, "extra", 0) for number, entry in enumerate(spec.extra)]
+    for key, number, entry, origin, seed in written:
+        case = Case(spec.name, completed(spec, entry), origin, seed)
+        if case in found.values():
+            continue
+        twin = found.setdefault(case.id, case)
+        if twin is not case:
+            issues.append(spec.issue((key, number), same_id(twin, case)))
+        issues += _excluded(spec, (key, number), case)
     if issues:
         raise SpecError(issues)
     return tuple(found.values())
@@ -50,7 +50,8 @@ def same_id(one: Case, other: Case) -> str:
     return f"two cases have the id {one.id}: {dict(one.values)} and {dict(other.values)}"
 
 
-def _completed(spec: Spec, entry: Mapping[str, Value]) -> dict[str, Value]:
+def completed(spec: Spec, entry: Mapping[str, Value]) -> dict[str, Value]:
+    """The values of an entry; an axis that it leaves out takes its first value."""
     return {**{name: values[0] for name, values in spec.axes.items()}, **entry}
 
 

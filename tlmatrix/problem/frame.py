@@ -94,7 +94,8 @@ def places(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
         for axis, listed in (settings.axes or {}).items():
             for number, value in enumerate(listed):
                 yield ("tiers", tier, "axes", axis, number), axis, value
-    for key, cases in (("cases", spec.extra), ("regressions", spec.regressions)):
+    regressions = tuple(each.case for each in spec.regressions)
+    for key, cases in (("cases", spec.extra), ("regressions", regressions)):
         for number, case in enumerate(cases):
             for axis, value in case.items():
                 yield (key, number, axis), axis, value

@@ -50,6 +50,7 @@ __all__ = ["Runner", "case_seed", "run_case"]
 
 def case_seed(case: Case, seed: int = 0) -> int:
     """The seed of a case's inputs; 0 is the case's own, any other gives other inputs."""
+    seed = seed or case.run_seed
     if not seed:
         return case.seed
     return int.from_bytes(sha256(f"{seed}:{case.key}".encode()).digest()[:8], "big") >> 1

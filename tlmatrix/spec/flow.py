@@ -46,10 +46,17 @@ def _number(value: float) -> str:
 
 def _text(value: str) -> str:
     if not value.isprintable():
-        return json.dumps(value)  # YAML has JSON's escapes, and JSON all on one line
+        return f'"{"".join(map(_escaped, value))}"'
     if scalar_meaning(value) != (value, None):
         return f"'{value}'"
     dumped: str = yaml.safe_dump(
         [value], default_flow_style=True, width=1 << 30, allow_unicode=True
     )
     return dumped.strip()[1:-1]
+
+
+def _escaped(character: str) -> str:
+    """A character in double quotes: JSON's escapes, and YAML's own above U+FFFF."""
+    if character.isprintable() and character not in '"\\':
+        return character
+    return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else json.dumps(character)[1:-1]

@@ -44,6 +44,7 @@ from tlmatrix.spec.parts import (
     Tier,
     with_default_tiers,
 )
+from tlmatrix.spec.regressions import Regression, Retired
 from tlmatrix.spec.sanitizers import PackedRows, SanitizerOptions
 from tlmatrix.spec.tolerance import (
     Allowance,
@@ -72,7 +73,9 @@ __all__ = [
     "OutputDecl",
     "PackedRows",
     "Range",
+    "Regression",
     "Reject",
+    "Retired",
     "Rule",
     "SanitizerOptions",
     "Spec",
@@ -217,10 +220,22 @@ class Spec(Model):
         description="The ledger: which cases fail today, where that is tracked, and until when.",
         examples=[[{"when": "head_dim == 256", "issue": "#12", "expires": date(2027, 3, 1)}]],
     )
-    regressions: tuple[CaseValues, ...] = Field(
+    regressions: tuple[Regression, ...] = Field(
         default=(),
-        description="Cases that once failed, run first. `tlmatrix fuzz --save` adds to them.",
-        examples=[[{"seqlens": {"q": [0, 5], "k": [7, 0]}}]],
+        description="Cases that once failed, run first in every tier. `tlmatrix fuzz --save` adds "
+        "to them, `tlmatrix replay` says which are fixed.",
+        examples=[
+            [{"seqlens": {"q": [0, 5], "k": [7, 0]}}],
+            [{"case": {"head_dim": 96}, "failed": "dq is NaN", "issue": "#12"}],
+        ],
+    )
+    retired: tuple[Retired, ...] = Field(
+        default=(),
+        description="Regressions that no longer run, each with a reason. `tlmatrix replay "
+        "--retire` moves them here.",
+        examples=[
+            [{"case": {"head_dim": 96}, "because": "no such kernel", "date": date(2027, 3, 1)}]
+        ],
     )
     bench: Bench | None = Field(
         default=None,

@@ -40,6 +40,8 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Packed batches", models.FuzzLengths),
     ("A reject", models.Reject),
     ("A known bug", models.KnownBug),
+    ("A regression", models.Regression),
+    ("A retired case", models.Retired),
     ("Timing", models.Bench),
 )
 

@@ -252,7 +252,8 @@ def _tier_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
 
 
 def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
-    for key, cases in (("cases", spec.extra), ("regressions", spec.regressions)):
+    regressions = tuple(each.case for each in spec.regressions)
+    for key, cases in (("cases", spec.extra), ("regressions", regressions)):
         seen: set[str] = set()
         for index, values in enumerate(cases):
             yield from _unknown_axes(values, axes, (key, index))

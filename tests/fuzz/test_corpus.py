@@ -1,0 +1,315 @@
+"""A saved case is in the file, reads back as it was, and nothing else of the file is touched."""
+
+import math
+import stat
+from datetime import date
+from multiprocessing import get_context
+
+import pytest
+
+from tlmatrix.fuzz.corpus import retire, save
+from tlmatrix.matrix import Case, expand, find_case
+from tlmatrix.matrix.fixed import fixed_cases
+from tlmatrix.run.runner import case_seed
+from tlmatrix.spec import SpecError, load_spec
+
+HEAD = """\
+name: tried
+problem: attention
+entry: a_package.a_module:an_entry
+axes: {a: [1, 2, 3, 4, 5], b: [x, y]}
+"""
+BENCH = "bench: {cases: [{a: 1}]}   # kept\n"
+FIRST, SECOND = Case("tried", {"a": 1, "b": "x"}), Case("tried", {"a": 2, "b": "y"})
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a spec with some text at its end; gives its path."""
+
+    def write(rest, head=HEAD):
+        path = tmp_path / "tried.yaml"
+        path.write_bytes((head + rest).encode())
+        return path
+
+    return write
+
+
+def regressions(path):
+    return [case for case in fixed_cases(load_spec(path)) if case.origin == "regression"]
+
+
+def text(path):
+    return path.read_bytes().decode()
+
+
+# Each text, and what two saved cases make of it.
+TEXTS = {
+    "an empty list": ("regressions: []\n", "regressions:\n  - {A}\n  - {B}\n"),
+    "an empty list and a comment": (
+        "regressions: []    # by fuzz\n" + BENCH,
+        "regressions:    # by fuzz\n  - {A}\n  - {B}\n" + BENCH,
+    ),
+    "an anchored empty list": (
+        "regressions: &r []  # c\nsummary: s\n",
+        "regressions: &r  # c\n  - {A}\n  - {B}\nsummary: s\n",
+    ),
+    "no key": ("# the end\n", "# the end\n\nregressions:\n  - {A}\n  - {B}\n"),
+    "no key and no final newline": (
+        "summary: last",
+        "summary: last\n\nregressions:\n  - {A}\n  - {B}\n",
+    ),
+    "an end of the document": ("...\n", "\nregressions:\n  - {A}\n  - {B}\n...\n"),
+    "a block list with comments between": (
+        "regressions:\n  # first\n  - {a: 5}   # five\n\n  - a: 4\n    b: y  # y\n\n# of bench\n",
+        (
+            "regressions:\n  # first\n  - {a: 5}   # five\n\n  - a: 4\n    b: y  # y\n"
+            "  - {A}\n  - {B}\n\n# of bench\n"
+        ),
+    ),
+    "more keys behind": (
+        "regressions:\n  - a: 4\n" + BENCH,
+        "regressions:\n  - a: 4\n  - {A}\n  - {B}\n" + BENCH,
+    ),
+    "a block list at the margin": (
+        "regressions:\n- {a: 5}",
+        "regressions:\n- {a: 5}\n- {A}\n- {B}",
+    ),
+    "a list in one line": (
+        "regressions: [{a: 5}, {a: 4}]  # c\n",
+        "regressions: [{a: 5}, {a: 4}, {A}, {B}]  # c\n",
+    ),
+    "a list in brackets over lines": (
+        "regressions: [\n    {a: 5},  # one, two\n    {a: 4}   # last\n]\n",
+        "regressions: [\n    {a: 5},  # one, two\n    {a: 4},   # last\n    {A},\n    {B}\n]\n",
+    ),
+    "a list in brackets with a last comma": (
+        "regressions: [\n    {a: 5},\n    {a: 4},   # last\n]\n",
+        "regressions: [\n    {a: 5},\n    {a: 4},   # last\n    {A},\n    {B},\n]\n",
+    ),
+    "empty brackets over lines": (
+        "regressions: [   # none yet\n]\n",
+        "regressions: [{A}, {B}   # none yet\n]\n",
+    ),
+    "an alias": (
+        "cases: &all [{a: 5}]\nregressions: *all\n",
+        "cases: &all [{a: 5}]\nregressions: [{a: 5}, {A}, {B}]\n",
+    ),
+    "aliased entries": (
+        "cases: [&five {a: 5}]\nregressions:\n  - *five   # the same\n",
+        "cases: [&five {a: 5}]\nregressions:\n  - *five   # the same\n  - {A}\n  - {B}\n",
+    ),
+    "text that is kept to its last line": (
+        "regressions: []\nsummary: |+\n  all of it\n\n",
+        "regressions:\n  - {A}\n  - {B}\nsummary: |+\n  all of it\n\n",
+    ),
+    "unicode": (
+        "summary: größte Länge 😀 — №   # ключ\nregressions: []   # ещё нет\n",
+        "summary: größte Länge 😀 — №   # ключ\nregressions:   # ещё нет\n  - {A}\n  - {B}\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_two_cases_are_added_and_every_other_byte_stays(file, name, ending):
+    before, after = TEXTS[name]
+    after = after.replace("{A}", "{a: 1, b: x}").replace("{B}", "{a: 2, b: y}")
+    path = file(before.replace("\n", ending), HEAD.replace("\n", ending))
+    kept = regressions(path)
+    assert save(path, [FIRST, SECOND]) == (FIRST, SECOND)
+    assert text(path) == (HEAD + after).replace("\n", ending)
+    assert regressions(path) == [*kept, FIRST, SECOND]
+
+
+def test_a_spec_in_braces_and_one_with_a_byte_order_mark(file):
+    head = "{name: tried, problem: attention, entry: 'm:f', axes: {a: [1, 2], b: [x, 'y']}"
+    for before, after in (
+        ("}", ", regressions: [{a: 1, b: x}]}"),
+        (",}\n", ",regressions: [{a: 1, b: x}]}\n"),
+    ):
+        path = file(before, head)
+        save(path, [FIRST])
+        assert text(path) == head + after
+    path = file("regressions: []\n", "\ufeff" + HEAD)
+    save(path, [FIRST])
+    assert text(path) == "\ufeff" + HEAD + "regressions:\n  - {a: 1, b: x}\n"
+
+
+def test_an_indented_spec_and_a_last_text_that_a_newline_would_change(file):
+    indented = "".join(f"  {line}\n" for line in HEAD.splitlines())
+    path = file("", indented)
+    save(path, [FIRST])
+    assert text(path) == indented + "\n  regressions:\n    - {a: 1, b: x}\n"
+    # Whatever comes behind the last line, it would get the newline that it does not have.
+    path = file("summary: |\n  no newline")
+    save(path, [FIRST])
+    assert text(path) == "regressions:\n  - {a: 1, b: x}\n" + HEAD + "summary: |\n  no newline"
+    assert load_spec(path).summary == "no newline"
+
+
+HARD = [
+    *(None, True, 0, -3, 1.0, 0.1 + 0.2, 1e-300, 1e22, math.inf, -math.inf, "", "none", "True"),
+    *("y", "no", "1", "1.0", "1e3", "0x1F", "010", "1:30", "2027-01-01", "a: b", "a #b", "- a"),
+    *("&a", "*a", "!a", "'", '"', "a'b\"c\\", "{", "]", ",", "%", "@", "`", "a\nb\n", "\t", " a "),
+    *("\x00\x1b\x7f\x85", "\u2028\ufeff", "ü😀", "\U000e0001", "x" * 3000, [], {}, [[], {}]),
+    *({"a b": {"": [1, "1"]}}, {"no": "off", "q": [0, 5], "k": "same"}),
+]
+
+
+def test_every_value_reads_back_as_it_was(file):
+    values = [*HARD, {"all": [each for each in HARD if each is not None]}]
+    cases = [Case("tried", {"a": number, "b": value}) for number, value in enumerate(values, 9)]
+    path = file("regressions: []\n")
+    assert save(path, cases) == tuple(cases)
+    found = regressions(path)
+    assert [repr(case.values["b"]) for case in found] == [repr(case.values["b"]) for case in cases]
+
+
+def test_what_is_known_of_a_failure_stands_beside_its_case(file):
+    path = file("regressions: []\n")
+    save(
+        path,
+        [FIRST],
+        failed={FIRST: "out: rows 64-69 of sequence 1"},
+        found=date(2027, 1, 2),
+        seed=7,
+    )
+    told = "failed: 'out: rows 64-69 of sequence 1', found: 2027-01-02, seed: 7"
+    assert text(path).endswith(f"  - {{case: {{a: 1, b: x}}, {told}}}\n")
+    entry = load_spec(path).regressions[0]
+    assert (entry.case, entry.issue, entry.seed) == ({"a": 1, "b": "x"}, "", 7)
+    case = regressions(path)[0]
+    assert (case, case.run_seed) == (FIRST, 7)
+    assert find_case(load_spec(path), FIRST.id).run_seed == 7
+
+
+def test_nothing_is_added_twice(file):
+    path = file("regressions: [{a: 2, b: y}]\n")
+    before = text(path)
+    assert save(path, [SECOND]) == ()
+    assert text(path) == before
+    assert save(path, [FIRST, SECOND, FIRST]) == (FIRST,)
+    assert regressions(path) == [SECOND, FIRST]
+    # An axis left out has its first value.
+    path = file("regressions: [{a: 2}]\n")
+    assert save(path, [Case("tried", {"a": 2, "b": "x"})]) == ()
+
+
+@pytest.mark.parametrize(
+    ("rest", "case", "words"),
+    [
+        ("", Case("tried", {"a": 1, "c": 2}), "unknown axis 'c'"),
+        ("where: [{expr: a > 1, because: one is none}]\n", FIRST, "excludes this case"),
+        ("cases: [{a: '7'}]\n", Case("tried", {"a": 7, "b": "x"}), "two cases have the id"),
+        ("", Case("tried", {"a": "1", "b": "x"}), "both read '1' in a case id"),
+        ("regressions: &r []\ncases: *r\n", FIRST, "without a change of other values"),
+        ("nonsense: 1\n", FIRST, "unknown key 'nonsense'"),
+    ],
+    ids=["axis", "where", "id", "label", "anchor", "spec"],
+)
+def test_a_case_that_cannot_stand_there_changes_nothing(file, rest, case, words):
+    path = file(rest)
+    before = path.read_bytes()
+    with pytest.raises(SpecError, match=words) as caught:
+        save(path, [case])
+    assert caught.value.issues[0].path == path
+    assert caught.value.issues[0].line > 0
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_file_keeps_its_mode_and_a_link_stays_a_link(file, tmp_path):
+    path = file("regressions: []\n")
+    path.chmod(0o640)
+    link = tmp_path / "linked.yaml"
+    link.symlink_to(path)
+    save(link, [FIRST])
+    assert link.is_symlink()
+    assert regressions(path) == [FIRST]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def _save_numbers(path, numbers):
+    for number in numbers:
+        save(path, [Case("tried", {"a": number, "b": "x"})])
+
+
+def test_processes_that_save_at_once_lose_nothing(file):
+    path = file("regressions: []\n")
+    context = get_context("fork")
+    parts = [range(start, start + 8) for start in (10, 20, 30)]
+    processes = [context.Process(target=_save_numbers, args=(path, part)) for part in parts]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert sorted(case["a"] for case in regressions(path)) == [n for part in parts for n in part]
+
+
+def test_regressions_run_first_in_every_tier(file):
+    path = file("cases: [{a: 3}]\ntiers: {some: {strategy: sample, size: 2}}\n")
+    save(path, [SECOND, FIRST])
+    spec = load_spec(path)
+    for tier in spec.tiers:
+        assert list(expand(spec, tier))[:2] == [SECOND, FIRST]
+
+
+RETIRED = {
+    "block": (
+        "regressions:   # found\n  - {a: 1}   # one\n  - a: 2\n    b: y\n  - {a: 3}\n",
+        "regressions:   # found\n  - {a: 1}   # one\n  - {a: 3}\n",
+    ),
+    "line": ("regressions: [{a: 1}, {a: 2, b: y}, {a: 3}]\n", "regressions: [{a: 1}, {a: 3}]\n"),
+    "last": ("regressions: [{a: 1}, {a: 2, b: y}]\n", "regressions: [{a: 1}]\n"),
+    "lines": (
+        "regressions: [\n  {a: 1},  # one\n  {a: 2, b: y}   # two\n]\n",
+        "regressions: [\n  {a: 1}  # one\n]\n",
+    ),
+    "only": ("regressions:   # found\n  - {a: 2, b: y}\n", "regressions: []   # found\n"),
+    "anchored": ("regressions: &r   # found\n  - {a: 2, b: y}\n", "regressions: &r []   # found\n"),
+}
+
+
+@pytest.mark.parametrize("name", RETIRED)
+def test_a_retired_case_moves_with_a_reason_and_a_day(file, name):
+    before, after = RETIRED[name]
+    path = file(before + "retired: []  # gone\n")
+    retire(path, "a=2-b=y", "no such kernel", today=date(2027, 3, 1))
+    entry = "  - {case: {a: 2, b: y}, because: no such kernel, date: 2027-03-01}\n"
+    assert text(path) == HEAD + after + "retired:  # gone\n" + entry
+    assert SECOND not in regressions(path)
+
+
+def test_what_an_entry_told_goes_with_it(file):
+    path = file("regressions: [{case: {a: 2, b: y}, failed: dq is NaN, issue: '#12'}]\n")
+    retire(path, "a=2-b=y", "fixed for good")
+    kept = load_spec(path).retired[0]
+    assert (kept.failed, kept.issue, kept.because) == ("dq is NaN", "#12", "fixed for good")
+    # Found once more, it is a regression once more.
+    save(path, [SECOND])
+    assert regressions(path) == [SECOND]
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ("", "the spec has no regressions"),
+        ("regressions: [{a: 2, b: x}]\n", "did you mean 'a=2-b=x'"),
+        ("cases: &all [{a: 2, b: y}]\nregressions: *all\n", "not written out there"),
+        ("regressions: [&two {a: 2, b: y}]\ncases: [*two]\n", "two"),
+    ],
+    ids=["none", "another", "alias", "anchor"],
+)
+def test_what_cannot_be_retired_says_why_and_changes_nothing(file, rest, words):
+    path = file(rest)
+    before = path.read_bytes()
+    with pytest.raises(SpecError, match=words):
+        retire(path, "a=2-b=y", "gone")
+    assert path.read_bytes() == before
+
+
+def test_a_regression_with_a_seed_has_the_data_of_the_run_that_found_it():
+    found = Case("tried", FIRST.values, "regression", run_seed=7)
+    assert case_seed(found) == case_seed(FIRST, 7) != case_seed(FIRST)
+    assert case_seed(found, 8) == case_seed(FIRST, 8)  # A run with a seed of its own uses that.

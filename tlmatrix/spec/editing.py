@@ -1,0 +1,284 @@
+"""Changes of a list in a spec's text that leave every other byte as it is: comments, layout, ends.
+
+A YAML library that dumps what it loaded loses what people wrote around the values. So the text
+itself is cut and pasted, at the places that PyYAML's marks give. Nothing here knows what a spec
+means; who changes a file reads it again and compares (`tlmatrix.fuzz.corpus`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["appended", "removed"]
+
+_BREAK = re.compile(r"\r\n|\n|\r")
+_LOADER = yaml.SafeLoader
+"""Not libyaml's: its marks count bytes that a text with a byte order mark does not have."""
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Where the value of a key stands: from `start` up to `end`, each an index into the text.
+
+    `opened` is after the `[` of a list in flow style, -1 for others. `items` are the entries of a
+    list, `dashes` those of a block list's entries, and `commas` the ones between flow entries.
+    """
+
+    start: int
+    end: int
+    opened: int = -1
+    is_list: bool = False
+    items: tuple[tuple[int, int], ...] = ()
+    dashes: tuple[int, ...] = ()
+    commas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Root:
+    """The mapping that a file is: where it begins and ends, its keys, and the value looked for.
+
+    `after_key` is behind the colon of the key, or behind the anchor of its value.
+    """
+
+    column: int
+    start: int
+    end: int
+    is_flow: bool
+    commas: tuple[int, ...]
+    after_key: int = -1
+    value: _Value | None = None
+
+
+def appended(text: str, key: str, entries: Sequence[str], before: Sequence[str]) -> Iterator[str]:
+    """Texts in which the list of a root's key has further entries, the likeliest first.
+
+    `entries` are written on one line each. `before` are the entries that the list has already,
+    also written: they are needed where the list itself is not in the text (an alias, or a key that
+    a merge brings). A text whose last value reaches to its end may need the second way.
+    """
+    root = _found(text, key)
+    value = root.value
+    if value is None:
+        yield from _with_key(text, root, key, [*before, *entries])
+    elif not value.is_list:
+        yield _spliced(text, value.start, value.end, f"[{', '.join([*before, *entries])}]")
+    elif value.opened < 0:
+        column = _column(text, value.dashes[0])
+        yield _with_lines(text, value.items[-1][1], [f"{' ' * column}- {each}" for each in entries])
+    elif value.items:
+        yield _in_flow(text, value, entries)
+    elif root.is_flow or _BREAK.search(text, root.after_key, value.end):
+        yield _spliced(text, value.opened, value.opened, ", ".join(entries))
+    else:
+        lines = [f"{' ' * (root.column + 2)}- {each}" for each in entries]
+        yield _with_lines(_spliced(text, root.after_key, value.end, ""), root.after_key, lines)
+
+
+def removed(text: str, key: str, number: int) -> str:
+    """The text without one entry of a list, counted from 0.
+
+    Raises:
+        ValueError: the list is not written there, but an alias or merged.
+    """
+    root = _found(text, key)
+    value = root.value
+    if value is None or not value.is_list:
+        raise ValueError(f"the list {key!r} is not written out there: no entry can be taken away")
+    if value.opened < 0:
+        end = _next_line(text, value.items[number][1])
+        lines = text[: _line_start(text, value.dashes[number])] + text[end:]
+        if len(value.items) > 1:
+            return lines
+        return _spliced(lines, root.after_key, root.after_key, " []")
+    return _out_of_flow(text, value, number)
+
+
+# Where things stand --------------------------------------------------------------------------
+
+
+def _at(mark: Any) -> int:  # noqa: ANN401 - PyYAML's types say that a mark may be missing
+    index: int = mark.index
+    return index
+
+
+@dataclass
+class _Reader:
+    """Reads parser events; tokens tell commas and dashes, which are no events."""
+
+    events: Iterator[Any]
+    dashes: list[int] = field(default_factory=list)
+    commas: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, text: str) -> _Reader:
+        reader = cls(iter(yaml.parse(text, Loader=_LOADER)))
+        tokens: Iterator[Any] = yaml.scan(text, Loader=_LOADER)
+        for token in tokens:
+            if isinstance(token, yaml.BlockEntryToken):
+                reader.dashes.append(_at(token.start_mark))
+            elif isinstance(token, yaml.FlowEntryToken):
+                reader.commas.append(_at(token.start_mark))
+        return reader
+
+    def value(self, event: Any) -> _Value:  # noqa: ANN401 - PyYAML has no types for events
+        """The node that begins with an event; the events are read up to its end."""
+        start, end = _at(event.start_mark), _at(event.end_mark)
+        if not isinstance(event, yaml.CollectionStartEvent):
+            return _Value(start, end)
+        items = []
+        while not isinstance(inner := next(self.events), yaml.CollectionEndEvent):
+            item = self.value(inner)
+            items.append((item.start, item.end))
+            end = item.end
+        is_list = isinstance(event, yaml.SequenceStartEvent)
+        if not event.flow_style:
+            dashes = [max(at for at in self.dashes if at < start) for start, _ in items if is_list]
+            return _Value(start, end, -1, is_list, tuple(items), tuple(dashes))
+        commas = self.between(items, _at(inner.start_mark))
+        return _Value(
+            start, _at(inner.end_mark), _at(event.end_mark), is_list, tuple(items), (), commas
+        )
+
+    def between(self, items: Sequence[tuple[int, int]], end: int) -> tuple[int, ...]:
+        """The commas after items, up to the bracket that closes them."""
+        starts = [start for start, _ in items[1:]] + [end]
+        spans = [(mine, start) for (_, mine), start in zip(items, starts, strict=False)]
+        return tuple(at for at in self.commas if any(low <= at < high for low, high in spans))
+
+
+def _found(text: str, key: str) -> _Root:
+    reader = _Reader.of(text)
+    for event in reader.events:
+        if isinstance(event, yaml.MappingStartEvent):
+            break
+    after, value, items, column = -1, None, [], event.start_mark.column
+    while not isinstance(name := next(reader.events), yaml.MappingEndEvent):
+        items.append((_at(name.start_mark), _at(name.end_mark)))
+        first = next(reader.events)
+        found = reader.value(first)
+        items.append((found.start, found.end))
+        if isinstance(name, yaml.ScalarEvent) and name.value == key:
+            value = found
+            after = text.index(":", _at(name.end_mark)) + 1
+            if getattr(first, "anchor", None) and found.is_list:
+                after = found.start + 1 + len(first.anchor)
+        if len(items) == 2:
+            column = name.start_mark.column
+    end = _at(name.start_mark)
+    if not event.flow_style:
+        closing = next(reader.events)
+        end = _at(closing.start_mark) if closing.explicit else len(text)
+    commas = reader.between(items, end)
+    start = items[0][0] if items else _at(event.end_mark)
+    return _Root(column, start, end, bool(event.flow_style), commas, after, value)
+
+
+# Changing the text ---------------------------------------------------------------------------
+
+
+def _with_key(text: str, root: _Root, key: str, entries: Sequence[str]) -> Iterator[str]:
+    """The key at the end of the root, or else before its first one."""
+    if root.is_flow:
+        comma = "" if any(not text[at + 1 : root.end].strip() for at in root.commas) else ", "
+        yield _spliced(text, root.end, root.end, f"{comma}{key}: [{', '.join(entries)}]")
+        return
+    indent = " " * root.column
+    lines = [f"{indent}{key}:", *(f"{indent}  - {each}" for each in entries)]
+    before = text[: root.end]
+    gap = [] if _BREAK.sub("\n", before).endswith("\n\n") else [""]
+    ended = before if before.endswith(("\n", "\r")) else before + _ending(text)
+    yield ended + _joined(text, [*gap, *lines]) + text[root.end :]
+    start = _line_start(text, root.start)
+    yield text[:start] + _joined(text, lines) + text[start:]
+
+
+def _in_flow(text: str, value: _Value, entries: Sequence[str]) -> str:
+    """Further entries of a list in brackets: in its line, or a line each where the others are."""
+    start, end = value.items[-1]
+    closing = value.end - 1
+    trailing = [at for at in value.commas if at >= end]
+    comma = "" if trailing else ","
+    place = trailing[-1] + 1 if trailing else end
+    line = _line_end(text, place)
+    if line >= closing or text[_line_start(text, start) : start].strip():
+        return _spliced(text, place, place, f"{comma} {', '.join(entries)}")
+    indent = " " * _column(text, start)
+    lines = [f"{indent}{each}," for each in entries]
+    if comma:
+        lines[-1] = lines[-1][:-1]
+    return _with_lines(_spliced(text, place, place, comma), place + len(comma), lines)
+
+
+def _out_of_flow(text: str, value: _Value, number: int) -> str:
+    """The text without an entry of a list in brackets, and without the line that it had alone."""
+    start, end = value.items[number]
+    before = next((at for at in reversed(value.commas) if at < start), None)
+    after = next((at for at in value.commas if at >= end), None)
+    others = [other for other, _ in value.items[number + 1 :]]
+    line = _line_end(text, end)
+    if not text[_line_start(text, start) : start].strip() and line < min([value.end - 1, *others]):
+        start, end = _line_start(text, start), _next_line(text, end)
+    elif after is not None:
+        end = after + 1
+        end += len(text[end:]) - len(text[end:].lstrip(" "))
+    elif before is not None and not text[before + 1 : start].strip():
+        start = before + 1
+    text = _spliced(text, start, end, "")
+    return _spliced(text, before, before + 1, "") if before is not None and after is None else text
+
+
+def _with_lines(text: str, at: int, lines: Sequence[str]) -> str:
+    """The text with whole lines behind the one that an index stands in."""
+    place = _next_line(text, at)
+    before = text[:place]
+    if not before.endswith(("\n", "\r")):
+        # The last line has no end; the new last line has none either.
+        return before + _ending(text) + _joined(text, lines).removesuffix(_ending(text))
+    return before + _joined(text, lines) + text[place:]
+
+
+def _spliced(text: str, start: int, end: int, new: str) -> str:
+    return text[:start] + new + text[end:]
+
+
+def _joined(text: str, lines: Sequence[str]) -> str:
+    return "".join(line + _ending(text) for line in lines)
+
+
+def _ending(text: str) -> str:
+    """How lines of the text end."""
+    found = _BREAK.search(text)
+    return found.group() if found else "\n"
+
+
+def _line_start(text: str, at: int) -> int:
+    return max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
+
+
+def _line_end(text: str, at: int) -> int:
+    """The end of the line that an index stands in; an index at a line's start is of the one before.
+
+    That is where a block scalar ends, whose last line belongs to it.
+    """
+    if at and text[at - 1] in "\r\n":
+        return at
+    found = _BREAK.search(text, at)
+    return found.start() if found else len(text)
+
+
+def _next_line(text: str, at: int) -> int:
+    if at and text[at - 1] in "\r\n":
+        return at
+    found = _BREAK.search(text, at)
+    return found.end() if found else len(text)
+
+
+def _column(text: str, at: int) -> int:
+    return at - _line_start(text, at)
