@@ -1,6 +1,7 @@
 # make run    the quick tier of every spec, on a GPU if there is one, else interpreted
 # make test   the whole test suite, as CI runs it
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
+# make mutants  plants bugs in the kernels, one at a time, and says how many are found
 # make lint   ruff, mypy and the import rules
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ TIER ?= quick
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test compile lint setup clean
+.PHONY: run test compile mutants lint setup clean
 
 run: setup
 	$(BIN)/tlmatrix run specs
@@ -31,6 +32,10 @@ test: setup lint
 # What is assembled is kept, so this goes on where it was stopped.
 compile: setup
 	$(BIN)/tlmatrix run specs --backend compile -n $(JOBS) --tier $(TIER)
+
+# Goes on where it was stopped, as long as neither kernels nor the framework change.
+mutants: setup
+	$(BIN)/python tests/mutants/run_mutants.py
 
 lint: setup
 	$(BIN)/ruff check .

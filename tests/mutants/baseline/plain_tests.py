@@ -1,0 +1,261 @@
+"""The tests that people write by hand, of every operator: one aligned shape, forward and backward.
+
+Each compares what an operator returns, and the gradients, with a float32 reference in PyTorch by
+`assert_close(rtol=1e-2, atol=1e-2)` (see `plain`); lengths are multiples of every tile, inputs
+are standard normal. They are what the planted bugs are measured against a second time, and no
+strawman: every strategy and variant has a test of its own, causal and not, and windows, sinks and
+transposed operands have theirs.
+"""
+
+import itertools
+
+import torch
+from plain import Pairs, PlainTest
+
+__all__ = ["plain_tests"]
+
+ATTENTION = "tlmatrix_kernels.attention"
+GEMM = "tlmatrix_kernels.gemm"
+SEQLEN = 384  # a multiple of 64, of 128 and of 192, which are all tiles there are
+BATCH, HEADS, KV_HEADS, HEAD_DIM = 2, 4, 2, 64
+STRATEGIES = ("atomic", "split", "grouped", "reordered")
+
+
+def _normal(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def _attention(q, k, v, *, causal=False, window=None, sink=None):
+    """Attention of [batch, seqlen, heads, dim] in float32."""
+    groups = q.shape[2] // k.shape[2]
+    q, k, v = (tensor.float().transpose(1, 2) for tensor in (q, k, v))
+    k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
+    scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
+    query = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+    key = torch.arange(k.shape[2])[None, :]
+    if causal:
+        scores = scores.masked_fill(key > query, float("-inf"))
+    if window is not None:
+        scores = scores.masked_fill(key <= query - window, float("-inf"))
+    if sink is not None:
+        column = sink.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], dim=3)
+    weights = scores.softmax(dim=3)[..., : k.shape[2]]
+    return (weights @ v).transpose(1, 2)
+
+
+def _with_gradients(out, lse, expected, inputs: dict[str, torch.Tensor]) -> Pairs:
+    """Out and the gradients of the inputs, beside the reference's; lse is looked at by nobody."""
+    do = _normal(*out.shape, dtype=out.dtype)
+    leaves = tuple(inputs.values())
+    got = torch.autograd.grad(out, leaves, do)
+    wanted = torch.autograd.grad(expected, leaves, do.float())
+    pairs = {"out": (out.detach(), expected.detach())}
+    if lse is not None:
+        pairs["lse"] = (lse, None)
+    for name, mine, other in zip(inputs, got, wanted, strict=True):
+        pairs[f"d{name}"] = (mine, other)
+    return pairs
+
+
+def _inputs(batch: int, heads: int = HEADS) -> dict[str, torch.Tensor]:
+    shapes = {"q": heads, "k": KV_HEADS, "v": KV_HEADS}
+    return {
+        name: _normal(batch, SEQLEN, count, HEAD_DIM).requires_grad_()
+        for name, count in shapes.items()
+    }
+
+
+def _dense(*, sinks=False, layout="bshd", **options) -> Pairs:
+    from tlmatrix_kernels.attention import dense_attention
+
+    inputs = _inputs(BATCH)
+    q, k, v = inputs.values()
+    if sinks:
+        inputs["sink"] = torch.randn(HEADS).requires_grad_()
+    sink = inputs.get("sink")
+    turned = [each.transpose(1, 2) if layout == "bhsd" else each for each in (q, k, v)]
+    out, lse = dense_attention(*turned, sink=sink, layout=layout, **options)
+    out = out.transpose(1, 2) if layout == "bhsd" else out
+    wanted = {name: options[name] for name in ("causal", "window") if name in options}
+    return _with_gradients(out, lse, _attention(q, k, v, sink=sink, **wanted), inputs)
+
+
+def _varlen(*, sinks=False, **options) -> Pairs:
+    from tlmatrix_kernels.attention import varlen_attention
+
+    inputs = _inputs(BATCH)
+    q, k, v = inputs.values()
+    if sinks:
+        inputs["sink"] = torch.randn(HEADS).requires_grad_()
+    sink = inputs.get("sink")
+    bounds = torch.arange(BATCH + 1, dtype=torch.int32) * SEQLEN
+    packed = (each.flatten(0, 1) for each in (q, k, v))
+    out, lse = varlen_attention(*packed, bounds, bounds, SEQLEN, SEQLEN, sink=sink, **options)
+    wanted = {name: options[name] for name in ("causal", "window") if name in options}
+    expected = _attention(q, k, v, sink=sink, **wanted)
+    return _with_gradients(out.unflatten(0, (BATCH, SEQLEN)), lse, expected, inputs)
+
+
+def _padded(*, causal: bool) -> Pairs:
+    from tlmatrix_kernels.attention import padded_attention
+
+    inputs = _inputs(BATCH)
+    mask = torch.ones(BATCH, SEQLEN, dtype=torch.bool)
+    out, lse = padded_attention(*inputs.values(), mask, mask, causal=causal, backward="split")
+    return _with_gradients(out, lse, _attention(*inputs.values(), causal=causal), inputs)
+
+
+def _sm100(*, variant="wasp", causal=False, backward=False) -> Pairs:
+    from tlmatrix_kernels.attention import sm100_attention
+
+    inputs = _inputs(1)
+    expected = _attention(*inputs.values(), causal=causal)
+    if backward:
+        out, lse = sm100_attention(*inputs.values(), causal=causal, variant=variant)
+        return _with_gradients(out, lse, expected, inputs)
+    with torch.no_grad():
+        out, lse = sm100_attention(*inputs.values(), causal=causal, variant=variant)
+    return {"out": (out, expected.detach()), "lse": (lse, None)}
+
+
+def _decode(*, page_size=None, sinks=False, **options) -> Pairs:
+    from tlmatrix_kernels.attention import decode_attention, paged_attention
+
+    batch, length, heads = 4, 512, 8
+    q = _normal(batch, heads, HEAD_DIM)
+    k, v = (_normal(batch, length, KV_HEADS, HEAD_DIM) for _ in "kv")
+    seqlens = torch.full((batch,), length, dtype=torch.int32)
+    sink = torch.randn(heads) if sinks else None
+    if page_size is None:
+        out, lse = decode_attention(q, k, v, seqlens, sink=sink, **options)
+    else:
+        count = batch * length // page_size
+        order = torch.randperm(count)
+        pages = [torch.empty(count, page_size, KV_HEADS, HEAD_DIM, dtype=q.dtype) for _ in "kv"]
+        for page, tensor in zip(pages, (k, v), strict=True):
+            page[order] = tensor.reshape(count, page_size, KV_HEADS, HEAD_DIM)
+        table = order.view(batch, -1).int()
+        out, lse = paged_attention(q, *pages, table, seqlens, sink=sink, **options)
+    expected = _attention(q[:, None], k, v, sink=sink, window=options.get("window"))
+    return {"out": (out, expected[:, 0]), "lse": (lse, None)}
+
+
+def _matrices(transpose_a: bool, transpose_b: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = _normal(256, 256), _normal(256, 256)
+    return (a.T.contiguous() if transpose_a else a), (b.T.contiguous() if transpose_b else b)
+
+
+def _turned(tensor: torch.Tensor, transposed: bool) -> torch.Tensor:
+    return (tensor.T if transposed else tensor).float()
+
+
+def _gemm(*, split=False, accumulate=False, transpose_a=False, transpose_b=False, **options):
+    from tlmatrix_kernels.gemm import gemm, gemm_split_k
+
+    a, b = _matrices(transpose_a, transpose_b)
+    c = _normal(256, 256) if accumulate else None
+    out = (gemm_split_k if split else gemm)(
+        a, b, c, transpose_a=transpose_a, transpose_b=transpose_b, accumulate=accumulate, **options
+    )
+    expected = _turned(a, transpose_a) @ _turned(b, transpose_b)
+    return {"out": (out, expected + (0 if c is None else c))}
+
+
+def _mixed(*, a_dtype: torch.dtype, b_dtype: torch.dtype, scaled=False, transpose_b=True) -> Pairs:
+    from tlmatrix_kernels.gemm import gemm_mixed
+
+    def operand(dtype: torch.dtype) -> torch.Tensor:
+        if dtype == torch.int8:
+            return torch.randint(-8, 8, (256, 256)).to(dtype)
+        return _normal(256, 256).to(dtype)
+
+    a, b = operand(a_dtype), operand(b_dtype)
+    scale = torch.rand(256) if scaled else None
+    out = gemm_mixed(a, b, scale=scale, transpose_b=transpose_b)
+    expected = a.float() @ _turned(b, transpose_b)
+    return {"out": (out, expected if scale is None else expected * scale)}
+
+
+def _rms_norm() -> Pairs:
+    from tlmatrix_kernels.norm import rms_norm
+
+    x, w = _normal(64, 1024).requires_grad_(), _normal(1024).requires_grad_()
+    wide = x.float()
+    expected = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * w.float()
+    return _with_gradients(rms_norm(x, w), None, expected, {"x": x, "w": w})
+
+
+def _atomic_add(*, order: str) -> Pairs:
+    from tlmatrix_kernels.atomics import atomic_add_layout
+
+    x = torch.randn(4, 64, 64)
+    total, memory = atomic_add_layout(x, order=order)
+    return {"total": (total, x.sum(0)), "memory": (memory, None)}
+
+
+def _atomic_cells(*, operation: str) -> Pairs:
+    from tlmatrix_kernels.atomics import atomic_cells
+
+    x, start = torch.randn(128), torch.zeros(64)
+    cells, _ = atomic_cells(x, start, operation=operation)
+    pairs = x.view(2, 64)
+    wanted = {"add": torch.full((64,), 2.0), "max": pairs.amax(0).clamp(min=0)}
+    return {"cells": (cells, wanted[operation])}
+
+
+def plain_tests() -> list[PlainTest]:
+    """All of them."""
+    tests = []
+
+    def add(entry: str, run, arch: str = "sm_90a", **options) -> None:
+        name = entry.rpartition(":")[2]
+        tests.append(PlainTest(name, entry, run, options, arch))
+
+    for backward, causal in itertools.product(STRATEGIES, (False, True)):
+        add(f"{ATTENTION}:dense_attention", _dense, backward=backward, causal=causal)
+        add(f"{ATTENTION}:varlen_attention", _varlen, backward=backward, causal=causal)
+    for entry, run in (("dense_attention", _dense), ("varlen_attention", _varlen)):
+        add(f"{ATTENTION}:{entry}", run, causal=True, window=128)
+        add(f"{ATTENTION}:{entry}", run, causal=True, sinks=True)
+        add(f"{ATTENTION}:{entry}", run, causal=True, sinks=True, window=128)
+    add(f"{ATTENTION}:dense_attention", _dense, layout="bhsd", causal=True)
+    for causal in (False, True):
+        add(f"{ATTENTION}:padded_attention", _padded, causal=causal)
+        for variant in ("ss", "ts", "wasp"):
+            sm100 = {"variant": variant, "causal": causal}
+            add(f"{ATTENTION}:sm100_attention", _sm100, "sm_100a", **sm100)
+        add(f"{ATTENTION}:sm100_attention", _sm100, "sm_100a", causal=causal, backward=True)
+    for page_size in (None, 16, 64):
+        paged = {} if page_size is None else {"page_size": page_size}
+        entry = f"{ATTENTION}:{'paged_attention' if paged else 'decode_attention'}"
+        add(entry, _decode, **paged)
+        add(entry, _decode, splits=4, **paged)
+        add(entry, _decode, sinks=True, window=128, **paged)
+    for transposed in ((False, False), (False, True), (True, False)):
+        turned = dict(zip(("transpose_a", "transpose_b"), transposed, strict=True))
+        add(f"{GEMM}:gemm", _gemm, **turned)
+        for variant, arch in (
+            ("tcgen05", "sm_100a"), ("tcgen05_ws", "sm_100a"), ("wgmma_ws", "sm_90a"),
+        ):  # fmt: skip
+            add(f"{GEMM}:gemm", _gemm, arch, variant=variant, **turned)
+        for reduction in ("workspace", "atomic"):
+            split = {"split": True, "splits": 4, "reduction": reduction}
+            add(f"{GEMM}:gemm_split_k", _gemm, **split, **turned)
+    add(f"{GEMM}:gemm", _gemm, accumulate=True)
+    add(f"{GEMM}:gemm_split_k", _gemm, split=True, splits=4, accumulate=True)
+    eight = torch.float8_e4m3fn
+    for a_dtype, b_dtype in (
+        (torch.float16, torch.int8), (torch.float16, eight), (eight, eight),
+        (torch.int8, torch.int8),
+    ):  # fmt: skip
+        for transpose_b in (False, True):
+            mixed = {"a_dtype": a_dtype, "b_dtype": b_dtype, "transpose_b": transpose_b}
+            add(f"{GEMM}:gemm_mixed", _mixed, **mixed)
+    add(f"{GEMM}:gemm_mixed", _mixed, a_dtype=torch.float16, b_dtype=torch.int8, scaled=True)
+    add("tlmatrix_kernels.norm:rms_norm", _rms_norm)
+    for order in ("rows", "quads"):
+        add("tlmatrix_kernels.atomics:atomic_add_layout", _atomic_add, order=order)
+    for operation in ("add", "max"):
+        add("tlmatrix_kernels.atomics:atomic_cells", _atomic_cells, operation=operation)
+    return tests

@@ -1,0 +1,149 @@
+"""The planted bugs: small declared edits of the project's own kernels, one YAML file a kind.
+
+A file says what all its mutants have in common and lists them:
+
+    kind: lengths
+    summary: Lengths off the tile, empty ones, and sequences that end before their tile does.
+    mutants:
+      - name: last_query_tile_stored_whole
+        file: attention/rows.py             # below kernels/
+        below: def fits(                    # optional: the edit is the first one below this line
+        before: return row + rows <= self.length if followed else True
+        after: return True
+        stands_for: a packed kernel stores its last tile whole, into the next sequence
+        seen: https://github.com/...        # where the field had it
+        silent: true                        # optional: no bit differs at aligned shapes
+        specs: [gemm_sm90]                  # optional: of the specs that reach it, those to run
+
+`before` must occur exactly once in the file, or be the first below a line that does: an edit that
+no longer applies is an error, never a mutant that is quietly the original.
+"""
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+__all__ = ["FOLDER", "KERNELS", "KINDS", "ROOT", "Mutant", "MutantError", "load_mutants", "plant"]
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "kernels"
+FOLDER = Path(__file__).resolve().parent
+KINDS = (
+    "lengths", "masks", "sinks", "heads", "memory", "precision", "state", "barriers", "gemm",
+    "decode",
+)  # fmt: skip
+_FIELDS = {"name", "file", "below", "before", "after", "stands_for", "seen", "silent", "specs"}
+_REQUIRED = _FIELDS - {"below", "silent", "specs"}
+
+
+class MutantError(ValueError):
+    """A declared mutant is malformed, or does not apply to the kernels as they are."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug; see the module for what its fields say."""
+
+    kind: str
+    name: str
+    file: str
+    before: str
+    after: str
+    stands_for: str
+    seen: str
+    below: str | None = None
+    silent: bool = False
+    specs: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """`lengths/last_query_tile_stored_whole`."""
+        return f"{self.kind}/{self.name}"
+
+    @property
+    def key(self) -> str:
+        """Changes when the edit does."""
+        text = "\0".join((self.file, self.below or "", self.before, self.after))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def place(self, text: str) -> int:
+        """Where in the text of its file the edit begins.
+
+        Raises:
+            MutantError: nowhere, or at more places than one.
+        """
+        start = 0
+        if self.below is not None:
+            if text.count(self.below) != 1:
+                raise self._stale(f"`below` occurs {text.count(self.below)} times, not once")
+            start = text.index(self.below)
+            if self.before not in text[start:]:
+                raise self._stale("`before` does not occur below `below`")
+        elif text.count(self.before) != 1:
+            raise self._stale(f"`before` occurs {text.count(self.before)} times, not once")
+        return text.index(self.before, start)
+
+    def applied(self, text: str) -> str:
+        """The text of its file with the bug in it."""
+        start = self.place(text)
+        return text[:start] + self.after + text[start + len(self.before) :]
+
+    def lines(self, text: str) -> range:
+        """The lines that the edit touches, counted from 1."""
+        start = self.place(text)
+        first = text.count("\n", 0, start) + 1
+        return range(first, first + self.before.rstrip("\n").count("\n") + 1)
+
+    def _stale(self, why: str) -> MutantError:
+        return MutantError(f"{self.id}: {why} in kernels/{self.file}; mend or replace the mutant")
+
+
+def load_mutants(folder: Path = FOLDER) -> list[Mutant]:
+    """All declared mutants, kind by kind.
+
+    Raises:
+        MutantError: a file or an entry is malformed, or a name is taken twice.
+    """
+    found: list[Mutant] = []
+    for kind in KINDS:
+        path = folder / f"{kind}.yaml"
+        data = yaml.safe_load(path.read_text())
+        if set(data) != {"kind", "summary", "mutants"} or data["kind"] != kind:
+            raise MutantError(f"{path.name}: must have kind: {kind}, a summary and mutants")
+        for number, entry in enumerate(data["mutants"]):
+            found.append(_mutant(entry, kind, f"{path.name}: mutant {number + 1}"))
+    names = [mutant.name for mutant in found]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise MutantError(f"names must differ: {', '.join(sorted(twice))}")
+    return found
+
+
+def _mutant(entry: dict, kind: str, place: str) -> Mutant:
+    place = f"{place} ({entry.get('name', 'no name')})"
+    if unknown := set(entry) - _FIELDS:
+        raise MutantError(f"{place}: unknown fields {', '.join(sorted(unknown))}")
+    if missing := _REQUIRED - set(entry):
+        raise MutantError(f"{place}: lacks {', '.join(sorted(missing))}")
+    if not entry["seen"].startswith("https://"):
+        raise MutantError(f"{place}: seen must be a link")
+    if entry["before"] == entry["after"]:
+        raise MutantError(f"{place}: before and after are the same")
+    return Mutant(kind=kind, **{**entry, "specs": tuple(entry.get("specs", ()))})
+
+
+def plant(mutant: Mutant | None, folder: Path) -> Path:
+    """Copy the kernels to `folder` as the package `tlmatrix_kernels`, with the bug in them.
+
+    Returns:
+        the folder to put on the import path. The working tree is never touched.
+    """
+    package = folder / "tlmatrix_kernels"
+    shutil.copytree(KERNELS, package, ignore=shutil.ignore_patterns("__pycache__"))
+    if mutant is not None:
+        path = package / mutant.file
+        path.write_text(mutant.applied(path.read_text()))
+    return folder

@@ -1,0 +1,228 @@
+"""Hunts one planted bug: the specs' quick tier on the interpreter, until the first finding.
+
+Runs in a forked child of a process that has imported everything but the kernels, so that a mutant
+costs no import of PyTorch, TileLang or the framework: the child puts a folder with the mutated
+kernels in front of the import path and runs cases as `tlmatrix run` does, in the order of the
+tier. The first case that does not pass is then judged by each check alone, to know which of them
+see the bug by themselves.
+
+Beside it, the plain tests of `baseline` judge the same kernels.
+"""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutant_catalog import FOLDER, ROOT, Mutant, plant
+from mutant_reach import Sources
+
+sys.path.insert(0, str(FOLDER / "baseline"))
+from plain import PlainTest, judge_plainly
+from plain_tests import plain_tests
+
+__all__ = ["Bits", "Hunt", "Plans", "Record", "hunt"]
+
+Bits = dict[str, str]
+"""Name of a plain test to the digest of what the kernels make of it without a bug."""
+
+TIER = "quick"
+JUDGING = 120.0
+"""Seconds that each check by itself may take over the first failing case, all together."""
+
+
+@dataclass
+class Record:
+    """What became of one mutant.
+
+    `check` is that of the first finding, `title` its words, `case` what to reproduce it with.
+    `seen_by` are the checks that see it on that case, each asked alone. `cases` and `seconds`
+    count up to the first finding; `cpu` are the processor's seconds, which other work on the
+    machine does not lengthen. `plain` are the plain tests that fail, `bits` the digests of them
+    all. `trouble` says what went wrong with the hunt itself.
+    """
+
+    mutant: str
+    key: str
+    kind: str
+    found: bool = False
+    check: str = ""
+    title: str = ""
+    case: str = ""
+    origin: str = ""
+    seen_by: list[str] = field(default_factory=list)
+    cases: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    specs: list[str] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
+    bits: Bits = field(default_factory=dict)
+    trouble: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; times rounded to what they mean."""
+        data = asdict(self)
+        data.update(seconds=round(self.seconds, 2), cpu=round(self.cpu, 2))
+        return data
+
+
+class Plans:
+    """The specs, and the cases of their quick tier: made once, for all mutants."""
+
+    def __init__(self, folder: Path = ROOT / "specs") -> None:
+        from tlmatrix.run.plan import plan
+        from tlmatrix.spec.loader import find_specs, load_spec
+
+        self.specs = [load_spec(path) for path in find_specs([folder])]
+        self._cases = {spec.name: list(plan(spec, TIER).cases()) for spec in self.specs}
+        self.sources = Sources()
+        self._reached = {
+            spec.name: self.sources.reached(spec.entry or spec.factory) for spec in self.specs
+        }
+
+    def affected(self, mutant: Mutant) -> list[Any]:
+        """The specs to run for a mutant: those whose entry reaches what it changes.
+
+        The one that reaches least comes first, for it is the most particular about the rest.
+
+        Raises:
+            LookupError: no spec reaches it, or it names one that does not.
+        """
+        changed = self.sources.changed(mutant)
+        reach = {name for name, reached in self._reached.items() if reached & changed}
+        if not reach or (wrong := set(mutant.specs) - reach):
+            missed = ", ".join(sorted(wrong)) if reach else "no spec"
+            raise LookupError(f"{mutant.id}: {missed} reaches what it changes")
+        chosen = set(mutant.specs) or reach
+        specs = [spec for spec in self.specs if spec.name in chosen]
+        return sorted(specs, key=lambda spec: len(self._reached[spec.name]))
+
+    def tier(self, specs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """(spec, case) of the specs' tiers, in running order, the rejects of each spec last."""
+        for spec in specs:
+            for case in self._cases[spec.name]:
+                yield spec, case
+
+    def plain_tests(self, mutant: Mutant) -> list[PlainTest]:
+        """The plain tests whose entry reaches what the mutant changes."""
+        changed = self.sources.changed(mutant)
+        return [test for test in plain_tests() if self.sources.reached(test.entry) & changed]
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """What a child process is asked to do.
+
+    `mutant` None leaves the kernels as they are. `plain` are the plain tests to make of them.
+    """
+
+    mutant: Mutant | None
+    specs: tuple[Any, ...] = ()
+    plain: tuple[PlainTest, ...] = ()
+    limit: float = 60.0
+
+
+def hunt(task: Hunt, plans: Plans) -> Record:
+    """Run a hunt in a child process of its own, and end it after its time."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory(prefix="tlmatrix-mutant-") as folder:
+        planted = plant(task.mutant, Path(folder))
+        child = context.Process(target=_child, args=(task, plans, planted, sender))
+        began = time.perf_counter()
+        child.start()
+        sender.close()
+        record = _blank(task)
+        try:
+            # The first finding comes first; what each check sees of it, later.
+            end = began + task.limit
+            while receiver.poll(max(0.0, end - time.perf_counter())):
+                record = receiver.recv()
+                end = time.perf_counter() + JUDGING
+        except EOFError:
+            child.join()
+            if child.exitcode:
+                record.trouble = record.trouble or f"the process ended with {child.exitcode}"
+        else:
+            record.trouble = record.trouble or f"stopped after {task.limit:.0f} seconds"
+            if not record.found:
+                record.seconds = time.perf_counter() - began
+        finally:
+            child.kill()
+            child.join()
+    return record
+
+
+def _blank(task: Hunt) -> Record:
+    mutant = task.mutant
+    specs = [spec.name for spec in task.specs]
+    if mutant is None:
+        return Record("none", "", "none", specs=specs)
+    return Record(mutant.id, mutant.key, mutant.kind, specs=specs)
+
+
+def _child(task: Hunt, plans: Plans, planted: Path, sender: Any) -> None:
+    record = _blank(task)
+    try:
+        sys.path.insert(0, str(planted))
+        # What kernels print is not for the table.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _search(task, plans, record, sender)
+        _confirm_origin(planted)
+    except BaseException:  # noqa: BLE001 - whatever happens here belongs into the record
+        record.trouble = traceback.format_exc()
+        sender.send(record)
+    finally:
+        sender.close()
+        os._exit(0)
+
+
+def _search(task: Hunt, plans: Plans, record: Record, sender: Any) -> None:
+    from tlmatrix.backend import backend_named
+    from tlmatrix.run.runner import Runner
+
+    began, cpu = time.perf_counter(), time.process_time()
+    runner = Runner(backend_named("interpreter"))
+    for spec, case in plans.tier(task.specs):
+        result = runner.run(spec, case, path=f"specs/{spec.path.name}")
+        record.cases += 1
+        record.seconds = time.perf_counter() - began
+        record.cpu = time.process_time() - cpu
+        if result.failed:
+            first = result.findings[0]
+            record.found, record.check, record.title = True, first.check, first.title
+            record.case, record.origin = result.node, case.origin
+            sender.send(record)
+            record.seen_by = _seen_by(runner, spec, case)
+            break
+    sender.send(record)
+    for test in task.plain:
+        verdict = judge_plainly(test)
+        record.bits[verdict.name] = verdict.bits
+        if verdict.failed:
+            record.plain.append(verdict.name)
+    sender.send(record)
+
+
+def _confirm_origin(planted: Path) -> None:
+    """The kernels that ran are those with the bug in them."""
+    origin = Path(sys.modules["tlmatrix_kernels"].__file__ or "")
+    if planted not in origin.parents:
+        raise RuntimeError(f"the kernels came from {origin}, not from {planted}")
+
+
+def _seen_by(runner: Any, spec: Any, case: Any) -> list[str]:
+    """The checks that see what is wrong with a case, each asked alone."""
+    seen: list[str] = []
+    for check in spec.checks:
+        alone = spec.model_copy(update={"checks": (check,)})
+        found = runner.run(alone, case)
+        if found.failed:
+            seen += sorted({finding.check for finding in found.findings} - set(seen))
+    return seen

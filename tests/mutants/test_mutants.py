@@ -1,0 +1,71 @@
+"""The planted bugs apply to the kernels as they are, and some of each kind are hunted down.
+
+All of them are hunted by `make mutants`, which takes minutes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import mutant_catalog
+import mutant_reach
+import pytest
+
+MUTANTS = mutant_catalog.load_mutants()
+# Of different kinds, and each found within a few cases.
+SOME = (
+    "causal_key_beside_the_query_hidden",
+    "atomic_sum_not_zeroed",
+    "partial_step_of_k_dropped",
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_mutant_applies_to_one_place_and_leaves_python(mutant):
+    text = (mutant_catalog.KERNELS / mutant.file).read_text()
+    changed = mutant.applied(text)
+    assert changed != text
+    compile(changed, mutant.file, "exec")
+
+
+def test_edit_whose_text_is_gone_is_an_error_that_names_it():
+    stale = replace(MUTANTS[0], before="no such text", below=None)
+    with pytest.raises(mutant_catalog.MutantError, match=f"{stale.id}.*occurs 0 times"):
+        stale.applied("some other text")
+
+
+def test_edit_of_text_that_occurs_twice_needs_a_line_to_stand_below():
+    twice = replace(MUTANTS[0], before="x = 1", after="x = 2", below=None)
+    text = "def f():\n    x = 1\n\n\ndef g():\n    x = 1\n"
+    with pytest.raises(mutant_catalog.MutantError, match="2 times"):
+        twice.applied(text)
+    assert replace(twice, below="def g").applied(text).endswith("def g():\n    x = 2\n")
+
+
+def test_entries_reach_what_they_call_and_nothing_else():
+    sources = mutant_reach.Sources()
+    attention = "tlmatrix_kernels.attention"
+    packed = {name for _, name in sources.reached(f"{attention}:varlen_attention")}
+    assert {"varlen_attention", "_PackedAttention", "Mask", "restore_block"} <= packed
+    assert not {"_DenseAttention", "decode_attention", "gemm"} & packed
+    norm = sources.reached("tlmatrix_kernels.norm:rms_norm")
+    assert {module.split(".")[1] for module, _ in norm} == {"norm", "dtypes"}
+
+
+def test_some_mutants_are_found(tmp_path):
+    results = tmp_path / "mutants.jsonl"
+    command = [sys.executable, mutant_catalog.FOLDER / "run_mutants.py", *SOME, "-j", "1"]
+    done = subprocess.run(
+        [*command, "--results", results],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=mutant_catalog.ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    assert {record["mutant"].partition("/")[2] for record in records} == set(SOME)
+    assert all(record["found"] and record["seen_by"] for record in records)
