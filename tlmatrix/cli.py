@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_list(commands)
     _add_check(commands)
     _add_repro(commands)
+    _add_replay(commands)
     _add_explain(commands)
     _add_coverage(commands)
     _add_bench(commands)
@@ -172,6 +173,37 @@ def _add_repro(commands: _Commands) -> None:
         "-v", "--verbose", action="store_true", help="show tensors around the worst elements"
     )
     repro.set_defaults(command=_repro)
+
+
+def _add_replay(commands: _Commands) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="say of each regression of specs whether it is fixed, or retire one",
+        description="Run the regressions of specs: FIXED, FAILED or ERROR for each.",
+    )
+    _add_paths(replay)
+    replay.add_argument(
+        "--retire",
+        metavar="ID",
+        help="take this one out (SPEC.yaml::ID, or its id) if it is fixed; it stays in the file, "
+        "under `retired`, and is no longer run",
+    )
+    replay.add_argument("--because", metavar="REASON", help="with --retire: why")
+    replay.add_argument(
+        "--unfixed", action="store_true", help="with --retire: even though it is not fixed"
+    )
+    replay.add_argument("--backend", choices=BACKENDS, help="where kernels run")
+    replay.add_argument("--seed", type=int, help="as for run")
+    replay.add_argument(
+        "-n",
+        "--workers",
+        default="1",
+        metavar="N",
+        help="processes, which a regression may crash (1); 0 runs everything in this one",
+    )
+    replay.add_argument("--results", metavar="PATH", help="as for run")
+    replay.add_argument("--timeout", type=float, metavar="SECONDS", help="as for run")
+    replay.set_defaults(command=_replay)
 
 
 def _add_coverage(commands: _Commands) -> None:
@@ -407,6 +439,12 @@ def _repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.commands.repro import repro
 
     return repro(arguments, config)
+
+
+def _replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.commands.replay import replay
+
+    return replay(arguments, config)
 
 
 def _coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:

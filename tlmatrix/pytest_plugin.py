@@ -69,6 +69,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="other input data and other samples; 0, the default, is each case's own seed",
     )
     group.addoption(
+        "--tlmatrix-only",
+        choices=("regressions",),
+        default=None,
+        help="leave out every case but those that once failed",
+    )
+    group.addoption(
         "--tlmatrix-results",
         metavar="PATH",
         default=None,
@@ -144,6 +150,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from tlmatrix.plugin.state import state_of
 
     state = state_of(config)
+    if config.getoption("tlmatrix_only"):
+        kept = {item: None for item in _cases(items) if item.case.origin == "regression"}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
     cases = _cases(items)
     passed = state.passed_before
     done = {item for item in cases if (str(item.path.resolve()), item.name) in passed}

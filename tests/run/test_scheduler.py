@@ -40,16 +40,17 @@ class _Worker:
         return "ran"
 
 
-def _scheduling(workers: int) -> CaseScheduling:
-    config = SimpleNamespace(
-        getvalue=lambda _name: ["popen"] * workers, option=SimpleNamespace(loadscopereorder=False)
-    )
-    return CaseScheduling(config, Producer("test", enabled=False), lambda: _GROUPS)
+def _scheduling(
+    workers: int, groups: dict[str, str] = _GROUPS, *, largest_first: bool = False
+) -> CaseScheduling:
+    option = SimpleNamespace(loadscopereorder=largest_first)
+    config = SimpleNamespace(getvalue=lambda _name: ["popen"] * workers, option=option)
+    return CaseScheduling(config, Producer("test", enabled=False), lambda: groups)
 
 
-def _join(scheduling: CaseScheduling, worker: _Worker) -> None:
+def _join(scheduling: CaseScheduling, worker: _Worker, groups: dict[str, str] = _GROUPS) -> None:
     scheduling.add_node(worker)
-    scheduling.add_node_collection(worker, list(_GROUPS))
+    scheduling.add_node_collection(worker, list(groups))
     if scheduling.collection_is_completed:
         scheduling.schedule()
 
@@ -81,3 +82,12 @@ def test_the_replacement_of_a_dead_worker_runs_groups_of_one() -> None:
     _join(scheduling, second)
     assert _run(scheduling, second) == "ended"
     assert sorted(first.ran + second.ran) == list(_GROUPS)
+
+
+def test_regressions_go_ahead_of_larger_groups() -> None:
+    groups = {"a": "x", "b": "x", "c": "x", "d": "y-regressions", "e": "z", "f": "z-regressions"}
+    scheduling = _scheduling(1, groups, largest_first=True)
+    worker = _Worker("gw0")
+    _join(scheduling, worker, groups)
+    assert _run(scheduling, worker) == "ended"
+    assert worker.ran == ["d", "f", "a", "b", "c", "e"]

@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 from rich.console import Console
@@ -21,13 +21,13 @@ from tlmatrix.report.terminal import TerminalReport
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tlmatrix.config import Config
     from tlmatrix.run.events import Event
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["run"]
+__all__ = ["Engine", "console_on_output", "pytest_arguments", "run"]
 
 
 def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
@@ -43,18 +43,21 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     tier = arguments.tier or (records.header.tier if records else config.tier)
     # Errors in specs are told before any worker starts.
     plan_all(paths, tier, seed=arguments.seed, roots=[config.root])
-    with _console() as console:
+    with console_on_output() as console:
         report = TerminalReport(console)
         report.announce(f"{tier} tier; starting")
-        engine = _Engine(report)
+        engine = Engine(report)
         try:
-            status = pytest.main(_pytest_arguments(arguments, paths, tier), plugins=[engine])
+            status = pytest.main(pytest_arguments(arguments, paths, tier), plugins=[engine])
         finally:
             report.close()
         return engine.exit_code(int(status), console)
 
 
-def _pytest_arguments(arguments: argparse.Namespace, paths: list[Path], tier: str) -> list[str]:
+def pytest_arguments(
+    arguments: argparse.Namespace, paths: Sequence[Path | str], tier: str
+) -> list[str]:
+    """What pytest is called with, to run cases of specs as `arguments` of a command ask."""
     words = [str(path) for path in paths]
     # A project's own default options (coverage, verbosity, warnings as errors) are meant for
     # its own tests, and its assertions are not ours to rewrite.
@@ -99,7 +102,7 @@ def _paths_of(records: RunRecords) -> list[str]:
 
 
 @contextmanager
-def _console() -> Iterator[Console]:
+def console_on_output() -> Iterator[Console]:
     """A console on the real output: pytest captures file descriptor 1 while a case runs."""
     try:
         descriptor = os.dup(sys.stdout.fileno())
@@ -114,10 +117,20 @@ def _console() -> Iterator[Console]:
         yield console
 
 
-class _Engine:
+class Listener(Protocol):
+    """A report that hears of a run while it goes on."""
+
+    def handle(self, event: Event) -> None:
+        """Something happened."""
+
+    def note(self, words: str) -> None:
+        """Something to know in between."""
+
+
+class Engine:
     """A pytest plugin that mutes pytest's own report and feeds ours."""
 
-    def __init__(self, report: TerminalReport) -> None:
+    def __init__(self, report: Listener) -> None:
         self._report = report
         self._muted = io.StringIO()
         self._interrupted = False

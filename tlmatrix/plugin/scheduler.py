@@ -4,6 +4,8 @@ As it comes, it gives the whole unfinished group of a dead worker, the crashed t
 the next worker, which then dies as well; it fails when it hands out work while a second
 replacement is still collecting; and it gives a replacement one group, where a worker runs its
 last test only when it has another or is told that there is none: a group of one waits for ever.
+
+It also sorts groups by their size. What failed before must fail first, so regressions go ahead.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadGroupScheduling
+
+from tlmatrix.run.plan import REGRESSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,12 +38,22 @@ class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
         super().__init__(config, log)
         self._read_groups = groups
         self._groups: Mapping[str, str] = {}
+        self._ordered = False
 
     def schedule(self) -> None:
         """Hand out work; the first time, this is when groups are known."""
         if not self._groups:
             self._groups = self._read_groups()
         super().schedule()
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Hand out the next group, regressions before all others."""
+        if not self._ordered:
+            self._ordered = True
+            first = [scope for scope in self.workqueue if scope.endswith(REGRESSIONS)]
+            for scope in reversed(first):
+                self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return self._groups.get(nodeid) or super()._split_scope(nodeid)

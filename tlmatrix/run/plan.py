@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Family
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Plan", "plan"]
+__all__ = ["REGRESSIONS", "Plan", "plan"]
+
+REGRESSIONS = "-regressions"
+"""How the name of a group ends that holds cases which once failed."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,13 @@ class Plan:
         return self.expansion.count() + len(self.rejects)
 
     def group(self, case: Case) -> str:
-        """A short name of the kernels a case needs; equal for cases that share them."""
+        """A short name of the kernels a case needs; equal for cases that share them.
+
+        Regressions are apart from the other cases, so that workers can run all of them first.
+        """
         key = self.family.compile_key(self.spec, case.values)
-        return f"{self.spec.name}-{sha256(key.encode()).hexdigest()[:8]}"
+        ending = REGRESSIONS if case.origin == "regression" else ""
+        return f"{self.spec.name}-{sha256(key.encode()).hexdigest()[:8]}{ending}"
 
 
 def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:

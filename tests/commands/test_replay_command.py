@@ -1,0 +1,136 @@
+"""Regressions are run first, and `replay` says how each stands and retires the fixed."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outside_project import project
+from tlmatrix.exit_codes import ExitCode
+from tlmatrix.spec import load_spec
+
+if TYPE_CHECKING:
+    from outside_project import Project
+
+__all__ = ["project"]
+
+_MORE = """
+regressions:                    # found by fuzzing
+  - {rows: 5, how: right}       # the first
+  - {case: {rows: 1, how: wrong}, failed: dx is off, issue: "#3"}
+  - {rows: 3, how: raise}
+"""
+_FIXED = "cols=8-dtype=float32-how=right-rows=5"
+_WRONG = "cols=8-dtype=float32-how=wrong-rows=1"
+
+
+@pytest.fixture
+def spec(project: Project) -> str:
+    text = project.spec(more=_MORE).read_text()
+    axes = load_spec(project.folder / "scale.yaml").axes
+    assert {"cols", "dtype", "how", "rows"} == set(axes), axes
+    return text
+
+
+def _id(project: Project, number: int) -> str:
+    from tlmatrix.matrix import expand
+
+    return list(expand(load_spec(project.folder / "scale.yaml"), "smoke"))[number].id
+
+
+def test_each_regression_is_fixed_failed_or_an_error(project: Project, spec: str) -> None:
+    outcome = project.tlmatrix("replay", "scale.yaml", "-n", "0")
+    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    lines = outcome.out.splitlines()
+    assert f"FIXED   scale.yaml::{_id(project, 0)}" in lines
+    at = lines.index(f"FAILED  scale.yaml::{_id(project, 1)}")
+    assert lines[at + 1].strip() == "found with: #3, dx is off"
+    assert "numeric: y: " in lines[at + 2]
+    assert lines[at + 3].strip().startswith("tlmatrix repro 'scale.yaml::")
+    at = lines.index(f"ERROR   scale.yaml::{_id(project, 2)}")
+    assert "raises RuntimeError: the kernel gave up" in lines[at + 1]
+    assert "3 regressions of 1 spec: 1 fixed, 1 failed, 1 error, 0 skipped" in lines
+    assert (project.folder / "scale.yaml").read_text() == spec
+
+
+def test_a_regression_that_ends_its_process_is_an_error(project: Project) -> None:
+    project.spec(more="regressions: [{how: exit}, {how: right}]\n")
+    outcome = project.tlmatrix("replay")
+    assert outcome.code == ExitCode.USAGE  # No folder `specs`, and no spec was named.
+    outcome = project.tlmatrix("replay", ".")
+    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    assert re.search(r"^ERROR   scale.yaml::.*how=exit.*\n +crash: ", outcome.out, re.MULTILINE)
+    assert re.search(r"^FIXED   scale.yaml::.*how=right", outcome.out, re.MULTILINE)
+
+
+def test_specs_without_regressions_need_no_run(project: Project) -> None:
+    project.spec()
+    outcome = project.tlmatrix("replay", ".")
+    assert (outcome.code, outcome.out) == (ExitCode.OK, "no regressions\n")
+
+
+def test_a_fixed_one_is_retired_with_a_reason(project: Project, spec: str) -> None:
+    case = _id(project, 0)
+    outcome = project.tlmatrix(
+        "replay", ".", "--retire", case, "--because", "the tile is gone", "-n", "0"
+    )
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert "1 regression of 1 spec: 1 fixed" in outcome.out
+    text = (project.folder / "scale.yaml").read_text()
+    gone = "  - {rows: 5, how: right}       # the first\n"
+    kept, _, new = text.partition("\nretired:\n")
+    assert kept == spec.replace(gone, "")
+    assert new.startswith("  - {case: {rows: 5, how: right}, because: the tile is gone, date: 20")
+    assert case not in project.tlmatrix("replay", ".", "-n", "0").out
+
+
+def test_one_that_fails_is_retired_only_if_told(project: Project, spec: str) -> None:
+    node = f"scale.yaml::{_id(project, 1)}"
+    words = ("replay", "--retire", node, "--because", "nobody uses it", "-n", "0")
+    outcome = project.tlmatrix(*words)
+    assert outcome.code == ExitCode.USAGE
+    number = next(n for n, line in enumerate(spec.splitlines(), 1) if "dx is off" in line)
+    assert f"scale.yaml:{number}:5: {_id(project, 1)} still fails (numeric: y: " in outcome.out
+    assert "--unfixed" in outcome.out
+    assert (project.folder / "scale.yaml").read_text() == spec
+    assert project.tlmatrix(*words, "--unfixed").code == ExitCode.OK
+    retired = load_spec(project.folder / "scale.yaml").retired[0]
+    assert (retired.failed, retired.issue, retired.because) == ("dx is off", "#3", "nobody uses it")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--retire", "rows=1"], "--retire ID goes with --because"),
+        (["--unfixed"], "--unfixed goes with --retire"),
+        (["--retire", "rows=9", "--because", "x"], "scale.yaml:17:3: no regression has the id"),
+    ],
+)
+def test_what_cannot_be_retired(project: Project, words: list[str], told: str) -> None:
+    project.spec(more=_MORE)
+    outcome = project.tlmatrix("replay", ".", *words)
+    assert outcome.code == ExitCode.USAGE
+    assert told in outcome.out, outcome.out
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_regressions_run_first_with_and_without_workers(project: Project, workers: int) -> None:
+    project.spec(rows="[1, 2, 3, 4, 5, 6]", more="regressions: [{rows: 9}, {rows: 3}, {rows: 8}]\n")
+    path = project.folder / "found.jsonl"
+    outcome = project.tlmatrix("run", ".", "-n", str(workers), "--results", str(path))
+    assert outcome.code == ExitCode.OK, outcome.out
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    origins = {each["case"]: each["origin"] for each in records if each["record"] == "case"}
+    assert len(origins) == 14
+    ran: dict[str, list[str]] = {}
+    for each in records:
+        if each["record"] == "start":
+            ran.setdefault(each["worker"], []).append(origins[each["case"]])
+    assert len(ran) == max(workers, 1)
+    for kinds in ran.values():  # On each worker all of them come before anything else.
+        first = kinds.count("regression")
+        assert first
+        assert kinds[:first] == ["regression"] * first
