@@ -13,7 +13,7 @@ from .covered import Counted, CoverageMixin
 from .recorded import Loop, Record, RecordedMixin, Spot
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
 from .source import Location, location_of
-from .statements import StatementMixin
+from .steady import SteadyMixin
 from .threadloops import without_thread_loops
 from .values import FLOATS, LOW_PRECISION, Val, is_float, is_int
 from .vectors import scalarized
@@ -89,11 +89,13 @@ class Program:
     together: dict[str, int] = field(default_factory=dict)
 
 
-class _Generator(StatementMixin):
+class _Generator(SteadyMixin):
     """One generation; see `generate`."""
 
     def __init__(self, func: Any, *, guard: bool) -> None:
         super().__init__(guard, location_of)
+        self.start_grids()
+        self.start_steady(func)
         self.func = func
         self.addressed = _addressed(func)
         self.viewed = _viewed(func)

@@ -74,7 +74,7 @@ class ArithmeticMixin(ExpressionBase):
         if dtype == "int64" or value.lit is not None or self._fits(value, dtype):
             return self._wrapped(replace(value, dtype=dtype), dtype, a, b)
         # A product that may not fit: two's complement, as on the GPU.
-        return self._wrap(value, dtype)
+        return self.wrap(value, dtype)
 
     @staticmethod
     def _fits(value: Val, dtype: str) -> bool:
@@ -85,7 +85,12 @@ class ArithmeticMixin(ExpressionBase):
         high = (1 << (bits - 1)) - 1 if signed else (1 << bits) - 1
         return value.lo is not None and value.hi is not None and low <= value.lo <= value.hi <= high
 
-    def _wrap(self, value: Val, dtype: str) -> Val:
+    def is_wrapped(self, value: Val) -> bool:
+        """Whether a value is one in two's complement."""
+        return value.code.startswith("wrap(")
+
+    def wrap(self, value: Val, dtype: str) -> Val:
+        """An integer in two's complement of its dtype."""
         if self.wide:
             return replace(value, dtype=dtype)
         signed = not dtype.startswith("uint")
@@ -99,16 +104,16 @@ class ArithmeticMixin(ExpressionBase):
         rather than negative. Sums of sizes and loop variables (known not to be negative) are
         taken to fit.
         """
-        hash_like = any(o.code.startswith("wrap(") for o in operands)
+        hash_like = any(self.is_wrapped(o) for o in operands)
         if value.lit is None and (dtype.startswith("uint") or hash_like):
-            return self._wrap(value, dtype)
+            return self.wrap(value, dtype)
         unknown = any(o.loose or (o.lo is None and o.lit is None) for o in operands)
         loose = unknown and dtype != "int64" and not self._fits(value, dtype)
         return replace(value, dtype=dtype, loose=loose)
 
     def settled(self, value: Val) -> Val:
         """A value within its dtype, for an operation that would see the difference."""
-        return self._wrap(value, value.dtype) if value.loose else value
+        return self.wrap(value, value.dtype) if value.loose else value
 
     @staticmethod
     def _range(symbol: str, a: Val, b: Val) -> tuple[int | None, int | None]:

@@ -125,7 +125,7 @@ class CallMixin(MemoryMixin):
             return Val(f"int({value.code})", dtype, lo=0, hi=1)
         if self._fits(value, dtype) or (dtype == "int64" and value.dtype == "int32"):
             return replace(value, dtype=dtype)
-        return self._wrap(value, dtype)
+        return self.wrap(value, dtype)
 
     def _cast_literal(self, value: Val, dtype: str) -> Val:
         if dtype == "bool":
@@ -271,7 +271,7 @@ class CallMixin(MemoryMixin):
             if a.lo is not None and a.lo >= 0:
                 return replace(value, lo=0, hi=a.hi)
             return value
-        return self._wrap(value, dtype) if value.scalar else value
+        return self.wrap(value, dtype) if value.scalar else value
 
     def _call_tirx_shift_left(self, node: Any, dtype: str) -> Val:
         return self._shift(node, dtype, "<<")
@@ -283,7 +283,7 @@ class CallMixin(MemoryMixin):
         value = self.expr(node.args[0])
         code = self.pure(f"(~{value.code})", dtype, (value,))
         if value.scalar and dtype.startswith("uint"):
-            return self._wrap(code, dtype)
+            return self.wrap(code, dtype)
         return code
 
     def _call_tirx_popcount(self, node: Any, dtype: str) -> Val:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .bounds import Access, add, constant_index
 from .logic import LogicMixin
-from .values import LOW_PRECISION, Val, is_float, literal, memory_name, numpy_type
+from .values import LOW_PRECISION, Val, is_float, is_int, literal, memory_name, numpy_type
 
 if TYPE_CHECKING:
     from .context import Buf
@@ -112,6 +112,9 @@ class MemoryMixin(LogicMixin):
             if not is_float(buf.dtype):
                 code = f"{buf.code}.item({index})"
             return Val(self.on_scalar(access, code), buf.dtype, lo=lo, hi=hi)
+        if len(access.dims) == 1 and self.skips(buf) and is_int(buf.dtype):
+            code = f"item({buf.code}, {index}, {buf.safe})"
+            return Val(self.on_scalar(access, code), buf.dtype)
         code = (
             f"at({buf.code}, {buf.codec}, ({index},), {buf.safe}, {buf.name!r}, {self.skips(buf)})"
         )

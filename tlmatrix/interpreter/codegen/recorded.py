@@ -103,7 +103,6 @@ class RecordedMixin(GridMixin):
         self._loops: list[Loop] = []
         self._loop_numbers: list[int] = []
         self._grids: list[tuple[str, ...]] = []
-        self.start_grids()
         self._base: dict[str, str] = {}
         self._let: dict[Any, tuple[str, frozenset[int]]] = {}
         self._pending: tuple[Buf, str, str] | None = None

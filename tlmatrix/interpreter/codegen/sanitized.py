@@ -7,6 +7,7 @@ infinity, and looks at what every operation reads and writes, to name the first 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SanitizedMixin", "Site", "Watch", "kernel_usage"]
 
 _REGIONS = ("tl.region", "tl.tileop.region")
+_SITE_OF_ONE = re.compile(r"\b(\w+_seen\.one|watch\.one)\(\d+, ")
 _ACQUIRING = ("acquire", "both", "unsaid")
 _RELEASING = ("release", "both", "unsaid")
 # Tile operations whose methods are overridden here.
@@ -87,7 +89,6 @@ class SanitizedMixin(GridMixin):
         self.sites: list[Site] = []
         self._site_numbers: dict[Site, int] = {}
         self._seen: dict[str, str] = {}
-        self.start_grids()
         self._ordering = False
         self._memory_order = ""
         self.usage_of_data = kernel_usage(func)
@@ -133,6 +134,16 @@ class SanitizedMixin(GridMixin):
 
     # -- the grid and memory
 
+    @property
+    def remembers(self) -> bool:
+        """What a block reads is noted where it reads it, and not ahead."""
+        return True
+
+    @staticmethod
+    def same(code: str) -> str:
+        """Without the sites that read: the first in a block is noted for all."""
+        return _SITE_OF_ONE.sub(r"\1(", code)
+
     def on_grid(self) -> None:
         """The monitor learns of a launch."""
         self.w.line("watch.launch()")
@@ -141,6 +152,7 @@ class SanitizedMixin(GridMixin):
         """The monitor learns of a block."""
         names = ", ".join(self.vars[var].code for var in indices)
         self.w.line(f"watch.enter(({names},))")
+        super().on_block(indices)
 
     def allocate(self, buffer: Any) -> None:
         """Make a buffer and its shadow."""

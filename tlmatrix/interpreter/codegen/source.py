@@ -59,6 +59,13 @@ class Writer:
                 self.line("pass")
             self._depth -= 1
 
+    def insert(self, place: int, texts: list[str]) -> None:
+        """Write lines before line `place`, as deep and from the same line of the user's file."""
+        line = self.lines[place]
+        indent = line[: len(line) - len(line.lstrip())]
+        self.lines[place:place] = [indent + text for text in texts]
+        self.locations[place:place] = [self.locations[place]] * len(texts)
+
     def fresh(self, stem: str) -> str:
         """A name that nothing else in this source has."""
         stem = "".join(c if c.isalnum() or c == "_" else "_" for c in stem) or "v"

@@ -55,7 +55,7 @@ class StoreMixin(ReducerMixin):
         value = self.rounded(self.cast(value, buf.dtype))
         code = self.as_scalar(value)
         if is_int(buf.dtype) and value.lit is None and not self._fits(value, buf.dtype):
-            code = self._wrap(value, buf.dtype).code
+            code = self.wrap(value, buf.dtype).code
         self.on_variable_write(buf, value)
         self.w.line(f"{buf.code} = {code}")
 
@@ -125,7 +125,7 @@ class StoreMixin(ReducerMixin):
         value = self.rounded(value) if not buf.codec else value
         code = value.code
         if is_int(buf.dtype) and value.lit is None and not self._fits(value, buf.dtype):
-            code = self._wrap(value, buf.dtype).code
+            code = self.wrap(value, buf.dtype).code
         index = ", ".join(d.base.code for d in access.dims)
         if not access.conditions and buf.codec is None:
             self.w.line(f"{buf.code}[{index}] = {code}")

@@ -27,6 +27,7 @@ __all__ = [
     "gather",
     "inside",
     "iota",
+    "item",
     "lanes",
     "load_block",
     "outside",
@@ -101,6 +102,11 @@ def at(
         return codec.widen(array[(*index, None)])[0]
     value = array[index]
     return value if array.dtype.kind == "f" else value.item()
+
+
+def item(array: Array, index: int, safe: int) -> int:
+    """`at` for a row of integers that is guarded: most of what kernels read one by one."""
+    return array.item(index) if 0 <= index < len(array) else safe
 
 
 def put(
