@@ -47,6 +47,7 @@ def judge(
     deterministic: bool,
     relations: Relations = "all",
     made: Callable[[str], object] = str,
+    told: Callable[[float], None] | None = None,
 ) -> list[Finding]:
     """Everything that is wrong with an entry on one problem; empty when nothing is.
 
@@ -54,13 +55,14 @@ def judge(
     of the checks to make, `arch` selects tolerances, and `deterministic` asks for equal bits
     where the spec does not declare the case bounded. `relations` says which of the checks that
     need further runs are made: `all`, one that the case's seed picks (`rotate`), or those named;
-    `made` is told each: `determinism`, or the relation's name.
+    `made` is told each: `determinism`, or the relation's name. Where numbers are judged and right,
+    `told` hears how close they came to what is allowed (`Yardstick.closeness`).
 
     Raises:
         Exception: what `execute` raised in the first run, unchanged, unless a sanitizer has
             found why; later runs that raise become findings.
     """
-    judging = _Judge(spec, case, problem, execute, frozenset(checks), arch, deterministic)
+    judging = _Judge(spec, case, problem, execute, frozenset(checks), arch, deterministic, told)
     return judging.findings(relations, made)
 
 
@@ -76,6 +78,7 @@ class _Judge:
         checks: frozenset[str],
         arch: str,
         deterministic: bool,
+        told: Callable[[float], None] | None,
     ) -> None:
         self._spec = spec
         self._case = case
@@ -84,6 +87,7 @@ class _Judge:
         self._checks = checks
         self._arch = arch
         self._deterministic = deterministic
+        self._told = told
         self._suspicious = False
         self._yardstick = Yardstick(problem, spec.tolerance, arch)
         self._watch = Watch(spec, problem) if "sanitizers" in checks else None
@@ -204,6 +208,9 @@ class _Judge:
         looked_at = {name: tensor for name, tensor in results.items() if self._judged(name)}
         wrong = deviations(looked_at, self._yardstick)
         if not wrong:
+            closeness = self._yardstick.closeness() if self._told is not None else None
+            if self._told is not None and closeness is not None:
+                self._told(closeness)
             return []
         uninitialised = self._depends_on_fill(wrong)
         found = []

@@ -64,6 +64,8 @@ __all__ = ["Doubt", "Limits", "Yardstick", "limits"]
 _UNITS = 64
 _UNITS_PER_EXPONENT = 8
 _USUAL_EXPONENT = 56.0
+_FEW = 256
+"""Elements whose errors say as much about a kernel as about luck."""
 _FLUSHED = 2.0**-116
 """float32's smallest normal number, times a partner of 2**10."""
 
@@ -292,6 +294,24 @@ class Yardstick:
                 factor = self.allowance(each.name).factor
                 found[each.name] = Doubt(~within[place], whole=not mine <= its * factor**2)
         return found
+
+    def closeness(self) -> float | None:
+        """How close to what is allowed results are that were found right, from 0 to 1: a score.
+
+        The largest and the root mean square error over what low precision allows, of the worst
+        tensor. Floors are not counted, and few elements, whose errors are luck, count less. None
+        where nothing was measured.
+        """
+        worst = None
+        for name, (made, place) in self._surveys.items():
+            size = self.reference[name].numel()
+            factor = self.allowance(name).factor
+            of_low = (made.largest[1, place].max(initial=0), np.sqrt(made.squares[1, place].sum()))
+            of_mine = (made.largest[0, place].max(initial=0), np.sqrt(made.squares[0, place].sum()))
+            for mine, low in zip(of_mine, of_low, strict=True):
+                share = float(mine / (low * factor)) if 0 < mine < low * factor else float(mine > 0)
+                worst = max(share * size / (size + _FEW), worst or 0.0)
+        return worst
 
     def least_by_element(self, name: str, times: float = 1) -> torch.Tensor:
         """For every element a value below its limit, times `times`, in the tensor's shape."""

@@ -60,9 +60,10 @@ class CaseResult:
     `tlmatrix repro`. `seconds` is the whole time; `phases` splits it into making the problem
     (`problem`), the code under test (`entry`) and the rest (`judge`, with the reference).
     `message` says why a case was skipped, or which known bug it met. `elements` counts those of
-    all inputs: how large the case is. `coverage` is what the case exercised of its kernels, where
-    that was counted; it goes on record apart (`tlmatrix.run.coverage`). `kernels` are what the
-    backend `compile` learnt of each kernel on each architecture
+    all inputs: how large the case is. `closeness` is how close numbers that are right came to
+    what is allowed (`Yardstick.closeness`). `coverage` is what the case exercised of its kernels,
+    where that was counted; it goes on record apart (`tlmatrix.run.coverage`). `kernels` are what
+    the backend `compile` learnt of each kernel on each architecture
     (`tlmatrix.run.assembly.kernel_facts`). `relations` are the checks made that run the code
     again, relations by name, where not all were asked for.
     """
@@ -85,6 +86,7 @@ class CaseResult:
     """The backend that the user named; `backend` is the one it was."""
     seed: int = 0
     elements: int = 0
+    closeness: float | None = None
     coverage: Coverage | None = None
     kernels: tuple[Mapping[str, Any], ...] = ()
     relations: tuple[str, ...] = ()
@@ -129,6 +131,7 @@ class CaseResult:
             "asked": "" if self.asked == "auto" else self.asked,
             "seed": self.seed,
             "elements": self.elements,
+            "closeness": None if self.closeness is None else round(self.closeness, 4),
             "kernels": [dict(kernel) for kernel in self.kernels],
             "relations": list(self.relations),
         }

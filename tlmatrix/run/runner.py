@@ -148,6 +148,7 @@ class Runner:
             asked=self.asked,
             seed=self.seed,
             elements=watch.elements,
+            closeness=watch.closeness,
             coverage=counted(watch.recorder),
             kernels=outcome.kernels,
             relations=() if relations == "all" else tuple(watch.made),
@@ -193,7 +194,8 @@ class Runner:
             return _spec_error(error, path)
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
             outcome = _error(error, self.backend, watch)
-        return outcome if bug is None else _with_bug(outcome, bug, whole=watch.relations == "all")
+        whole = watch.relations == "all" and case.origin != "fuzz"
+        return outcome if bug is None else _with_bug(outcome, bug, whole=whole)
 
     def _assembled(
         self, backend: CompileBackend, spec: Spec, case: Case, watch: _Watch
@@ -291,6 +293,7 @@ class Runner:
             deterministic=self._deterministic(spec, problem.names),
             relations=watch.relations,
             made=watch.made.append,
+            told=watch.tell,
         )
 
     def _deterministic(self, spec: Spec, names: Mapping[str, Any]) -> bool:
@@ -413,7 +416,8 @@ def _bug_words(bug: KnownBug) -> str:
 def _with_bug(outcome: _Outcome, bug: KnownBug, *, whole: bool) -> _Outcome:
     """A tolerated bug: failing is what it does, and passing means that its entry is stale.
 
-    Unless not all checks were made (`whole`), and the one that fails was not among them.
+    Unless the test was not `whole`: not all checks were made, and the one that fails was not among
+    them, or the case was drawn, and its lengths miss the bug.
     """
     if outcome.status in (Status.FAILED, Status.ERROR):
         return _Outcome(Status.KNOWN_BUG, outcome.findings, message=_bug_words(bug))
@@ -442,12 +446,17 @@ class _Watch:
         self._begin = time.perf_counter()
         self.elements = 0
         self.bytes = 0
+        self.closeness: float | None = None
         self.failed = "judge"
         """The phase that an exception ended."""
         self.phases: dict[str, float] = {}
 
     def total(self) -> float:
         return time.perf_counter() - self._begin
+
+    def tell(self, closeness: float) -> None:
+        """Hear how far off the right numbers of the case are."""
+        self.closeness = closeness
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -1,0 +1,13 @@
+"""What the tests of searches share."""
+
+import pytest
+
+from tlmatrix.backend import backend_named
+from tlmatrix.run.runner import Runner
+
+
+@pytest.fixture
+def runner():
+    made = Runner(backend_named("interpreter"))
+    made.prepare()
+    return made

@@ -1,0 +1,50 @@
+"""Entries in plain PyTorch with faults that only some cases show, and their reference."""
+
+import os
+import time
+
+EDGE = 17
+GROWTH = 2e-10
+
+
+def reference(x):
+    return 0.3 * x
+
+
+def right(x):
+    return 0.3 * x
+
+
+def long_rows(x):
+    """Wrong in the last row from `EDGE` rows on."""
+    y = 0.3 * x
+    if len(x) >= EDGE:
+        y[-1] += 1
+    return y
+
+
+def two_faults(x, turned=False):
+    """Raises for more than 100 rows, and is wrong everywhere if turned and wide."""
+    if len(x) > 100:
+        raise RuntimeError(f"{len(x)} rows are too many")
+    y = 0.3 * x
+    return y + 1 if turned and x.shape[1] > 4 else y
+
+
+def dies(x):
+    """Ends the process for more than 100 rows."""
+    if len(x) > 100:
+        os._exit(9)
+    return 0.3 * x
+
+
+def hangs(x):
+    """Does not end for more than 100 rows."""
+    while len(x) > 100:
+        time.sleep(0.01)
+    return 0.3 * x
+
+
+def nearly(x):
+    """Right, with errors that grow with the number of rows."""
+    return (0.3 * (1 + GROWTH * len(x)) * x.double()).to(x.dtype)

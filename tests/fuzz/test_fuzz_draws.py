@@ -1,0 +1,73 @@
+"""Draws: the same for the same seed whatever is imported, none twice, aimed at what scores."""
+
+import subprocess
+import sys
+
+from hypothesis import strategies as st
+
+from tlmatrix.fuzz.draws import drawn_cases, explore
+from tlmatrix.matrix import Case
+
+_CASES = st.lists(st.integers(0, 300), min_size=1, max_size=8).map(
+    lambda lengths: Case("x", {"lengths": lengths}, "fuzz")
+)
+
+
+def test_later_draws_vary_those_that_scored_best():
+    totals = []
+
+    def score(case):
+        totals.append(sum(case.values["lengths"]))
+        return {"total": totals[-1]}
+
+    explore(_CASES, score, count=200, first=1)
+    assert sum(totals[100:]) > 2 * sum(totals[:100])
+
+
+def test_more_cases_begin_with_fewer_and_none_comes_twice():
+    few = drawn_cases(_CASES, count=10, first=3)
+    many = drawn_cases(_CASES, count=30, first=3)
+    assert many[:10] == few
+    assert len({case.key for case in many}) == 30
+
+
+def test_known_cases_are_left_out():
+    known = frozenset(case.key for case in drawn_cases(_CASES, count=10, first=3))
+    others = drawn_cases(_CASES, count=10, first=3, known=known)
+    assert len(others) == 10
+    assert not known & {case.key for case in others}
+
+
+def test_there_are_no_more_cases_than_there_are():
+    four = st.integers(1, 4).map(lambda rows: Case("x", {"rows": rows}, "fuzz"))
+    assert len(drawn_cases(four, count=100, first=0)) == 4
+
+
+def test_what_is_imported_changes_no_draw(tmp_path):
+    """Hypothesis likes numbers that it finds in the source of imported modules."""
+    (tmp_path / "full_of_numbers.py").write_text(f"NUMBERS = {list(range(300))}\n")
+    script = """
+import sys
+if sys.argv[1:]:
+    import full_of_numbers
+from hypothesis import strategies as st
+from tlmatrix.fuzz.draws import drawn_cases, explore
+from tlmatrix.matrix import Case
+cases = st.lists(st.integers(0, 10**6), min_size=8, max_size=8).map(
+    lambda lengths: Case("x", {"lengths": lengths}, "fuzz")
+)
+print([case.id for case in drawn_cases(cases, count=50, first=7)])
+explore(cases, lambda case: print(case.id), count=50, first=7)
+"""
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", script, *more],
+            check=True, capture_output=True, text=True, cwd=tmp_path,
+        ).stdout
+        for more in ([], ["numbers"])
+    ]  # fmt: skip
+    assert printed[0] == printed[1]
+    assert printed[0]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == [
+        "full_of_numbers.py"
+    ]

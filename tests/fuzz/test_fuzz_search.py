@@ -1,0 +1,154 @@
+"""Searches: what they find, how small it gets, what they leave alone, and that they repeat."""
+
+import time
+
+from fuzz_worlds import packed_cases, packed_spec, rows_cases, rows_spec
+from hypothesis import strategies as st
+
+from tlmatrix.fuzz.search import fuzz_spec, shrunk_failure
+from tlmatrix.matrix import Case
+from tlmatrix.run.result import Status
+
+
+def _search(spec, runner, strategy, **options):
+    results = []
+    report = fuzz_spec(spec, runner, strategy=strategy, on_result=results.append, **options)
+    return report, results
+
+
+def test_an_unguarded_store_of_the_last_tile_is_found_and_shrunk_in_20_seconds(tmp_path, runner):
+    spec = packed_spec(tmp_path, "unguarded_from_the_second_tile")
+    begin = time.monotonic()
+    report, _ = _search(spec, runner, packed_cases(spec), examples=50)
+    assert time.monotonic() - begin < 20
+    (found,) = report.found
+    lengths = found.smallest.values["seqlens"]["q"]
+    # Past the first tile of 32 rows, into a sequence that has a row.
+    assert len(lengths) <= 2
+    assert abs(max(lengths) - 33) <= 1
+    assert (found.smallest.values["kv_heads"], found.smallest.values["head_dim"]) == (1, 32)
+    finding = found.smallest.findings[0]
+    assert finding.source.startswith("tests/fuzz/fuzzed_kernels.py")
+    assert "reaches into the next one" in finding.hint
+    assert found.cases > 1
+
+
+def test_wrong_numbers_are_told_with_the_rows_that_are_wrong_whatever_the_data(tmp_path, runner):
+    spec = packed_spec(tmp_path, "unguarded_from_the_second_tile", checks="numeric")
+    report, _ = _search(spec, runner, packed_cases(spec), examples=40)
+    (found,) = report.found
+    assert len(found.smallest.values["seqlens"]["q"]) == 2
+    assert found.region == "row 0 of sequence 1, head 0, dims 0-31"
+
+
+def test_a_right_kernel_has_no_findings_and_a_report_of_what_ran(tmp_path, runner):
+    spec = packed_spec(tmp_path, "right")
+    report, results = _search(spec, runner, packed_cases(spec), examples=30)
+    assert not report.found
+    assert report.counts == {Status.PASSED: 30}
+    assert report.examples == len({result.key for result in results}) == 30
+    assert report.counted == 30
+    assert any(site.kind == "if" for site in report.coverage.guards)
+    assert 0 < report.closest <= 1
+
+
+def test_two_faults_are_two_findings_and_the_search_goes_on_after_each(tmp_path, runner):
+    spec = rows_spec(tmp_path, "two_faults")
+    report, results = _search(spec, runner, rows_cases(spec), examples=60)
+    assert report.examples == 60
+    raising, wrong = sorted(report.found, key=lambda found: found.cause.check)
+    assert (raising.cause.check, wrong.cause.check) == ("entry", "numeric")
+    assert raising.smallest.values == {
+        "rows": 101, "cols": 3, "dtype": "float32", "turned": False
+    }  # fmt: skip
+    assert wrong.smallest.values == {"rows": 1, "cols": 8, "dtype": "float32", "turned": True}
+    assert raising.cases + wrong.cases == sum(result.failed for result in results)
+
+
+def test_a_number_is_shrunk_to_the_edge_where_the_fault_begins(tmp_path, runner):
+    spec = rows_spec(tmp_path, "long_rows")
+    report, _ = _search(spec, runner, rows_cases(spec), examples=20)
+    (found,) = report.found
+    assert found.smallest.values["rows"] == 17
+    assert found.region.startswith("row 16")
+
+
+def test_the_same_seed_runs_the_same_cases_and_another_seed_others(tmp_path, runner):
+    spec = rows_spec(tmp_path, "right")
+    keys = [
+        [result.key for result in _search(spec, runner, rows_cases(spec), examples=20, seed=n)[1]]
+        for n in (1, 1, 2)
+    ]
+    assert keys[0] == keys[1]
+    assert len(set(keys[0]) & set(keys[2])) < 5
+
+
+def test_no_example_is_run_twice_and_a_small_space_ends_the_search(tmp_path, runner):
+    spec = rows_spec(tmp_path, "right")
+    few = st.sampled_from([1, 2, 3]).map(
+        lambda rows: Case("rows", {"rows": rows, "cols": 3, "dtype": "float32"}, "fuzz")
+    )
+    report, results = _search(spec, runner, few, examples=100)
+    assert report.exhausted
+    assert len(results) == 3
+
+
+def test_known_bugs_and_quarantined_cases_are_no_findings(tmp_path, runner):
+    ledger = """\
+    known_bugs:
+      - {when: rows >= 200, issue: "#1", expires: 2999-01-01, mode: quarantine}
+      - {when: rows >= 10, issue: "#2", expires: 2999-01-01}
+    """
+    spec = rows_spec(tmp_path, "long_rows", ledger)
+    report, _ = _search(spec, runner, rows_cases(spec), examples=40)
+    # Rows 10 to 16 pass although the ledger says otherwise: with other lengths they do not.
+    assert not report.found
+    assert set(report.counts) == {Status.PASSED, Status.KNOWN_BUG, Status.QUARANTINED}
+
+
+def test_the_report_says_how_close_right_numbers_came_to_what_is_allowed(tmp_path, runner):
+    close = {}
+    for entry in ("right", "nearly"):
+        folder = tmp_path / entry
+        folder.mkdir()
+        spec = rows_spec(folder, entry)
+        report, results = _search(spec, runner, rows_cases(spec), examples=40)
+        assert not report.found
+        assert report.closest == max(result.closeness for result in results)
+        close[entry] = report.closest
+    assert close["right"] < 0.5 < close["nearly"] <= 1
+
+
+def test_cases_that_somebody_else_ran_are_not_run(tmp_path, runner):
+    spec = rows_spec(tmp_path, "right")
+    started = []
+    report, results = _search(
+        spec, runner, rows_cases(spec), examples=10,
+        admits=lambda case: case.values["rows"] % 2 == 0, on_start=started.append,
+    )  # fmt: skip
+    assert report.examples == len(started) == 10
+    assert all(result.values["rows"] % 2 == 0 for result in results)
+
+
+def test_a_search_ends_when_its_time_is_up(tmp_path, runner):
+    spec = rows_spec(tmp_path, "right")
+    report, _ = _search(spec, runner, rows_cases(spec), seconds=0.3)
+    assert report.examples > 1
+    assert report.seconds < 3
+
+
+def test_any_failing_case_can_be_shrunk_by_its_values(tmp_path, runner):
+    spec = rows_spec(tmp_path, "long_rows")
+    case = Case("rows", {"rows": 250, "cols": 8, "dtype": "float16"})
+    found = shrunk_failure(spec, runner, case, runner.run(spec, case))
+    assert found.smallest.values == {"rows": 17, "cols": 3, "dtype": "float32"}
+    assert found.ended
+
+
+def test_nothing_is_written_where_a_search_runs(tmp_path, runner, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    spec = rows_spec(tmp_path, "long_rows")
+    monkeypatch.chdir(folder)
+    _search(spec, runner, rows_cases(spec), examples=20)
+    assert not list(folder.iterdir())

@@ -1,0 +1,80 @@
+"""The part of a tensor that is wrong whatever the values: what is left of a shrunk failure.
+
+The elements that one run has wrong depend on its data: some are right by luck, or within what is
+allowed. Those that are wrong with other data as well are where to look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tlmatrix.spec.issues import SpecError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tlmatrix.check.patterns import Side
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import TensorInfo
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["wrong_region"]
+
+_SEEDS = (0, 1, 2)
+"""Three draws of the data: right by luck in none of them is rare."""
+
+
+def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | None:
+    """Where an output or gradient of a case is outside its limits with all of several data.
+
+    In words, dimension by dimension: "row 64 of sequence 0, head 0, dims 0-63". None where no
+    element is wrong each time, or where the case cannot be run again.
+    """
+    from tlmatrix.check.numeric import deviations
+    from tlmatrix.check.tolerance import Yardstick
+
+    always: torch.Tensor | None = None
+    info: TensorInfo | None = None
+    for seed in _SEEDS:
+        again = replace(runner, seed=seed or runner.seed, coverage=False)
+        try:
+            problem, results = again.outputs(spec, case)
+            info = problem.outputs.get(tensor)
+            if info is None or tensor not in results:
+                return None
+            yardstick = Yardstick(problem, spec.tolerance, runner.backend.arch)
+            found = deviations({tensor: results[tensor]}, yardstick).get(tensor)
+        except SpecError:
+            return None
+        except Exception:  # noqa: BLE001 - the code under test may raise with other data
+            return None
+        if found is None:
+            return None
+        always = found.wrong if always is None else always & found.wrong
+    if info is None or always is None or not bool(always.any()):
+        return None
+    return _words(always, info)
+
+
+def _words(wrong: torch.Tensor, info: TensorInfo) -> str:
+    from tlmatrix.check.patterns import recognise
+
+    return ", ".join(_side(side) for side in recognise(wrong, info.dims).sides)
+
+
+def _side(side: Side) -> str:
+    from tlmatrix.check.patterns import ranges
+
+    if not side.segmented:
+        noun = "row" if side.noun == "row" else side.dim.name.replace("_", " ")
+        several = "" if len(side.indices) == 1 or noun.endswith("s") else "s"
+        return f"{noun}{several} {ranges(side.indices)}"
+    region = side.dim.region_name or "sequence"
+    parts = [
+        f"row{'' if len(at) == 1 else 's'} {ranges(at)} of {region} {number}"
+        for number, at in sorted(side.regions.items())
+    ]
+    more = f" and {len(parts) - 4} {region}s more" if len(parts) > 4 else ""
+    return "; ".join(parts[:4]) + more

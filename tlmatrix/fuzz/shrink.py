@@ -1,0 +1,248 @@
+"""From a failing case to the smallest that fails alike.
+
+Shrinking works on resolved cases, not on the choices that led to one, so it is the same for a case
+that was drawn, that pytest ran by its id, or that somebody wrote. Smaller is: fewer sequences,
+then shorter ones, then values that come earlier in the spec. Every step obeys the `where` rules,
+and keeps lengths within the spec's `fuzz` section where the case was within it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tlmatrix.matrix.fixed import broken_rules
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.values import Value, canonical
+
+if TYPE_CHECKING:
+    from tlmatrix.matrix import Case
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["Shrunk", "shrink"]
+
+_Lists = dict[tuple[str, ...], list[int]]
+"""Lists of lengths in the value of an axis, by their keys in it."""
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The smallest case found, how many cases were tried, and whether none was left to try."""
+
+    case: Case
+    tried: int
+    ended: bool
+
+
+def shrink(
+    spec: Spec, case: Case, fails: Callable[[Case], bool], *, seconds: float = 20.0
+) -> Shrunk:
+    """The smallest case found from `case`, which fails, that still `fails`; in about `seconds`."""
+    search = _Search(spec, case, fails, time.monotonic() + seconds)
+    try:
+        while search.smaller_batch() | search.plainer_axes():
+            pass
+    except _OutOfTimeError:
+        return Shrunk(search.best, len(search.tried), ended=False)
+    return Shrunk(search.best, len(search.tried), ended=True)
+
+
+class _OutOfTimeError(Exception):
+    """No time is left."""
+
+
+class _Search:
+    """The smallest case so far; every attempt replaces it where it succeeds."""
+
+    def __init__(
+        self, spec: Spec, case: Case, fails: Callable[[Case], bool], deadline: float
+    ) -> None:
+        self.best = case
+        self.tried: set[str] = {case.key}
+        self._spec = spec
+        self._fails = fails
+        self._deadline = deadline
+        self._bounded = _within(spec, case)
+
+    def attempt(self, changes: Mapping[str, Value], without: Sequence[str] = ()) -> bool:
+        """Whether the best case with these values, without some axes, fails; then it is best."""
+        values = {**self.best.values, **changes}
+        for axis in without:
+            values.pop(axis, None)
+        case = replace(self.best, values=values, origin="fuzz")
+        if case.key in self.tried or not self._allows(case):
+            return False
+        if time.monotonic() > self._deadline:
+            raise _OutOfTimeError
+        self.tried.add(case.key)
+        if not self._fails(case):
+            return False
+        self.best = case
+        return True
+
+    def _allows(self, case: Case) -> bool:
+        if self._bounded and not _within(self._spec, case):
+            return False
+        try:
+            return not broken_rules(self._spec, case)
+        except SpecError:
+            return False  # A rule has no answer for these values, so they are no case.
+
+    # Lengths --------------------------------------------------------------------------------
+
+    def smaller_batch(self) -> bool:
+        """Fewer sequences, shorter lengths; whether anything changed."""
+        before = self.best.key
+        for axis in list(self.best.values):
+            if _lists_of(self.best.values[axis]):
+                self._fewer(axis)
+                self._shorter(axis)
+        return self.best.key != before
+
+    def _fewer(self, axis: str) -> None:
+        """Drop sequences, many at once while that goes."""
+        size = self._sequences(axis) // 2
+        while size:
+            first = self._sequences(axis) - size
+            while first >= 0 and self._sequences(axis) > size:
+                if self._drop(axis, first, size):
+                    first = min(first, self._sequences(axis)) - size
+                else:
+                    first -= max(1, size // 2)
+            size //= 2
+
+    def _sequences(self, axis: str) -> int:
+        return max(len(lengths) for lengths in _lists_of(self.best.values[axis]).values())
+
+    def _drop(self, axis: str, first: int, size: int) -> bool:
+        lists = _lists_of(self.best.values[axis])
+        whole = self._sequences(axis)
+        kept = {
+            place: lengths[:first] + lengths[first + size :] if len(lengths) == whole else lengths
+            for place, lengths in lists.items()
+        }
+        if not all(kept.values()):
+            return False
+        return self.attempt({axis: _with_lists(self.best.values[axis], kept)})
+
+    def _shorter(self, axis: str) -> None:
+        """Each length as small as goes, those of one sequence together first."""
+        for number in range(self._sequences(axis)):
+            lists = _lists_of(self.best.values[axis])
+            places = [place for place, lengths in lists.items() if number < len(lengths)]
+            if len(places) > 1 and len({lists[place][number] for place in places}) == 1:
+                self._least(axis, places, number)
+            for place in places:
+                self._least(axis, [place], number)
+
+    def _least(self, axis: str, places: Sequence[tuple[str, ...]], number: int) -> None:
+        """The least length with which the case fails, by halves: most faults begin somewhere."""
+
+        def attempt(length: int) -> bool:
+            lists = _lists_of(self.best.values[axis])
+            for place in places:
+                lists[place][number] = length
+            return self.attempt({axis: _with_lists(self.best.values[axis], lists)})
+
+        _halve(_lists_of(self.best.values[axis])[places[0]][number], 0, attempt)
+
+    # Other axes -----------------------------------------------------------------------------
+
+    def plainer_axes(self) -> bool:
+        """The first value of the spec wherever that goes, else an earlier one."""
+        before = self.best.key
+        axes = [axis for axis in self.best.values if not _lists_of(self.best.values[axis])]
+        listed = {axis: self._spec.axes[axis] for axis in axes if self._spec.axes.get(axis)}
+        extra = [axis for axis in axes if axis not in listed]
+        if not self.attempt({axis: values[0] for axis, values in listed.items()}, extra):
+            for axis in extra:
+                self.attempt({}, [axis])
+            for axis, values in listed.items():
+                self._plainer(axis, values)
+        return self.best.key != before
+
+    def _plainer(self, axis: str, values: Sequence[Value]) -> None:
+        now = self.best.values[axis]
+        texts = [canonical(value) for value in values]
+        place = texts.index(canonical(now)) if canonical(now) in texts else len(values)
+        for value in values[:place]:
+            if self.attempt({axis: value}):
+                return
+        # A number between those of the spec may be made smaller; one of the spec is what it is.
+        if place == len(values) and isinstance(now, int) and not isinstance(now, bool):
+            numbers = [n for n in values if isinstance(n, int) and not isinstance(n, bool)]
+            _halve(now, min([n for n in numbers if n < now], default=now), self._number(axis))
+
+    def _number(self, axis: str) -> Callable[[int], bool]:
+        return lambda number: self.attempt({axis: number})
+
+
+def _halve(failing: int, least: int, attempt: Callable[[int], bool]) -> None:
+    """Try numbers from `least` up to below `failing`: the ends first, then by halves."""
+    if failing <= least or attempt(least):
+        return
+    passing = least
+    if least + 1 < failing:
+        if attempt(least + 1):
+            return
+        passing = least + 1
+    while failing - passing > 1:
+        middle = (failing + passing) // 2
+        if attempt(middle):
+            failing = middle
+        else:
+            passing = middle
+
+
+def _lists_of(value: Value) -> _Lists:
+    """The lists of lengths in a value: of `{q: [3, 4], k: same}` the one at `q`; copies."""
+    found: _Lists = {}
+    for place, part in _parts(value):
+        if part and all(isinstance(n, int) and not isinstance(n, bool) for n in part):
+            found[place] = [int(str(n)) for n in part]
+    return found
+
+
+def _parts(
+    value: Value, place: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Sequence[Value]]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _parts(part, (*place, key))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        yield place, value
+
+
+def _with_lists(value: Value, lists: _Lists, place: tuple[str, ...] = ()) -> Value:
+    """The value with other lists in the same places."""
+    if isinstance(value, Mapping):
+        return {key: _with_lists(part, lists, (*place, key)) for key, part in value.items()}
+    return lists.get(place, value)
+
+
+def _within(spec: Spec, case: Case) -> bool:
+    """Whether the lengths of a case are those that the `fuzz` section of its spec speaks of."""
+    if "seqlens" not in case.values or spec.fuzz is None:
+        return True
+    lists = _lists_of(case.values["seqlens"])
+    told = spec.fuzz.seqlens
+    queries, keys = lists.get(("q",), lists.get(())), lists.get(("k",))
+    own = told.queries or told.length
+    if queries is not None and not all(own.low <= n <= own.high for n in queries):
+        return False
+    if keys is None:
+        return True
+    if not all(told.length.low <= n <= told.length.high for n in keys):
+        return False
+    if queries is None or told.queries is not None or len(queries) != len(keys):
+        return True
+    match told.kv:
+        case "equal":
+            return queries == keys
+        case "longer":
+            return all(k >= q for q, k in zip(queries, keys, strict=True))
+        case "shorter":
+            return all(k <= q for q, k in zip(queries, keys, strict=True))
+    return True
