@@ -25,7 +25,7 @@ axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
     "name, summary, problem, entry, factory, compile, call, returns, "
-    "architectures, axes, where, cases, tiers, tolerance, checks, sanitizers, determinism, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
+    "architectures, axes, where, cases, tiers, tolerance, checks, properties, agree, sanitizers, determinism, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -265,7 +265,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a check that does not exist": (
         HEAD + "checks: [numeric, gradient]\n",
         [
-            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, sanitizers, isolation, determinism, repeat, properties; got 'gradient'; did you mean 'gradients'?"
+            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, sanitizers, isolation, determinism, repeat, properties, agreement; got 'gradient'; did you mean 'gradients'?"
         ],
     ),
     "a check twice, and none at all": (
@@ -423,7 +423,9 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a declared problem without a reference": (
         DECL + "problem:\n  inputs:\n    x: {shape: [rows], dtype: $dtype}\n  outputs: [y]\n",
-        ["4:1: the key 'reference' is missing in 'problem'"],
+        [
+            "4:1: the key 'reference' is missing in 'problem'; without one, name 'properties' or 'agree', which results can be judged by"
+        ],
     ),
     "a shape over an unknown axis": (
         DECL

@@ -50,6 +50,8 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
 
 def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
     if isinstance(spec.problem, DeclaredProblem):
+        if spec.problem.reference is None:
+            return frozenset({"values"})
         reference = load(spec, ("problem", "reference"), spec.problem.reference)
         if not callable(reference):
             return None

@@ -40,6 +40,8 @@ def _declared(name: str, spec: Spec, declared: DeclaredProblem, problem: Problem
     """The reference, on the tensors that the entry gets."""
     if name not in ("torch", "reference_compiled"):
         raise CannotError("is attention")
+    if declared.reference is None:
+        raise CannotError("is the reference, and the problem has none")
     reference: Any = load(spec, ("problem", "reference"), declared.reference)
     parameters = inspect.signature(reference).parameters
     others = {

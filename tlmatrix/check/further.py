@@ -1,9 +1,9 @@
 """The checks that run the entry again, and which of them a case gets.
 
-Equal calls, isolation, poison beside a sequence, repeated calls and properties cost one to three
-further runs each: most of a case's time. A case of a tier gets all. Of thousands of fuzz examples
-each gets one, in turn; which one, the case's own seed says, so that an example is judged the same
-way whenever it is run. Shrinking keeps to the checks that failed.
+Equal calls, isolation, poison beside a sequence, repeated calls, properties and agreement cost one
+to three further runs each: most of a case's time. A case of a tier gets all. Of thousands of fuzz
+examples each gets one, in turn; which one, the case's own seed says, so that an example is judged
+the same way whenever it is run. Shrinking keeps to the checks that failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FURTHER", "KINDS", "Relations", "in_turn", "one_relation", "wanted"]
 Relations = Literal["all", "rotate"] | Collection[str]
 """`all`; one, in turn (`rotate`); or all of the checks with these names."""
 
-KINDS: tuple[RelationKind, ...] = ("isolation", "poison", "repeat", "property")
+KINDS: tuple[RelationKind, ...] = ("isolation", "poison", "repeat", "property", "agreement")
 """Relations in the order in which a person would want to know of them."""
 
 FURTHER: tuple[str, ...] = ("determinism", *(CHECK_OF_KIND[kind] for kind in KINDS))

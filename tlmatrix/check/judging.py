@@ -2,8 +2,11 @@
 
 First the run itself, with guards, poison and sanitizers, against the reference; then whether it
 repeats itself; then the relations. What can only say the same again is left out: after wrong
-numbers, properties and repeated calls would fail for the same reason, while isolation and poison
-may name the cause. Of the checks that need further runs a case may get some (`further`).
+numbers, properties, repeated calls and agreement would fail for the same reason, while isolation
+and poison may name the cause. Of the checks that need further runs a case may get some (`further`).
+
+Where there is no reference, the results of the first run are taken for it: nothing is then said of
+them, and the allowances of relations are what rounding can do to numbers of their size.
 """
 
 from __future__ import annotations
@@ -103,6 +106,8 @@ class _Judge:
         unusable, usable = self._split(first)
         if unusable:
             return merged(self._watched(first, found + unusable))
+        if not self._problem.has_reference:
+            self._judge_by_itself(usable)
         numeric = self._numeric(usable)
         found = self._watched(first, found + numeric)
         if self._watch is not None and self._watch.stops:
@@ -114,7 +119,7 @@ class _Judge:
         self._suspicious = any(finding.check in ("guards", "poison") for finding in found)
         checks = self._checks & frozenset(FURTHER)
         # They would fail for the same reason.
-        same = frozenset({"properties", "repeat"}) if numeric else frozenset()
+        same = frozenset({"properties", "repeat", "agreement"}) if numeric else frozenset()
         if relations == "rotate":
             found += self._one_in_turn(checks - same, usable, made)
         else:
@@ -204,7 +209,29 @@ class _Judge:
                 found.append(Finding(self._check_of(name), mismatch, tensor=name, pattern="shape"))
         return found, usable
 
+    def _judge_by_itself(self, results: Tensors) -> None:
+        """From now on the results are what is expected."""
+        exact = {name: tensor.double() for name, tensor in results.items()}
+        self._problem = replace(self._problem, reference=lambda: exact, lowp=dict)
+        self._yardstick = self._make_yardstick(self._problem)
+
+    def _unwritten(self, results: Tensors) -> list[Finding]:
+        """What nobody wrote, which is known without knowing what should be there."""
+        found = []
+        for name, got in results.items():
+            mask = poisoned(got)
+            if mask is not None and bool(mask.any()):
+                worst = int(mask.flatten().int().argmax())
+                deviation = Deviation(got, got, mask, float("inf"), worst, "element")
+                reference = self._yardstick.reference
+                words = "what it held before"
+                made = explain("poison", name, deviation, self._problem, reference, words=words)
+                found.append(replace(made, expected=None, got=None))
+        return found
+
     def _numeric(self, results: Tensors) -> list[Finding]:
+        if not self._problem.has_reference:
+            return self._unwritten(results) if "poison" in self._checks else []
         looked_at = {name: tensor for name, tensor in results.items() if self._judged(name)}
         wrong = deviations(looked_at, self._yardstick)
         if not wrong:

@@ -1,4 +1,4 @@
-"""Two ways to the same values: isolation, poison, properties and repeated calls.
+"""Two ways to the same values: isolation, poison, properties, repeated calls and agreements.
 
 A family says which problems must give what (`Problem.relations`); here they are run and
 compared. Where a relation, or the case, does not ask for equal values, both sides may be off by
@@ -17,14 +17,17 @@ from tlmatrix.check.bits import alike
 from tlmatrix.check.explain import explain
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.numeric import describe_mismatch, deviations, difference
+from tlmatrix.check.tolerance import limits
 from tlmatrix.problem.deferred import Deferred
+from tlmatrix.problem.model import Dim
+from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tlmatrix.check.numeric import Deviation
     from tlmatrix.check.tolerance import Yardstick
-    from tlmatrix.problem.model import Problem, Relation, Tensors
+    from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
 
 __all__ = ["CHECK_OF_KIND", "check_relation"]
 
@@ -33,6 +36,7 @@ CHECK_OF_KIND = {
     "poison": "poison",
     "property": "properties",
     "repeat": "repeat",
+    "agreement": "agreement",
 }
 """The check that runs the relations of a kind."""
 
@@ -51,16 +55,24 @@ def check_relation(
     An exception of the entry is a finding that names the relation, for the problem itself ran.
     """
     check = CHECK_OF_KIND[relation.kind]
-    results = []
-    for problem in relation.problems:
-        try:
-            results.append(execute(problem))
-        except Exception as error:  # noqa: BLE001 - whatever the entry raises is a finding
-            finding = Finding(check, f"raised {type(error).__name__}: {error}", pattern="raised")
-            return [_named(finding, relation, relation.because)]
-    differing = _differences(
-        relation, mine, results, yardstick, exact=relation.exact and deterministic
-    )
+    results: list[Tensors] = []
+    pair = None
+    try:
+        if relation.sides is not None:
+            pair = relation.sides(mine, execute)
+            if pair is None:
+                return []
+        results.extend(execute(problem) for problem in relation.problems)
+    except Exception as error:
+        if isinstance(error, SpecError) and relation.sides is not None:
+            raise  # What the spec names is wrong, and not the entry.
+        finding = Finding(check, f"raised {type(error).__name__}: {error}", pattern="raised")
+        return [_named(finding, relation, relation.because)]
+    exact = relation.exact and deterministic
+    if pair is not None:
+        differing = _apart(relation, pair, mine, yardstick, exact=exact)
+    else:
+        differing = _differences(relation, mine, results, yardstick, exact=exact)
     found = [_named(finding, relation, relation.because) for finding in differing]
     for number in relation.judge:
         theirs = make_yardstick(relation.problems[number])
@@ -133,7 +145,7 @@ def _differences(
                     _in_whole(name, deviation, relation, mine),
                     yardstick.problem,
                     yardstick.reference,
-                    words="the problem itself",
+                    words=relation.words,
                     exact=exact,
                 )
             )
@@ -196,6 +208,82 @@ def _beyond(
         if deviation is None:
             break
     return deviation
+
+
+def _apart(
+    relation: Relation, pair: Pair, mine: Tensors, yardstick: Yardstick, *, exact: bool
+) -> list[Finding]:
+    """Where the two sides of a pair are too far apart."""
+    check, problem = CHECK_OF_KIND[relation.kind], yardstick.problem
+    found = []
+    for name, expected in pair.expected.items():
+        if name not in pair.got:
+            continue
+        got = pair.got[name]
+        if got.shape != expected.shape or got.dtype != expected.dtype:
+            told = " and ".join(f"{_words(each)}" for each in (got, expected))
+            found.append(Finding(check, f"{name}: {told} cannot be compared", tensor=name))
+            continue
+        if alike(expected, got):
+            continue
+        deviation = None
+        for limit in _allowed(name, expected, mine, yardstick, exact=exact):
+            deviation = difference(got, expected, limit)
+            if deviation is None:
+                break
+        if deviation is not None:
+            finding = explain(
+                check,
+                name,
+                deviation,
+                problem,
+                yardstick.reference,
+                words=relation.words,
+                exact=exact,
+            )
+            if problem.has_reference and expected is mine.get(name):
+                finding = _with_truth(finding, deviation, name, relation, yardstick)
+            found.append(finding)
+    return found
+
+
+def _allowed(
+    name: str, expected: torch.Tensor, mine: Tensors, yardstick: Yardstick, *, exact: bool
+) -> Iterator[torch.Tensor]:
+    """How far apart two sides may be by element: lower bounds of it, if sooner made, come first."""
+    if exact:
+        yield torch.zeros_like(expected, dtype=torch.float64)
+    elif expected is mine.get(name):
+        yield yardstick.least_by_element(name, 2)
+        yield 2 * yardstick.limits(name).element
+    else:
+        info = yardstick.problem.outputs[name]
+        if info.shape != tuple(expected.shape):
+            dims = tuple(Dim(f"axis{n}", size) for n, size in enumerate(expected.shape))
+            info = replace(info, dims=dims)
+        # What magnitude and spread say is of other values.
+        info = replace(info, magnitude=None, spread=None, exponent=None)
+        yield 2 * limits(info, expected.double(), None, yardstick.allowance(name)).element
+
+
+def _with_truth(
+    finding: Finding, deviation: Deviation, name: str, relation: Relation, yardstick: Yardstick
+) -> Finding:
+    """The finding with what the reference says of the two sides: mostly one of them is wrong."""
+    truth = yardstick.reference[name].flatten()[deviation.worst]
+    limit = yardstick.limits(name).element.flatten()[deviation.worst]
+    sides = {"this case": deviation.expected, relation.words: deviation.got}
+    far = {
+        words: float((tensor.flatten()[deviation.worst].double() - truth).abs() / limit)
+        for words, tensor in sides.items()
+    }
+    told = ", ".join(f"{words} {ratio:.3g}" for words, ratio in far.items())
+    note = f"the reference has {float(truth):.6g} there; off by, in allowances: {told}"
+    return replace(finding, detail=f"{finding.detail}\n{note}" if finding.detail else note)
+
+
+def _words(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _judged(check: str, yardstick: Yardstick, results: Tensors) -> list[Finding]:

@@ -17,10 +17,21 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Cost", "Dim", "Family", "Problem", "Relation", "RelationKind", "TensorInfo", "Tensors"]
+__all__ = [
+    "Cost",
+    "Dim",
+    "Family",
+    "Pair",
+    "Problem",
+    "Relation",
+    "RelationKind",
+    "Sides",
+    "TensorInfo",
+    "Tensors",
+]
 
 Tensors = Mapping[str, "torch.Tensor"]
-RelationKind = Literal["isolation", "poison", "property", "repeat"]
+RelationKind = Literal["isolation", "poison", "property", "repeat", "agreement"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,22 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """What must be equal, by name: tensors of `got` with those of `expected` that it has.
+
+    Both are off by what is allowed for `expected`: for the problem's own results that of the
+    numeric check, for others what rounding can do to numbers of their size.
+    """
+
+    expected: Tensors
+    got: Tensors
+
+
+Sides = Callable[[Tensors, Callable[["Problem"], Tensors]], Pair | None]
+"""Given the problem's results and what runs the entry: what is compared, None for nothing here."""
+
+
+@dataclass(frozen=True)
 class Relation:
     """Two ways to the same values: run `problems`, and `right(results)` must equal `left(mine)`.
 
@@ -114,16 +141,21 @@ class Relation:
     `exact` asks for equal bits; otherwise the difference must lie within the allowance of the
     numeric check. `judge` lists the indices of `problems` whose own results are also checked
     against their own reference.
+
+    Where what must come out depends on the results, or comes from elsewhere, `sides` makes both
+    in place of `problems`, `left` and `right`. `words` say what the problem is compared with.
     """
 
     name: str
     kind: RelationKind
-    problems: tuple[Problem, ...]
-    left: Callable[[Tensors], Tensors]
-    right: Callable[[Sequence[Tensors]], Tensors]
+    problems: tuple[Problem, ...] = ()
+    left: Callable[[Tensors], Tensors] = lambda mine: mine
+    right: Callable[[Sequence[Tensors]], Tensors] = lambda results: results[0]
     exact: bool = False
     judge: tuple[int, ...] = ()
     because: str = ""
+    words: str = "the problem itself"
+    sides: Sides | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +183,8 @@ class Problem:
     cotangents: Tensors = field(default_factory=dict)
     gradient_of: Mapping[str, str] = field(default_factory=dict)
     """Gradient name to input name: {"dq": "q"}."""
+    has_reference: bool = True
+    """Whether anybody knows what must come out; else properties and agreements judge alone."""
     reference: Callable[[], Tensors] = dict
     """float64 values of every output and gradient; computed once."""
     lowp: Callable[[], Tensors] = dict

@@ -128,6 +128,8 @@ class _Trial:
         self, runner: Runner, spec: Spec, case: Case, output: str, index: tuple[int, ...]
     ) -> None:
         self._problem, self._run = runner.prepared(spec, case)
+        if not self._problem.has_reference:
+            raise LookupError("the problem has no reference to compare with")
         self._output, self._index = output, index
         begin = time.perf_counter()
         self._kernel, self._reference = self._values(self._problem)

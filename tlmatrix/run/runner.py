@@ -267,7 +267,10 @@ class Runner:
         if case.origin == "reject":
             takes = bound.binding.parameters
             return reject_problem(spec, case, _reject_of(spec, case), make, takes)
-        return make(case.values)
+        from tlmatrix.problem.laws import with_properties
+
+        seed = case_seed(case, self.seed)
+        return with_properties(spec, bound.family, make(case.values), seed, self._environment())
 
     def _findings(
         self,

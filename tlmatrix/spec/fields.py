@@ -72,7 +72,7 @@ STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
 
 CheckName = Literal[
     "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism",
-    "repeat", "properties",
+    "repeat", "properties", "agreement",
 ]  # fmt: skip
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 SanitizerName = Literal[

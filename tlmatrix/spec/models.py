@@ -44,6 +44,7 @@ from tlmatrix.spec.parts import (
     Tier,
     with_default_tiers,
 )
+from tlmatrix.spec.properties import Agreement, Property
 from tlmatrix.spec.regressions import Regression, Retired
 from tlmatrix.spec.sanitizers import PackedRows, SanitizerOptions
 from tlmatrix.spec.tolerance import (
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKS",
     "FAMILIES",
+    "Agreement",
     "Allowance",
     "AllowanceChange",
     "AssemblyRule",
@@ -72,6 +74,7 @@ __all__ = [
     "KnownBug",
     "OutputDecl",
     "PackedRows",
+    "Property",
     "Range",
     "Regression",
     "Reject",
@@ -177,6 +180,18 @@ class Spec(Model):
         description="The oracles that judge a case. By default all; `sanitizers` is made where "
         "kernels are interpreted.",
         examples=[["numeric", "gradients"]],
+    )
+    properties: tuple[Property, ...] = Field(
+        default=(),
+        description="What must hold of the results without any reference, for the check "
+        "`properties`. The problem's own are checked anyway, unless some of them are named here.",
+        examples=[["finite", "mypkg.laws:shift_invariant"]],
+    )
+    agree: tuple[Agreement, ...] = Field(
+        default=(),
+        description="Other ways to the same results, for the check `agreement`: variants, entries "
+        "or backends that must agree.",
+        examples=[[{"set": {"backward": "split"}}, {"entry": "mypkg.other:attention"}]],
     )
     sanitizers: SanitizerOptions = Field(
         default=SanitizerOptions(),

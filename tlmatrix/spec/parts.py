@@ -110,10 +110,11 @@ class DeclaredProblem(Model):
         "from name to shape, dtype and dims.",
         examples=[["y"], {"y": {"shape": ["rows", "cols"], "dtype": "$dtype"}}],
     )
-    reference: Target = Field(
+    reference: Target | None = Field(
+        default=None,
         description="A function of PyTorch tensors, `package.module:function`. It is called with "
         "the inputs (and the axes it has parameters for) in float64, and in the kernel's "
-        "precision.",
+        "precision. Without one, outputs need shapes, and the spec names `properties` or `agree`.",
         examples=["mypkg.reference:rms_norm"],
     )
 

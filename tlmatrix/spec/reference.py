@@ -32,6 +32,8 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("A tier", models.Tier),
     ("Tolerances", models.Tolerance),
     ("An allowance", models.AllowanceChange),
+    ("A property", models.Property),
+    ("An agreement", models.Agreement),
     ("Sanitizers", models.SanitizerOptions),
     ("Packed rows", models.PackedRows),
     ("A determinism rule", models.DeterminismRule),

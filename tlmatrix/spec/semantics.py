@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expressions import FUNCTIONS, WORDS, Expression, ExpressionError
+from tlmatrix.spec.fault import Fault
 from tlmatrix.spec.fields import BASELINES, TARGET
 from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import FAMILIES, DeclaredProblem
+from tlmatrix.spec.oracles import oracle_faults
 from tlmatrix.spec.parts import DEFAULT_TIERS
 from tlmatrix.spec.values import canonical, label
 from tlmatrix.words import suggestion
@@ -36,16 +38,6 @@ RUN_NAMES = ("arch", "backend")
 
 _COMBINATIONS = 1000
 """Combinations of values on which a rule is tried out."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something wrong at a path of keys: at the key if `at_key`, `offset` into the text if set."""
-
-    path: tuple[str | int, ...]
-    message: str
-    offset: int | None = None
-    at_key: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +86,7 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
                 message = f"unknown tier {tier!r}{suggestion(tier, written.tiers, 'Tiers')}"
                 yield Fault(("fuzz", "examples", tier), message, at_key=True)
     yield from _problem_faults(spec, axes)
+    yield from oracle_faults(spec, axes, written.broken)
     if "problem" not in written.broken and isinstance(spec.problem, DeclaredProblem):
         yield from _returns_faults(spec, spec.problem)
         yield from _tolerance_faults(spec, spec.problem)
@@ -174,6 +167,11 @@ def _rule_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     for index, each in enumerate(spec.determinism):
         path = ("determinism", index, "when")
         yield from _unknown_names(each.when, axes, RUN_NAMES, spec, path)
+    for key in ("properties", "agree"):
+        for index, condition in enumerate(getattr(spec, key)):
+            if condition.when is not None:
+                path = (key, index, "when")
+                yield from _unknown_names(condition.when, axes, RUN_NAMES, spec, path)
     for index, budget in enumerate(spec.assembly):
         path = ("assembly", index, "when")
         if budget.when is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.axes import AXES, DATA_AXES, AxisError, Setting
 from tlmatrix.problem.attention.lint import lint
+from tlmatrix.problem.attention.names import PROPERTIES
 from tlmatrix.problem.attention.sinks import sink_named
 from tlmatrix.problem.frame import Frame, compile_key
 
@@ -26,6 +27,7 @@ class AttentionFamily:
     """Attention, dense or packed, forward and backward."""
 
     axes = AXES
+    properties = PROPERTIES
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`."""

@@ -44,12 +44,21 @@ class _Run:
 
 
 @dataclass(frozen=True)
+class _Result:
+    """What an output is, before it is known what it holds. `dtype` is the reference's, if any."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
 class Declared:
-    """A declared case with its tensors."""
+    """A declared case with its tensors; `reference` is None where nobody knows what comes out."""
 
     frame: Frame
     declaration: DeclaredProblem
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] | None
     inputs: dict[str, torch.Tensor]
     distribution: str
     seed: int
@@ -85,8 +94,31 @@ class Declared:
             values = self._values(self._run(torch.float32))
         return {name: tensor.to(self.infos[name].dtype) for name, tensor in values.items()}
 
+    @cached_property
+    def _results(self) -> dict[str, _Result]:
+        """Outputs as the reference gives them, or else as they are declared."""
+        if self.reference is not None:
+            return {
+                name: _Result(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+                for name, tensor in self._exact_run.outputs.items()
+            }
+        found = {}
+        for name in self.declaration.output_names:
+            path = ("problem", "outputs", name, "shape")
+            shape = _sizes(self.frame, self._declared_output(name).shape or (), path)
+            dtype = self._dtype(name, None)
+            grad = bool(self.differentiable) and dtype.is_floating_point
+            found[name] = _Result(shape, None, grad)
+        return found
+
+    def _declared_output(self, name: str) -> OutputDecl:
+        outputs = self.declaration.outputs
+        decl = outputs[name] if isinstance(outputs, Mapping) else None
+        return decl if isinstance(decl, OutputDecl) else OutputDecl()
+
     def _run(self, dtype: torch.dtype | None) -> _Run:
         """Call the reference with floating inputs in `dtype` (None: as they are)."""
+        assert self.reference is not None
         grads = set(self.differentiable.values())
         given, leaves = {}, {}
         for name, tensor in self.inputs.items():
@@ -112,6 +144,7 @@ class Declared:
 
     def _other_arguments(self) -> dict[str, Any]:
         """The axes that the reference has parameters for."""
+        assert self.reference is not None
         parameters = inspect.signature(self.reference).parameters
         values = self.frame.values
         spec = self.frame.spec
@@ -167,27 +200,30 @@ class Declared:
         """By output: normal noise in the output's dtype."""
         source = generator(self.seed ^ 0xC07A)
         return {
-            name: draw("normal", source, tensor.shape, self._dtype_of(name)).to(self.frame.device)
-            for name, tensor in self._exact_run.outputs.items()
-            if tensor.requires_grad
+            name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.frame.device)
+            for name, result in self._results.items()
+            if result.requires_grad
         }
 
     def _dtype_of(self, name: str) -> torch.dtype:
+        return self._dtype(name, self._results[name].dtype)
+
+    def _dtype(self, name: str, result: torch.dtype | None) -> torch.dtype:
         """As declared; else the reference's if it is no number with a fraction; else as inputs."""
-        outputs = self.declaration.outputs
-        decl = outputs[name] if isinstance(outputs, Mapping) else None
-        if isinstance(decl, OutputDecl) and decl.dtype is not None:
-            return _declared_dtype(self.frame, decl.dtype)
-        result = self._exact_run.outputs[name]
+        declared_dtype = self._declared_output(name).dtype
+        if declared_dtype is not None:
+            return _declared_dtype(self.frame, declared_dtype)
         floating = [each.dtype for each in self.inputs.values() if each.is_floating_point()]
-        return floating[0] if result.is_floating_point() and floating else result.dtype
+        if result is None:
+            return (floating or [each.dtype for each in self.inputs.values()])[0]
+        return floating[0] if result.is_floating_point and floating else result
 
     @cached_property
     def infos(self) -> dict[str, TensorInfo]:
         """Outputs and gradients: what they are."""
         infos = {}
-        for name, tensor in self._exact_run.outputs.items():
-            infos[name] = self._info(name, tuple(tensor.shape), self._dtype_of(name))
+        for name, result in self._results.items():
+            infos[name] = self._info(name, result.shape, self._dtype_of(name))
         for gradient, name in self.differentiable.items():
             tensor = self.inputs[name]
             infos[gradient] = self._info(gradient, tuple(tensor.shape), tensor.dtype)
@@ -204,7 +240,7 @@ class Declared:
             dims,
             dtype,
             DTYPES[str(dtype)[6:]].roundoff,
-            magnitude=lambda: self._term_sizes[name],
+            magnitude=None if self.reference is None else lambda: self._term_sizes[name],
         )
 
     @cached_property
@@ -244,7 +280,7 @@ class Declared:
             )
 
     def problem(self) -> Problem:
-        """The problem; the reference runs once now, for it alone knows the outputs' shapes."""
+        """The problem; a reference runs once now, for it alone knows the outputs' shapes."""
         frame, differentiable = self.frame, self.differentiable
         cotangents = self.cotangents if differentiable else {}
         names: dict[str, Any] = {
@@ -262,8 +298,9 @@ class Declared:
             returns=self.declaration.output_names,
             cotangents=cotangents if by_autograd else {},
             gradient_of=differentiable if by_autograd else {},
-            reference=lambda: self.exact,
-            lowp=lambda: self.low,
+            has_reference=self.reference is not None,
+            reference=dict if self.reference is None else lambda: self.exact,
+            lowp=dict if self.reference is None else lambda: self.low,
             relations=self._relations,
             cost=self._cost,
             with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
@@ -289,16 +326,18 @@ class Declared:
             seed = self.seed + 1
             inputs = _drawn(self.frame, self.declaration, "normal", seed)
             other = replace(self, inputs=inputs, distribution="normal", seed=seed)
-            yield repeated(
-                other.problem(), self.problem(), "a second call must not remember the first"
-            )
+            because = "a second call must not remember the first"
+            relation = repeated(other.problem(), self.problem(), because)
+            yield relation if self.reference is not None else replace(relation, judge=())
 
 
 def declared_case(frame: Frame) -> Declared:
     """The case with tensors drawn from its seed."""
     declaration = declared(frame.spec)
-    reference = load(frame.spec, _REFERENCE, declaration.reference)
-    if not callable(reference):
+    reference = None
+    if declaration.reference is not None:
+        reference = load(frame.spec, _REFERENCE, declaration.reference)
+    if not (reference is None or callable(reference)):
         raise refuse(frame.spec, _REFERENCE, f"{declaration.reference!r} is not a function")
     distribution = choose(frame.values.get("values"), frame.seed)
     inputs = _drawn(frame, declaration, distribution, frame.seed)

@@ -24,6 +24,7 @@ class GemmFamily:
     """Matrix products."""
 
     axes = AXES
+    properties = ("rows_permuted", "transposed", "scale_doubled")
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`."""

@@ -1,0 +1,211 @@
+"""Without a reference, properties that a spec names find planted mistakes, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from tlmatrix.matrix import expand
+from tlmatrix.run import Status
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import run_case
+from tlmatrix.spec import SpecError, parse_spec
+
+HERE = Path(__file__).parent
+NORM = """
+name: norm
+problem:
+  inputs:
+    x: {shape: [rows, cols], dtype: $dtype, grad: true}
+    w: {shape: [cols], dtype: $dtype, grad: true, fill: constant_rows}
+  outputs: {y: {shape: [rows, cols]}}
+entry: lawful:normalise
+axes: {rows: [1, 2, 7, 9], cols: [1, 40], dtype: [float32, float16], values: [normal], how: [HOW]}
+tiers: {quick: product}
+properties: PROPERTIES
+"""
+CLIP = """
+name: clip
+problem:
+  inputs: {x: {shape: [rows, 5], dtype: float16}}
+  outputs: {y: {shape: [rows, 5], dims: [line, place]}}
+entry: lawful:clip
+axes: {rows: [8], values: [large], how: [HOW]}
+properties: PROPERTIES
+"""
+
+
+def made(text, how, properties):
+    text = text.replace("HOW", how).replace("PROPERTIES", properties)
+    return parse_spec(text, HERE / "lawful.yaml")
+
+
+def found(text, how, properties):
+    """Findings of all cases of the quick tier, and the results."""
+    spec = made(text, how, properties)
+    results = [run_case(spec, case, "interpreter") for case in plan(spec).expansion]
+    return [finding for result in results for finding in result.findings], results
+
+
+ALL = """
+  - permute: rows
+  - split: rows
+  - {scale: {x: 4}, when: "rows > 0"}
+  - {scale: {w: 2}, gives: {y: 2}}
+  - finite
+  - lawful:signs_cancel
+  - lawful:unit_rows
+"""
+
+
+def test_a_right_entry_without_a_reference_passes():
+    findings, results = found(NORM, "right", ALL)
+    assert [each.title for each in findings] == []
+    assert len(results) == 16
+    assert {result.status for result in results} == {Status.PASSED}
+
+
+@pytest.mark.parametrize(
+    ("how", "law", "words"),
+    [
+        ("tail", "{permute: rows}", "rows_permuted: y: "),
+        ("tail", "{split: rows}", "rows_split: y: "),
+        ("absolute", "{scale: {x: 4}}", "scaled: y: "),
+        ("neighbour", "{split: rows}", "rows_split: y: "),
+        ("neighbour", "lawful:unit_rows", "unit_rows: y: "),
+        ("gradient", "{permute: rows}", "rows_permuted: dx: "),
+        ("gradient", "{split: rows}", "rows_split: dx: "),
+        ("nan", "finite", "finite: y: "),
+    ],
+)
+def test_a_planted_mistake_is_found_by_a_property_alone(how, law, words):
+    findings, _ = found(NORM, how, f"[{law}]")
+    told = [each.title for each in findings]
+    # Of results that are wrong alike one stands for the others, which its detail names.
+    law, _, tensor = words.partition(": ")
+    assert any(
+        title.startswith(words) or (title.startswith(law) and f"{tensor}" in str(each.detail))
+        for title, each in zip(told, findings, strict=True)
+    ), told
+    assert all(each.check == "properties" for each in findings), findings
+
+
+def test_a_finding_names_the_worst_place_in_the_tensors_own_terms():
+    findings, _ = found(NORM, "tail", "[{permute: rows, because: rows are apart}]")
+    largest = max(findings, key=lambda each: each.total or 0)
+    assert set(largest.index) == {"rows", "cols"}
+    assert largest.detail.startswith("rows are apart")
+
+
+def test_an_output_in_the_place_of_its_input():
+    assert found(CLIP, "right", "[{idempotent: {x: y}, exact: true}]")[0] == []
+    findings, _ = found(CLIP, "drops", "[{idempotent: {x: y}, exact: true}]")
+    assert not findings  # 0.5 stays 0.5: what is wrong both times is no breach of this law
+    findings, _ = found(CLIP, "drops", "[{scale: {x: 0.0625}, gives: {y: 0.0625}}]")
+    assert findings[0].title.startswith("scaled: y: ")
+    assert set(findings[0].index) == {"line", "place"}
+
+
+def test_where_a_law_holds_is_for_the_spec_to_say():
+    findings, _ = found(NORM, "tail", "[{permute: rows, when: rows < 3}]")
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        ("lawful:forgetful", "must return two mappings"),
+        ("lawful:misnamed", "no input 'z'; did you mean"),
+        ("lawful:broken", "lawful:broken raised KeyError: 'nothing'"),
+        ("lawful:nowhere", "lawful has no 'nowhere'"),
+        ("nolaws:any", "no module 'nolaws'"),
+    ],
+)
+def test_a_law_that_is_wrong_itself_is_an_error_at_its_place(law, words):
+    findings, results = found(NORM, "right", f"[{law}]")
+    assert {result.status for result in results} == {Status.ERROR}
+    assert words in findings[0].title.replace(" known:", " did you mean")
+    assert "lawful.yaml:11:14: " in findings[0].title
+
+
+def test_memory_that_nobody_wrote_is_found_without_a_reference():
+    spec = parse_spec(
+        """
+name: unwritten
+problem:
+  inputs: {x: {shape: [rows], dtype: float32}}
+  outputs: {y: {shape: [rows]}}
+factory: half_written:half_written
+call: [x, y]
+returns: [y]
+axes: {rows: [4]}
+properties: [{permute: rows}]
+checks: [poison, properties]
+""",
+        HERE / "unwritten.yaml",
+    )
+    result = run_case(spec, next(iter(expand(spec))), "interpreter")
+    first = result.findings[0]
+    assert (first.check, first.wrong) == ("poison", 2)
+    assert "never written" in first.title
+
+
+GEMM = """
+name: product
+problem: gemm
+entry: lawful_product:product
+axes: {dtype: [float32], m: [5], n: [4], k: [6], values: [normal], transpose_a: [false, true],
+       transpose_b: [false, true], how: [HOW]}
+properties: PROPERTIES
+checks: [properties]
+"""
+
+
+def test_a_problems_own_properties_are_chosen_by_name():
+    findings, _ = found(GEMM, "late_rows", "[]")
+    assert {each.title.partition(":")[0] for each in findings} == {"rows_permuted", "transposed"}
+    findings, _ = found(GEMM, "late_rows", "[transposed]")
+    assert {each.title.partition(":")[0] for each in findings} == {"transposed"}
+    # One of the spec's own leaves the problem's as they are.
+    findings, _ = found(GEMM, "late_rows", "[{scale: {a: 2}, gives: {c: 2}}]")
+    assert {each.title.partition(":")[0] for each in findings} == {"rows_permuted", "transposed"}
+    findings, _ = found(GEMM, "offset", "[{scale: {a: 2}, gives: {c: 2}}]")
+    assert "scaled" in {each.title.partition(":")[0] for each in findings}
+
+
+@pytest.mark.parametrize(
+    ("text", "law", "words"),
+    [
+        (NORM, "{permute: cols, split: rows}", "11:14: a property says one of name, permute"),
+        (NORM, "{because: so}", "11:14: a property says one of name, permute"),
+        (NORM, "{permute: row}", "11:24: unknown dimension 'row'; did you mean 'rows'?"),
+        (NORM, "{scale: {z: 2}}", "11:23: unknown input 'z'. Inputs: x, w"),
+        (NORM, "{scale: {x: 2}, gives: {w: 2}}", "unknown output 'w'. Outputs: y"),
+        (NORM, "{permute: rows, gives: {y: 2}}", "'gives' goes with 'scale'"),
+        (NORM, "{idempotent: {x: z}}", "unknown output 'z'"),
+        (NORM, "finit", "11:14: unknown property 'finit'; did you mean 'finite'?"),
+        (NORM, "'lawful:'", "must be written package.module:name"),
+        (NORM, "{permute: rows, when: row > 1}", "unknown name 'row'"),
+        (GEMM, "transpose", "unknown property 'transpose'; did you mean 'transposed'?"),
+        (GEMM, "{permute: m}", "'permute' is for problems declared in the spec"),
+    ],
+)
+def test_what_is_wrong_with_a_property_is_said_at_its_place(text, law, words):
+    with pytest.raises(SpecError) as caught:
+        plan(made(text, "right", f"[{law}]"))
+    assert words in str(caught.value)
+
+
+def test_without_a_reference_outputs_have_shapes_and_something_judges():
+    for old, new, words in (
+        ("{y: {shape: [rows, cols]}}", "[y]", "7:12: without a reference, outputs need shapes"),
+        (
+            "{y: {shape: [rows, cols]}}",
+            "{y: {}}",
+            "7:13: without a reference, the output 'y' needs",
+        ),
+        ("properties: PROPERTIES", "", "3:1: the key 'reference' is missing"),
+        ("properties: P", "checks: [guards]\nproperties: P", "'properties' is never looked at"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            made(NORM.replace(old, new), "right", "[finite]")
+        assert words in str(caught.value)
