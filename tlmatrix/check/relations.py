@@ -241,7 +241,7 @@ def _apart(
                 words=relation.words,
                 exact=exact,
             )
-            if problem.has_reference and expected is mine.get(name):
+            if relation.kind == "agreement" and problem.has_reference:
                 finding = _with_truth(finding, deviation, name, relation, yardstick)
             found.append(finding)
     return found
@@ -272,7 +272,7 @@ def _with_truth(
     """The finding with what the reference says of the two sides: mostly one of them is wrong."""
     truth = yardstick.reference[name].flatten()[deviation.worst]
     limit = yardstick.limits(name).element.flatten()[deviation.worst]
-    sides = {"this case": deviation.expected, relation.words: deviation.got}
+    sides = {relation.words: deviation.expected, relation.name: deviation.got}
     far = {
         words: float((tensor.flatten()[deviation.worst].double() - truth).abs() / limit)
         for words, tensor in sides.items()

@@ -97,7 +97,7 @@ class Runner:
     coverage: bool = False
     lost: str = ""
     """The case that left the backend unusable in this process; later ones are not run."""
-    _bound: dict[tuple[Path, str], _Bound] = field(default_factory=dict)
+    _bound: dict[tuple[Path, str, int | None], _Bound] = field(default_factory=dict)
     _assembler: Assembler | None = None
 
     def prepare(self) -> None:
@@ -246,6 +246,7 @@ class Runner:
             findings = judge_reject(_reject_of(spec, case), problem, run_entry)
         else:
             problem = narrowed(problem, self._returned(bound, spec, case))
+            problem = self._with_agreements(bound, spec, case, problem, watch)
             findings = self._findings(spec, case, problem, run_entry, watch)
         return _Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
 
@@ -271,6 +272,22 @@ class Runner:
 
         seed = case_seed(case, self.seed)
         return with_properties(spec, bound.family, make(case.values), seed, self._environment())
+
+    def _with_agreements(
+        self, bound: _Bound, spec: Spec, case: Case, problem: Problem, watch: _Watch
+    ) -> Problem:
+        if not spec.agree:
+            return problem
+        from tlmatrix.run.agreement import Workplace, with_agreements
+
+        def tied(other: Spec, backend: Backend, number: int) -> tuple[Binding, Family]:
+            made = self._bind(other, backend, number)
+            return made.binding, made.family
+
+        place = Workplace(
+            self.backend, case_seed(case, self.seed), tied, lambda: watch.phase("agreement")
+        )
+        return with_agreements(spec, case, problem, bound.family, place)
 
     def _findings(
         self,
@@ -306,16 +323,23 @@ class Runner:
                 return bool(rule.mode == "bitwise")
         return True
 
-    def _bind(self, spec: Spec, backend: Backend | None = None) -> _Bound:
+    def _bind(
+        self, spec: Spec, backend: Backend | None = None, agreement: int | None = None
+    ) -> _Bound:
+        """The spec tied to its code, once; `agreement` is the number of one whose other side it is.
+
+        Axes that only this side takes are no mistake of the other's.
+        """
         backend = backend or self.backend
-        key = (spec.path, repr(backend.targeting(spec.architectures)))
+        key = (spec.path, repr(backend.targeting(spec.architectures)), agreement)
         if key not in self._bound:
             from tlmatrix.problem import family_for
 
             make_importable(spec.path, self.roots)
             binding = bind(spec, backend, roots=self.roots)
             family = family_for(spec)
-            refuse_unknown_axes(binding, family)
+            if agreement is None:
+                refuse_unknown_axes(binding, family)
             self._bound[key] = _Bound(binding, family)
         return self._bound[key]
 

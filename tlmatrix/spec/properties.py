@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -124,7 +124,7 @@ class Agreement(Model):
         description="Another callable of the same parameters.",
         examples=["mypkg.other:attention"],
     )
-    backend: Annotated[str, Field(pattern="^(interpreter|cuda)$")] | None = Field(
+    backend: Literal["interpreter", "cuda"] | None = Field(
         default=None,
         description="The backend of the other side: `interpreter` or `cuda`. Left out where the "
         "case runs on it already, and where there is no GPU.",
