@@ -16,6 +16,7 @@ from tlmatrix.spec.models import (
     DeclaredProblem,
     DeterminismRule,
     Fuzz,
+    FuzzAxis,
     FuzzLengths,
     KnownBug,
     OutputDecl,
@@ -173,11 +174,13 @@ def test_the_factory_example() -> None:
 
 def test_short_forms_mean_their_long_forms() -> None:
     short = parse_spec(
-        FACTORY
+        FACTORY.replace("seq_len: seqlen_q, ", "").replace(
+            "seqlen_q: [1, 64, 200]", "seqlens: [[7]], window: [1]"
+        )
         + """
 tiers: {quick: sample-less, nightly: 4-wise}
 determinism: bounded
-fuzz: {seqlens: {sequences: [1, 3], length: 7}}
+fuzz: {seqlens: {sequences: [1, 3], length: 7}, axes: {window: 1..9}}
 """.replace("sample-less", "first")
     )
     assert short.tiers["quick"] == Tier(strategy="first")
@@ -186,6 +189,7 @@ fuzz: {seqlens: {sequences: [1, 3], length: 7}}
     assert short.fuzz is not None
     assert short.fuzz.seqlens.sequences == Range(low=1, high=3)
     assert short.fuzz.seqlens.length == Range(low=7, high=7)
+    assert short.fuzz.axes == {"window": FuzzAxis(range=Range(low=1, high=9))}
 
 
 @pytest.mark.parametrize(

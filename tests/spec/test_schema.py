@@ -20,7 +20,7 @@ SCHEMA = json_schema()
 SHORT_FORMS = """
 tiers: {quick: pairwise, nightly: 4-wise, full: {strategy: sample, size: 9}}
 determinism: bounded
-fuzz: {seqlens: {sequences: 8, length: [0, 9]}, examples: {}}
+fuzz: {axes: {seqlen_q: 0..300}, examples: {}}
 tolerance: {dq: {factor: 3, floor: 1e-6}, by_arch: {sm_90: {dq: {factor: 4}}, sm_80: {factor: 2}}}
 where: [{expr: true, because: x}]
 tile: {q: 64, k: 2 * head_dim}
@@ -35,7 +35,12 @@ def data(text: str) -> Any:
     return plain(read_document(text.encode(), Path("spec.yaml")).root)
 
 
-@pytest.mark.parametrize("text", [VARLEN, NORM, FACTORY, FACTORY + SHORT_FORMS])
+SHORT_LENGTHS = VARLEN.replace(
+    "seqlens: {sequences: 1..8, length: 0..300,", "seqlens: {sequences: 8, length: [0, 9],"
+)
+
+
+@pytest.mark.parametrize("text", [VARLEN, SHORT_LENGTHS, NORM, FACTORY, FACTORY + SHORT_FORMS])
 def test_it_accepts_the_examples_and_the_short_forms(text: str) -> None:
     parse_spec(text)
     assert accepts(SCHEMA, data(text), SCHEMA)

@@ -73,6 +73,21 @@ class Expansion:
         own = self._space.count if self._rows is None else len(self._rows)
         return len(self.fixed) + own - len(self._fixed_rows)
 
+    def some(self, most: int) -> list[Case]:
+        """All cases if there are at most `most`, else as many of the tier's own; always the same.
+
+        A product's are spread over all of it: its first ones hardly differ.
+        """
+        if self.count() <= most:
+            return list(self)
+        if self._rows is not None:
+            rows = self._rows[:most]
+        else:
+            pick = random.Random(0)  # noqa: S311 - reproducible, not secret
+            places = sorted(pick.sample(range(self._space.count), most))
+            rows = tuple(self._space[at] for at in places)
+        return [Case(self.spec.name, self._space.values(row)) for row in rows]
+
     @property
     def combinations(self) -> int:
         """How many combinations the rules were applied to: the product, or the rows of a zip."""

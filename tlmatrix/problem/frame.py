@@ -102,3 +102,8 @@ def places(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
     for number, case in enumerate(spec.bench.cases if spec.bench else ()):
         for axis, value in case.items():
             yield ("bench", "cases", number, axis), axis, value
+    for axis, drawn in (spec.fuzz.axes if spec.fuzz else {}).items():
+        for number, value in enumerate(drawn.values):
+            yield ("fuzz", "axes", axis, "values", number), axis, value
+        for value in {drawn.range.low, drawn.range.high} if drawn.range else ():
+            yield ("fuzz", "axes", axis, "range"), axis, value

@@ -34,6 +34,7 @@ from tlmatrix.spec.parts import (
     Bench,
     DeclaredProblem,
     Fuzz,
+    FuzzAxis,
     FuzzLengths,
     InputDecl,
     KnownBug,
@@ -69,6 +70,7 @@ __all__ = [
     "DeclaredProblem",
     "DeterminismRule",
     "Fuzz",
+    "FuzzAxis",
     "FuzzLengths",
     "InputDecl",
     "KnownBug",
@@ -222,7 +224,7 @@ class Spec(Model):
     )
     fuzz: Fuzz | None = Field(
         default=None,
-        description="Random packed batches, made by Hypothesis.",
+        description="Random cases, made by Hypothesis.",
         examples=[{"seqlens": {"length": "0..300"}, "examples": {"quick": 20}}],
     )
     rejects: tuple[Reject, ...] = Field(

@@ -33,6 +33,7 @@ __all__ = [
     "Bench",
     "DeclaredProblem",
     "Fuzz",
+    "FuzzAxis",
     "FuzzLengths",
     "InputDecl",
     "KnownBug",
@@ -321,17 +322,47 @@ class FuzzLengths(Model):
     )
 
 
+class FuzzAxis(ShortModel):
+    """What an axis has in random cases besides its values. `1..300` is short for a range."""
+
+    short = "range"
+
+    range: Range | None = Field(
+        default=None,
+        description="Whole numbers, each of them; 0, 1, both ends, and the edges of the `tile` of "
+        "that name are drawn often.",
+        examples=["1..300"],
+    )
+    around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field(
+        default=(),
+        description="Numbers near which bugs live: these, one less and one more are drawn often.",
+        examples=[[64, 128]],
+    )
+    values: tuple[AxisValue, ...] = Field(
+        default=(),
+        description="Further values, as `axes` would list them.",
+        examples=[[0.1, 2.0]],
+    )
+
+
 class Fuzz(Model):
-    """Random packed batches, made by Hypothesis and shrunk when they fail."""
+    """Random cases, made by Hypothesis and shrunk when they fail."""
 
     seqlens: FuzzLengths = Field(
         default=FuzzLengths(),
-        description="How packed batches are made up.",
+        description="How packed batches are made up, where the spec has the axis `seqlens`.",
         examples=[{"sequences": "1..8", "length": "0..300", "around": [64, 128]}],
+    )
+    axes: dict[Identifier, FuzzAxis] = Field(
+        default={},
+        description="Axes that also take values they do not list, and change from one example to "
+        "the next. Those left out keep to their values, and those that other kernels are compiled "
+        "for mostly to combinations that the tier has.",
+        examples=[{"window": "1..300", "seqlen_q": {"range": "0..300", "around": [64]}}],
     )
     examples: dict[str, Annotated[int, Field(strict=True, ge=0)]] = Field(
         default={},
-        description="How many batches a tier tries.",
+        description="How many cases a tier tries.",
         examples=[{"quick": 20, "nightly": 500}],
     )
 

@@ -28,7 +28,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from tlmatrix.spec.models import InputDecl, OutputDecl, Spec
+    from tlmatrix.spec.models import Fuzz, InputDecl, OutputDecl, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Fault", "Written", "faults"]
@@ -81,10 +81,7 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
         if arch in spec.architectures[:index]:
             yield Fault(("architectures", index), f"the architecture {arch!r} is here twice")
     if spec.fuzz is not None:
-        for tier in spec.fuzz.examples:
-            if tier not in written.tiers:
-                message = f"unknown tier {tier!r}{suggestion(tier, written.tiers, 'Tiers')}"
-                yield Fault(("fuzz", "examples", tier), message, at_key=True)
+        yield from _fuzz_faults(spec, spec.fuzz, written)
     yield from _problem_faults(spec, axes)
     yield from oracle_faults(spec, axes, written.broken)
     if "problem" not in written.broken and isinstance(spec.problem, DeclaredProblem):
@@ -275,6 +272,40 @@ def _unknown_axes(
         if axes and name not in axes:
             message = f"unknown axis {name!r}{suggestion(name, axes, 'Axes')}"
             yield Fault((*path, name), message, at_key=True)
+
+
+def _fuzz_faults(spec: Spec, fuzz: Fuzz, written: Written) -> Iterator[Fault]:
+    axes = written.axes
+    for tier in fuzz.examples:
+        if tier not in written.tiers:
+            message = f"unknown tier {tier!r}{suggestion(tier, written.tiers, 'Tiers')}"
+            yield Fault(("fuzz", "examples", tier), message, at_key=True)
+    whole = "fuzz" not in written.broken
+    if whole and axes and "seqlens" not in axes and "seqlens" in fuzz.model_fields_set:
+        message = "the spec has no axis 'seqlens', so there are no packed lengths to draw"
+        yield Fault(("fuzz", "seqlens"), message, at_key=True)
+    yield from _unknown_axes(fuzz.axes, axes, ("fuzz", "axes"))
+    for axis, drawn in fuzz.axes.items():
+        path = ("fuzz", "axes", axis)
+        if axis == "seqlens":
+            message = "lengths are drawn as 'fuzz.seqlens' says; describe them there"
+            yield Fault(path, message, at_key=True)
+        elif whole and drawn.range is None and drawn.around:
+            message = "'around' needs 'range', the numbers that there are"
+            yield Fault((*path, "around"), message, at_key=True)
+        elif whole and drawn.range is None and not drawn.values:
+            yield Fault(path, "'range' or 'values' is missing: what is to be drawn?", at_key=True)
+        elif drawn.range is not None and axis in spec.axes:
+            numbers = [each for each in spec.axes[axis] if type(each) in (int, float)]
+            if not numbers:
+                message = f"the axis {axis!r} has no number among its values, so it has no range"
+                yield Fault(path, message, at_key=True)
+        known = {canonical(value) for value in spec.axes.get(axis, ())}
+        for index, value in enumerate(drawn.values):
+            if canonical(value) in known:
+                message = f"the axis {axis!r} has {show(value)} already"
+                yield Fault((*path, "values", index), message)
+            known.add(canonical(value))
 
 
 # The problem --------------------------------------------------------------------------------

@@ -1,0 +1,290 @@
+"""Cases drawn from a spec: what they hold, what they are drawn near, and what they shrink to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import Phase, find, given, seed, settings
+
+from tlmatrix.fuzz.draw import cases, configurations
+from tlmatrix.matrix.fixed import broken_rules
+from tlmatrix.problem import family_for
+from tlmatrix.problem.attention.axes import Setting, lengths
+from tlmatrix.spec import SpecError, load_spec, parse_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tlmatrix.fuzz.draw import Configuration
+    from tlmatrix.matrix import Case
+    from tlmatrix.spec.models import Spec
+
+SPECS = sorted(Path(__file__).parents[2].joinpath("specs").glob("*.yaml"))
+PACKED = """\
+name: packed
+problem: attention
+entry: mypkg.ops:packed
+axes:
+  dtype: [float16, bfloat16]
+  kv_heads: [2]
+  groups: [1, 3]
+  head_dim: [64]
+  causal: [false, true]
+  window: [none, 1, 64]
+  scale: [none, 0.3]
+  seqlens: [[17, 64], [1]]
+where:
+  - {expr: window is none or causal, because: a window is causal}
+tile: {q: 64, k: 128}
+fuzz:
+  seqlens: {sequences: 1..8, length: 0..300, around: [192], kv: independent}
+  axes: {window: {range: 1..300, around: [128]}}
+"""
+DENSE = """\
+name: dense
+problem: gemm
+entry: mypkg.ops:gemm
+axes: {dtype: [float16], transpose_a: [false, true], m: [64, 1], n: [8, 200], k: [8]}
+where:
+  - {expr: transpose_a and m % 8 == 0 or not transpose_a and k % 8 == 0, because: of TMA}
+  - {expr: n != k, because: to have two rules that meet}
+tile: {m: 64, n: 128}
+fuzz:
+  axes: {m: 0..300, n: {range: 1..300, around: [96]}, k: 0..300}
+"""
+
+
+def drawn(
+    spec: Spec, count: int, tier: str = "quick", among: list[Configuration] | None = None
+) -> list[Case]:
+    """Cases as a user's run draws them: no health check is suppressed, so any would raise."""
+    found: list[Case] = []
+
+    @seed(9)
+    @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate])
+    @given(cases(spec, tier, among=among))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return found
+
+
+def shrunk(spec: Spec, wanted: Callable[[Case], bool]) -> Case:
+    """The simplest case that is wanted."""
+    limits = settings(max_examples=2000, deadline=None, database=None)
+    return find(cases(spec), wanted, settings=limits)
+
+
+def of(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return lengths(case["seqlens"])
+
+
+def changed(spec: Spec, case: Case) -> dict[str, object]:
+    """What of a case is not the first value of its axis."""
+    return {name: case[name] for name in spec.axes if case[name] != spec.axes[name][0]}
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_case_of_the_products_specs_obeys_its_rules_and_makes_a_problem(path: Path) -> None:
+    spec = load_spec(path)
+    found = drawn(spec, 60)
+    assert len({case.key for case in found}) >= 25
+    for case in found:
+        assert case.origin == "fuzz"
+        assert set(case.values) >= set(spec.axes)
+        assert not broken_rules(spec, case)
+        if spec.problem == "attention":
+            Setting.of(case.values)
+
+
+@pytest.mark.parametrize("text", [PACKED, DENSE], ids=["packed", "dense"])
+def test_rules_over_ranges_hold_by_construction(text: str) -> None:
+    spec = parse_spec(text)
+    found = drawn(spec, 300)
+    assert not [case for case in found if broken_rules(spec, case)]
+    numbers = {case[name] for name in spec.fuzz.axes for case in found}
+    listed = {value for name in spec.fuzz.axes for value in spec.axes[name]}
+    assert len(numbers - listed) > 15
+
+
+def test_the_lengths_that_break_kernels_come_up_in_200_draws() -> None:
+    found = [of(case) for case in drawn(parse_spec(PACKED), 200)]
+    queries, keys = (
+        [length for batch in side for length in batch] for side in zip(*found, strict=True)
+    )
+    for sides, wanted in (
+        (queries, [0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193]),
+        (keys, [0, 1, 127, 128, 129, 191, 192, 193, 257]),
+    ):
+        assert not set(wanted) - set(sides)
+        for modulus in (4, 8):
+            assert {length % modulus for length in sides} == set(range(modulus))
+        assert {0, 1, 8, 15} <= {length % 16 for length in sides}
+    pairs = [pair for batch in found for pair in zip(*batch, strict=True)]
+    assert {(k > q) - (k < q) for q, k in pairs} == {-1, 0, 1}
+    batches = [q for q, _ in found]
+    assert any(len(q) > 2 and max(q) > 200 and sorted(q)[-2] <= 3 for q in batches)
+    assert any(len(q) > 2 and sum(q) + sum(k) == 0 for q, k in found)
+    assert any(q[at : at + 3] == (0, 0, 0) and sum(q) for q in batches for at in range(len(q)))
+    assert any(sum(q) == 0 < sum(k) for q, k in found)
+    assert any(sum(k) == 0 < sum(q) for q, k in found)
+    assert {len(q) for q in batches} == set(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("kv", "holds"),
+    [
+        ("equal", lambda q, k: q == k),
+        ("longer", lambda q, k: all(b >= a for a, b in zip(q, k, strict=True))),
+        ("shorter", lambda q, k: all(b <= a for a, b in zip(q, k, strict=True))),
+    ],
+)
+def test_key_lengths_are_as_the_spec_says(kv: str, holds: Callable[..., bool]) -> None:
+    spec = parse_spec(PACKED.replace("kv: independent", f"kv: {kv}"))
+    found = [of(case) for case in drawn(spec, 100)]
+    assert all(holds(q, k) for q, k in found)
+    assert kv == "equal" or any(q != k for q, k in found)
+
+
+def test_lengths_keep_to_their_ranges_and_decoding_to_its_queries() -> None:
+    old = "sequences: 1..8, length: 0..300, around: [192]"
+    few = parse_spec(PACKED.replace(old, "sequences: 2..3, length: 5..9, queries: 1"))
+    for case in drawn(few, 60):
+        q, k = of(case)
+        assert 2 <= len(q) <= 3
+        assert set(q) == {1}
+        assert all(5 <= length <= 9 for length in k)
+        assert case["seqlens"]["q"] == 1
+    some = parse_spec(PACKED.replace(old, "sequences: 4, length: 0..40, queries: 1..3"))
+    found = [of(case) for case in drawn(some, 60)]
+    assert {length for q, _ in found for length in q} == {1, 2, 3}
+    assert max(length for _, k in found for length in k) > 30
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seqlens", "axes"),
+    [
+        (lambda case: max(of(case)[0]) > 64, {"q": [65], "k": "same"}, {}),
+        (lambda case: of(case)[1][-1] > 128 + of(case)[0][-1], {"q": [0], "k": [129]}, {}),
+        (
+            lambda case: case["groups"] == 3 and case["causal"] and sum(of(case)[0]) > 7,
+            {"q": [8], "k": "same"},
+            {"groups": 3, "causal": True},
+        ),
+        (
+            lambda case: case["window"] not in (None, 1, 64) and len(of(case)[0]) > 1,
+            {"q": [0, 0], "k": "same"},
+            {"causal": True, "window": 2},
+        ),
+        (
+            lambda case: any(a % 64 and b for a, b in pairwise(of(case)[0])),
+            {"q": [1, 1], "k": "same"},
+            {},
+        ),
+    ],
+    ids=["long", "long keys", "axes", "a window of the range", "a neighbour"],
+)
+def test_cases_shrink_to_fewest_sequences_shortest_lengths_and_plainest_axes(
+    wanted: Callable[[Case], bool], seqlens: object, axes: dict[str, object]
+) -> None:
+    spec = parse_spec(PACKED)
+    case = shrunk(spec, wanted)
+    assert case["seqlens"] == seqlens
+    found = changed(spec, case)
+    del found["seqlens"]
+    assert found == axes
+
+
+def test_sizes_shrink_to_their_least_that_the_rules_allow() -> None:
+    spec = parse_spec(DENSE)
+    case = shrunk(spec, lambda case: case["n"] > 128 and case["k"] > 40)
+    assert (case["m"], case["n"], case["k"], case["transpose_a"]) == (0, 129, 48, False)
+
+
+def test_kernels_are_mostly_those_of_the_tier() -> None:
+    spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
+    family = family_for(spec)
+    own = configurations(spec, "quick")
+    keys = Counter(family.compile_key(spec, case.values) for case in drawn(spec, 300))
+    of_tier = {str(each): each for each in own}
+    assert len(of_tier) == len(own) > 40
+    ours = {
+        family.compile_key(spec, {**{name: v[0] for name, v in spec.axes.items()}, **each.values})
+        for each in own
+    }
+    assert sum(count for key, count in keys.items() if key in ours) > 0.85 * sum(keys.values())
+
+
+def test_configurations_can_be_chosen() -> None:
+    spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
+    one = configurations(spec, "quick")[7]
+    found = drawn(spec, 100, among=[one])
+    hits = [case for case in found if all(case[name] == one.values[name] for name in one.values)]
+    assert len(hits) > 70
+    assert len({str(of(case)) for case in hits}) > 50
+
+
+def test_the_values_of_a_tier_are_those_drawn() -> None:
+    spec = parse_spec(PACKED + "tiers: {quick: {strategy: first, axes: {groups: [3]}}}\n")
+    assert {case["groups"] for case in drawn(spec, 30)} == {3}
+
+
+REFUSED = {
+    "a rule about drawn lengths": (
+        PACKED.replace("where:", "where:\n  - {expr: len(seqlens) < 3, because: of memory}"),
+        (
+            "18:12: lengths cannot be drawn so that 'len(seqlens) < 3' holds; change the rule, or "
+            "remove 'fuzz.seqlens' to draw from the batches that are listed"
+        ),
+    ),
+    "more values than a rule can be held over": (
+        DENSE.replace("m: 0..300", "m: 0..100000"),
+        (
+            "10:13: a rule names the axis 'm', which then can have 4096 values to draw from, not "
+            "100001; narrow its range"
+        ),
+    ),
+    "more combinations than a rule can be held over": (
+        DENSE.replace("m: 0..300", "m: 0..3000").replace("k: 0..300", "k: 0..3000"),
+        (
+            "6:12: the axes of 'transpose_a and m % 8 == 0 or not transpose_a and k % 8 == 0' have "
+            "18012002 combinations of values to draw from; narrow the range of k and m in "
+            "'fuzz.axes' to leave at most 1048576"
+        ),
+    ),
+    "a rule without a value for a number of the range": (
+        DENSE.replace("n != k", "n % m != 3"),
+        (
+            "7:12: 'n % m != 3' has no value for m=0, n=1: 1 % 0 divides by zero; a rule needs one "
+            "for all values of the axes it names"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_drawn_is_an_error_at_its_place(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        cases(parse_spec(text))
+    assert [str(issue) for issue in caught.value.issues] == [f"<spec>:{message}"]
+
+
+def test_a_rule_about_lengths_leaves_the_listed_batches_to_draw_from() -> None:
+    spec = parse_spec(
+        PACKED.replace(
+            "where:", "where:\n  - {expr: len(seqlens) < 2, because: of memory}"
+        ).replace(
+            "  seqlens: {sequences: 1..8, length: 0..300, around: [192], kv: independent}\n", ""
+        )
+    )
+    assert {str(case["seqlens"]) for case in drawn(spec, 30)} == {"[1]"}
+
+
+def test_an_unknown_tier_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown tier 'quik'"):
+        cases(parse_spec(PACKED), "quik")

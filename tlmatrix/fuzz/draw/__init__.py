@@ -1,0 +1,48 @@
+"""Cases drawn from a spec alone, by Hypothesis: lengths, sizes, and every other axis.
+
+`cases` is a strategy whose every value is an ordinary resolved `Case`. What it draws is settled
+before, in a `Ground`: which axes change from one example to the next, and which combinations of the
+others have kernels. Rules hold by construction, so that nothing is ever rejected; whatever can be
+said against a spec is said, at its place, when the ground is made. This package imports no
+Hypothesis until `cases` is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.fuzz.draw.ground import Configuration, Ground, ground_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypothesis.strategies import SearchStrategy
+
+    from tlmatrix.matrix import Case
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["Configuration", "Ground", "cases", "configurations", "ground_of"]
+
+
+def cases(
+    spec: Spec, tier: str = "quick", *, among: Sequence[Configuration] | None = None
+) -> SearchStrategy[Case]:
+    """Cases of origin "fuzz", all of which obey the `where` rules of the spec.
+
+    The axes that kernels are compiled for come from `configurations(spec, tier)`, or from `among`
+    (some of them), and hardly ever from elsewhere, so that few kernels serve many examples; a
+    failing example is shrunk over all their values. The simplest case has the fewest sequences, the
+    shortest lengths, and the first value of every axis.
+
+    Raises:
+        ValueError: the spec has no such tier.
+        SpecError: what the spec's `fuzz` asks for cannot be drawn; says what and where.
+    """
+    from tlmatrix.fuzz.draw.cases import drawn
+
+    return drawn(ground_of(spec, tier, among=among))
+
+
+def configurations(spec: Spec, tier: str = "quick") -> tuple[Configuration, ...]:
+    """What the tier's own cases are compiled for: combinations of the axes that decide kernels."""
+    return ground_of(spec, tier).configurations

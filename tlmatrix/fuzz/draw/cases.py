@@ -1,0 +1,150 @@
+"""The strategy of cases. Nothing here filters: whatever is drawn is a case.
+
+Hypothesis shrinks integers and lists best, so that is all there is. Where a choice decides what
+range the next integer comes from, its first value stands for the widest one, and the others draw
+from parts of that: lowering the choice then keeps the integer, and the case, as they are. So a
+configuration of the tier is a choice after which every axis draws from one value alone, and the
+choice 0 leaves each of them all of its values.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from tlmatrix.fuzz.draw.lengths import Lengths, Profile, batch_value, key_span
+from tlmatrix.matrix import Case
+from tlmatrix.matrix.space import UNBOUND
+from tlmatrix.spec.values import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+    from tlmatrix.fuzz.draw.domains import Domain
+    from tlmatrix.fuzz.draw.ground import Ground
+    from tlmatrix.matrix.space import Space
+    from tlmatrix.spec.values import Value
+
+    Batch = Sequence[tuple[int, int]]
+    """(queries, keys) by sequence."""
+
+__all__ = ["drawn"]
+
+_WITHIN = 15
+"""The first configuration is drawn so many times as often as none."""
+
+
+def drawn(ground: Ground) -> SearchStrategy[Case]:
+    """Cases of a spec, drawn from what `ground` says."""
+    batches = None if ground.lengths is None else _batches(ground.lengths)
+    return _cases(ground, _Configurations(ground), batches)
+
+
+@st.composite
+def _cases(
+    draw: DrawFn,
+    ground: Ground,
+    configurations: _Configurations,
+    batches: SearchStrategy[Batch] | None,
+) -> Case:
+    values: dict[str, Value] = {}
+    batch: Batch = () if batches is None else draw(batches)
+    if ground.lengths is not None:
+        values["seqlens"] = batch_value(ground.lengths, batch)
+    row = [UNBOUND] * len(ground.space.names)
+    number = draw(_whole(0, configurations.last))
+    within = draw(_whole(0, 0 if number else _WITHIN))
+    places = configurations.of(number, within)
+    for name, domain in ground.fixed.items():
+        low, high = (0, len(domain.named) - 1) if places is None else (places[name],) * 2
+        place = draw(_whole(low, high)) if len(domain.named) > 1 else 0
+        values[name] = _allowed(ground.space, row, name, domain.named[place], place)
+    for name, domain in ground.free.items():
+        value = _value(draw, domain)
+        if name in ground.space.axes:
+            value = _allowed(ground.space, row, name, value, domain.places[canonical(value)])
+        values[name] = value
+    return Case(ground.spec.name, values, "fuzz")
+
+
+class _Configurations:
+    """The places of the values of each configuration, by the two numbers that are drawn for it."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._places = [
+            {
+                name: ground.fixed[name].places[canonical(value)]
+                for name, value in configuration.values.items()
+            }
+            for configuration in ground.configurations
+        ]
+        self.last = max(0, len(self._places) - 1)
+
+    def of(self, number: int, within: int) -> dict[str, int] | None:
+        """Configuration `number`, but for 0 and 0 none, so that axes have all their values."""
+        return self._places[number] if self._places and (number or within) else None
+
+
+def _value(draw: DrawFn, domain: Domain) -> Value:
+    """A value of an axis that is drawn by itself."""
+    if not domain.spans:
+        last = len(domain.named) - 1
+        return domain.named[draw(_whole(0, last)) if last else 0]
+    choice = domain.choices[draw(_whole(0, len(domain.choices) - 1))]
+    if isinstance(choice, int):
+        draw(_whole(0, 0))  # in the place of the number that another choice draws
+        return domain.named[choice]
+    number: int = draw(_whole(choice.low, choice.high))
+    return number
+
+
+def _allowed(space: Space, row: list[int], name: str, value: Value, place: int) -> Value:
+    """The value, or the nearest one that the rules allow: plainer ones first, then others."""
+    if name not in space.axes:
+        return value
+    position = space.names.index(name)
+    values = space.axes[name]
+    for at in (*range(place, -1, -1), *range(place + 1, len(values))):
+        row[position] = at
+        if space.extensible_at(row, position):
+            allowed: Value = values[at]
+            return allowed
+    raise AssertionError(f"{name}: no value beside {row}, which was extensible")
+
+
+def _batches(lengths: Lengths) -> SearchStrategy[Batch]:
+    """Batches of (queries, keys), fewest sequences and shortest lengths first."""
+    size = lengths.sequences
+    of_profile = [
+        st.lists(_sequences(lengths, profile), min_size=size.low, max_size=size.high)
+        for profile in lengths.profiles
+    ]
+    return _profiled(of_profile)
+
+
+@st.composite
+def _profiled(draw: DrawFn, of_profile: Sequence[SearchStrategy[Batch]]) -> Batch:
+    return draw(of_profile[draw(_whole(0, len(of_profile) - 1))])
+
+
+@st.composite
+def _sequences(draw: DrawFn, lengths: Lengths, profile: Profile) -> tuple[int, int]:
+    if lengths.fixed is None:
+        span = lengths.queries[draw(_whole(profile.queries.low, profile.queries.high))]
+        queries = draw(_whole(span.low, span.high))
+    else:
+        queries = lengths.fixed
+    if lengths.keys is None:
+        return queries, queries
+    choice = lengths.keys[draw(_whole(profile.keys.low, profile.keys.high))]
+    keys = key_span(lengths, choice, queries)
+    return queries, draw(_whole(keys.low, keys.high))
+
+
+@cache
+def _whole(low: int, high: int) -> SearchStrategy[int]:
+    return st.integers(low, high)

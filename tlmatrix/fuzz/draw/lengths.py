@@ -1,0 +1,153 @@
+"""What packed batches are made of: tables of spans, and profiles that draw from parts of them.
+
+A profile is a way in which batches go wrong: all sequences empty, runs of empty ones, one long
+among short, every length next to a tile's edge. All profiles draw from one table, each from a part
+of it, and the first from all: so any batch is also one of the first profile's, and Hypothesis
+shrinks to that without losing a length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tlmatrix.fuzz.draw.numbers import Span, clipped, edges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.spec.models import FuzzLengths
+    from tlmatrix.spec.values import Value
+
+__all__ = ["KeySpan", "Lengths", "Profile", "batch_value", "key_span", "lengths_of"]
+
+KeySpan = Span | Literal["equal", "longer", "shorter"]
+"""A span of key lengths, or one that the query's length decides."""
+
+_SHORT = 3
+_LONG = 4
+"""Short lengths are up to 3, long ones in the last quarter of the range."""
+_EMPTY = 1
+"""The place of the empty span in every table."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The places of the tables of query and key spans that one batch draws from."""
+
+    name: str
+    queries: Span
+    keys: Span
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How batches are drawn: how many sequences, and spans for their lengths.
+
+    `keys` is None where they are as many as queries, and `fixed` the number of queries where all
+    sequences have the same (decoding). `profiles` are drawn alike, some of them are there twice.
+    """
+
+    sequences: Span
+    whole: Span
+    """Of key lengths; of those of queries, too, where they are not told apart."""
+    kv: str
+    queries: tuple[Span, ...]
+    keys: tuple[KeySpan, ...] | None
+    profiles: tuple[Profile, ...]
+    fixed: int | None = None
+
+
+def lengths_of(fuzz: FuzzLengths, tiles_q: Sequence[int], tiles_k: Sequence[int]) -> Lengths:
+    """The tables that `fuzz.seqlens` makes, with the edges of the kernel's tiles."""
+    whole = Span(fuzz.length.low, fuzz.length.high)
+    apart = fuzz.queries
+    rows = whole if apart is None else Span(apart.low, apart.high)
+    queries, parts = _query_table(rows, edges(rows, tiles_q, fuzz.around))
+    keys = _key_table(whole, edges(whole, tiles_k, fuzz.around), fuzz.kv, apart=apart is not None)
+    fixed = apart.low if apart is not None and apart.low == apart.high else None
+    return Lengths(
+        sequences=Span(fuzz.sequences.low, fuzz.sequences.high),
+        whole=whole,
+        kv=fuzz.kv if apart is None else "independent",
+        queries=queries,
+        keys=keys,
+        profiles=_profiles(parts, Span(0, len(queries) - 1), Span(0, len(keys or (0,)) - 1)),
+        fixed=fixed,
+    )
+
+
+def _query_table(
+    whole: Span, edge: Sequence[Span]
+) -> tuple[tuple[Span, ...], dict[str, tuple[int, int]]]:
+    """The spans, and the places (first, last) of each kind of batch."""
+    empty, one = (clipped(Span(at, at), whole.low, whole.high) for at in (0, 1))
+    short = Span(whole.low, min(whole.low + _SHORT, whole.high))
+    long = Span(whole.high - (whole.high - whole.low) // _LONG, whole.high)
+    kinds: dict[str, list[Span]] = {
+        "edges": list(edge) or [whole],
+        "one long": [short] * 7 + [long],
+        "runs of empty": [empty] * 5 + [one] + [whole] * 2,
+    }
+    spans = [whole, empty]
+    places = {}
+    for name, own in kinds.items():
+        places[name] = (len(spans), len(spans) + len(own) - 1)
+        spans += own
+    spans += [one] * (len(spans) // 12) + [whole] * (len(spans) // 3)
+    return tuple(spans), places
+
+
+def _key_table(
+    whole: Span, edge: Sequence[Span], kv: str, *, apart: bool
+) -> tuple[KeySpan, ...] | None:
+    empty, one = (clipped(Span(at, at), whole.low, whole.high) for at in (0, 1))
+    if apart:
+        special = [*edge, *[empty, one] * (1 + len(edge) // 8)]
+        return (whole, empty, *special, *[whole] * (2 * len(special) // 3))
+    if kv == "equal":
+        return None
+    related: tuple[KeySpan, ...] = ("equal", "longer", "shorter", empty, one, whole, whole, whole)
+    return ("equal", empty, whole, *edge, *related * (1 + len(edge) // 8))
+
+
+def _profiles(parts: dict[str, tuple[int, int]], rows: Span, keys: Span) -> tuple[Profile, ...]:
+    """Profiles by the places they draw from; the first draws from all there are."""
+    empty = Span(_EMPTY, _EMPTY)
+    no_keys = empty if keys.high else keys
+    one_long, runs, edge = (Span(*parts[name]) for name in ("one long", "runs of empty", "edges"))
+    return (
+        Profile("mixed", rows, keys),
+        *[Profile("one long", one_long, keys)] * 3,
+        Profile("runs of empty", runs, keys),
+        *[Profile("edges", edge, keys)] * 2,
+        Profile("equal lengths", rows, Span(0, 0)),
+        Profile("no queries", empty, keys),
+        Profile("no keys", rows, no_keys),
+        Profile("all empty", empty, no_keys),
+        *[Profile("mixed", rows, keys)] * 7,
+    )
+
+
+def key_span(lengths: Lengths, span: KeySpan, query: int) -> Span:
+    """The span of key lengths beside `query` queries."""
+    low, high = lengths.whole.low, lengths.whole.high
+    relation = span if lengths.kv == "independent" else lengths.kv
+    if relation == "longer":
+        low, high = query, max(query, high)
+    elif relation == "shorter":
+        low, high = min(low, query), query
+    match span:
+        case "equal":
+            return Span(query, query)
+        case Span():
+            return clipped(span, low, high)
+    return Span(low, high)
+
+
+def batch_value(lengths: Lengths, batch: Sequence[tuple[int, int]]) -> Value:
+    """A batch as the axis `seqlens` has it: `{q: [17, 64], k: same}`."""
+    queries, keys = [q for q, _ in batch], [k for _, k in batch]
+    if lengths.fixed is not None:
+        return {"q": lengths.fixed, "k": keys}
+    return {"q": queries, "k": "same" if queries == keys else keys}
