@@ -18,31 +18,17 @@ Two kernels come of it: with `whole_rows` for A and B with rows of multiples of 
 bytes), which the copy engine or `cp.async` loads, and one for rows of any length (`boxes`).
 """
 
-from dataclasses import dataclass
-
 import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
+from tlmatrix_kernels.target import capability
 
-__all__ = ["TILES", "Tiles", "gemm_kernel"]
+__all__ = ["PANEL", "gemm_kernel"]
 
-
-@dataclass(frozen=True)
-class Tiles:
-    """Tile edges in elements, pipeline depth and threads of a block."""
-
-    block_m: int = 64
-    block_n: int = 64
-    block_k: int = 32
-    """64 bytes of a float16 row: two 32-byte sectors a load."""
-    num_stages: int = 2
-    """Two tiles in flight hide the load behind one multiplication; more costs shared memory."""
-    threads: int = 128
-    """One warpgroup, so that Hopper's wgmma applies."""
-
-
-TILES = Tiles()
+PANEL = 8
+"""Tiles wide that blocks walk through together: what they read then stays in the L2 cache."""
 
 
 @tilelang.jit
@@ -53,9 +39,14 @@ def gemm_kernel(
     transpose_b: bool,
     accumulate: bool,
     whole_rows: bool,
-    tiles: Tiles = TILES,
+    size: str = "narrow",
+    tiles: Tiles | None = None,
 ):
-    """The kernel of one dtype and orientation; it writes C, and with `accumulate` reads it too."""
+    """The kernel of one dtype and orientation; it writes C, and with `accumulate` reads it too.
+
+    `size` picks the tiles for the target (see `tiles`), where they are not given.
+    """
+    tiles = tiles or gemm_tiles(capability(), size, whole_rows=whole_rows)
     orientation = (transpose_a, transpose_b)
     M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
@@ -74,6 +65,7 @@ def gemm_kernel(
             a_tile = T.alloc_shared(a_box, dtype)
             b_tile = T.alloc_shared(b_box, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
+            T.use_swizzle(PANEL)
 
             if accumulate:
                 T.copy(C[bm * block_m, bn * block_n], acc)

@@ -27,49 +27,20 @@ Tiles at the edge read zeros outside A and B, which add nothing, and what they h
 stored. `whole_rows` as in `kernel`; 16 bytes are 16 elements of 8 bits.
 """
 
-from dataclasses import dataclass
-
 import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.kernel import PANEL
+from tlmatrix_kernels.gemm.tiles import Tiles, mixed_tiles
 from tlmatrix_kernels.target import capability
 
-__all__ = ["BITS", "MixedTiles", "mixed_kernel", "products", "tiles_for"]
+__all__ = ["BITS", "mixed_kernel", "products"]
 
 BITS = {"float16": 16, "bfloat16": 16, "int8": 8, "float8_e4m3fn": 8, "float8_e5m2": 8}
 """Bits of an element of the dtypes of A and B."""
 _FLOAT8_PRODUCTS = 89
 """Tensor cores multiply float8 from this compute capability on."""
-
-
-@dataclass(frozen=True)
-class MixedTiles:
-    """Tile edges in elements, pipeline depth and threads of a block."""
-
-    block_m: int = 64
-    block_n: int = 64
-    block_k: int = 64
-    """Of 8-bit rows 64 bytes: two 32-byte sectors a load."""
-    num_stages: int = 2
-    """Loads of the next step go on while this one is multiplied."""
-    threads: int = 128
-    """One warpgroup, so that Hopper's wgmma applies."""
-
-
-MIXED_TILES = MixedTiles()
-PREPARED = MixedTiles(num_stages=1)
-"""Below sm_90, where a tile is widened or turned: TileLang 0.1.15 lowers no second stage there."""
-RAGGED = MixedTiles(num_stages=0, threads=256)
-"""Rows of any length are loaded element by element, with nothing in flight; with 128 threads the
-addresses would spill."""
-
-
-def tiles_for(arch, *, prepared, whole_rows):
-    """The tiles for a GPU of that compute capability (90)."""
-    if not whole_rows:
-        return RAGGED
-    return PREPARED if prepared and arch < 90 else MIXED_TILES
 
 
 def products(a_dtype, b_dtype, arch):
@@ -104,9 +75,13 @@ def mixed_kernel(
     accumulate: bool,
     scaled: bool,
     whole_rows: bool,
-    tiles: MixedTiles | None = None,
+    size: str = "narrow",
+    tiles: Tiles | None = None,
 ):
-    """The kernel of dtypes and orientation; it is called with (A, B, C), or (A, B, scale, C)."""
+    """The kernel of dtypes and orientation; it is called with (A, B, C), or (A, B, scale, C).
+
+    `size` picks the tiles for the target (see `tiles`), where they are not given.
+    """
     orientation = (transpose_a, transpose_b)
     product_dtype = products(a_dtype, b_dtype, capability())
     eight = BITS[product_dtype] == 8
@@ -115,8 +90,10 @@ def mixed_kernel(
     prepare_b = turn_b or b_dtype != product_dtype
     sums = "int32" if product_dtype == "int8" else "float32"
     promote = eight and sums == "float32"
-    if tiles is None:
-        tiles = tiles_for(capability(), prepared=prepare_a or prepare_b, whole_rows=whole_rows)
+    tiles = tiles or mixed_tiles(
+        capability(), size, product_dtype=product_dtype, prepared=prepare_a or prepare_b,
+        whole_rows=whole_rows,
+    )  # fmt: skip
     options = {} if whole_rows else NO_TMA
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     M, N, K = sizes(orientation, *((row_step(a_dtype), row_step(b_dtype)) if whole_rows else ()))
@@ -141,6 +118,7 @@ def mixed_kernel(
             step_sums = T.alloc_fragment([block_m, block_n], sums)
             total = T.alloc_fragment([block_m, block_n], "float32")
             m, n = bm * block_m, bn * block_n
+            T.use_swizzle(PANEL)
 
             T.clear(acc)
             for step in T.Pipelined(T.ceildiv(K, block_k), num_stages=tiles.num_stages):

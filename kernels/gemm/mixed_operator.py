@@ -4,6 +4,7 @@ import torch
 
 from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.mixed import mixed_kernel
+from tlmatrix_kernels.gemm.tiles import MIXED_FLOATS, SIZES, size_for
 from tlmatrix_kernels.gemm.validate import (
     OUT_DTYPES,
     check_addend,
@@ -12,6 +13,7 @@ from tlmatrix_kernels.gemm.validate import (
     names,
     rows_aligned,
 )
+from tlmatrix_kernels.target import multiprocessors
 
 __all__ = ["PARTNERS", "gemm_mixed"]
 
@@ -36,6 +38,7 @@ def gemm_mixed(
     transpose_b: bool = False,
     accumulate: bool = False,
     out_dtype: torch.dtype | None = None,
+    tiles: str | None = None,
 ) -> torch.Tensor:
     """`op(a) @ op(b) * scale`, plus `c` when `accumulate` is set; rounded once.
 
@@ -54,6 +57,7 @@ def gemm_mixed(
         out_dtype: dtype of the result: that of `c` when it is added; else as given (float16,
             bfloat16, float32; of int8 by int8 without scale also int32); else that of `a` where it
             has 16 bits, bfloat16 for float8, int32 for int8 (float32 with a scale).
+        tiles: "wide" or "narrow"; by default what gives every multiprocessor work.
 
     Returns:
         [m, n] in `out_dtype`, a new tensor.
@@ -61,6 +65,8 @@ def gemm_mixed(
     Raises:
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
     """
+    if tiles is not None and tiles not in SIZES:
+        raise ValueError(f"tiles must be one of {', '.join(SIZES)}, or None, got {tiles!r}")
     if a.dtype not in PARTNERS:
         raise ValueError(f"a must be one of {names(tuple(PARTNERS))}, got {a.dtype}")
     if b.dtype not in PARTNERS[a.dtype]:
@@ -86,6 +92,7 @@ def gemm_mixed(
     else:
         out = c.clone(memory_format=torch.contiguous_format)
     a, b = a.contiguous(), b.contiguous()
+    size = tiles or size_for(m, n, MIXED_FLOATS["wide"], multiprocessors(a.device))
     kernel = mixed_kernel(
         dtype_name(a.dtype),
         dtype_name(b.dtype),
@@ -95,6 +102,7 @@ def gemm_mixed(
         accumulate,
         scale is not None,
         rows_aligned(a, b),
+        size,
     )
     kernel(*((a, b, out) if scale is None else (a, b, scale, out)))
     return out

@@ -11,6 +11,7 @@ from tlmatrix_kernels.gemm.tcgen05 import (
     tcgen05_kernel,
     tcgen05_ws_kernel,
 )
+from tlmatrix_kernels.gemm.tiles import SIZES, gemm_tiles, size_for
 from tlmatrix_kernels.gemm.validate import (
     check_addend,
     check_dtypes,
@@ -19,7 +20,7 @@ from tlmatrix_kernels.gemm.validate import (
     rows_aligned,
 )
 from tlmatrix_kernels.gemm.wgmma import WGMMA_TILES, wgmma_ws_kernel
-from tlmatrix_kernels.target import multiprocessors
+from tlmatrix_kernels.target import capability, multiprocessors
 
 __all__ = ["VARIANTS", "gemm"]
 
@@ -40,6 +41,7 @@ def gemm(
     accumulate: bool = False,
     out_dtype: torch.dtype | None = None,
     variant: str = "tiled",
+    tiles: str | None = None,
 ) -> torch.Tensor:
     """`op(a) @ op(b)`, plus `c` when `accumulate` is set; summed in float32, rounded once.
 
@@ -56,6 +58,8 @@ def gemm(
             warp-specialised and persistent "tcgen05_ws"; on Hopper (sm_90) its like "wgmma_ws".
             The last two need rows of `a` and `b` of a multiple of 8 elements (16 bytes), as the
             copy engine does.
+        tiles: of variant "tiled": "wide" or "narrow"; by default what gives every multiprocessor
+            work.
 
     Returns:
         [m, n] in `out_dtype`, a new tensor.
@@ -66,6 +70,10 @@ def gemm(
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+    if tiles is not None and tiles not in SIZES:
+        raise ValueError(f"tiles must be one of {', '.join(SIZES)}, or None, got {tiles!r}")
+    if tiles is not None and variant != "tiled":
+        raise ValueError(f"tiles must be None for variant {variant!r}, got {tiles!r}")
     check_dtypes(a, b)
     m, n, _ = check_operands(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     check_addend(c, (m, n), a.device, accumulate=accumulate)
@@ -82,11 +90,14 @@ def gemm(
         return out if accumulate else out.zero_()
     options = (dtype_name(a.dtype), dtype_name(out_dtype), transpose_a, transpose_b, accumulate)
     if variant == "tiled":
-        gemm_kernel(*options, rows_aligned(a, b))(a, b, out)
+        whole_rows = rows_aligned(a, b)
+        wide = gemm_tiles(capability(), "wide", whole_rows=whole_rows)
+        size = tiles or size_for(m, n, wide, multiprocessors(a.device))
+        gemm_kernel(*options, whole_rows, size)(a, b, out)
     elif variant == "tcgen05":
         whole_rows = rows_aligned(a, b, out)
-        tiles = TCGEN05_TILES if whole_rows else RAGGED_TCGEN05_TILES
-        tcgen05_kernel(*options, whole_rows, tiles)(a, b, out)
+        shape = TCGEN05_TILES if whole_rows else RAGGED_TCGEN05_TILES
+        tcgen05_kernel(*options, whole_rows, shape)(a, b, out)
     else:
         if variant == "tcgen05_ws":
             kernel = tcgen05_ws_kernel(*options, rows_aligned(out))

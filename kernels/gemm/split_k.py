@@ -21,55 +21,22 @@ M, N, K and splits are symbolic: one compiled kernel serves every shape. `T.copy
 outside A and B, and stores nothing outside P. `whole_rows` as in `kernel`.
 """
 
-from dataclasses import dataclass
-
 import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.tiles import split_tiles
+from tlmatrix_kernels.target import capability
 
 __all__ = [
-    "NARROW",
-    "RAGGED",
-    "WIDE",
-    "SplitTiles",
     "atomic_sums_kernel",
     "combine_kernel",
     "partial_sums_kernel",
-    "tiles_for",
 ]
 
 
-@dataclass(frozen=True)
-class SplitTiles:
-    """Tile edges in elements, pipeline depth and threads of a block."""
-
-    block_m: int
-    block_n: int
-    block_k: int = 64
-    """128 bytes of a 16-bit row: the widest swizzle of shared memory."""
-    num_stages: int = 2
-    """More do not lower on sm_80 with TileLang 0.1.15, where K is symbolic."""
-    threads: int = 128
-    """One warpgroup, so that Hopper's wgmma applies."""
-
-
-NARROW = SplitTiles(block_m=16, block_n=128)
-"""For a few rows (decode): hardly more than B is loaded, and nothing is multiplied in vain."""
-WIDE = SplitTiles(block_m=64, block_n=128)
-"""64 rows are one wgmma; 64 float32 sums a thread."""
-RAGGED = SplitTiles(block_m=64, block_n=64, num_stages=0, threads=256)
-"""Rows of any length are loaded element by element, with nothing in flight; with 128 threads the
-addresses would spill."""
 COMBINED = 1024
 """Elements of C a block of `combine_kernel` writes: 8 a thread, two loads of 16 bytes a slice."""
-
-
-def tiles_for(m, whole_rows):
-    """The tiles for products with `m` rows."""
-    if m <= NARROW.block_m:
-        return NARROW
-    return WIDE if whole_rows else RAGGED
 
 
 @T.macro
@@ -88,12 +55,13 @@ def _sum_slice(A, B, a_tile, b_tile, acc, place, orientation, whole_rows, tiles)
 
 @tilelang.jit
 def partial_sums_kernel(
-    dtype: str, transpose_a: bool, transpose_b: bool, whole_rows: bool, tiles: SplitTiles
+    dtype: str, transpose_a: bool, transpose_b: bool, whole_rows: bool, size: str
 ):
     """The kernel that writes the sums of every slice of K."""
     orientation = (transpose_a, transpose_b)
     M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
     splits = T.dynamic("splits")
+    tiles = split_tiles(capability(), size, whole_rows=whole_rows)
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     a_shape, b_shape = shapes(orientation, M, N, K)
     a_box, b_box = shapes(orientation, block_m, block_n, block_k)
@@ -120,11 +88,12 @@ def partial_sums_kernel(
 
 @tilelang.jit
 def atomic_sums_kernel(
-    dtype: str, transpose_a: bool, transpose_b: bool, whole_rows: bool, tiles: SplitTiles
+    dtype: str, transpose_a: bool, transpose_b: bool, whole_rows: bool, size: str
 ):
     """The kernel that adds the sums of every slice to S; it is called with (A, B, S, splits)."""
     orientation = (transpose_a, transpose_b)
     M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
+    tiles = split_tiles(capability(), size, whole_rows=whole_rows)
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     a_shape, b_shape = shapes(orientation, M, N, K)
     a_box, b_box = shapes(orientation, block_m, block_n, block_k)

@@ -7,8 +7,8 @@ from tlmatrix_kernels.gemm.split_k import (
     atomic_sums_kernel,
     combine_kernel,
     partial_sums_kernel,
-    tiles_for,
 )
+from tlmatrix_kernels.gemm.tiles import split_size, split_tiles
 from tlmatrix_kernels.gemm.validate import (
     check_addend,
     check_dtypes,
@@ -16,7 +16,7 @@ from tlmatrix_kernels.gemm.validate import (
     check_out_dtype,
     rows_aligned,
 )
-from tlmatrix_kernels.target import multiprocessors
+from tlmatrix_kernels.target import capability, multiprocessors
 
 __all__ = ["REDUCTIONS", "choose_splits", "gemm_split_k"]
 
@@ -80,9 +80,7 @@ def gemm_split_k(
         return a.new_zeros(m, n, dtype=out_dtype) if c is None else c.clone()
     a, b = a.contiguous(), b.contiguous()
     whole_rows = rows_aligned(a, b)
-    options = (
-        dtype_name(a.dtype), transpose_a, transpose_b, whole_rows, tiles_for(m, whole_rows)
-    )  # fmt: skip
+    options = (dtype_name(a.dtype), transpose_a, transpose_b, whole_rows, split_size(m))
     if reduction == "atomic" and out_dtype == torch.float32:
         sums = a.new_zeros(m, n, dtype=out_dtype) if c is None else _copied(c)
         atomic_sums_kernel(*options)(a, b, sums, splits)
@@ -104,8 +102,8 @@ def choose_splits(m: int, n: int, k: int, processors: int) -> int:
     As many as its output tiles go into the multiprocessors, so that there is one wave of blocks,
     but none that would have less than four steps of K to sum.
     """
-    tiles = tiles_for(m, whole_rows=True)
-    blocks = max(1, -(-m // tiles.block_m) * -(-n // tiles.block_n))
+    tiles = split_tiles(capability(), split_size(m), whole_rows=True)
+    blocks = max(1, tiles.count(m, n))
     steps = -(-k // tiles.block_k)
     return max(1, min(processors // blocks, steps // LEAST_STEPS, MOST_SPLITS))
 
