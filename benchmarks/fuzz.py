@@ -53,6 +53,7 @@ from tlmatrix.spec import load_spec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tlmatrix.problem.attention.reference import Precision
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.models import Spec
 
@@ -242,8 +243,11 @@ def clocked(clock: Clock) -> Iterator[None]:
         watched = session is not None and session.sanitizers
         return f"kernel {each.name}{', sanitized' if watched else ''}"
 
-    def reference(*_: Any, sizes: bool = False) -> str:
-        return "reference in float64, with sizes" if sizes else "reference at low precision"
+    def reference(_: object, __: object, precision: Precision, *, sizes: bool = False) -> str:
+        if sizes:
+            return "reference: sizes of its terms"
+        kind = str(precision.compute).removeprefix("torch.")
+        return f"reference in {kind}"
 
     changes = [
         timed("inputs", family.AttentionFamily, "problem"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,9 @@ _COMPARE = {
 }
 
 
+_ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
 class LogicMixin(ArithmeticMixin):
     """Comparisons, boolean operations, selection."""
 
@@ -37,6 +41,9 @@ class LogicMixin(ArithmeticMixin):
                 ">=": a.lit >= b.lit,
             }
             return literal(table[symbol], "bool")
+        known = self.decided(symbol, a, b)
+        if known is not None:
+            return literal(known, "bool")
         code = f"({a.code} {symbol} {b.code})"
         if is_float(a.dtype):
             if a.scalar and b.scalar:
@@ -45,6 +52,13 @@ class LogicMixin(ArithmeticMixin):
         return self.pure(code, "bool", (a, b), inverse=f"({a.code} {inverse} {b.code})")
 
     _expr_EQ = _expr_NE = _expr_LT = _expr_LE = _expr_GT = _expr_GE = _compare
+
+    def decided(self, symbol: str, a: Val, b: Val) -> bool | None:
+        """What a comparison is for all integers that its sides can be; None where that differs."""
+        if symbol not in _ORDER or a.lo is None or a.hi is None or b.lo is None or b.hi is None:
+            return None
+        corners = {_ORDER[symbol](x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)}
+        return corners.pop() if len(corners) == 1 else None
 
     def _logic(self, node: Any, word: str, symbol: str) -> Val:
         a = self.expr(node.a)
@@ -196,7 +210,8 @@ class LogicMixin(ArithmeticMixin):
         np_dtype = numpy_name(dtype)
         for keep, other, where in ((a, b, self.invert(test)), (b, a, test)):
             same = keep.axes == axes and numpy_name(keep.dtype) == np_dtype
-            if keep.owned and same and (keep.alias is None or self._only(keep)):
+            only = self._only(keep)
+            if same and (only or (keep.owned and keep.alias is None)):
                 self.consume(keep, other)
                 self.w.line(f"np.copyto({keep.code}, {other.code}, where={where.code})")
                 return self.result(keep.code, dtype, axes, exact=exact)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .memory import Dim, inside, written_part
+from .memory import inside, written_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .codecs import Array, Codec
+    from .masks import Dim
 
 __all__ = ["atomic_block", "atomic_lanes"]
 

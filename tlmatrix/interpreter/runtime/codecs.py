@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .masks import run_of
+
 __all__ = ["CODECS", "F32", "Array", "Codec"]
 
 
@@ -64,6 +66,16 @@ class Codec:
         if where is None:
             tensor = torch.from_numpy(values) if values.ndim else torch.tensor(float(values))
             self._torch(out).copy_(tensor)
+            return
+        run = run_of(where, out.shape)
+        if run is not None and values.ndim in (0, out.ndim):
+            axis, first, last = run
+            stretch = (slice(None),) * axis + (slice(first, last),)
+            if values.ndim and values.shape[axis] != 1:
+                values = values[stretch]
+            if not values.flags.writeable:
+                values = values.copy()  # torch warns of others
+            self.narrow(out[stretch], values)
             return
         raw = np.empty(np.broadcast_shapes(out.shape, values.shape), out.dtype)
         self._torch(raw).copy_(torch.from_numpy(np.ascontiguousarray(values)))

@@ -12,13 +12,15 @@ import numpy as np
 
 from tlmatrix.interpreter.errors import InterpreterError
 
+from .masks import narrowed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .codecs import Array, Codec
+    from .masks import Dim
 
 __all__ = [
-    "Dim",
     "agreed",
     "allocate",
     "at",
@@ -38,9 +40,6 @@ __all__ = [
     "store_block",
     "written_part",
 ]
-
-
-Dim = int | tuple[int, int, int]
 
 
 def poison(dtype: str) -> Any:
@@ -182,6 +181,8 @@ def written_part(
 
     None where nothing of it does. Outside is an error where nothing guards.
     """
+    if guard:
+        dims, value, where = narrowed(dims, value, where)
     some, memory, tile, whole = clip(dims, array.shape)
     if not whole:
         if not guard:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.session import Session
 
     from .codecs import Array
-    from .memory import Dim
+    from .masks import Dim
 
 __all__ = ["Monitor", "Running"]
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .memory import Dim, clip, load_block, store_block
+from .masks import Dim, narrowed
+from .memory import clip, load_block, store_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,7 @@ Place = tuple[Any, Any]
 
 def block_of(dims: Sequence[Dim], mask: Any, shape: Sequence[int]) -> Place | None:
     """The part of a block inside: an index into arrays of `shape`, and its mask."""
+    dims, _, mask = narrowed(dims, None, mask)
     some, memory, tile, whole = clip(dims, shape)
     if not some:
         return None

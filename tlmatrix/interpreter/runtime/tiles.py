@@ -11,12 +11,13 @@ import torch
 from tlmatrix.interpreter.errors import Unsupported
 
 from .mathematics import to_int
-from .memory import Dim, load_block, outside, store_block
+from .memory import load_block, outside, store_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .codecs import Array, Codec
+    from .masks import Dim
 
 __all__ = [
     "convert",

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .memory import Dim, load_block
+from .memory import load_block
 from .shadows import block_of, element, lanes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .codecs import Array, Codec
+    from .masks import Dim
 
 __all__ = ["Born", "Tracer"]
 

@@ -68,7 +68,12 @@ class Attention:
 
     @cached_property
     def exact(self) -> Solution:
-        """The reference, in float64."""
+        """The reference, in float64, without the sizes of its terms: few judge by them."""
+        return self._solved(Precision())
+
+    @cached_property
+    def sized(self) -> Solution:
+        """The reference once more, with the sizes of the terms summed into each element."""
         return self._solved(Precision(), sizes=True)
 
     @cached_property
@@ -168,8 +173,8 @@ class Attention:
             torch_dtype(stored),
             # Where lse and delta carry the rounding of dtype, and where only float32's.
             dtype_named("float32" if name == "lse" else dtype).roundoff,
-            magnitude=lambda: self._sizes(name, self.exact.magnitudes[name]),
-            spread=None if single else lambda: self._sizes(name, self.exact.spreads[name]),
+            magnitude=lambda: self._sizes(name, self.sized.magnitudes[name]),
+            spread=None if single else lambda: self._sizes(name, self.sized.spreads[name]),
             exponent=lambda: self._exponent(name),
         )
 
@@ -178,7 +183,7 @@ class Attention:
 
         For lse itself there is nothing to add: its magnitude is that size already.
         """
-        setting, size = self.setting, self.exact.magnitudes["lse"]
+        setting, size = self.setting, self.sized.magnitudes["lse"]
         if name == "lse":
             return size.new_zeros(())
         if name in ("out", "dq"):

@@ -1,0 +1,60 @@
+"""Masks that are slices: what a last tile lets through is a stretch of its rows.
+
+A slice of a block is cheaper than the block under a mask, to store as well as to follow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Dim", "narrowed", "run_of"]
+
+Dim = int | tuple[int, int, int]
+"""Of a block: an index, or a range as (start, extent, step)."""
+
+
+def run_of(mask: Any, shape: Sequence[int]) -> tuple[int, int, int] | None:
+    """The axis of `shape`, and the stretch [first, last) along it, that a mask lets through.
+
+    None unless the mask varies along one axis alone and lets one stretch through, as that of a
+    last tile does: what it lets through is then a slice, which is cheaper than a mask.
+    """
+    if not isinstance(mask, np.ndarray) or mask.ndim != len(shape):
+        return None
+    size = mask.size
+    axis = next((k for k, n in enumerate(mask.shape) if n == size), None)
+    if axis is None or shape[axis] != size:
+        return None
+    flat = mask.ravel()
+    count = int(np.count_nonzero(flat))
+    first = int(flat.argmax())
+    if not count or flat[first : first + count].all():
+        return axis, first, first + count
+    return None
+
+
+def narrowed(
+    dims: Sequence[Dim], value: Any, where: Any
+) -> tuple[Sequence[Dim], Any, Any]:  # fmt: skip
+    """A masked block as a smaller one without a mask, where its mask is a slice."""
+    if where is None:
+        return dims, value, where
+    ranges = [k for k, dim in enumerate(dims) if isinstance(dim, tuple)]
+    run = run_of(where, [dims[k][1] for k in ranges])  # type: ignore[index]
+    if run is None:
+        return dims, value, where
+    axis, first, last = run
+    if isinstance(value, np.ndarray) and value.ndim:
+        if value.ndim != len(ranges):
+            return dims, value, where
+        if value.shape[axis] != 1:
+            value = value[(slice(None),) * axis + (slice(first, last),)]
+    start, _, step = dims[ranges[axis]]  # type: ignore[misc]
+    smaller = list(dims)
+    smaller[ranges[axis]] = (start + first * step, last - first, step)
+    return smaller, value, None
