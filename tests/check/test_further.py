@@ -72,7 +72,7 @@ def test_in_rotation_each_example_gets_one_and_every_one_has_its_turn():
     for number in range(80):
         made, calls, found = judged("rotate", number=number)
         assert len(made) == 1
-        assert calls == 1 + (2 if made == ["determinism"] else 1)
+        assert calls == 1 + 1
         assert not found
         turns[made[0]] += 1
     assert set(turns) == set(EVERY)

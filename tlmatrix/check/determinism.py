@@ -1,4 +1,4 @@
-"""The same call three times: equal bits, or where the spec says bounded, equal within limits."""
+"""The same call again: equal bits, or where the spec says bounded, equal within limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compare_runs(
                     deviation,
                     yardstick.problem,
                     yardstick.reference,
-                    words="the first of three equal calls",
+                    words="the first of the equal calls",
                     exact=exact,
                 )
             )

@@ -3,7 +3,8 @@
 Equal calls, isolation, poison beside a sequence, repeated calls, properties and agreement cost one
 to three further runs each: most of a case's time. A case of a tier gets all. Of thousands of fuzz
 examples each gets one, in turn; which one, the case's own seed says, so that an example is judged
-the same way whenever it is run. Shrinking keeps to the checks that failed.
+the same way whenever it is run. Of equal calls it makes two then, and not three. Shrinking keeps
+to the checks that failed.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class _Judge:
         for check in in_turn(checks, self._case.seed):
             if check == "determinism":
                 made("determinism")
-                return self._repeatable(first)
+                return self._repeatable(first, 2)
             relations = list(self._problem.relations(_KIND_OF[check]))
             if relations:
                 relation = one_relation(relations, self._case.seed)
@@ -280,8 +280,8 @@ class _Judge:
             if name in again and bool((got.isnan() & ~again[name].isnan()).any())
         }
 
-    def _repeatable(self, first: Tensors) -> list[Finding]:
-        for number in range(2, _RUNS + 1):
+    def _repeatable(self, first: Tensors, runs: int = _RUNS) -> list[Finding]:
+        for number in range(2, runs + 1):
             try:
                 again = self._again(self._problem)
             except Exception as error:  # noqa: BLE001 - the first run did not raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import numbers
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from .session import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from .codegen import Location, Parameter, Program, Record
     from .explain import LaunchLog
@@ -195,39 +196,72 @@ class InterpretedKernel:
         return outputs or None
 
     def _bind_symbols(self, values: list[Any], symbols: dict[str, int]) -> None:
-        pending: list[tuple[Parameter, str, int, str | int, int]] = []
+        pending: list[tuple[Parameter, Any, str, int, str | int, int]] = []
+        known = self._program.symbols
         for k in self._inputs:
             p, value = self._parameters[k], values[k]
             if p.shape is None:
                 self._check_scalar(p, value)
-                if p.name in self._program.symbols:
+                if p.name in known:
                     symbols[p.name] = int(value)
                 continue
             if value is None and not p.used:
                 continue
             self._check_tensor(p, value)
-            kinds = (("shape", p.shape, value.shape), ("strides", p.strides, value.stride()))
-            for what, expected, found in kinds:
-                if what == "strides" and 0 in value.shape:
+            for axis, (want, got) in enumerate(zip(p.shape, value.shape, strict=True)):
+                if want == got or symbols.get(want) == got:  # type: ignore[arg-type]
                     continue
-                for axis, (want, got) in enumerate(zip(expected, found, strict=True)):
-                    if what == "strides" and value.shape[axis] == 1:
-                        if isinstance(want, str) and want in self._program.symbols:
-                            symbols.setdefault(want, got)
-                        continue
-                    if isinstance(want, int):
-                        if want != got:
-                            raise self._mismatch(p, what, axis, str(want), got, value)
-                    elif want in self._program.symbols and want not in symbols:
-                        symbols[want] = got
-                    else:
-                        pending.append((p, what, axis, want, got))
-        for p, what, axis, want, got in pending:
-            value = values[self._parameters.index(p)]
+                if isinstance(want, int):
+                    raise self._mismatch(p, "shape", axis, str(want), got, value)
+                if want in known and want not in symbols:
+                    symbols[want] = got
+                else:
+                    pending.append((p, value, "shape", axis, want, got))
+            if 0 in value.shape or (k in self._packed and value.is_contiguous()):
+                continue
+            for axis, (want, got) in enumerate(zip(p.strides, value.stride(), strict=True)):
+                if value.shape[axis] == 1:
+                    if isinstance(want, str) and want in known:
+                        symbols.setdefault(want, got)
+                elif isinstance(want, int):
+                    if want != got:
+                        raise self._mismatch(p, "strides", axis, str(want), got, value)
+                elif want in known and want not in symbols:
+                    symbols[want] = got
+                else:
+                    pending.append((p, value, "strides", axis, want, got))
+        for p, value, what, axis, want, got in pending:
             expected_value = self._evaluate(str(want), symbols, solve=got)
             if expected_value != got:
                 shown = f"{want} = {expected_value}" if str(want) != str(expected_value) else want
                 raise self._mismatch(p, what, axis, str(shown), got, value)
+
+    @cached_property
+    def _packed(self) -> frozenset[int]:
+        """The parameters whose strides are those of a contiguous tensor of their shape.
+
+        Tried with two choices of the symbolic dimensions.
+        """
+        return frozenset(
+            k
+            for k in self._inputs
+            if self._parameters[k].shape is not None
+            and all(self._is_packed(self._parameters[k], first) for first in (1009, 2003))
+        )
+
+    def _is_packed(self, p: Parameter, first: int) -> bool:
+        trial = {name: first + 7 * n for n, name in enumerate(self._program.symbols)}
+
+        def number(code: int | str) -> int:
+            return code if isinstance(code, int) else self._evaluate(code, trial)
+
+        assert p.shape is not None
+        step = 1
+        for extent, stride in zip(reversed(p.shape), reversed(p.strides), strict=True):
+            if number(stride) != step:
+                return False
+            step *= number(extent)
+        return True
 
     def _evaluate(self, code: str, symbols: dict[str, int], solve: int | None = None) -> int:
         """An expression over symbolic dims; binds the one it may lack so that it is `solve`."""
@@ -349,7 +383,8 @@ class InterpretedKernel:
         def execute(values: list[Any], watch: Any, traced: bool) -> None:
             self._run(values, symbols, self.variant(session, traced=traced), watch)
 
-        launch(self, session, values, execute)
+        with _unseen():
+            launch(self, session, values, execute)
 
     @property
     def name(self) -> str:
@@ -423,8 +458,7 @@ class InterpretedKernel:
         moved: list[tuple[Any, Any, Any]] = []
         with ExitStack() as stack:
             stack.enter_context(np.errstate(all="ignore"))
-            if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
-                stack.enter_context(_python_dispatch._disable_current_modes())  # noqa: SLF001
+            stack.enter_context(_unseen())
             stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
             if session is not None and session.tf32:
                 stack.callback(TF32.reset, TF32.set(True))
@@ -506,6 +540,14 @@ class InterpretedKernel:
             f"the interpreter failed: {type(error).__name__}: {error}\n  at {where}\n"
             f"  in the generated line: {generated}"
         )
+
+
+def _unseen() -> AbstractContextManager[object]:
+    """Inside, no dispatch mode of a caller sees what is done with tensors here."""
+    if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
+        modes: AbstractContextManager[object] = _python_dispatch._disable_current_modes()  # noqa: SLF001
+        return modes
+    return nullcontext()
 
 
 def _wide(p: Parameter, value: Any, argument: Any) -> Any:

@@ -104,7 +104,7 @@ class BlockMixin(LaneMixin):
             self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
         elif static:
             self.fixed.add(code)
-            self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
+            self.prologue.line(f"{code} = np.empty({shape_code}, {np_dtype!r})")
             self.w.line(f"{code}.fill({blank})")
         else:
             self.w.line(f"{code} = allocate({shape_code}, {np_dtype!r})")

@@ -11,7 +11,7 @@ import torch
 from tlmatrix.interpreter.errors import Unsupported
 
 from .mathematics import to_int
-from .memory import load_block, outside, store_block
+from .memory import clip, load_block, outside, store_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,11 +59,42 @@ def copy_block(
             for dim, n in zip(dims, shape, strict=True):
                 if not isinstance(dim, tuple) and not 0 <= dim < n:
                     outside(name, dims, shape)
+    if dst_codec is None and rounding is None and _is_whole(dst, dst_dims):
+        extents = tuple(d[1] for d in src_dims if isinstance(d, tuple))
+        if extents and dst.dtype == (np.float32 if src_codec is not None else src.dtype):
+            _read_into(dst.reshape(extents), src, src_codec, src_dims, safe)
+            return
     value = load_block(src, src_codec, src_dims, safe, src_name, guard=True)
     if dst_codec is None:
         value = convert(value, dst.dtype, rounding)
     shape = tuple(d[1] for d in dst_dims if isinstance(d, tuple))
     store_block(dst, dst_codec, dst_dims, value.reshape(shape), None, dst_name, guard=True)
+
+
+def _is_whole(array: Array, dims: Sequence[Dim]) -> bool:
+    """Whether a block is all of an array that lies in one piece."""
+    return array.flags.c_contiguous and all(
+        dim == (0, n, 1) for dim, n in zip(dims, array.shape, strict=True)
+    )
+
+
+def _read_into(
+    tile: Array, src: Array, codec: Codec | None, dims: Sequence[Dim], safe: Any
+) -> None:
+    """Read a block of global memory into a tile of its extents; outside is `safe`."""
+    some, memory, inside, whole = clip(dims, src.shape)
+    if not whole:
+        cut = [k for k, part in enumerate(inside) if part.stop - part.start < tile.shape[k]]
+        if some and len(cut) == 1:
+            before = (slice(None),) * cut[0]
+            tile[(*before, slice(0, inside[cut[0]].start))] = safe
+            tile[(*before, slice(inside[cut[0]].stop, None))] = safe
+        else:
+            tile[...] = safe
+    if some and codec is None:
+        tile[inside] = src[memory]
+    elif some and codec is not None:
+        codec.widen_into(torch.from_numpy(tile[inside]), src[memory])
 
 
 def convert(value: Array, dtype: Any, rounding: Codec | None) -> Array:
