@@ -105,6 +105,9 @@ def _add_run(commands: _Commands) -> None:
         metavar="EXPRESSION",
         help='only cases that match: "causal=true and not dtype=float16", or part of an id',
     )
+    run.add_argument(
+        "--no-fuzz", action="store_true", help="leave out the cases that the tier draws at random"
+    )
     run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
     run.add_argument("--results", metavar="PATH", help="folder for results files, or a .jsonl file")
     run.add_argument(

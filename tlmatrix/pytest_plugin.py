@@ -75,6 +75,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="leave out every case but those that once failed",
     )
     group.addoption(
+        "--tlmatrix-no-fuzz",
+        action="store_true",
+        help="leave out the cases that a tier draws at random (`fuzz.examples` of a spec)",
+    )
+    group.addoption(
         "--tlmatrix-results",
         metavar="PATH",
         default=None,

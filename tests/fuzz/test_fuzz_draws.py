@@ -32,10 +32,10 @@ def test_more_cases_begin_with_fewer_and_none_comes_twice():
 
 
 def test_known_cases_are_left_out():
-    known = frozenset(case.key for case in drawn_cases(_CASES, count=10, first=3))
+    known = frozenset(case.id for case in drawn_cases(_CASES, count=10, first=3))
     others = drawn_cases(_CASES, count=10, first=3, known=known)
     assert len(others) == 10
-    assert not known & {case.key for case in others}
+    assert not known & {case.id for case in others}
 
 
 def test_there_are_no_more_cases_than_there_are():

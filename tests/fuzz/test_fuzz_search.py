@@ -33,7 +33,7 @@ def test_an_unguarded_store_of_the_last_tile_is_found_and_shrunk_in_20_seconds(t
     assert found.cases > 1
 
 
-def test_wrong_numbers_are_told_with_the_rows_that_are_wrong_whatever_the_data(tmp_path, runner):
+def test_wrong_numbers_are_told_with_the_rows_that_any_data_have_wrong(tmp_path, runner):
     spec = packed_spec(tmp_path, "unguarded_from_the_second_tile", checks="numeric")
     report, _ = _search(spec, runner, packed_cases(spec), examples=40)
     (found,) = report.found

@@ -98,8 +98,9 @@ def _holder(plans: Sequence[Plan], case_id: str) -> Plan:
 
 def _for_run(arguments: argparse.Namespace) -> argparse.Namespace:
     """The arguments as `tlmatrix run` has them; what it alone takes is not given."""
-    absent = dict.fromkeys(("resume", "arch", "coverage", "junitxml"))
-    return argparse.Namespace(**{**absent, "select": "", "exitfirst": False, **vars(arguments)})
+    absent: dict[str, object] = dict.fromkeys(("resume", "arch", "coverage", "junitxml"))
+    absent |= {"select": "", "exitfirst": False, "no_fuzz": True}
+    return argparse.Namespace(**{**absent, **vars(arguments)})
 
 
 def _retire(plan: Plan, case_id: str, result: CaseResult, arguments: argparse.Namespace) -> None:

@@ -80,6 +80,8 @@ def pytest_arguments(
         words += ["--tlmatrix-arch", arch]
     if arguments.select:
         words += ["-k", arguments.select]
+    if arguments.no_fuzz:
+        words.append("--tlmatrix-no-fuzz")
     if arguments.exitfirst:
         words.append("-x")
     return words

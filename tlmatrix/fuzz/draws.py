@@ -104,7 +104,7 @@ def explore(
 def drawn_cases(
     strategy: SearchStrategy[Case], *, count: int, first: int, known: frozenset[str] = frozenset()
 ) -> list[Case]:
-    """Up to `count` different cases that are not `known` (`Case.key`), fewer if no more are drawn.
+    """Up to `count` cases of different ids that are not `known`, fewer if no more are drawn.
 
     The same seed and strategy give the same cases, and more of them begin with fewer.
     """
@@ -114,8 +114,8 @@ def drawn_cases(
     def take(case: Case) -> None:
         nonlocal in_vain
         in_vain += 1
-        if case.key not in known and case.key not in found:
-            found[case.key] = case
+        if case.id not in known and case.id not in found:
+            found[case.id] = case
             in_vain = 0
         if len(found) == count or in_vain == _IN_VAIN:
             raise Enough

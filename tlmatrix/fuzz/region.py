@@ -1,7 +1,7 @@
-"""The part of a tensor that is wrong whatever the values: what is left of a shrunk failure.
+"""The part of a tensor that can be wrong, of a shrunk failure: all else is right with any data.
 
 The elements that one run has wrong depend on its data: some are right by luck, or within what is
-allowed. Those that are wrong with other data as well are where to look.
+allowed. Those that are wrong with some of several data are where to look.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["wrong_region"]
 
 _SEEDS = (0, 1, 2)
-"""Three draws of the data: right by luck in none of them is rare."""
+"""Three draws of the data: right by luck in all of them is rare."""
 
 
 def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | None:
-    """Where an output or gradient of a case is outside its limits with all of several data.
+    """Where an output or gradient of a case is outside its limits with any of several data.
 
-    In words, dimension by dimension: "row 64 of sequence 0, head 0, dims 0-63". None where no
-    element is wrong each time, or where the case cannot be run again.
+    In words, dimension by dimension: "row 64 of sequence 0, head 0, dims 0-63". None where nothing
+    is, or the case cannot be run again.
     """
     from tlmatrix.check.numeric import deviations
     from tlmatrix.check.tolerance import Yardstick
 
-    always: torch.Tensor | None = None
+    wrong: torch.Tensor | None = None
     info: TensorInfo | None = None
     for seed in _SEEDS:
         again = replace(runner, seed=seed or runner.seed, coverage=False)
@@ -50,12 +50,9 @@ def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | N
             return None
         except Exception:  # noqa: BLE001 - the code under test may raise with other data
             return None
-        if found is None:
-            return None
-        always = found.wrong if always is None else always & found.wrong
-    if info is None or always is None or not bool(always.any()):
-        return None
-    return _words(always, info)
+        if found is not None:
+            wrong = found.wrong if wrong is None else wrong | found.wrong
+    return None if info is None or wrong is None else _words(wrong, info)
 
 
 def _words(wrong: torch.Tensor, info: TensorInfo) -> str:

@@ -52,7 +52,7 @@ _NUMBERS = ("numeric", "gradients", "poison", "guards")
 class Found:
     """A fault: the smallest case that shows it, and the drawn case it was found with.
 
-    `region` says which elements are wrong whatever the data, where numbers are; `cases` counts
+    `region` says which elements can be wrong, where numbers are; `cases` counts
     the drawn cases that fail so, and `tried` those that shrinking ran. `ended` is whether
     shrinking came to its end in its time.
     """
@@ -103,7 +103,7 @@ def fuzz_spec(
     spec: Spec,
     runner: Runner,
     *,
-    strategy: SearchStrategy[Case],
+    strategy: SearchStrategy[Case] | None = None,
     tier: str = "quick",
     examples: int | None = None,
     seconds: float | None = None,
@@ -119,13 +119,17 @@ def fuzz_spec(
 
     Without either, as many as the tier says. Of the checks that run the code again each case gets
     one, in turn. `seed` chooses other cases, `path` is how the user calls the spec's file, and
-    `strategy` draws the cases. `admits` may refuse a case that somebody else has run. `on_start`
-    hears of every case before it runs, also while shrinking; `on_result` of every example that
-    ended, `on_found` of every fault when it was shrunk, which takes at most `shrinking` seconds
-    (0: not at all).
+    `strategy` draws the cases (`tlmatrix.fuzz.draw.cases` for the tier). `admits` may refuse a
+    case that somebody else has run. `on_start` hears of every case before it runs, also while
+    shrinking; `on_result` of every example that ended, `on_found` of every fault when it was
+    shrunk, which takes at most `shrinking` seconds (0: not at all).
     """
     if examples is None and seconds is None:
         examples = examples_of(spec, tier)
+    if strategy is None:
+        from tlmatrix.fuzz.draw import cases
+
+        strategy = cases(spec, tier)
     search = _Search(
         spec,
         runner,
@@ -314,8 +318,13 @@ def _with_region(spec: Spec, runner: Runner, found: Found) -> Found:
     finding = found.smallest.findings[0] if found.smallest.findings else None
     if finding is None or finding.tensor is None or finding.check not in _NUMBERS:
         return found
-    case = _case_of(found.smallest)
-    return replace(found, region=wrong_region(spec, runner, case, finding.tensor))
+    region = wrong_region(spec, runner, _case_of(found.smallest), finding.tensor)
+    if region is None:
+        return found
+    note = f"wrong with these or other data: {region}"
+    told = replace(finding, detail="\n".join(filter(None, [note, finding.detail])))
+    smallest = replace(found.smallest, findings=(told, *found.smallest.findings[1:]))
+    return replace(found, region=region, smallest=smallest)
 
 
 def _case_of(result: CaseResult) -> Case:

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.case import Case
+from tlmatrix.matrix.case import Case, Origin
 from tlmatrix.matrix.expansion import expand
 from tlmatrix.matrix.fixed import broken_rules, fixed_cases
 from tlmatrix.matrix.ledger import concerns
+from tlmatrix.matrix.reading import read_drawn
 from tlmatrix.matrix.rejects import reject_cases
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.spec.values import canonical, label
@@ -89,7 +90,8 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     """The case that an id names, whether or not a tier holds it.
 
     Written cases (regressions, extra cases, rejects) come first; else each `name=label` is looked
-    up among the values of its axis in `tier`, or in the spec and all its tiers. Raises
+    up among the values of its axis in `tier`, or in the spec and all its tiers; of an axis that
+    fuzzing draws from a range, any value is read. Raises
     CaseNotFoundError, with the nearest word, where an axis or a value does not exist, and
     ValueError for a tier the spec does not have.
     """
@@ -106,9 +108,21 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
         raise CaseNotFoundError(
             f"{case_id!r} is not a whole id: it says nothing of {', '.join(sorted(absent))}"
         )
-    return Case(
-        spec.name, {name: _value(name, text, offered[name]) for name, text in labels.items()}
-    )
+    values: dict[str, Value] = {}
+    origin: Origin = "tier"
+    for name, text in labels.items():
+        drawn = _drawn(spec, name, text) if text not in map(label, offered[name]) else None
+        if drawn is not None:
+            origin = "fuzz"
+        values[name] = _value(name, text, offered[name]) if drawn is None else drawn
+    return Case(spec.name, values, origin)
+
+
+def _drawn(spec: Spec, name: str, text: str) -> Value | None:
+    try:
+        return read_drawn(spec, name, text)
+    except LookupError:
+        return None
 
 
 def _as_case(spec: Spec, case: Case | str | Mapping[str, Value]) -> Case:
@@ -170,6 +184,9 @@ def _values_by_axis(
         for name, values in (each.axes or {}).items():
             if name in offered:
                 offered[name] += values
+    for name, drawn in (spec.fuzz.axes if spec.fuzz is not None else {}).items():
+        if name in offered:
+            offered[name] += drawn.values
     for case in written:
         for name, value in case.values.items():
             if name in offered:

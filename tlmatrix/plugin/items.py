@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case
     from tlmatrix.plugin.state import State
+    from tlmatrix.run.plan import Plan
     from tlmatrix.run.result import CaseResult
+    from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
 
 __all__ = ["CaseFailure", "CaseItem", "SpecFile"]
@@ -57,7 +59,7 @@ class SpecFile(pytest.File):
     """A spec; its children are the cases of the tier that was asked for."""
 
     def collect(self) -> Iterator[CaseItem]:
-        """Every case, and every reject.
+        """Every case, every reject, and the drawn cases of the tier.
 
         Raises:
             SpecError: the spec is wrong, or has no case.
@@ -72,12 +74,14 @@ class SpecFile(pytest.File):
         spec = load_spec(self.path)
         planned = plan(spec, state.tier, seed=state.seed or None)
         with_keywords = bool(self.config.option.keyword)
-        for case in planned.cases():
+        for case in _with_draws(planned, state):
             item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
             if state.groups_path is not None:
                 item.group = planned.group(case)
             if with_keywords:
                 item.extra_keyword_matches.update(case_keywords(case.values))
+                if case.origin == "fuzz":
+                    item.extra_keyword_matches.add("fuzz")
             yield item
 
     def repr_failure(  # type: ignore[override]
@@ -120,7 +124,7 @@ class CaseItem(pytest.Item):
         state.record_start(self.shown_path, self.name)
         try:
             with _one_thread(), self._interruptible(), self._timer():
-                self.result = runner.run(self.spec, self.case, path=self.shown_path)
+                self.result = self._judged(runner)
         except _CaseTimeout as error:
             self.result = self._timeout_result(traceback.format_tb(error.__traceback__))
         if self._interrupted:
@@ -136,6 +140,16 @@ class CaseItem(pytest.Item):
             # next would fail for no fault of its own. pytest-xdist starts another worker.
             os._exit(_ENDED)
         self._tell_pytest(self.result)
+
+    def _judged(self, runner: Runner) -> CaseResult:
+        spec, case, path = self.spec, self.case, self.shown_path
+        if case.origin != "fuzz":
+            return runner.run(spec, case, path=path)
+        # One of many: the checks that run the code again take turns.
+        result = runner.run(spec, case, path=path, relations="rotate")
+        if not result.failed or runner.lost:
+            return result
+        return self._state().shrinking.shrunk(runner, spec, case, result, self.seconds_allowed)
 
     def _tell_pytest(self, result: CaseResult) -> None:
         from tlmatrix.run.result import Status
@@ -247,6 +261,18 @@ class CaseItem(pytest.Item):
 
     def _state(self) -> State:
         return state_of(self.config)
+
+
+def _with_draws(planned: Plan, state: State) -> Iterator[Case]:
+    """The cases of a plan, then those that its tier draws."""
+    ids = set()
+    for case in planned.cases():
+        ids.add(case.id)
+        yield case
+    if state.fuzzes:
+        from tlmatrix.fuzz.tier import tier_draws
+
+        yield from tier_draws(planned.spec, planned.tier, ids, seed=state.seed)
 
 
 @contextmanager

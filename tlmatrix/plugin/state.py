@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tlmatrix.plugin.shrinking import Shrinking
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -75,6 +77,7 @@ class State:
         self.project = project
         self.interrupted = False
         self.counts: Counter[Status] = Counter()
+        self.shrinking = Shrinking()
         self._began: float | None = None
         self.groups_path: Path | None
         self._writer: RecordsWriter | None = None
@@ -163,6 +166,12 @@ class State:
             return {}
         groups: dict[str, str] = json.loads(self.groups_path.read_text(encoding="utf-8"))
         return groups
+
+    @property
+    def fuzzes(self) -> bool:
+        """Whether the drawn cases of the tier run, too: for `compile`, lengths change nothing."""
+        wanted = not self.config.option.tlmatrix_no_fuzz and not self.config.option.tlmatrix_only
+        return wanted and self.backend != "compile"
 
     @property
     def is_worker(self) -> bool:

@@ -134,6 +134,7 @@ def _look(result: CaseResult) -> str:
 
 
 def _plainness(result: CaseResult) -> tuple[object, ...]:
+    result = result.smaller or result
     numbers = sum(abs(number) for number in _numbers(list(result.values.values())))
     return (result.elements, numbers, len(result.case), result.case)
 

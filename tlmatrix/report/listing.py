@@ -35,6 +35,9 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     told = ", ".join(count(items, name) for name, items in parts.items() if items)
     if told:
         yield f"    with {told}"
+    drawn = spec.fuzz.examples.get(plan.tier, 0) if spec.fuzz is not None else 0
+    if drawn:
+        yield f"    and up to {count(drawn, 'drawn case')} more when it runs"
     others = [f"{name} ({tier.strategy})" for name, tier in spec.tiers.items() if name != plan.tier]
     if others:
         yield f"    other tiers: {', '.join(others)}"

@@ -54,8 +54,13 @@ def describe_result(
 ) -> list[str]:
     """Everything a person needs about a case that did not pass, the repro command last.
 
+    If it was shrunk, about the smaller case.
+
     `brief` tells the first finding in full and only the titles of the others.
     """
+    if result.smaller is not None:
+        told = describe_result(result.smaller, width=width, full=full, brief=brief)
+        return [*told[:-1], f"  {'found as':<{_LABEL}}{result.case}", told[-1]]
     lines: list[str] = []
     for number, finding in enumerate(result.findings):
         if brief and number:

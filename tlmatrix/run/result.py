@@ -65,7 +65,8 @@ class CaseResult:
     where that was counted; it goes on record apart (`tlmatrix.run.coverage`). `kernels` are what
     the backend `compile` learnt of each kernel on each architecture
     (`tlmatrix.run.assembly.kernel_facts`). `relations` are the checks made that run the code
-    again, relations by name, where not all were asked for.
+    again, relations by name, where not all were asked for. `smaller` is the smallest case found
+    that fails alike, where one was looked for.
     """
 
     spec: str
@@ -90,6 +91,7 @@ class CaseResult:
     coverage: Coverage | None = None
     kernels: tuple[Mapping[str, Any], ...] = ()
     relations: tuple[str, ...] = ()
+    smaller: CaseResult | None = None
 
     @property
     def failed(self) -> bool:
@@ -134,6 +136,7 @@ class CaseResult:
             "closeness": None if self.closeness is None else round(self.closeness, 4),
             "kernels": [dict(kernel) for kernel in self.kernels],
             "relations": list(self.relations),
+            "smaller": self.smaller.to_json() if self.smaller is not None else None,
         }
         return {name: value for name, value in data.items() if value}
 
@@ -148,4 +151,6 @@ class CaseResult:
         for name in ("kernels", "relations"):
             known[name] = tuple(known.get(name, ()))
         known["findings"] = tuple(map(Finding.from_json, known.get("findings", ())))
+        if "smaller" in known:
+            known["smaller"] = cls.from_json(known["smaller"])
         return cls(**known)

@@ -38,7 +38,7 @@ def cases(
         ValueError: the spec has no such tier.
         SpecError: what the spec's `fuzz` asks for cannot be drawn; says what and where.
     """
-    from tlmatrix.fuzz.draw.cases import drawn
+    from tlmatrix.fuzz.draw.strategy import drawn
 
     return drawn(ground_of(spec, tier, among=among))
 

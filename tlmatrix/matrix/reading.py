@@ -1,0 +1,66 @@
+"""The value that a label stands for, of an axis whose values are drawn and not listed.
+
+Ids of drawn cases must lead back to their cases. What the spec lists shows the form: lengths as
+`{q: [17, 64], k: same}` in one spec, as `{q: 1, k: [17, 64]}` in another, read differently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tlmatrix.spec.values import Value, label
+
+if TYPE_CHECKING:
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["read_drawn"]
+
+
+def read_drawn(spec: Spec, axis: str, text: str) -> Value | None:
+    """The value of a drawn axis that has the label `text`; None where none has.
+
+    Raises:
+        LookupError: values of the axis are not drawn.
+    """
+    fuzz = spec.fuzz
+    if fuzz is None or (axis != "seqlens" and axis not in fuzz.axes):
+        raise LookupError(axis)
+    for like in spec.axes.get(axis, ()):
+        value = _read(text, like)
+        if value is not None and label(value) == text:
+            return value
+    return None
+
+
+def _read(text: str, like: Value) -> Value | None:
+    """The value in the form of another that reads as `text`."""
+    if isinstance(like, Mapping):
+        pattern = "_".join(f"{re.escape(label(key))}(.*?)" for key in like)
+        found = re.fullmatch(pattern, text)
+        if found is None:
+            return None
+        parts = {
+            key: _read(part, like[key]) for key, part in zip(like, found.groups(), strict=True)
+        }
+        # A word (`same`) may stand for a list, and a list for it.
+        return {
+            key: part if part is not None else _word_or_list(found[number], like[key])
+            for number, (key, part) in enumerate(parts.items(), 1)
+        }
+    if isinstance(like, Sequence) and not isinstance(like, str):
+        return _whole_numbers(text)
+    if isinstance(like, int) and not isinstance(like, bool):
+        return int(text) if re.fullmatch(r"-?\d+", text) else None
+    return None
+
+
+def _word_or_list(text: str, like: Value) -> Value | None:
+    if isinstance(like, str):
+        return text if text == label(like) else _whole_numbers(text)
+    return "same" if text == "same" else None
+
+
+def _whole_numbers(text: str) -> list[Value] | None:
+    return [int(part) for part in text.split(".")] if re.fullmatch(r"\d+(\.\d+)*", text) else None
