@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_list(commands)
     _add_check(commands)
     _add_repro(commands)
+    _add_fuzz(commands)
     _add_replay(commands)
     _add_explain(commands)
     _add_coverage(commands)
@@ -226,6 +227,52 @@ def _add_coverage(commands: _Commands) -> None:
         "--file", metavar="PART", default="", help="only files with this in their name"
     )
     coverage.set_defaults(command=_coverage)
+
+
+def _add_fuzz(commands: _Commands) -> None:
+    fuzz = commands.add_parser(
+        "fuzz",
+        help="search for failing cases that no axis lists, and shrink them",
+        description="Draw cases from the `fuzz` section of specs, run them, and shrink the first "
+        "of each cause to the smallest case that fails alike.",
+    )
+    _add_paths(fuzz)
+    fuzz.add_argument("--tier", help="whose kernels, and how many examples without a number here")
+    fuzz.add_argument("--backend", choices=BACKENDS, help="where kernels run, as for run")
+    fuzz.add_argument("--seed", type=int, help="other cases (0)")
+    fuzz.add_argument("--examples", type=_count, metavar="N", help="so many of every spec")
+    fuzz.add_argument(
+        "--minutes", type=_minutes, metavar="M", help="as many as go, of all specs together"
+    )
+    fuzz.add_argument(
+        "--save",
+        action="store_true",
+        help="append the smallest cases to `regressions` of the specs",
+    )
+    fuzz.add_argument(
+        "-n", "--workers", default="auto", metavar="N", help="processes (auto: one a core)"
+    )
+    fuzz.add_argument(
+        "--results", metavar="PATH", help="folder for results files, or a .jsonl file"
+    )
+    fuzz.add_argument("--timeout", type=float, metavar="SECONDS", help="a case may take this long")
+    fuzz.set_defaults(command=_fuzz)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of examples, at least 1")
+    return int(text)
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+    return minutes
 
 
 def _add_explain(commands: _Commands) -> None:
@@ -448,6 +495,12 @@ def _replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.commands.replay import replay
 
     return replay(arguments, config)
+
+
+def _fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    from tlmatrix.commands.fuzz import fuzz
+
+    return fuzz(arguments, config)
 
 
 def _coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:

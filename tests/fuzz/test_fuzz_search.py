@@ -124,7 +124,8 @@ def test_cases_that_somebody_else_ran_are_not_run(tmp_path, runner):
     started = []
     report, results = _search(
         spec, runner, rows_cases(spec), examples=10,
-        admits=lambda case: case.values["rows"] % 2 == 0, on_start=started.append,
+        admits=lambda case: case.values["rows"] % 2 == 0,
+        on_start=lambda case, _shrinking: started.append(case),
     )  # fmt: skip
     assert report.examples == len(started) == 10
     assert all(result.values["rows"] % 2 == 0 for result in results)

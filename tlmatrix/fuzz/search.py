@@ -21,7 +21,7 @@ from tlmatrix.run.result import Status
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hypothesis.strategies import SearchStrategy
 
@@ -53,8 +53,8 @@ class Found:
     """A fault: the smallest case that shows it, and the drawn case it was found with.
 
     `region` says which elements can be wrong, where numbers are; `cases` counts
-    the drawn cases that fail so, and `tried` those that shrinking ran. `ended` is whether
-    shrinking came to its end in its time.
+    the drawn cases that fail so, and `tried` those that shrinking ran. `looks` are
+    their causes, and `ended` is whether shrinking came to its end in its time.
     """
 
     cause: Cause
@@ -64,6 +64,17 @@ class Found:
     cases: int = 1
     tried: int = 0
     ended: bool = True
+    looks: frozenset[Cause] = frozenset()
+
+    def alike(self, other: Found) -> bool:
+        """Whether two faults shrink to one case, or to two that a person would not tell apart."""
+        one, two = self.smallest, other.smallest
+        if one.key == two.key:
+            return True
+        first, second = one.findings[:1], two.findings[:1]
+        if not first or not second or first[0].source is None:
+            return one.status in (Status.CRASHED, Status.TIMEOUT) and self.cause == other.cause
+        return (first[0].source, first[0].title) == (second[0].source, second[0].title)
 
 
 @dataclass(frozen=True)
@@ -109,8 +120,9 @@ def fuzz_spec(
     seconds: float | None = None,
     seed: int = 0,
     path: str | None = None,
+    known: Sequence[Found] = (),
     admits: Callable[[Case], bool] | None = None,
-    on_start: Callable[[Case], None] | None = None,
+    on_start: Callable[[Case, bool], None] | None = None,
     on_result: Callable[[CaseResult], None] | None = None,
     on_found: Callable[[Found], None] | None = None,
     shrinking: float = _SHRINKING,
@@ -119,10 +131,11 @@ def fuzz_spec(
 
     Without either, as many as the tier says. Of the checks that run the code again each case gets
     one, in turn. `seed` chooses other cases, `path` is how the user calls the spec's file, and
-    `strategy` draws the cases (`tlmatrix.fuzz.draw.cases` for the tier). `admits` may refuse a
-    case that somebody else has run. `on_start` hears of every case before it runs, also while
-    shrinking; `on_result` of every example that ended, `on_found` of every fault when it was
-    shrunk, which takes at most `shrinking` seconds (0: not at all).
+    `strategy` draws the cases (`tlmatrix.fuzz.draw.cases` for the tier). `known` are
+    faults that were found before, and are only counted. `admits` may refuse a case that somebody
+    else has run. `on_start` hears of every case before it runs, and whether that is for shrinking;
+    `on_result` of every example that ended, `on_found` of every fault when it was shrunk, which
+    takes at most `shrinking` seconds (0: not at all).
     """
     if examples is None and seconds is None:
         examples = examples_of(spec, tier)
@@ -137,6 +150,7 @@ def fuzz_spec(
         _Budget(examples, seconds),
         shrinking,
         _Hooks(admits, on_start, on_result, on_found),
+        known,
     )
     return search.run(strategy, seed)
 
@@ -144,7 +158,7 @@ def fuzz_spec(
 @dataclass(frozen=True)
 class _Hooks:
     admits: Callable[[Case], bool] | None
-    on_start: Callable[[Case], None] | None
+    on_start: Callable[[Case, bool], None] | None
     on_result: Callable[[CaseResult], None] | None
     on_found: Callable[[Found], None] | None
 
@@ -173,6 +187,7 @@ class _Search:
         budget: _Budget,
         shrinking: float,
         hooks: _Hooks,
+        known: Sequence[Found],
     ) -> None:
         self._spec = spec
         self._runner = runner
@@ -182,9 +197,11 @@ class _Search:
         self._hooks = hooks
         self._aim = Aim()
         self._seen: set[int] = set()
-        self._found: list[Found] = []
+        self._found = [replace(found, cases=0) for found in known]
         self._known: dict[Cause, list[int]] = {}
         """The faults that a cause may be, by their places in `_found`."""
+        for place, found in enumerate(self._found):
+            self._learn(place, found)
         self._counts: Counter[Status] = Counter()
         self._examples = 0
         self._draws = 0
@@ -250,7 +267,7 @@ class _Search:
         self, case: Case, spec: Spec, relations: Relations, *, coverage: bool = False
     ) -> CaseResult:
         if self._hooks.on_start is not None:
-            self._hooks.on_start(case)
+            self._hooks.on_start(case, relations != "rotate")
         self._runner.coverage = coverage
         return self._runner.run(spec, case, path=self._path, relations=relations)
 
@@ -264,10 +281,8 @@ class _Search:
                 found = self._found[place]
                 self._found[place] = replace(found, cases=found.cases + 1)
                 return
-        found, looks = _shrunk(self._spec, case, result, cause, self._run, self._shrinking)
-        same = next(
-            (n for n, old in enumerate(self._found) if _same(old.smallest, found.smallest)), None
-        )
+        found = _shrunk(self._spec, case, result, cause, self._run, self._shrinking)
+        same = next((n for n, old in enumerate(self._found) if old.alike(found)), None)
         if same is None:
             same = len(self._found)
             self._found.append(self._with_region(found))
@@ -276,22 +291,17 @@ class _Search:
         else:
             old = self._found[same]
             self._found[same] = replace(old, cases=old.cases + 1)
-        for look in {cause, *looks}:
+        self._learn(same, found)
+
+    def _learn(self, place: int, found: Found) -> None:
+        """Take failures that look like this one for it."""
+        for look in {found.cause, *found.looks}:
             places = self._known.setdefault(look, [])
-            if same not in places:
-                places.append(same)
+            if place not in places:
+                places.append(place)
 
     def _with_region(self, found: Found) -> Found:
         return _with_region(self._spec, self._runner, found)
-
-
-def _same(one: CaseResult, other: CaseResult) -> bool:
-    """Whether two faults shrink to one case, or to two that a person would not tell apart."""
-    if one.key == other.key:
-        return True
-    first, second = one.findings[:1], other.findings[:1]
-    alike = bool(first and second) and first[0].source is not None
-    return alike and (first[0].source, first[0].title) == (second[0].source, second[0].title)
 
 
 def shrunk_failure(
@@ -308,8 +318,7 @@ def shrunk_failure(
         return runner.run(spec, case, path=result.path, relations=relations)
 
     try:
-        found, _ = _shrunk(spec, case, result, cause, run, seconds)
-        return _with_region(spec, runner, found)
+        return _with_region(spec, runner, _shrunk(spec, case, result, cause, run, seconds))
     finally:
         runner.coverage = before
 
@@ -340,8 +349,8 @@ def _shrunk(
     cause: Cause,
     run: Callable[[Case, Spec, Relations], CaseResult],
     seconds: float,
-) -> tuple[Found, set[Cause]]:
-    """The fault of a failing case, and the causes its smaller cases would be taken for."""
+) -> Found:
+    """The fault of a failing case."""
     looks: set[Cause] = set()
     fewer = _only_needed_checks(spec, cause)
 
@@ -353,7 +362,7 @@ def _shrunk(
         return True
 
     if not seconds or result.status in (Status.CRASHED, Status.TIMEOUT):
-        return Found(cause, result, result, ended=False), looks
+        return Found(cause, result, result, ended=False)
     done = shrink(spec, case, fails, seconds=seconds)
     smallest = result
     if done.case != case:
@@ -361,7 +370,9 @@ def _shrunk(
         # With all checks another one may come first; the case fails all the same.
         smallest = again if again.failed else result
         looks |= {found for found in (cause_of(again),) if found is not None}
-    return Found(cause, smallest, result, tried=done.tried, ended=done.ended), looks
+    return Found(
+        cause, smallest, result, tried=done.tried, ended=done.ended, looks=frozenset(looks)
+    )
 
 
 def _only_needed_checks(spec: Spec, cause: Cause) -> Spec:

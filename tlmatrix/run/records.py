@@ -57,9 +57,12 @@ class RecordsWriter:
         """A case has its result, and may have counted what it exercised."""
         self._append("case", result.to_json())
         if result.coverage is not None:
-            told = self._coverage.records(result.path, result.case, result.coverage)
-            for kind, data in told:
-                self._append(kind, data)
+            self.coverage(result.path, result.case, result.coverage)
+
+    def coverage(self, path: str, case: str, coverage: Coverage) -> None:
+        """What a case exercised, or several under a name that no case has."""
+        for kind, data in self._coverage.records(path, case, coverage):
+            self._append(kind, data)
 
     def summary(self, summary: Summary) -> None:
         """The run came to its end."""

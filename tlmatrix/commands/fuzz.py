@@ -1,0 +1,174 @@
+"""`tlmatrix fuzz`: search specs for failing cases that no axis lists, and keep what was found."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlmatrix.commands.run import console_on_output
+from tlmatrix.commands.specs import plan_all, spec_paths
+from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.fuzz.crew import Crew, Settings, Target
+from tlmatrix.fuzz.search import examples_of
+from tlmatrix.report.fuzz import FuzzReporter
+from tlmatrix.report.text import count
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from tlmatrix.config import Config
+    from tlmatrix.fuzz.search import Found
+    from tlmatrix.run.plan import Plan
+
+__all__ = ["fuzz"]
+
+
+def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    """Search specs, report every fault once, and save the smallest cases if asked to.
+
+    Raises:
+        UsageError: the arguments make no sense, or no spec is to be fuzzed.
+        SpecError: a spec is wrong; nothing has run.
+    """
+    from tlmatrix.backend import BackendUnavailableError, backend_named
+
+    if arguments.examples is not None and arguments.minutes is not None:
+        raise UsageError("--examples and --minutes: give one of them")
+    tier = arguments.tier or config.tier
+    plans = plan_all(spec_paths(arguments.paths, config), tier, roots=[config.root])
+    targets = _targets(plans, tier, told=arguments.examples or arguments.minutes)
+    backend = arguments.backend or config.backend
+    if backend == "compile":
+        raise UsageError("--backend compile runs nothing; fuzz on the interpreter or on a GPU")
+    try:
+        backend_named(backend)
+    except BackendUnavailableError as error:
+        raise UsageError(str(error)) from error
+    settings = Settings(
+        tier=tier,
+        backend=backend,
+        examples=arguments.examples,
+        seconds=None if arguments.minutes is None else 60 * arguments.minutes,
+        seed=arguments.seed if arguments.seed is not None else config.seed,
+        workers=_workers(arguments.workers),
+        timeout=arguments.timeout if arguments.timeout is not None else config.timeout,
+        results=_results(arguments.results, config),
+        roots=(config.root,),
+    )
+    _write_header(settings, targets)
+    with console_on_output() as console:
+        reporter = FuzzReporter(console)
+        reporter.begin(_intention(settings, targets))
+        shown = _shown(settings.results)
+        try:
+            Crew(targets, settings, reporter).run()
+        except KeyboardInterrupt:
+            reporter.end(shown, interrupted=True)
+            code = ExitCode.INTERRUPTED
+        else:
+            reporter.end(shown)
+            code = ExitCode.FINDINGS if reporter.failed else ExitCode.OK
+        if arguments.save:
+            for line in _saved(reporter.found_):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def _targets(plans: Sequence[Plan], tier: str, *, told: float | None) -> list[Target]:
+    """The specs to search: with a `fuzz` section, and a number of examples if none is told."""
+    found = [
+        Target(plan.spec, os.path.relpath(plan.spec.path), examples_of(plan.spec, tier))
+        for plan in plans
+        if plan.spec.fuzz is not None
+    ]
+    if told is None:
+        found = [target for target in found if target.examples]
+    if not found:
+        raise UsageError(
+            f"no spec here draws cases in the tier {tier}; write `fuzz: "
+            f"{{examples: {{{tier}: 20}}}}`"
+        )
+    return found
+
+
+def _workers(given: str) -> int:
+    if given == "auto":
+        return len(os.sched_getaffinity(0))
+    if not given.isdigit() or not int(given):
+        raise UsageError(f"-n {given}: a number of processes, at least 1, or auto")
+    return int(given)
+
+
+def _results(given: str | None, config: Config) -> Path:
+    if given is not None and given.endswith(".jsonl"):
+        return Path(given).resolve()
+    folder = Path(given) if given is not None else config.root / config.results
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    is_new = given is None and not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_new:
+        # Results are no part of anybody's repository.
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    return folder.resolve() / f"fuzz-{stamp}-{os.getpid()}.jsonl"
+
+
+def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
+    from tlmatrix.run.events import RunHeader
+    from tlmatrix.run.records import RecordsWriter
+
+    records = RecordsWriter(settings.results)
+    records.header(
+        RunHeader(
+            tier=settings.tier,
+            backend=settings.backend,
+            seed=0,
+            paths=tuple(target.path for target in targets),
+            command=shlex.join(["tlmatrix", *sys.argv[1:]]),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            folder=str(Path.cwd()),
+        )
+    )
+    records.close()
+
+
+def _intention(settings: Settings, targets: Sequence[Target]) -> str:
+    specs = count(len(targets), "spec")
+    if settings.seconds is not None:
+        return f"{specs}, {settings.seconds / 60:g} minutes, {count(settings.workers, 'process')}"
+    total = sum(settings.examples or target.examples for target in targets)
+    return f"{count(total, 'example')} of {specs}, {count(settings.workers, 'worker')}"
+
+
+def _shown(path: Path) -> str:
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _saved(found: Sequence[Found]) -> list[str]:
+    """Write the smallest case of every fault into its spec; what to tell of it."""
+    from tlmatrix.fuzz.corpus import save
+    from tlmatrix.matrix import Case
+    from tlmatrix.spec.issues import SpecError
+
+    lines = []
+    by_path: dict[str, list[Found]] = {}
+    for each in found:
+        by_path.setdefault(each.smallest.path, []).append(each)
+    for path, mine in by_path.items():
+        failed = {}
+        for each in mine:
+            result = each.smallest
+            case = Case(result.spec, result.values, "fuzz")
+            failed[case] = f"{result.findings[0].check}: {result.findings[0].title}"
+        try:
+            new = save(Path(path), list(failed), failed=failed, found=date.today())  # noqa: DTZ011 - a day where the user is
+        except SpecError as error:
+            lines.append(f"not saved: {error}")
+            continue
+        lines.append(f"saved to {path}: {count(len(new), 'regression')}, run first in every tier")
+    return lines

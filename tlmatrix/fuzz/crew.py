@@ -1,0 +1,398 @@
+"""Searches in several processes: for hours, whatever the code under test does to a process.
+
+The process that calls `Crew.run` imports no kernel. It hands out jobs, a part of one spec's search
+each, and knows what every worker is running: a case that ends its process is a result, and so is
+one that does not end. A case runs once, for the crew keeps a number for each that was begun;
+searches tell it, and each other through it, which faults are known.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tlmatrix.check.finding import Finding
+from tlmatrix.run.result import CaseResult, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+
+    from tlmatrix.fuzz.search import Found, FuzzReport
+    from tlmatrix.matrix import Case
+    from tlmatrix.run.records import RecordsWriter
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["Crew", "Listener", "Settings", "Target"]
+
+_SLICE = 250
+"""Examples of one job: workers share a long search evenly, and learn what others found."""
+_LEAST_SECONDS, _MOST_SECONDS = 5.0, 60.0
+"""Of one job, where a search goes by time."""
+_RECYCLED = 20_000
+"""Examples after which a process is replaced by a fresh one."""
+_GIVEN_UP = 10
+"""Processes that one spec may cost; after them the rest of its search is left out."""
+_TICK = 0.5
+
+
+@dataclass(frozen=True)
+class Target:
+    """A spec to search, how the user calls its file, and how many examples its tier has."""
+
+    spec: Spec
+    path: str
+    examples: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a search is asked for: `examples` of every spec, or `seconds` for all together.
+
+    Without either, as many examples as the tier of each spec says. `timeout` is in seconds a case;
+    0 means none.
+    """
+
+    tier: str
+    backend: str
+    examples: int | None
+    seconds: float | None
+    seed: int
+    workers: int
+    timeout: float
+    results: Path
+    roots: tuple[Path, ...] = ()
+
+
+class Listener(Protocol):
+    """Hears what happens, in the calling process."""
+
+    def ended(self, result: CaseResult) -> None:
+        """An example has its result; of one that passed, only what counting needs."""
+
+    def found(self, found: Found) -> None:
+        """A fault was found, and shrunk."""
+
+    def searched(self, report: FuzzReport) -> None:
+        """A part of a search came to its end."""
+
+    def tick(self) -> None:
+        """Time passes."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A part of a search: a worker's task."""
+
+    path: str
+    tier: str
+    seed: int
+    examples: int | None
+    seconds: float | None
+    known: tuple[Found, ...] = ()
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    line: Connection
+    job: _Job | None = None
+    running: CaseResult | None = None
+    """The case that it runs, as a result without an end."""
+    since: float = 0.0
+    done: int = 0
+    """Examples of its job."""
+    total: int = 0
+
+
+@dataclass
+class Crew:
+    """Runs the searches of some specs and tells a listener; see `run`."""
+
+    targets: Sequence[Target]
+    settings: Settings
+    listener: Listener
+    _workers: list[_Worker] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)
+    _found: dict[str, list[Found]] = field(default_factory=dict)
+    _lost: Counter[str] = field(default_factory=Counter)
+    _over: set[str] = field(default_factory=set)
+    """Paths of specs with nothing left to draw, or given up."""
+    _numbers: Counter[str] = field(default_factory=Counter)
+    _left: deque[_Job] = field(default_factory=deque)
+    _end: float | None = None
+
+    def run(self) -> None:
+        """Search until everything that was asked for is done; Ctrl-C ends the workers."""
+        from tlmatrix.run.records import RecordsWriter
+
+        if self.settings.seconds is not None:
+            self._end = time.monotonic() + self.settings.seconds
+        self._jobs = self._schedule()
+        records = RecordsWriter(self.settings.results)
+        try:
+            for _ in range(self.settings.workers):
+                self._begin()
+            while self._workers:
+                self._listen(records)
+                self.listener.tick()
+        finally:
+            for worker in self._workers:
+                worker.process.kill()
+                worker.process.join()
+            records.close()
+
+    def _schedule(self) -> Iterator[_Job]:
+        """Every job in its turn; without an end where the search goes by time."""
+        settings = self.settings
+        if settings.seconds is None:
+            wanted = {each.path: settings.examples or each.examples for each in self.targets}
+            while any(wanted.values()):
+                for path, left in wanted.items():
+                    size = min(left, _SLICE, -(-(settings.examples or left) // settings.workers))
+                    if size:
+                        wanted[path] -= size
+                        yield self._job(path, size, None)
+            return
+        share = settings.seconds * settings.workers / len(self.targets)
+        share = min(max(share, _LEAST_SECONDS), _MOST_SECONDS)
+        while len(self._over) < len(self.targets):
+            for target in self.targets:
+                yield self._job(target.path, None, share)
+
+    def _job(self, path: str, examples: int | None, seconds: float | None) -> _Job:
+        from tlmatrix.fuzz.draws import seed_of
+
+        self._numbers[path] += 1
+        seed = seed_of(self.settings.seed, self._numbers[path])
+        return _Job(path, self.settings.tier, seed, examples, seconds)
+
+    def _next(self) -> _Job | None:
+        """The next job that is worth doing."""
+        while True:
+            left = None if self._end is None else self._end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            job = self._left.popleft() if self._left else next(self._jobs, None)
+            if job is None:
+                return None
+            if job.path not in self._over:
+                seconds = job.seconds if left is None else min(job.seconds or left, left)
+                known = tuple(self._found.get(job.path, ()))
+                return replace(job, seconds=seconds, known=known)
+
+    def _begin(self) -> None:
+        """A new process with a job, where there is one."""
+        job = self._next()
+        if job is None:
+            return
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, self.settings))
+        process.start()
+        theirs.close()
+        worker = _Worker(process, ours)
+        self._workers.append(worker)
+        self._give(worker, job)
+
+    def _give(self, worker: _Worker, job: _Job) -> None:
+        worker.job, worker.done, worker.running = job, 0, None
+        worker.since = time.monotonic()
+        worker.line.send(job)
+
+    def _listen(self, records: RecordsWriter) -> None:
+        """Hear the workers for a moment; take note of those that are gone or stuck."""
+        by_line = {worker.line: worker for worker in self._workers}
+        for line in wait(list(by_line), _TICK):
+            worker = by_line[line]  # type: ignore[index]
+            try:
+                self._hear(worker, *worker.line.recv())
+            except (EOFError, ConnectionResetError):
+                self._gone(worker, records, _crashed)
+        now = time.monotonic()
+        for worker in list(self._workers):
+            late = self.settings.timeout and now - worker.since > self.settings.timeout
+            if worker.running is not None and late:
+                self._gone(worker, records, _timed_out)
+
+    def _hear(self, worker: _Worker, what: str, about: Any) -> None:  # noqa: ANN401 - any message
+        match what:
+            case "ask":
+                worker.line.send(about not in self._seen)
+                self._seen.add(about)
+            case "start":
+                worker.running, worker.since = about, time.monotonic()
+            case "result":
+                worker.running = None
+                worker.done += 1
+                worker.total += 1
+                self.listener.ended(about)
+            case "found":
+                self._take(about)
+            case "done":
+                self._done(worker, about)
+
+    def _take(self, found: Found) -> None:
+        """A fault, unless another worker was as quick."""
+        mine = self._found.setdefault(found.smallest.path, [])
+        if not any(found.alike(other) for other in mine):
+            mine.append(found)
+            self.listener.found(found)
+
+    def _done(self, worker: _Worker, report: FuzzReport) -> None:
+        worker.running = None
+        if report.exhausted:
+            self._over.add(report.path)
+        self.listener.searched(report)
+        job = self._next()
+        if job is not None and worker.total < _RECYCLED:
+            self._give(worker, job)
+            return
+        worker.line.send(None)
+        worker.process.join()
+        self._workers.remove(worker)
+        if job is not None:
+            self._left.appendleft(job)
+            self._begin()
+
+    def _gone(
+        self,
+        worker: _Worker,
+        records: RecordsWriter,
+        told: Callable[[CaseResult, int | None], CaseResult],
+    ) -> None:
+        """A process that ended or hangs: a result for its case, another process for its job."""
+        worker.process.kill()
+        worker.process.join()
+        self._workers.remove(worker)
+        job, running = worker.job, worker.running
+        assert job is not None
+        self._lost[job.path] += 1
+        if running is not None:
+            from tlmatrix.fuzz.grouping import cause_of
+            from tlmatrix.fuzz.search import Found
+
+            result = told(running, worker.process.exitcode)
+            records.case(result)
+            self.listener.ended(result)
+            cause = cause_of(result)
+            assert cause is not None
+            self._take(Found(cause, result, result, ended=False))
+        if running is None or self._lost[job.path] >= _GIVEN_UP:
+            # It ended with no case of its own, or does so again and again.
+            self._over.add(job.path)
+        else:
+            left = None if job.examples is None else job.examples - worker.done - 1
+            if left is None or left > 0:
+                self._left.append(self._job(job.path, left, job.seconds))
+        self._begin()
+
+
+def _crashed(running: CaseResult, code: int | None) -> CaseResult:
+    how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"{code}"
+    finding = Finding(
+        check="crash",
+        title=f"the process ended while this case was running ({how})",
+        hint="a segmentation fault, os._exit, or the system out of memory; run the command below "
+        "to see it alone",
+        pattern=how,
+    )
+    return replace(running, status=Status.CRASHED, findings=(finding,))
+
+
+def _timed_out(running: CaseResult, _code: int | None) -> CaseResult:
+    finding = Finding(
+        check="timeout",
+        title="the case did not end in its time",
+        hint="a loop that cannot end or a barrier nobody arrives at; `--timeout SECONDS` gives "
+        "more time",
+    )
+    return replace(running, status=Status.TIMEOUT, findings=(finding,))
+
+
+# In a worker ----------------------------------------------------------------------------------
+
+
+def _work(line: Connection, settings: Settings) -> None:
+    """The life of a worker process: jobs until it is told to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the crew, which ends us.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    # What kernels print is not for the report.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    import torch
+
+    from tlmatrix.backend import backend_named
+    from tlmatrix.run.records import RecordsWriter
+    from tlmatrix.run.runner import Runner
+
+    torch.set_num_threads(1)
+    runner = Runner(backend_named(settings.backend), roots=settings.roots, asked=settings.backend)
+    runner.prepare()
+    records = RecordsWriter(settings.results)
+    name = f"fuzz{os.getpid()}"
+    while (job := line.recv()) is not None:
+        line.send(("done", _search(line, job, runner, records, name)))
+        if runner.lost:
+            os._exit(70)  # A CUDA context after a fault: another process goes on.
+
+
+def _search(
+    line: Connection, job: _Job, runner: Runner, records: RecordsWriter, name: str
+) -> FuzzReport:
+    """One job; every case is on record before the crew hears of it."""
+    from tlmatrix.fuzz.search import fuzz_spec
+    from tlmatrix.spec.importing import make_importable
+    from tlmatrix.spec.loader import load_spec
+
+    make_importable(Path(job.path), runner.roots)
+    spec = load_spec(job.path)
+
+    def admits(case: Case) -> bool:
+        line.send(("ask", _mark(case)))
+        return bool(line.recv())
+
+    def on_start(case: Case, shrinking: bool) -> None:
+        if not shrinking:
+            records.start(job.path, case.id, name)
+        blank = CaseResult(
+            spec=spec.name, path=job.path, case=case.id, key=case.key, values=case.values,
+            origin="fuzz", status=Status.CRASHED, backend=runner.backend.name,
+            arch=runner.backend.arch, asked=runner.asked,
+        )  # fmt: skip
+        line.send(("start", blank))
+
+    def on_result(result: CaseResult) -> None:
+        result = replace(result, coverage=None)
+        records.case(result)
+        line.send(("result", result if result.failed else _light(result)))
+
+    report = fuzz_spec(
+        spec, runner, tier=job.tier, examples=job.examples, seconds=job.seconds, seed=job.seed,
+        path=job.path, known=job.known, admits=admits, on_start=on_start, on_result=on_result,
+        on_found=lambda found: line.send(("found", found)),
+    )  # fmt: skip
+    if report.coverage is not None:
+        records.coverage(job.path, f"fuzz {job.seed}", report.coverage)
+    return report
+
+
+def _light(result: CaseResult) -> CaseResult:
+    """What counting needs of a result."""
+    return replace(result, values={}, phases={}, kernels=(), key="")
+
+
+def _mark(case: Case) -> int:
+    """A number for a case, the same in every process."""
+    from tlmatrix.fuzz.draws import seed_of
+
+    return seed_of(case.key)

@@ -1,0 +1,180 @@
+"""The report of `tlmatrix fuzz`: every fault when it is found, progress, a table at the end.
+
+It keeps the faults and a few numbers for each spec, no results: a search may go on for hours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from tlmatrix.report.coverage import gap_lines, summary
+from tlmatrix.report.text import count, describe_result
+from tlmatrix.run.result import FAILURES, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from tlmatrix.fuzz.search import Found, FuzzReport
+    from tlmatrix.interpreter.coverage import Coverage
+    from tlmatrix.run.result import CaseResult
+
+__all__ = ["FuzzReporter"]
+
+_INTERVAL = 10.0
+"""Seconds between two lines of progress."""
+_GAPS = 12
+"""Lines of what was never exercised; `tlmatrix coverage` has them all."""
+
+
+@dataclass
+class _Searched:
+    """What is known of one spec's search."""
+
+    name: str
+    counts: Counter[Status] = field(default_factory=Counter)
+    seconds: float = 0.0
+    counted: int = 0
+    exhausted: bool = False
+
+
+class FuzzReporter:
+    """Prints a search to `console` as it goes on."""
+
+    def __init__(self, console: Console) -> None:
+        self.found_: list[Found] = []
+        self._console = console
+        self._width = min(console.width, 120)
+        self._specs: dict[str, _Searched] = {}
+        self._coverage: Coverage | None = None
+        self._begin = self._last = time.monotonic()
+        self._places: dict[str, None] = {}
+
+    def begin(self, words: str) -> None:
+        """Say what is about to run."""
+        self._console.print(words, highlight=False)
+        self._begin = self._last = time.monotonic()
+
+    def ended(self, result: CaseResult) -> None:
+        """An example has its result."""
+        searched = self._specs.setdefault(result.path, _Searched(result.spec))
+        searched.counts[result.status] += 1
+        searched.seconds += result.seconds
+        place = result.backend if result.arch in ("", result.backend) else result.arch
+        if place:
+            self._places[place] = None
+        self.tick()
+
+    def found(self, found: Found) -> None:
+        """A fault was found."""
+        self.found_.append(found)
+        result = found.smallest
+        self._console.print()
+        words = f"{len(self.found_)}. {result.spec}: {result.status}"
+        if found.tried:
+            words += f"; the smallest of {found.tried} cases tried"
+        if not found.ended:
+            words += ", as far as it was shrunk"
+        self._lines([(words, "bold red")])
+        self._lines((f"   {line}", "") for line in describe_result(result, width=self._width - 3))
+
+    def searched(self, report: FuzzReport) -> None:
+        """A part of a search came to its end."""
+        searched = self._specs.setdefault(report.path, _Searched(report.spec))
+        searched.exhausted |= report.exhausted
+        searched.counted += report.counted
+        if report.coverage is not None:
+            more = report.coverage
+            self._coverage = more if self._coverage is None else self._coverage + more
+
+    def tick(self) -> None:
+        """Now and then, a line of progress."""
+        now = time.monotonic()
+        if now - self._last >= _INTERVAL:
+            self._last = now
+            words = f"{count(self._examples, 'example')}  {now - self._begin:.0f} s"
+            if self.found_:
+                words += f"  {count(len(self.found_), 'fault')}"
+            self._console.print(words, highlight=False)
+
+    def end(self, results: str, *, interrupted: bool = False) -> None:
+        """The table of specs, what was never exercised, and the last words."""
+        self._console.print()
+        self._console.print(self._table())
+        if self._coverage is not None:
+            self._tell_coverage(self._coverage, results)
+        self._console.print(self._last_words(interrupted=interrupted), highlight=False)
+        self._console.print(Text(f"results: {results}", overflow="fold"))
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything failed."""
+        return any(
+            searched.counts[status] for searched in self._specs.values() for status in FAILURES
+        )
+
+    @property
+    def _examples(self) -> int:
+        return sum(searched.counts.total() for searched in self._specs.values())
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+        table.add_column("spec", overflow="fold")
+        for name in ("examples", "passed", "failed", "known", "skipped", "faults", "seconds"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("")
+        for path, searched in sorted(self._specs.items()):
+            counts = searched.counts
+            failed = sum(counts[status] for status in FAILURES)
+            faults = sum(found.smallest.path == path for found in self.found_)
+            table.add_row(
+                searched.name,
+                str(counts.total()),
+                str(counts[Status.PASSED]),
+                Text(str(failed), style="bold red" if failed else ""),
+                str(counts[Status.KNOWN_BUG] + counts[Status.QUARANTINED]),
+                str(counts[Status.SKIPPED]),
+                str(faults),
+                f"{searched.seconds:.1f}",
+                "nothing else to draw" if searched.exhausted else "",
+            )
+        return table
+
+    def _tell_coverage(self, coverage: Coverage, results: str) -> None:
+        counted = sum(searched.counted for searched in self._specs.values())
+        told = f"exercised, in {count(counted, 'example')} where it was counted: "
+        gaps = list(gap_lines(coverage, self._width))
+        lines = [f"\n{told}{summary(coverage)}"]
+        if gaps:
+            lines += ["never exercised:", *(f"  {line}".rstrip() for line in gaps[:_GAPS])]
+        if len(gaps) > _GAPS:
+            lines.append(f"  … and {len(gaps) - _GAPS} lines more: tlmatrix coverage {results}")
+        self._lines((line, "") for line in lines)
+
+    def _last_words(self, *, interrupted: bool) -> Text:
+        counts: Counter[Status] = Counter()
+        for searched in self._specs.values():
+            counts += searched.counts
+        words = f"{count(self._examples, 'example')} in {time.monotonic() - self._begin:.1f} s"
+        if self._places:
+            words += f" on {', '.join(self._places)}"
+        parts = [f"{counts[status]} {status}" for status in Status if counts[status]]
+        words += f": {', '.join(parts)}" if parts else ""
+        if self.found_:
+            words += f"; {count(len(self.found_), 'fault')}"
+        if interrupted:
+            words += "; interrupted"
+        style = "bold red" if self.failed else "bold yellow" if interrupted else "bold green"
+        return Text(f"\n{words}", style=style)
+
+    def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
+        for line, style in lines:
+            # Commands must survive being copied: rich may not break them.
+            self._console.print(Text(line, style=style), soft_wrap=True, highlight=False)
