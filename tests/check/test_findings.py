@@ -398,6 +398,13 @@ def test_a_result_that_changes_from_call_to_call(dtype):
     assert bounded == []
 
 
+def test_tensors_without_elements_are_equal_whatever_their_strides():
+    empty = torch.zeros(1, dtype=torch.float16).expand(0)
+    assert empty.stride() == (0,)
+    assert alike(empty, torch.zeros(0, dtype=torch.float16))
+    assert not alike(empty, torch.zeros(0))
+
+
 @EVERY_DTYPE
 def test_equal_bits_whatever_the_strides_and_offsets(dtype):
     values = torch.randn(9, 5).to(dtype)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from tlmatrix.commands.run import console_on_output
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.fuzz.crew import Crew, Settings, Target
+from tlmatrix.fuzz.crew import Crew, CrewError, Settings, Target
 from tlmatrix.fuzz.search import examples_of
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
+from tlmatrix.run.records import RecordsWriter
 
 if TYPE_CHECKING:
     import argparse
@@ -70,9 +71,16 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         except KeyboardInterrupt:
             reporter.end(shown, interrupted=True)
             code = ExitCode.INTERRUPTED
+        except CrewError as error:
+            reporter.end(shown, interrupted=True)
+            console.print(str(error), markup=False, highlight=False)
+            code = ExitCode.INTERNAL
         else:
             reporter.end(shown)
             code = ExitCode.FINDINGS if reporter.failed else ExitCode.OK
+            records = RecordsWriter(settings.results)
+            records.summary(reporter.summary(code))
+            records.close()
         if arguments.save:
             for line in _saved(reporter.found_):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -119,7 +127,6 @@ def _results(given: str | None, config: Config) -> Path:
 
 def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
     from tlmatrix.run.events import RunHeader
-    from tlmatrix.run.records import RecordsWriter
 
     records = RecordsWriter(settings.results)
     records.header(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Crew", "Listener", "Settings", "Target"]
+__all__ = ["Crew", "CrewError", "Listener", "Settings", "Target"]
 
 _SLICE = 250
 """Examples of one job: workers share a long search evenly, and learn what others found."""
@@ -43,6 +43,10 @@ _RECYCLED = 20_000
 _GIVEN_UP = 10
 """Processes that one spec may cost; after them the rest of its search is left out."""
 _TICK = 0.5
+
+
+class CrewError(RuntimeError):
+    """A search broke by itself, and not in the code under test."""
 
 
 @dataclass(frozen=True)
@@ -276,19 +280,22 @@ class Crew:
         self._workers.remove(worker)
         job, running = worker.job, worker.running
         assert job is not None
-        self._lost[job.path] += 1
-        if running is not None:
-            from tlmatrix.fuzz.grouping import cause_of
-            from tlmatrix.fuzz.search import Found
+        if running is None:
+            raise CrewError(
+                f"{job.path}: a process of the search ended ({worker.process.exitcode}) while it "
+                "ran no case"
+            )
+        from tlmatrix.fuzz.grouping import cause_of
+        from tlmatrix.fuzz.search import Found
 
-            result = told(running, worker.process.exitcode)
-            records.case(result)
-            self.listener.ended(result)
-            cause = cause_of(result)
-            assert cause is not None
-            self._take(Found(cause, result, result, ended=False))
-        if running is None or self._lost[job.path] >= _GIVEN_UP:
-            # It ended with no case of its own, or does so again and again.
+        result = told(running, worker.process.exitcode)
+        records.case(result)
+        self.listener.ended(result)
+        cause = cause_of(result)
+        assert cause is not None
+        self._take(Found(cause, result, result, ended=False))
+        self._lost[job.path] += 1
+        if self._lost[job.path] >= _GIVEN_UP:
             self._over.add(job.path)
         else:
             left = None if job.examples is None else job.examples - worker.done - 1
@@ -365,30 +372,38 @@ def _search(
         if not shrinking:
             records.start(job.path, case.id, name)
         blank = CaseResult(
-            spec=spec.name, path=job.path, case=case.id, key=case.key, values=case.values,
+            spec=spec.name, path=job.path, case=case.id, key=case.key, values=dict(case.values),
             origin="fuzz", status=Status.CRASHED, backend=runner.backend.name,
             arch=runner.backend.arch, asked=runner.asked,
         )  # fmt: skip
         line.send(("start", blank))
 
     def on_result(result: CaseResult) -> None:
-        result = replace(result, coverage=None)
-        records.case(result)
-        line.send(("result", result if result.failed else _light(result)))
+        records.case(replace(result, coverage=None))
+        line.send(("result", _sent(result) if result.failed else _light(result)))
 
     report = fuzz_spec(
         spec, runner, tier=job.tier, examples=job.examples, seconds=job.seconds, seed=job.seed,
         path=job.path, known=job.known, admits=admits, on_start=on_start, on_result=on_result,
-        on_found=lambda found: line.send(("found", found)),
+        on_found=lambda found: line.send(("found", _sent_fault(found))),
     )  # fmt: skip
     if report.coverage is not None:
         records.coverage(job.path, f"fuzz {job.seed}", report.coverage)
-    return report
+    return replace(report, found=tuple(map(_sent_fault, report.found)))
+
+
+def _sent(result: CaseResult) -> CaseResult:
+    """A result as it goes to another process."""
+    return replace(result, values=dict(result.values), coverage=None)
+
+
+def _sent_fault(found: Found) -> Found:
+    return replace(found, smallest=_sent(found.smallest), first=_sent(found.first))
 
 
 def _light(result: CaseResult) -> CaseResult:
     """What counting needs of a result."""
-    return replace(result, values={}, phases={}, kernels=(), key="")
+    return replace(result, values={}, phases={}, kernels=(), key="", coverage=None)
 
 
 def _mark(case: Case) -> int:

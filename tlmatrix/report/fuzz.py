@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tlmatrix.report.coverage import gap_lines, summary
 from tlmatrix.report.text import count, describe_result
+from tlmatrix.run.events import Summary
 from tlmatrix.run.result import FAILURES, Status
 
 if TYPE_CHECKING:
@@ -116,13 +117,23 @@ class FuzzReporter:
     @property
     def failed(self) -> bool:
         """Whether anything failed."""
-        return any(
-            searched.counts[status] for searched in self._specs.values() for status in FAILURES
-        )
+        return any(self._counts[status] for status in FAILURES)
+
+    def summary(self, exit_status: int) -> Summary:
+        """The last record of a search that came to its end."""
+        counts = {str(status): number for status, number in self._counts.items()}
+        return Summary(counts, round(time.monotonic() - self._begin, 3), exit_status)
+
+    @property
+    def _counts(self) -> Counter[Status]:
+        counts: Counter[Status] = Counter()
+        for searched in self._specs.values():
+            counts += searched.counts
+        return counts
 
     @property
     def _examples(self) -> int:
-        return sum(searched.counts.total() for searched in self._specs.values())
+        return self._counts.total()
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
@@ -159,9 +170,7 @@ class FuzzReporter:
         self._lines((line, "") for line in lines)
 
     def _last_words(self, *, interrupted: bool) -> Text:
-        counts: Counter[Status] = Counter()
-        for searched in self._specs.values():
-            counts += searched.counts
+        counts = self._counts
         words = f"{count(self._examples, 'example')} in {time.monotonic() - self._begin:.1f} s"
         if self._places:
             words += f" on {', '.join(self._places)}"

@@ -1,0 +1,121 @@
+"""`tlmatrix fuzz`: faults, processes that die or hang, records, exit codes, saving."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from outside_project import Project, project
+from tlmatrix.run import Status, read_records
+from tlmatrix.spec.loader import load_spec
+
+__all__ = ["project"]
+
+_FUZZ = """\
+fuzz:
+  axes: {rows: 1..300}
+  examples: {quick: 12}
+"""
+
+
+def _records(project: Project):
+    (path,) = project.folder.rglob("*.jsonl")
+    return read_records(path)
+
+
+def test_a_clean_search_ends_with_0_and_every_example_on_record_once(project: Project) -> None:
+    project.spec(more=_FUZZ)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "30")
+    assert outcome.code == 0, outcome.out
+    assert "30 examples in" in outcome.out
+    results = _records(project).results
+    assert [result.status for result in results] == [Status.PASSED] * 30
+    assert len({result.key for result in results}) == 30
+    assert _records(project).summary.counts == {"passed": 30}
+    (path,) = project.folder.rglob("*.jsonl")
+    assert path.read_text().count('"record":"case"') == 30
+
+
+def test_a_fault_is_told_once_shrunk_and_saved_for_every_tier(project: Project) -> None:
+    path = project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--save")
+    assert outcome.code == 1, outcome.out
+    assert "12 examples in" in outcome.out
+    assert outcome.out.count("tlmatrix repro") == 1
+    assert "saved to scale.yaml: 1 regression" in outcome.out
+    (saved,) = load_spec(path).regressions
+    assert saved.case == {"how": "wrong", "rows": 1, "cols": 3, "dtype": "float32"}
+    assert saved.failed.startswith("numeric: y")
+    replayed = project.tlmatrix("replay", "scale.yaml", "-n", "0")
+    assert "FAILED" in replayed.out
+
+
+def test_a_case_that_ends_its_process_is_a_fault_and_the_search_goes_on(project: Project) -> None:
+    project.spec(how="[right, exit]", rows="[1]", more=_FUZZ)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "6")
+    assert outcome.code == 1, outcome.out
+    counts = _records(project).counts()
+    assert counts[Status.CRASHED] >= 1
+    assert counts[Status.PASSED] >= 1
+    assert counts.total() == 6
+    # All of them are one fault.
+    assert outcome.out.count("the process ended while this case was running (3)") == 1
+    assert "6 examples in" in outcome.out
+
+
+def test_a_case_that_hangs_is_ended_by_the_timeout(project: Project) -> None:
+    project.spec(how="[hang]", rows="[1]", more=_FUZZ)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--examples", "1", "--timeout", "1")
+    assert outcome.code == 1, outcome.out
+    (result,) = _records(project).results
+    assert result.status is Status.TIMEOUT
+    assert "the case did not end in its time" in outcome.out
+
+
+def test_ctrl_c_loses_nothing_and_says_what_was_found(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
+    words = ("tlmatrix", "fuzz", "scale.yaml", "-n", "1", "--minutes", "5")
+    process = project.start(*words)
+    try:
+        for _ in range(600):
+            time.sleep(0.1)
+            found = list(project.folder.rglob("*.jsonl"))
+            if found and found[0].read_text().count('"record":"case"') > 5:
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, out
+    assert "interrupted" in out
+    assert "numeric: y" in out
+    records = _records(project)
+    assert records.summary is None
+    ended = [result for result in records.results if result.key]
+    assert len(ended) > 5
+
+
+def test_minutes_end_a_search(project: Project) -> None:
+    project.spec(more=_FUZZ)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--minutes", "0.05")
+    assert outcome.code == 0, outcome.out
+    assert _records(project).counts()[Status.PASSED] > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--examples", "3", "--minutes", "1"), "give one of them"),
+        (("-n", "0"), "at least 1"),
+        (("--backend", "compile"), "runs nothing"),
+        (("--tier", "full"), "no spec here draws cases in the tier full"),
+        (("--tier", "fool"), "fool"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_runs(project: Project, words, told) -> None:
+    project.spec(more=_FUZZ)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", *words)
+    assert outcome.code == 2
+    assert told in outcome.out
+    assert not list(project.folder.rglob("*.jsonl"))
