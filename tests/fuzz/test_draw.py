@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import Phase, find, given, settings
 
-from tlmatrix.fuzz.draw import cases, configurations
+from tlmatrix.fuzz.draw import Configuration, cases, configurations, ground_of
 from tlmatrix.fuzz.draws import drawn_cases
 from tlmatrix.matrix.fixed import broken_rules
-from tlmatrix.problem import family_for
 from tlmatrix.problem.attention.axes import Setting, lengths
+from tlmatrix.problem.distributions import DISTRIBUTIONS
 from tlmatrix.spec import SpecError, load_spec, parse_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tlmatrix.fuzz.draw import Configuration
     from tlmatrix.matrix import Case
     from tlmatrix.spec.models import Spec
 
@@ -205,16 +204,13 @@ def test_sizes_shrink_to_their_least_that_the_rules_allow() -> None:
 
 def test_kernels_are_mostly_those_of_the_tier() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
-    family = family_for(spec)
-    own = configurations(spec, "quick")
-    keys = Counter(family.compile_key(spec, case.values) for case in drawn(spec, 300))
-    of_tier = {str(each): each for each in own}
-    assert len(of_tier) == len(own) > 40
-    ours = {
-        family.compile_key(spec, {**{name: v[0] for name, v in spec.axes.items()}, **each.values})
-        for each in own
-    }
-    assert sum(count for key, count in keys.items() if key in ours) > 0.85 * sum(keys.values())
+    own = set(configurations(spec, "quick"))
+    deciding = ground_of(spec, "quick").fixed
+    assert set(deciding) == {"dtype", "groups", "head_dim", "head_dim_v", "causal", "backward"}
+    assert len(own) > 40
+    found = [Configuration({name: case[name] for name in deciding}) for case in drawn(spec, 300)]
+    assert sum(each in own for each in found) > 0.85 * len(found)
+    assert len(set(found) & own) > 0.6 * len(own)
 
 
 def test_configurations_can_be_chosen() -> None:
@@ -231,7 +227,51 @@ def test_the_values_of_a_tier_are_those_drawn() -> None:
     assert {case["groups"] for case in drawn(spec, 30)} == {3}
 
 
+def test_values_storage_and_longest_lengths_are_drawn_though_no_axis_lists_them() -> None:
+    spec = parse_spec(PACKED.replace("fuzz:", "fuzz:\n  storage: [offset, expanded]"))
+    found = drawn(spec, 200)
+    values = Counter(case["values"] for case in found)
+    assert set(values) == set(DISTRIBUTIONS)
+    assert values["normal"] > 60
+    storage = Counter(case.values.get("storage", "usual") for case in found)
+    assert set(storage) == {"usual", "offset", "expanded"}
+    assert storage["usual"] > 100
+    for side in (0, 1):
+        axis = ("max_seqlen_q", "max_seqlen_k")[side]
+        told = [(case[axis], max(of(case)[side])) for case in found if axis in case.values]
+        assert 20 < len(told) < 120
+        assert all(longest > real for longest, real in told)
+        assert any(longest == real + 1 for longest, real in told)
+    case = shrunk(spec, lambda case: max(of(case)[0]) > 3)
+    assert set(case.values) - set(spec.axes) == {"values"}
+    assert case["values"] == "normal"
+    case = shrunk(spec, lambda case: case.values.get("max_seqlen_k", 0) > max(of(case)[1]) + 2)
+    assert (case["max_seqlen_k"], of(case)) == (3, ((0,), (0,)))
+
+
+def test_a_longest_length_that_is_listed_is_raised_to_what_is_drawn() -> None:
+    listed = "max_seqlen_q: [none, 100]\n  seqlens: [[17, 64], [1]]"
+    spec = parse_spec(PACKED.replace("seqlens: [[17, 64], [1]]", listed, 1))
+    found = [(case["max_seqlen_q"], max(of(case)[0])) for case in drawn(spec, 100)]
+    assert {told for told, real in found if real <= 100} == {None, 100}
+    assert all(told in (None, real) for told, real in found if real > 100)
+
+
+def test_an_axis_that_the_spec_lists_is_drawn_from_its_list() -> None:
+    spec = parse_spec(PACKED.replace("  scale:", "  values: [ramp]\n  scale:"))
+    assert {case["values"] for case in drawn(spec, 30)} == {"ramp"}
+
+
 REFUSED = {
+    "a rule about a length that would have to be raised": (
+        PACKED.replace("  scale:", "  max_seqlen_q: [none, 100]\n  scale:").replace(
+            "where:", "where:\n  - {expr: max_seqlen_q is none or causal, because: of something}"
+        ),
+        (
+            "11:24: max_seqlen_q is 100, and 'fuzz' draws lengths up to 300; as a rule names the "
+            "axis it cannot be made larger: list larger numbers, or draw shorter ones"
+        ),
+    ),
     "a rule about drawn lengths": (
         PACKED.replace("where:", "where:\n  - {expr: len(seqlens) < 3, because: of memory}"),
         (

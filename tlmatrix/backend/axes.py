@@ -51,11 +51,11 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
 def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
     if isinstance(spec.problem, DeclaredProblem):
         if spec.problem.reference is None:
-            return frozenset({"values"})
+            return frozenset({"values", "storage"})
         reference = load(spec, ("problem", "reference"), spec.problem.reference)
         if not callable(reference):
             return None
-        return frozenset([*inspect.signature(reference).parameters, "values"])
+        return frozenset([*inspect.signature(reference).parameters, "values", "storage"])
     axes: Iterable[str] | None = getattr(family, "axes", None)
     return None if axes is None else frozenset(axes)
 

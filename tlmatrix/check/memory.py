@@ -133,21 +133,40 @@ class _Fence:
         return self.end % 2 == 1 and int(self.memory[self.end]) != _CANARY >> 8 & 0xFF
 
 
+@dataclass(frozen=True)
+class _Moved:
+    """An input, its copy between canaries, and how many elements of memory lie before both."""
+
+    name: str
+    before: torch.Tensor
+    after: torch.Tensor
+    lead: int
+
+    @property
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The memory of both, from the elements before them."""
+        return _flat(self.before, self.lead), _flat(self.after, self.lead)
+
+
 class Guards:
     """The guarded buffers of one run, and what became of them."""
 
     def __init__(self, *, poison: bool = True) -> None:
         self._fences: list[_Fence] = []
-        self._moved: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._moved: list[_Moved] = []
         self._poison = poison
 
     def move(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of `tensor` between canaries: same bits, sizes, strides and requires_grad."""
+        """A copy of `tensor` between canaries: same bits, sizes, strides and requires_grad.
+
+        It is as far from an aligned address as `tensor` is from the start of its memory.
+        """
         if not _plain(tensor):
             return tensor
-        copy = self._allocate(tensor, lambda: f"input {name}")
-        _flat(copy).copy_(_flat(tensor))
-        self._moved.append((name, tensor.detach(), copy))
+        lead = int(tensor.storage_offset()) % (ALIGNMENT // tensor.element_size())
+        copy = self._allocate(tensor, lambda: f"input {name}", lead)
+        _flat(copy, lead).copy_(_flat(tensor, lead))
+        self._moved.append(_Moved(name, tensor.detach(), copy, lead))
         return copy.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copy
 
     def allocated(self, tensor: torch.Tensor, *, values: bool) -> torch.Tensor:
@@ -173,13 +192,13 @@ class Guards:
     def findings(self, results: Tensors) -> list[Finding]:
         """Overwritten canaries and changed inputs; `results` give buffers their names."""
         found = [self._describe(fence, results) for fence in self._overwritten()]
-        changed = [
-            (name, before, after) for name, before, after in self._moved if not _same(before, after)
-        ]
-        return found + [_changed_input(*change) for change in changed]
+        return found + [_changed_input(each) for each in self._moved if not alike(*each.rows)]
 
-    def _allocate(self, like: torch.Tensor, label: Callable[[], str]) -> torch.Tensor:
-        extent = _extent(like) * like.element_size()
+    def _allocate(
+        self, like: torch.Tensor, label: Callable[[], str], lead: int = 0
+    ) -> torch.Tensor:
+        """Memory for a tensor like another one, and for `lead` elements before it."""
+        extent = (lead + _extent(like)) * like.element_size()
         room = _PAD + -(-(extent + 1) // ALIGNMENT) * ALIGNMENT + _PAD
         halves = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device)
         start = -halves.data_ptr() % ALIGNMENT + _PAD
@@ -189,7 +208,7 @@ class Guards:
         fence = _Fence(halves, start, start + extent, label, like.element_size())
         self._fences.append(fence)
         result = torch.empty(0, dtype=like.dtype, device=like.device)
-        return result.set_(fence.payload, 0, like.size(), like.stride())
+        return result.set_(fence.payload, lead, like.size(), like.stride())
 
     def _overwritten(self) -> list[_Fence]:
         by_device: dict[torch.device, list[_Fence]] = {}
@@ -332,14 +351,14 @@ def _extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor, gaps included, as one row of integers of its element size."""
-    row = tensor.detach().as_strided((_extent(tensor),), (1,))
+def _flat(tensor: torch.Tensor, lead: int = 0) -> torch.Tensor:
+    """The memory of a tensor, gaps included, as one row of integers of its element size.
+
+    `lead` elements before it are part of the row.
+    """
+    start = tensor.storage_offset() - lead
+    row = tensor.detach().as_strided((lead + _extent(tensor),), (1,), start)
     return row.view(INT_OF_SIZE[tensor.element_size()])
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return alike(_flat(left), _flat(right))
 
 
 def _fill_poison(tensor: torch.Tensor) -> None:
@@ -363,19 +382,20 @@ def _hits(canary: torch.Tensor) -> list[int]:
     return offsets
 
 
-def _changed_input(name: str, before: torch.Tensor, after: torch.Tensor) -> Finding:
-    changed = _flat(before) != _flat(after)
-    offset = int(changed.nonzero()[0])
-    old = float(before.detach().as_strided((_extent(before),), (1,))[offset])
-    new = float(after.detach().as_strided((_extent(after),), (1,))[offset])
+def _changed_input(moved: _Moved) -> Finding:
+    name = moved.name
+    before, after = moved.rows
+    changed = before != after
+    first = int(changed.nonzero()[0])
+    dtype = moved.before.dtype
     return Finding(
         check="guards",
         title=f"the entry changed its input {name}: {int(changed.sum())} of {changed.numel()} "
-        f"elements, the first at offset {offset}",
+        f"elements, the first at offset {first - moved.lead}",
         tensor=name,
-        index={"offset": offset},
-        expected=old,
-        got=new,
+        index={"offset": first - moved.lead},
+        expected=float(before.view(dtype)[first]),
+        got=float(after.view(dtype)[first]),
         wrong=int(changed.sum()),
         total=changed.numel(),
         pattern="input changed",

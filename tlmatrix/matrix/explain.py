@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case, Origin
 from tlmatrix.matrix.expansion import expand
-from tlmatrix.matrix.fixed import broken_rules, fixed_cases
+from tlmatrix.matrix.fixed import broken_rules, completed, fixed_cases
 from tlmatrix.matrix.ledger import concerns
 from tlmatrix.matrix.reading import read_drawn
 from tlmatrix.matrix.rejects import reject_cases
 from tlmatrix.matrix.tiers import plan_of
+from tlmatrix.spec.fields import OPTIONAL_AXES
 from tlmatrix.spec.values import canonical, label
 from tlmatrix.words import suggestion
 
@@ -132,9 +133,9 @@ def _as_case(spec: Spec, case: Case | str | Mapping[str, Value]) -> Case:
         case str():
             return find_case(spec, case)
     for name in case:
-        if name not in spec.axes:
+        if name not in spec.axes and name not in OPTIONAL_AXES:
             raise CaseNotFoundError(_no_axis(spec, name))
-    return Case(spec.name, {name: case.get(name, values[0]) for name, values in spec.axes.items()})
+    return Case(spec.name, completed(spec, case))
 
 
 def _no_axis(spec: Spec, name: str) -> str:

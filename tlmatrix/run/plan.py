@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.matrix import expand, expired, reject_cases
 from tlmatrix.problem import family_for
 from tlmatrix.problem.laws import lint_properties
+from tlmatrix.problem.optional import lint_optional
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.words import suggestion
 
@@ -63,7 +64,12 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
             known bug is past its date, or a reject is also a case that must pass.
     """
     family = family_for(spec)
-    issues = [*family.lint(spec), *lint_properties(spec, family), *expired(spec)]
+    issues = [
+        *family.lint(spec),
+        *lint_optional(spec, family),
+        *lint_properties(spec, family),
+        *expired(spec),
+    ]
     if tier not in spec.tiers:
         words = suggestion(tier, spec.tiers, "Its tiers")
         issues.append(spec.issue(("tiers",), f"the spec has no tier {tier!r}{words}"))

@@ -36,7 +36,9 @@ __all__ = [
     "IDENTIFIER",
     "INSTRUCTION",
     "NAME",
+    "OPTIONAL_AXES",
     "RANGE",
+    "STORAGES",
     "STRATEGIES",
     "STRATEGY",
     "TARGET",
@@ -57,6 +59,7 @@ __all__ = [
     "SanitizerName",
     "ShortModel",
     "Size",
+    "StorageName",
     "Strategy",
     "Target",
     "TargetArch",
@@ -66,6 +69,12 @@ __all__ = [
 
 FAMILIES = ("attention", "gemm")
 """Problem families that a spec can name by a bare word."""
+
+OPTIONAL_AXES = ("values", "storage", "max_seqlen_q", "max_seqlen_k")
+"""Axes that a written case may have though the spec lists none of their values."""
+StorageName = Literal["offset", "sliced", "transposed", "ones", "expanded"]
+STORAGES: tuple[StorageName, ...] = get_args(StorageName)
+"""Ways in which input tensors can lie in memory besides the usual one."""
 
 STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
 """The strategies, with 3-wise to stand for t-wise of any t."""

@@ -20,6 +20,7 @@ from tlmatrix.spec.fields import (
     Model,
     ShortModel,
     Size,
+    StorageName,
     Strategy,
     Target,
 )
@@ -359,6 +360,13 @@ class Fuzz(Model):
         "the next. Those left out keep to their values, and those that other kernels are compiled "
         "for mostly to combinations that the tier has.",
         examples=[{"window": "1..300", "seqlen_q": {"range": "0..300", "around": [64]}}],
+    )
+    storage: tuple[StorageName, ...] = Field(
+        default=(),
+        description="How the entry's tensors may lie in memory besides contiguous: `offset` (not "
+        "aligned), `sliced`, `transposed` (every dimension reversed), `ones` (dimensions of size 1 "
+        "with odd strides), `expanded` (cotangents that are one number). Values stay the same.",
+        examples=[["offset", "sliced", "expanded"]],
     )
     examples: dict[str, Annotated[int, Field(strict=True, ge=0)]] = Field(
         default={},

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.spec.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expressions import FUNCTIONS, WORDS, Expression, ExpressionError
 from tlmatrix.spec.fault import Fault
-from tlmatrix.spec.fields import BASELINES, TARGET
+from tlmatrix.spec.fields import BASELINES, OPTIONAL_AXES, TARGET
 from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import FAMILIES, DeclaredProblem
 from tlmatrix.spec.oracles import oracle_faults
@@ -251,7 +251,8 @@ def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     for key, cases in (("cases", spec.extra), ("regressions", regressions)):
         seen: set[str] = set()
         for index, values in enumerate(cases):
-            yield from _unknown_axes(values, axes, (key, index))
+            own = [name for name in values if name not in OPTIONAL_AXES]
+            yield from _unknown_axes(own, axes, (key, index))
             if canonical(values) in seen:
                 yield Fault((key, index), f"the case {show(values)} is here twice")
             seen.add(canonical(values))
@@ -284,6 +285,11 @@ def _fuzz_faults(spec: Spec, fuzz: Fuzz, written: Written) -> Iterator[Fault]:
     if whole and axes and "seqlens" not in axes and "seqlens" in fuzz.model_fields_set:
         message = "the spec has no axis 'seqlens', so there are no packed lengths to draw"
         yield Fault(("fuzz", "seqlens"), message, at_key=True)
+    if not fuzz.seqlens.sequences.low:
+        yield Fault(("fuzz", "seqlens", "sequences"), "a batch has at least 1 sequence, not 0")
+    for index, name in enumerate(fuzz.storage):
+        if name in fuzz.storage[:index]:
+            yield Fault(("fuzz", "storage", index), f"the storage {name!r} is here twice")
     yield from _unknown_axes(fuzz.axes, axes, ("fuzz", "axes"))
     for axis, drawn in fuzz.axes.items():
         path = ("fuzz", "axes", axis)

@@ -21,6 +21,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.draw.domains import Domain, domain_of
+from tlmatrix.fuzz.draw.extras import Extras, extras_of
 from tlmatrix.fuzz.draw.lengths import Lengths, lengths_of
 from tlmatrix.matrix import expand
 from tlmatrix.matrix.space import UNBOUND, Space
@@ -77,8 +78,9 @@ class Ground:
     """All that drawing needs to know of a spec and a tier.
 
     `fixed` are the axes of a configuration and `free` those drawn anew, each with its domain;
-    `lengths` is None where the spec packs no sequences, or a rule speaks of them. `space` holds the
-    axes that rules name, over the values of their domains.
+    `extras` are axes that the spec does not have. `lengths` is None where the spec packs no
+    sequences, or a rule speaks of them. `space` holds the axes that rules name, over the values of
+    their domains.
     """
 
     spec: Spec
@@ -88,6 +90,7 @@ class Ground:
     free: Mapping[str, Domain]
     lengths: Lengths | None
     space: Space
+    extras: Extras
 
     @property
     def domains(self) -> dict[str, Domain]:
@@ -124,7 +127,8 @@ def ground_of(
     found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in some)
     configurations = tuple(each for each in among or found if _possible(each, fixed, space))
     lengths = lengths_of(fuzz.seqlens, tiles.of("q"), tiles.of("k")) if drawn_lengths else None
-    return Ground(spec, tier, configurations, fixed, free, lengths, space)
+    extras = extras_of(spec, fuzz, family, lengths)
+    return Ground(spec, tier, configurations, fixed, free, lengths, space, extras)
 
 
 def _draws_lengths(spec: Spec, fuzz: Fuzz) -> bool:

@@ -57,6 +57,10 @@ class Lengths:
     profiles: tuple[Profile, ...]
     fixed: int | None = None
 
+    def longest(self, side: int) -> int:
+        """The longest that a sequence can be, in queries (0) or keys (1)."""
+        return self.whole.high if side else self.queries[0].high
+
 
 def lengths_of(fuzz: FuzzLengths, tiles_q: Sequence[int], tiles_k: Sequence[int]) -> Lengths:
     """The tables that `fuzz.seqlens` makes, with the edges of the kernel's tiles."""

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
+from tlmatrix.fuzz.draw.extras import EXCESS, SIDES, Extras
 from tlmatrix.fuzz.draw.lengths import Lengths, Profile, batch_value, key_span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.space import UNBOUND
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -68,7 +69,33 @@ def _cases(
         if name in ground.space.axes:
             value = _allowed(ground.space, row, name, value, domain.places[canonical(value)])
         values[name] = value
+    values |= _extras(draw, ground.extras, values, batch)
     return Case(ground.spec.name, values, "fuzz")
+
+
+def _extras(
+    draw: DrawFn, extras: Extras, values: Mapping[str, Value], batch: Batch
+) -> dict[str, Value]:
+    """Optional axes that are not left out, and those that must be as large as the lengths."""
+    made: dict[str, Value] = {}
+    for axis in extras.raised:
+        value = values[axis]
+        if isinstance(value, int):
+            made[axis] = max(value, _longest(batch, axis))
+    for axis in extras.larger:
+        span = EXCESS[draw(_whole(0, len(EXCESS) - 1))]
+        excess = draw(_whole(span.low, span.high))
+        if excess:
+            made[axis] = _longest(batch, axis) + excess
+    for axis, choices in (("storage", extras.storage), ("values", extras.values)):
+        if choices:
+            chosen = choices[draw(_whole(0, len(choices) - 1))]
+            made |= {} if chosen is None else {axis: chosen}
+    return made
+
+
+def _longest(batch: Batch, axis: str) -> int:
+    return max(pair[SIDES[axis]] for pair in batch)
 
 
 class _Configurations:

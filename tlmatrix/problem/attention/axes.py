@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.attention.sinks import explain_sink, sink_named
 from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import explain_dtype
 from tlmatrix.words import nearest
 
@@ -44,7 +45,7 @@ AXES = frozenset(
     {
         "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens", "head_dim",
         "head_dim_v", "causal", "window", "sink", "sink_dtype", "scale", "layout", "dtype",
-        "max_seqlen_q", "max_seqlen_k", "values", "page_size", "padding",
+        "max_seqlen_q", "max_seqlen_k", "values", "page_size", "padding", "storage",
     }
 )  # fmt: skip
 """Axes the family reads; an entry may take any others."""
@@ -52,7 +53,7 @@ AXES = frozenset(
 DATA_AXES = frozenset(
     {
         "batch", "seqlen_q", "seqlen_k", "seqlens", "scale", "max_seqlen_q", "max_seqlen_k",
-        "values", "padding",
+        "values", "padding", "storage",
     }
 )  # fmt: skip
 """Axes that are data for a kernel with symbolic lengths, so that they share a compiled one."""
@@ -323,6 +324,8 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
             return explain_dtype(value, floating=True)
         case "values":
             return explain_distribution(value)
+        case "storage":
+            return explain_storage(value)
         case "layout":
             known = isinstance(value, str) and value in LAYOUTS
             return None if known else f"unknown layout {value!r}{nearest(value, LAYOUTS)}"

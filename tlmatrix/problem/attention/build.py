@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.problem.attention.axes import STORED_TENSORS
 from tlmatrix.problem.attention.form import Form
 from tlmatrix.problem.attention.inputs import draw_operands
 from tlmatrix.problem.attention.padded import between_padded, packed
@@ -16,6 +17,7 @@ from tlmatrix.problem.attention.stored import Store
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.distributions import choose
 from tlmatrix.problem.model import Cost, Problem, TensorInfo
+from tlmatrix.problem.storage import flattened, laid_out
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ class Attention:
         if operands.sink is not None:
             inputs["sink"] = operands.sink
         inputs |= form.starts
+        inputs = self._laid_out(inputs)
         names = {**form.names, **inputs, **self._saved(), "values": self.distribution}
         gradients = {"dq": "q", "dk": "k", "dv": "v"} if form.differentiable else {}
         if gradients and operands.sink is not None:
@@ -135,6 +138,14 @@ class Attention:
             cost=lambda: cost(form.setting, backward=bool(gradients)),
             with_inputs=self._with_inputs,
         )
+
+    def _laid_out(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The inputs as the axis `storage` has them; what stores keys is contiguous everywhere."""
+        storage = self.frame.values.get("storage")
+        if storage is None:
+            return inputs
+        free = {name: inputs[name] for name in inputs.keys() - STORED_TENSORS}
+        return inputs | laid_out(storage, free, cotangents=("do",))
 
     def _results(self, tensors: Tensors) -> Tensors:
         """Results of the packed sequences as the entry gives them."""
@@ -229,4 +240,6 @@ def attention_case(frame: Frame, setting: Setting) -> Attention:
     """The case with tensors drawn from its seed."""
     distribution = choose(frame.values.get("values"), frame.seed)
     operands = draw_operands(setting, distribution, frame.seed, frame.device)
+    if operands.do is not None:
+        operands = replace(operands, do=flattened(frame.values.get("storage"), operands.do))
     return Attention(Form(frame, setting), operands, distribution)

@@ -9,6 +9,7 @@ from tlmatrix.problem.attention.lint import lint
 from tlmatrix.problem.attention.names import PROPERTIES
 from tlmatrix.problem.attention.sinks import sink_named
 from tlmatrix.problem.frame import Frame, compile_key
+from tlmatrix.spec.fields import OPTIONAL_AXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ class AttentionFamily:
     """Attention, dense or packed, forward and backward."""
 
     axes = AXES
+    optional = frozenset(OPTIONAL_AXES)
     properties = PROPERTIES
 
     def lint(self, spec: Spec) -> Iterable[Issue]:

@@ -17,6 +17,7 @@ from tlmatrix.problem.distributions import choose, draw, generator
 from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.relate import repeated
+from tlmatrix.problem.storage import flattened, laid_out
 from tlmatrix.spec.dtypes import DTYPES, torch_dtype
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.models import OutputDecl
@@ -197,13 +198,14 @@ class Declared:
 
     @cached_property
     def cotangents(self) -> dict[str, torch.Tensor]:
-        """By output: normal noise in the output's dtype."""
-        source = generator(self.seed ^ 0xC07A)
-        return {
+        """By output: normal noise in the output's dtype, or what its storage can hold."""
+        source, storage = generator(self.seed ^ 0xC07A), self.frame.values.get("storage")
+        drawn = {
             name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.frame.device)
             for name, result in self._results.items()
             if result.requires_grad
         }
+        return {name: flattened(storage, tensor) for name, tensor in drawn.items()}
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._dtype(name, self._results[name].dtype)
@@ -282,18 +284,21 @@ class Declared:
     def problem(self) -> Problem:
         """The problem; a reference runs once now, for it alone knows the outputs' shapes."""
         frame, differentiable = self.frame, self.differentiable
+        storage = frame.values.get("storage")
         cotangents = self.cotangents if differentiable else {}
+        cotangents = laid_out(storage, cotangents, cotangents)
+        inputs = laid_out(storage, self.inputs)
         names: dict[str, Any] = {
             name: frame.dtype(str(value)) if name in self._dtype_axes else value
             for name, value in frame.values.items()
         }
         names |= {"device": frame.device, "values": self.distribution}
-        names |= {f"d{name}": tensor for name, tensor in cotangents.items()} | self.inputs
+        names |= {f"d{name}": tensor for name, tensor in cotangents.items()} | inputs
         by_autograd = frame.spec.factory is None
         return Problem(
             values=frame.values,
             names=names,
-            inputs=self.inputs,
+            inputs=inputs,
             outputs=self.infos,
             returns=self.declaration.output_names,
             cotangents=cotangents if by_autograd else {},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import Frame, compile_key, places
 from tlmatrix.problem.naming import lint_arguments
+from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import DTYPES
 from tlmatrix.spec.models import DeclaredProblem
 
@@ -26,6 +27,8 @@ __all__ = ["DeclaredFamily"]
 class DeclaredFamily:
     """Inputs by shape and dtype, outputs by name, a reference in PyTorch."""
 
+    optional = frozenset({"values", "storage"})
+
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`; names and dtypes are checked when a spec is read."""
         return list(_lint(spec))
@@ -33,7 +36,7 @@ class DeclaredFamily:
     def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
         """See `Family.compile_key`; of an entry it is not known which axes are only data."""
         kept = tuple(sorted({decl.dtype[1:] for decl in declared(spec).inputs.values()}))
-        return compile_key(spec, values, values, data=frozenset({"values"}), kept=kept)
+        return compile_key(spec, values, values, data=self.optional, kept=kept)
 
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
@@ -55,10 +58,14 @@ def declared(spec: Spec) -> DeclaredProblem:
     return spec.problem
 
 
+_OPTIONAL = {"values": explain_distribution, "storage": explain_storage}
+
+
 def _lint(spec: Spec) -> Iterator[Issue]:
     for path, axis, value in places(spec):
-        if axis == "values" and (reason := explain_distribution(value)):
-            yield spec.issue(path, f"values: {reason}")
+        explain = _OPTIONAL.get(axis)
+        if explain is not None and (reason := explain(value)):
+            yield spec.issue(path, f"{axis}: {reason}")
     problem = declared(spec)
     cotangents = {f"d{name}" for name in problem.output_names}
     tensors = {*problem.inputs, *problem.tensors, *cotangents}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import places
 from tlmatrix.problem.naming import lint_arguments, lint_results
+from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import dtype_named, explain_dtype
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["AXES", "DATA_AXES", "GemmSetting", "lint"]
+__all__ = ["AXES", "DATA_AXES", "OPTIONAL", "GemmSetting", "lint"]
 
-DATA_AXES = frozenset({"m", "n", "k", "values"})
+DATA_AXES = frozenset({"m", "n", "k", "values", "storage"})
 _SIZES = ("m", "n", "k")
 _FLAGS = ("transpose_a", "transpose_b", "accumulate", "scaled")
 _OPERANDS = ("a_dtype", "b_dtype")
 _DTYPES = ("dtype", *_OPERANDS, "out_dtype")
-AXES = frozenset({*_SIZES, *_FLAGS, *_DTYPES, "values"})
+OPTIONAL = frozenset({"values", "storage"})
+AXES = frozenset({*_SIZES, *_FLAGS, *_DTYPES, *OPTIONAL})
 """Axes the family reads; an entry may take any others."""
 
 _NO_DTYPE = "gemm needs the axis dtype, or both a_dtype and b_dtype"
@@ -103,6 +105,8 @@ def _explain(axis: str, value: Value) -> str | None:
         return None if isinstance(value, bool) else f"{value!r} is not true or false"
     if axis == "dtype" or (axis in _DTYPES and value not in (None, "same")):
         return explain_dtype(value)
+    if axis == "storage":
+        return explain_storage(value)
     return explain_distribution(value) if axis == "values" else None
 
 

@@ -13,6 +13,7 @@ from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, Relation, TensorInfo
 from tlmatrix.problem.poison import huge
 from tlmatrix.problem.relate import chooser, permutation, repeated, untouched
+from tlmatrix.problem.storage import laid_out
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Gemm:
             for name, tensor in (("c", self.c), ("scale", self.scale))
             if tensor is not None
         }
+        inputs = laid_out(frame.values.get("storage"), inputs)
         names = {**frame.values, **setting.names(), "device": frame.device, **inputs}
         names["values"] = self.distribution
         for name in ("dtype", "a_dtype", "b_dtype", "out_dtype"):

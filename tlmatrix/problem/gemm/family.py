@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.frame import Frame, compile_key
-from tlmatrix.problem.gemm.axes import AXES, DATA_AXES, GemmSetting, lint
+from tlmatrix.problem.gemm.axes import AXES, DATA_AXES, OPTIONAL, GemmSetting, lint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,6 +24,8 @@ class GemmFamily:
     """Matrix products."""
 
     axes = AXES
+    optional = OPTIONAL
+    cotangents = False
     properties = ("rows_permuted", "transposed", "scale_doubled")
 
     def lint(self, spec: Spec) -> Iterable[Issue]:

@@ -1,0 +1,195 @@
+"""The axis `storage` moves inputs in memory and changes nothing else."""
+
+import pytest
+import torch
+from declared_references import rms_norm
+from problem_cases import CPU, dense, make_problem, make_spec, packed
+
+from tlmatrix.check.memory import ALIGNMENT, guarded
+from tlmatrix.problem import family_for
+from tlmatrix.problem.optional import lint_optional
+from tlmatrix.spec.fields import STORAGES
+
+NORM = {
+    "inputs": {
+        "x": {"shape": ["rows", 8], "dtype": "$dtype", "grad": True},
+        "w": {"shape": [8], "dtype": "$dtype", "grad": True},
+    },
+    "outputs": ["y"],
+    "reference": "declared_references:rms_norm",
+}
+
+
+def gemm(**values):
+    axes = {"dtype": "float16", "m": 5, "n": 8, "k": 16, **values}
+    spec = make_spec("gemm", axes={axis: [value] for axis, value in axes.items()})
+    return family_for(spec).problem(spec, axes, seed=1, device=CPU)
+
+
+PROBLEMS = {
+    "packed attention": lambda **axes: make_problem(packed([3, 0, 5], groups=2, **axes)),
+    "dense attention": lambda **axes: make_problem(dense(4, 7, batch=2, **axes)),
+    "padded attention": lambda **axes: make_problem(
+        packed([3, 0, 5], layout="padded", padding="holes", **axes)
+    ),
+    "gemm": gemm,
+    "gemm with float8": lambda **axes: gemm(dtype="float8_e4m3fn", out_dtype="float32", **axes),
+    "gemm of integers": lambda **axes: gemm(dtype="int8", out_dtype="int32", **axes),
+}
+
+
+def same(left, right):
+    """Whether values are equal, NaN (in padding) to NaN."""
+    return torch.equal(*(each.detach().double().nan_to_num(nan=-1e9) for each in (left, right)))
+
+
+@pytest.mark.parametrize("storage", [name for name in STORAGES if name != "expanded"])
+@pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
+def test_inputs_and_references_keep_their_values(make, storage):
+    usual, moved = make(values="normal"), make(values="normal", storage=storage)
+    assert moved.inputs.keys() == usual.inputs.keys()
+    for name, tensor in usual.inputs.items():
+        assert tensor.is_contiguous()
+        assert moved.inputs[name].dtype == tensor.dtype
+        assert same(moved.inputs[name], tensor)
+        assert moved.names[name] is moved.inputs[name]
+    for name, tensor in usual.reference().items():
+        assert same(moved.reference()[name], tensor)
+
+
+def test_where_inputs_lie():
+    def at(storage):
+        return make_problem(dense(4, 7, batch=2, storage=storage)).inputs
+
+    q = at("offset")["q"]
+    assert q.is_contiguous()
+    assert q.data_ptr() % 16 == 2
+    q = at("sliced")["q"]
+    assert q.stride() == (4 * 11, 11, 11, 1)
+    assert q.storage_offset() == 1
+    q = at("transposed")["q"]
+    assert q.stride() == (1, 2, 8, 8)
+    q = at("ones")["q"]
+    assert q.shape[2] == 1
+    assert q.stride() == (32, 8, 3, 1)
+    assert q.is_contiguous()
+
+
+def test_only_cotangents_are_expanded_and_the_reference_knows():
+    sizes = {"batch": 2, "groups": 2}
+    problem = make_problem(dense(4, 7, storage="expanded", **sizes))
+    assert problem.inputs["q"].is_contiguous()
+    do = problem.cotangents["out"]
+    assert do is problem.inputs["do"]
+    assert set(do.stride()) == {0}
+    assert bool((do == 1).all())
+    assert not same(problem.reference()["dq"], make_problem(dense(4, 7, **sizes)).reference()["dq"])
+
+
+def test_a_declared_problem_moves_inputs_and_expands_cotangents():
+    axes = {"dtype": ["float32"], "rows": [4]}
+    spec = make_spec(NORM, entry="declared_references:rms_norm", axes=axes)
+    values = {"dtype": "float32", "rows": 4}
+
+    def problem(storage):
+        return family_for(spec).problem(spec, {**values, "storage": storage}, seed=1, device=CPU)
+
+    moved = problem("transposed")
+    assert moved.inputs["x"].stride() == (1, 4)
+    assert same(moved.inputs["x"], problem(None).inputs["x"])
+    expanded = problem("expanded")
+    assert set(expanded.cotangents["y"].stride()) == {0}
+    x = expanded.inputs["x"].double().requires_grad_()
+    (dx,) = torch.autograd.grad(rms_norm(x, expanded.inputs["w"].double()).sum(), x)
+    assert torch.allclose(expanded.reference()["dx"], dx)
+
+
+def test_relations_move_the_inputs_of_their_problems_too():
+    problem = make_problem(packed([3, 4], storage="sliced"))
+    (relation, *_) = problem.relations("isolation")
+    assert relation.problems[0].inputs["k"].storage_offset() == 1
+
+
+def test_a_cache_stays_contiguous():
+    values = packed(1, [3, 4], layout="cache", storage="sliced")
+    problem = make_problem({**values, "seqlens": {"q": 1, "k": [3, 4]}})
+    assert problem.inputs["k_cache"].is_contiguous()
+    assert not problem.inputs["q"].is_contiguous()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_guards_keep_where_inputs_lie(storage):
+    problem = make_problem(dense(4, 7, batch=2, storage=storage))
+    with guarded(problem) as (inside, guards):
+        pass
+    assert guards.findings({}) == []
+    for name, tensor in problem.inputs.items():
+        moved = inside.inputs[name]
+        assert moved.stride() == tensor.stride()
+        offset = tensor.storage_offset() * tensor.element_size()
+        assert moved.data_ptr() % ALIGNMENT == offset
+        assert same(moved, tensor)
+
+
+def test_guards_see_a_change_before_and_between_the_elements_of_an_input():
+    for place, told in ((0, -1), (9, 8)):
+        problem = make_problem(dense(4, 7, storage="sliced"))
+        with guarded(problem) as (inside, guards):
+            memory = inside.inputs["q"].as_strided((40,), (1,), 0)
+            memory[place] = 0.5
+        (finding,) = guards.findings({})
+        assert (finding.tensor, finding.index) == ("q", {"offset": told})
+        assert finding.got == 0.5
+        assert finding.expected == 32
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"extra": [{"storage": "slized"}]}, "storage: unknown storage 'slized'; did you mean"),
+        ({"regressions": [{"values": "odd"}]}, "values: unknown distribution 'odd'"),
+        ({"regressions": [{"max_seqlen_q": -1}]}, "max_seqlen_q: -1 is not none or an integer"),
+    ],
+)
+def test_a_written_case_with_a_bad_optional_axis_is_an_error(fields, message):
+    axes = {axis: [value] for axis, value in packed([3]).items()}
+    aliases = {"extra": "cases"}
+    spec = make_spec(axes=axes, **{aliases.get(key, key): value for key, value in fields.items()})
+    (issue,) = family_for(spec).lint(spec)
+    assert issue.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("problem", "axes", "fields", "message"),
+    [
+        (
+            "gemm",
+            {"dtype": ["float16"], "m": [1], "n": [8], "k": [8]},
+            {"cases": [{"max_seqlen_q": 3}]},
+            "neither the spec nor its problem has the axis 'max_seqlen_q'",
+        ),
+        (
+            "gemm",
+            {"dtype": ["float16"], "m": [1], "n": [8], "k": [8]},
+            {"fuzz": {"storage": ["sliced", "expanded"]}},
+            "the problem has no cotangents, which alone can be 'expanded'",
+        ),
+        (
+            "attention",
+            {axis: [value] for axis, value in packed([3]).items()},
+            {"fuzz": {"storage": ["expanded"]}, "checks": ["numeric"]},
+            "without the check 'gradients' there are no cotangents to be 'expanded'",
+        ),
+        (
+            "declared_references:Bare",
+            {"rows": [1]},
+            {"fuzz": {"storage": ["sliced"]}, "regressions": [{"rows": 1}]},
+            "the problem lays out its inputs itself, so 'sliced' says nothing",
+        ),
+    ],
+)
+def test_optional_axes_that_the_problem_does_not_read_are_errors(problem, axes, fields, message):
+    spec = make_spec(problem, axes=axes, **fields)
+    family = object() if ":" in problem else family_for(spec)
+    (issue,) = lint_optional(spec, family)
+    assert issue.message.startswith(message)
