@@ -159,7 +159,7 @@ def atomic_add_layout(
 
 
 def _ready(x: torch.Tensor) -> torch.Tensor:
-    """x as the kernel takes it: contiguous, and aligned for loads of several elements."""
+    """The input as the kernel takes it: contiguous, and aligned for loads of several elements."""
     x = x.contiguous()
     return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 

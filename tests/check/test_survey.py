@@ -11,7 +11,7 @@ from tlmatrix.check.excerpt import excerpt
 from tlmatrix.check.regions import Regions
 from tlmatrix.check.survey import Measured, survey
 from tlmatrix.check.tolerance import Yardstick, limits
-from tlmatrix.problem.model import Dim
+from tlmatrix.problem.model import Dim, TensorInfo
 from tlmatrix.spec.models import Tolerance
 
 CPU = torch.device("cpu")
@@ -110,3 +110,12 @@ def test_some_regions_alone_have_the_limits_that_they_have_in_the_whole(name):
     assert torch.allclose(
         alone.region.flatten()[numbers], whole.region.flatten()[numbers], rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("name", ["one row", "a scalar"])
+def test_a_tensor_that_is_one_region_is_an_excerpt_of_itself(name):
+    made = measured(name, SHAPES[name])
+    info = TensorInfo("y", SHAPES[name], torch.float16, 2.0**-11, made.reference.abs)
+    part = excerpt(info, made.regions, np.ones(1, dtype=bool))
+    assert torch.equal(part.of(made.got).flatten(), made.got.flatten())
+    assert torch.equal(part.info.magnitude().flatten(), made.reference.abs().flatten())

@@ -58,6 +58,7 @@ def excerpt(info: TensorInfo, regions: Regions, chosen: np.ndarray) -> Excerpt:
         spread=part("spread"),
         exponent=part("exponent"),
     )
-    place = np.unravel_index(rows, leading)
+    # A tensor that is one region has no leading dimension to number its rows by.
+    place = np.unravel_index(rows, leading) if leading else ()
     found = Excerpt(own, own.shape, tuple(map(torch.from_numpy, place)))
     return found
