@@ -43,7 +43,7 @@ def test_stored_timings_read_as_the_document_shows(tmp_path, env):
 
 
 def test_own_problems_judge_and_lint(tmp_path, env):
-    assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 2
+    assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 4
 
 
 def test_regressions_are_replayed_and_retired(tmp_path, env):
