@@ -175,8 +175,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(state.project.timeout))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Cases are known: without workers the run begins, a worker says what belongs together."""
+    """Cases are known: without workers the run begins, a worker says what belongs together.
+
+    It says so before pytest-xdist tells the controller that it has collected, which then asks.
+    """
     from tlmatrix.plugin.state import state_of
 
     cases = _cases(session.items)

@@ -42,7 +42,7 @@ class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
 
     def schedule(self) -> None:
         """Hand out work; the first time, this is when groups are known."""
-        if not self._groups:
+        if self.collection is None:
             self._groups = self._read_groups()
         super().schedule()
 
