@@ -166,6 +166,15 @@ def test_every_value_reads_back_as_it_was(file):
     assert [repr(case.values["b"]) for case in found] == [repr(case.values["b"]) for case in cases]
 
 
+def test_a_drawn_case_with_axes_that_the_spec_does_not_have_is_kept_whole(file):
+    drawn = Case("tried", {**FIRST.values, "storage": "sliced", "values": "ramp"}, "fuzz")
+    path = file("regressions: []\n")
+    assert save(path, [drawn]) == (drawn,)
+    assert text(path).endswith("  - {a: 1, b: x, storage: sliced, values: ramp}\n")
+    assert regressions(path) == [drawn]
+    assert save(path, [drawn]) == ()
+
+
 def test_what_is_known_of_a_failure_stands_beside_its_case(file):
     path = file("regressions: []\n")
     save(

@@ -1,15 +1,18 @@
 """Several ways to the same results must agree; a finding names both sides and who is wrong."""
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
 
 from tlmatrix.backend import backend_named
+from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.run import Status
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner, run_case
-from tlmatrix.spec import SpecError, parse_spec
+from tlmatrix.spec import SpecError, load_spec, parse_spec
+from tlmatrix.spec.models import Agreement
 
 HERE = Path(__file__).parent
 PRODUCT = """
@@ -208,9 +211,23 @@ def test_in_turn_an_agreement_costs_one_further_run():
     assert result.relations == ("variant=chunks",)
 
 
+def test_another_backend_runs_the_same_case_beside_this_one():
+    """Where there is no GPU: the interpreter under the name of one, beside itself."""
+    spec = made(STAGES, "[{backend: interpreter, compile: {num_stages: 3}}]")
+    here = replace(InterpreterBackend(), name="cuda", arch="sm_90")
+    result = Runner(here).run(spec, next(iter(plan(spec).expansion)))
+    words = "num_stages=3 and the backend interpreter: y: "
+    assert result.findings[0].title.startswith(words)
+    assert result.findings[0].title.endswith("against num_stages=0 and the backend cuda")
+    same = made(STAGES, "[{backend: interpreter, exact: true}]")
+    result = Runner(here).run(same, next(iter(plan(same).expansion)))
+    assert (result.status, result.findings) == (Status.PASSED, ())
+    assert result.phases["agreement"] > 0
+
+
 @pytest.mark.cuda
 def test_a_kernel_gives_on_the_gpu_what_it_gives_interpreted():
-    spec = made(STAGES, "[{backend: interpreter}]", checks="agreement")
+    spec = made(STAGES, "[{backend: interpreter}]")
     for case in plan(spec).expansion:
         result = run_case(spec, case, "cuda")
         assert result.status is Status.PASSED, result.findings
@@ -218,4 +235,15 @@ def test_a_kernel_gives_on_the_gpu_what_it_gives_interpreted():
     wrong = made(STAGES, "[{backend: interpreter, compile: {num_stages: 3}}]")
     result = run_case(wrong, next(iter(plan(wrong).expansion)), "cuda")
     assert result.findings[0].title.startswith("num_stages=3 and the backend interpreter: y: ")
-    assert torch.cuda.is_available()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["gqa_varlen", "sink_varlen", "decode_paged", "gemm", "rms_norm"])
+def test_our_kernels_give_on_the_gpu_what_they_give_interpreted(name):
+    spec = load_spec(HERE.parents[1] / "specs" / f"{name}.yaml")
+    both = {"agree": (Agreement(backend="interpreter"),), "checks": ("numeric", "agreement")}
+    spec = spec.model_copy(update=both)
+    for case in islice(plan(spec).expansion, 6):
+        result = run_case(spec, case, "cuda")
+        assert result.status is Status.PASSED, (case.id, result.findings)
+        assert result.phases["agreement"] > 0
