@@ -4,6 +4,7 @@ import math
 import stat
 from datetime import date
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -322,3 +323,34 @@ def test_a_regression_with_a_seed_has_the_data_of_the_run_that_found_it():
     found = Case("tried", FIRST.values, "regression", run_seed=7)
     assert case_seed(found) == case_seed(FIRST, 7) != case_seed(FIRST)
     assert case_seed(found, 8) == case_seed(FIRST, 8)  # A run with a seed of its own uses that.
+
+
+@pytest.mark.parametrize("name", ["gqa_varlen", "sink_dense", "gemm_mixed", "rms_norm"])
+def test_a_case_comes_into_a_spec_of_ours_and_goes_again(tmp_path, name):
+    before = (Path(__file__).parents[2] / "specs" / f"{name}.yaml").read_text()
+    path = tmp_path / "ours.yaml"
+    path.write_text(before)
+    spec = load_spec(path)
+    tier, new = expand(spec, "quick"), []
+    for case in tier:
+        if case.origin == "tier":
+            new.append(Case(spec.name, {**case.values, "values": "ramp"}))
+        if len(new) == 2:
+            break
+    save(path, new)
+    assert regressions(path) == new
+
+    def others(written):
+        """Lines but for the list of regressions, and what stands between parts."""
+        return [
+            line
+            for line in written.splitlines()
+            if line and "values: ramp" not in line and not line.startswith(("regr", "retired"))
+        ]
+
+    assert others(text(path)) == others(before)
+    for case in new:
+        retire(path, case.id, "only tried")
+    assert load_spec(path).regressions == ()
+    assert [each.case for each in load_spec(path).retired] == [dict(case.values) for case in new]
+    assert others(text(path)) == others(before)
