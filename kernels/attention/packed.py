@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 
-def _rows(cu_seqlens, sequence):
+def _rows(cu_seqlens, sequence, total):
     start = cu_seqlens[sequence]
-    return Rows("thd", sequence, start, cu_seqlens[sequence + 1] - start)
+    return Rows("thd", sequence, start, cu_seqlens[sequence + 1] - start, total)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _forward(
         tile, head = tile_and_head(of.causal, first, second)
         query, queries, keys = query_tile(
             of.causal, tile, tiles.queries,
-            _rows(cu_seqlens_q, sequence), _rows(cu_seqlens_k, sequence),
+            _rows(cu_seqlens_q, sequence, q.shape[0]), _rows(cu_seqlens_k, sequence, k.shape[0]),
         )  # fmt: skip
         mask = Mask(of.causal, of.windowed, queries.length, keys.length, window)
         origin = origin_of(head, scale)
@@ -167,7 +167,7 @@ def prepare(dtype, head_dim_v, rows, threads):
             head,
             sequence,
         ):
-            queries = _rows(cu_seqlens_q, sequence)
+            queries = _rows(cu_seqlens_q, sequence, total_q)
             if tile * rows < queries.padded_length:
                 bwd.prepare_block(
                     out, do, lse, row_lse, row_delta, queries, tile * rows, head, rows, head_dim_v
@@ -209,8 +209,8 @@ def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tile
         ):
             tile, head = tile_and_head(causal, first, second)
             key = tile * tiles.keys
-            queries = _rows(cu_seqlens_q, sequence)
-            keys = _rows(cu_seqlens_k, sequence)
+            queries = _rows(cu_seqlens_q, sequence, total_q)
+            keys = _rows(cu_seqlens_k, sequence, total_k)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             gradients = bwd.KeyGradients(dk_sum, dv_sum, dq=dq_sum)
             if mask.seen_by_queries(key, tiles.keys, tiles.queries):
@@ -260,8 +260,8 @@ def key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, strateg
             tile, block_head = tile_and_head(causal, first, second)
             head = block_head * walked
             key = tile * tiles.keys
-            queries = _rows(cu_seqlens_q, sequence)
-            keys = _rows(cu_seqlens_k, sequence)
+            queries = _rows(cu_seqlens_q, sequence, total_q)
+            keys = _rows(cu_seqlens_k, sequence, total_k)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             gradients = bwd.KeyGradients(dk_parts, dv_parts, part=head % parts, heads=walked)
             if mask.seen_by_queries(key, tiles.keys, tiles.queries):
@@ -308,7 +308,7 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
             tile, head = tile_and_head(causal, first, second)
             query, queries, keys = query_tile(
                 causal, tile, tiles.queries,
-                _rows(cu_seqlens_q, sequence), _rows(cu_seqlens_k, sequence),
+                _rows(cu_seqlens_q, sequence, total_q), _rows(cu_seqlens_k, sequence, total_k),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             if mask.sees_keys(query, tiles.queries, tiles.keys):
@@ -356,8 +356,8 @@ def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, t
         ):
             tile, kv_head = tile_and_head(causal, first, second)
             key = tile * tiles.keys
-            queries = _rows(cu_seqlens_q, sequence)
-            keys = _rows(cu_seqlens_k, sequence)
+            queries = _rows(cu_seqlens_q, sequence, total_q)
+            keys = _rows(cu_seqlens_k, sequence, total_k)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, reordered=True, part=0, heads=groups)
             if mask.seen_by_queries(key, tiles.keys, tiles.queries):
@@ -387,7 +387,7 @@ def restore(dtype, head_dim):
         with T.Kernel(
             T.ceildiv(max_seqlen_q, PADDING), heads, bounds - 1, threads=RESTORE_THREADS
         ) as (tile, head, sequence):
-            queries = _rows(cu_seqlens_q, sequence)
+            queries = _rows(cu_seqlens_q, sequence, total_q)
             if tile * PADDING < queries.length:
                 restore_block(dq_sum, dq, queries, head, tile * PADDING, scale, head_dim)
 

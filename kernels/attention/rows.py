@@ -63,14 +63,15 @@ class Rows:
     """The rows of one sequence in the global tensors of one layout.
 
     ``sequence`` is the batch index, ``start`` the packed row at which the sequence begins (0 in
-    a dense layout) and ``length`` its number of rows. ``shortened`` if the tensor has rows past
-    them that are the sequence's, but not this block's.
+    a dense layout) and ``length`` its number of rows; ``total`` are the rows of a packed tensor.
+    ``shortened`` if the tensor has rows past them that are the sequence's, but not this block's.
     """
 
     layout: str
     sequence: object
     start: object
     length: object
+    total: object = None
     shortened: bool = False
 
     def without(self, rows):
@@ -146,4 +147,9 @@ def bound(rows):
     """
     start = rows.start
     length = rows.length
+    if rows.layout == "thd":
+        # The operator has checked cu_seqlens. Told so, the compiler leaves out a test of each row
+        # against either end of the tensor, and so registers: without it kernels spill.
+        T.assume(start >= 0)
+        T.assume(start + length <= rows.total)
     return replace(rows, start=start, length=length)

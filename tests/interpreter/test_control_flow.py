@@ -5,6 +5,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tlmatrix.interpreter import InterpreterError
+
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -300,3 +302,52 @@ def test_a_binding_keeps_the_value_a_variable_had():
         return main
 
     assert fibonacci()().tolist() == [0, 1, 1, 2, 3, 5, 8, 13, 21, 34]
+
+
+def test_an_assumption_that_does_not_hold_is_an_error_that_quotes_it():
+    """A compiler drops guards on the strength of it, so false it may do anything on a GPU."""
+
+    @tilelang.jit(out_idx=[-1])
+    def assuming():
+        @T.prim_func
+        def main(starts: T.Tensor((2,), "int32"), Y: T.Tensor((64,), "int32")):
+            with T.Kernel(1, threads=64):
+                start = starts[0]
+                T.assume(start >= 0)
+                T.assume(start + 4 <= starts[1])
+                for i in T.Parallel(64):
+                    Y[i] = start + i
+
+        return main
+
+    kernel = assuming()
+    assert kernel(torch.tensor([2, 6], dtype=torch.int32))[0] == 2
+    with pytest.raises(InterpreterError, match=r"T.assume\(.*0.*\) does not hold"):
+        kernel(torch.tensor([-1, 6], dtype=torch.int32))
+    with pytest.raises(InterpreterError, match=r"T.assume\(start \+ 4 <= starts\[1\]\)"):
+        kernel(torch.tensor([3, 6], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("limit", "holds"), [(8, True), (9, False)])
+def test_assertions_and_assumptions_are_of_the_lanes_that_get_there(limit, holds):
+    @tilelang.jit(out_idx=[-1])
+    def asserting():
+        @T.prim_func
+        def main(limit: T.int32, Y: T.Tensor((64,), "int32")):
+            with T.Kernel(1, threads=64):
+                for i in T.Parallel(64):
+                    if i < limit:
+                        T.assume(i < 8)
+                        T.device_assert(i < 8)
+                        Y[i] = i
+                    else:
+                        Y[i] = 0
+
+        return main
+
+    kernel = asserting()
+    if holds:
+        assert kernel(limit).sum() == 28
+    else:
+        with pytest.raises(InterpreterError, match="does not hold"):
+            kernel(limit)

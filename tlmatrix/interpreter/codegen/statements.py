@@ -30,7 +30,6 @@ _IGNORED_CALLS = frozenset(
         "tl.sync_warp",
         "tl.pdl_trigger",
         "tl.pdl_sync",
-        "tirx.assume",
         "tl.no_set_max_nreg",
         "tl.set_max_nreg",
         "tl.annotate_producer_reg_dealloc",
@@ -259,15 +258,25 @@ class StatementMixin(BlockMixin):
             self._store(self.buffer(load.buffer), list(load.indices), call.args[1])
             return
         if name in ("tl.device_assert", "tl.device_assert_with_msg"):
-            test = self.expr(call.args[0])
-            code = test.code if test.scalar else f"{test.code}.all()"
-            with self.w.block(f"if not {code}"):
-                self.w.line("raise AssertionError('T.device_assert failed')")
+            self._assert(call.args[0], "T.device_assert failed")
+            return
+        if name == "tirx.assume":
+            # The compiler drops guards on the strength of it: false, anything may happen.
+            self._assert(call.args[0], f"T.assume({call.args[0]}) does not hold")
             return
         if name == "tl.reducer_update":
             self.reducer_update(call)
             return
         self.expr(call)
+
+    def _assert(self, condition: Any, message: str) -> None:
+        """Raise unless the condition holds, in every lane that gets here."""
+        test = self.expr(condition)
+        if self.mask is not None:
+            test = self.invert(self.both(self.mask, self.invert(test)))
+        code = test.code if test.scalar else f"{test.code}.all()"
+        with self.w.block(f"if not {code}"):
+            self.w.line(f"raise AssertionError({message!r})")
 
     def _tile_op(self, call: Any, name: str) -> None:
         if self.axes:
