@@ -50,7 +50,9 @@ def test_regressions_are_replayed_and_retired(tmp_path, env):
     assert play(ROOT / "docs/regressions.md", tmp_path, env) == 3
 
 
-@pytest.mark.parametrize(("document", "commands"), [("README.md", 4), ("docs/explain.md", 2), ("docs/fuzzing.md", 1)])
+@pytest.mark.parametrize(
+    ("document", "commands"), [("README.md", 4), ("docs/explain.md", 2), ("docs/fuzzing.md", 1)]
+)
 def test_commands_in_a_clone_do_what_the_document_says(document, commands, tmp_path, env):
     for folder in ("kernels", "specs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

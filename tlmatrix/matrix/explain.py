@@ -103,7 +103,7 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     labels = _parsed(case_id)
     offered = _values_by_axis(spec, tier, written)
     for name in labels:
-        if name not in offered:
+        if name not in offered and (spec.fuzz is None or name not in OPTIONAL_AXES):
             raise CaseNotFoundError(_no_axis(spec, name))
     if absent := offered.keys() - labels.keys():
         raise CaseNotFoundError(
@@ -112,10 +112,11 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     values: dict[str, Value] = {}
     origin: Origin = "tier"
     for name, text in labels.items():
-        drawn = _drawn(spec, name, text) if text not in map(label, offered[name]) else None
+        known = offered.get(name, [])
+        drawn = _drawn(spec, name, text) if text not in map(label, known) else None
         if drawn is not None:
             origin = "fuzz"
-        values[name] = _value(name, text, offered[name]) if drawn is None else drawn
+        values[name] = _value(name, text, known) if drawn is None else drawn
     return Case(spec.name, values, origin)
 
 

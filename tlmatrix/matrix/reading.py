@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tlmatrix.spec.fields import OPTIONAL_AXES
 from tlmatrix.spec.values import Value, label
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ def read_drawn(spec: Spec, axis: str, text: str) -> Value | None:
         LookupError: values of the axis are not drawn.
     """
     fuzz = spec.fuzz
-    if fuzz is None or (axis != "seqlens" and axis not in fuzz.axes):
+    if fuzz is None or axis not in {"seqlens", *fuzz.axes, *OPTIONAL_AXES}:
         raise LookupError(axis)
+    if axis in OPTIONAL_AXES and axis not in fuzz.axes:
+        # A number, or a name that only the problem's family knows.
+        return int(text) if re.fullmatch(r"\d+", text) else text
     for like in spec.axes.get(axis, ()):
         value = _read(text, like)
         if value is not None and label(value) == text:
