@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tlmatrix.fuzz.grouping import Cause
+    from tlmatrix.fuzz.search import Found
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
@@ -26,6 +27,7 @@ class Shrinking:
 
     def __init__(self) -> None:
         self._known: set[tuple[str, Cause]] = set()
+        self._found: list[Found] = []
 
     def shrunk(
         self, runner: Runner, spec: Spec, case: Case, result: CaseResult, allowed: float | None
@@ -43,6 +45,10 @@ class Shrinking:
         self._known.add((result.path, cause))
         seconds = _SECONDS if allowed is None else min(_SECONDS, allowed / 4)
         found = shrunk_failure(spec, runner, case, result, seconds=seconds)
+        self._known.update((result.path, look) for look in found.looks)
+        if any(found.alike(other) for other in self._found):
+            return result
+        self._found.append(found)
         if found.smallest.key == result.key:
             # Its finding may say more by now: which elements are wrong whatever the data.
             return replace(result, findings=found.smallest.findings)
