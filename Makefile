@@ -2,6 +2,7 @@
 # make test   the whole test suite, as CI runs it
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
 # make mutants  plants bugs in the kernels, one at a time, and says how many are found
+# make fuzz-framework  5,000 made-up specs through load, expand and draw: cases or located errors
 # make lint   ruff, mypy and the import rules
 
 PYTHON ?= python3
@@ -18,10 +19,13 @@ endif
 JOBS ?= auto
 TIER ?= quick
 
+# Of make fuzz-framework: how many specs.
+SPECS ?= 5000
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test compile mutants lint setup clean
+.PHONY: run test compile mutants fuzz-framework lint setup clean
 
 run: setup
 	$(BIN)/tlmatrix run specs
@@ -36,6 +40,9 @@ compile: setup
 # Goes on where it was stopped, as long as neither kernels nor the framework change.
 mutants: setup
 	$(BIN)/python tests/mutants/run_mutants.py
+
+fuzz-framework: setup
+	TLMATRIX_FRAMEWORK_SPECS=$(SPECS) $(BIN)/python -m pytest tests/fuzz/test_framework.py
 
 lint: setup
 	$(BIN)/ruff check .

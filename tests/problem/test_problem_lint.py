@@ -50,6 +50,11 @@ def test_a_good_spec_has_no_issue_and_unknown_axes_are_the_entrys(tmp_path):
             "  seqlen_q: [1]\n  sink: [fain]",
             "9:10: sink: 'fain' is not none, true or a name",
         ),
+        ("  seqlen_q: [1]\n  sink: [{a: 1}]", "9:10: sink: {'a': 1} is not none, true or a name"),
+        (
+            "  seqlen_q: [1]\n  window: [none, 4]\n  causal: [true]\nfuzz: {axes: {window: 0..9}}",
+            "11:23: window: 0 is not none or a number of keys >= 1",
+        ),
         ("  seqlen_q: [1]\n  sink_dtype: [half]", "9:16: sink_dtype: unknown dtype 'half'"),
         ("  seqlen_q: [1]\n  scale: [-1]", "9:11: scale: -1 is not none or a number > 0"),
         ("  seqlen_q: [1]\n  values: [nromal]", "9:12: values: unknown distribution 'nromal'; did"),

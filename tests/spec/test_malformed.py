@@ -40,7 +40,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a key that does not exist, deep inside": (
         HEAD + "fuzz: {seqlens: {lenght: 0..8}}\n",
         [
-            "5:18: unknown key 'lenght'; did you mean 'length'? Keys here: sequences, length, queries, around, kv"
+            "5:18: unknown key 'lenght'; did you mean 'length'? Keys here: sequences, length, queries, around, kv, trace"
         ],
     ),
     "a key with another case and dash": (
@@ -353,6 +353,44 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a known bug without an issue": (
         HEAD + "known_bugs:\n  - when: causal\n    issue: #12\n    expires: 2027-03-01\n",
         ["7:5: 'issue' has no value; an unquoted # starts a comment"],
+    ),
+    "a file that ends in the middle of a key": (
+        "name: x\nproblem: attention\niss&",
+        ["3:5: not YAML: could not find expected ':'; a key needs ': ' after it"],
+    ),
+    "a dtype that is a list": (
+        DECL.replace("[float16]", "[[float16]]")
+        + "problem: {inputs: {x: {shape: [8], dtype: $dtype}}, outputs: [y], reference: a:b}\n",
+        ["3:16: unknown dtype [float16]; did you mean 'float16'? Dtypes: " + DTYPES],
+    ),
+    "fuzzing an axis that does not exist, or has no numbers": (
+        HEAD + "fuzz: {axes: {windw: 1..3, dtype: 1..3, window: {}, causal: {around: [3]}}}\n",
+        [
+            "5:15: unknown axis 'windw'; did you mean 'window'? Axes: dtype, window, causal",
+            "5:28: the axis 'dtype' has no number among its values, so it has no range",
+            "5:41: 'range' or 'values' is missing: what is to be drawn?",
+            "5:62: 'around' needs 'range', the numbers that there are",
+        ],
+    ),
+    "fuzzing values that an axis has": (
+        HEAD + "fuzz: {axes: {window: {values: [64, 3, 3]}}, storage: [sliced, sliced, slized]}\n",
+        [
+            "5:33: the axis 'window' has 64 already",
+            "5:40: the axis 'window' has 3 already",
+            "5:64: the storage 'sliced' is here twice",
+            "5:72: 'fuzz.storage[2]' must be one of offset, sliced, transposed, ones, expanded; got 'slized'; did you mean 'sliced'?",
+        ],
+    ),
+    "fuzzing lengths of no axis, in no sequence": (
+        HEAD + "fuzz: {seqlens: {sequences: 0..3}}\n",
+        [
+            "5:8: the spec has no axis 'seqlens', so there are no packed lengths to draw",
+            "5:29: a batch has at least 1 sequence, not 0",
+        ],
+    ),
+    "fuzzing lengths as an axis": (
+        HEAD.replace("axes: {", "axes: {seqlens: [[3]], ") + "fuzz: {axes: {seqlens: 1..3}}\n",
+        ["5:15: lengths are drawn as 'fuzz.seqlens' says; describe them there"],
     ),
     "a known bug with no date": (
         HEAD + "known_bugs: [{when: causal, issue: '#12', expires: soon}]\n",

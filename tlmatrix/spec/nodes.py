@@ -234,8 +234,10 @@ class _Builder:
             raise self.syntax_error(problem) from None
 
     def fatal(self, mark: Any, message: str) -> SpecError:  # noqa: ANN401 - a C or Python mark
-        issue = Issue(self.path, mark.line + 1, mark.column + 1, message)
-        return SpecError([*self.issues, issue])
+        line, column = mark.line + 1, mark.column + 1
+        if line > len(self.lines):  # libyaml ends a file in a line of its own
+            line, column = len(self.lines), len(self.lines[-1]) + 1
+        return SpecError([*self.issues, Issue(self.path, line, column, message)])
 
     def report(self, node: Node | Entry, message: str) -> None:
         self.issues.append(Issue(self.path, node.line, node.column, message))

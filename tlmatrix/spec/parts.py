@@ -36,6 +36,7 @@ __all__ = [
     "Fuzz",
     "FuzzAxis",
     "FuzzLengths",
+    "FuzzTrace",
     "InputDecl",
     "KnownBug",
     "OutputDecl",
@@ -290,6 +291,29 @@ class Range(Model):
         }
 
 
+class FuzzTrace(ShortModel):
+    """Requests of a serving log: a file, and its columns of lengths. A file alone is short for it.
+
+    CSV with a header, JSON (a list), or JSON Lines; entries are lengths, or objects.
+    """
+
+    short = "file"
+
+    file: Annotated[str, Field(min_length=1)] = Field(
+        description="The file, from the spec's folder.", examples=["traces/chat.csv"]
+    )
+    q: str = Field(
+        default="q",
+        description="The column, or the key, of query lengths.",
+        examples=["ContextTokens"],
+    )
+    k: str | None = Field(
+        default=None,
+        description="That of key lengths; without one they are as `q`.",
+        examples=["CachedTokens"],
+    )
+
+
 class FuzzLengths(Model):
     """How packed batches are made up."""
 
@@ -320,6 +344,12 @@ class FuzzLengths(Model):
         description="Key lengths: `equal` to the query's, `independent` of them, never shorter "
         "(`longer`), never longer (`shorter`).",
         examples=["independent"],
+    )
+    trace: FuzzTrace | None = Field(
+        default=None,
+        description="A serving log: half of the batches are requests that follow one another in "
+        "it, less those outside of `length` where that is given.",
+        examples=["traces/chat.csv", {"file": "traces/chat.jsonl", "q": "prompt_tokens"}],
     )
 
 

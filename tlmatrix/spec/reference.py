@@ -40,6 +40,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("An assembly rule", models.AssemblyRule),
     ("Fuzzing", models.Fuzz),
     ("Packed batches", models.FuzzLengths),
+    ("A trace of lengths", models.FuzzTrace),
     ("A fuzzed axis", models.FuzzAxis),
     ("A reject", models.Reject),
     ("A known bug", models.KnownBug),

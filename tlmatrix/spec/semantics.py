@@ -378,7 +378,7 @@ def _tensor_faults(
         message = f"{tensor.dtype!r} is no axis{suggestion(tensor.dtype, known, 'Axes')}"
         yield Fault(place, message)
     for index, value in enumerate(spec.axes.get(axis, ())):
-        if value not in DTYPES:
+        if not isinstance(value, str) or value not in DTYPES:
             hint = suggestion(dtype_meant(value), DTYPES, "Dtypes")
             yield Fault(("axes", axis, index), f"unknown dtype {show(value)}{hint}")
 

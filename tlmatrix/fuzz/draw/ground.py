@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.fuzz.draw.domains import Domain, domain_of
 from tlmatrix.fuzz.draw.extras import Extras, extras_of
 from tlmatrix.fuzz.draw.lengths import Lengths, lengths_of
+from tlmatrix.fuzz.draw.traces import requests_of
 from tlmatrix.matrix import expand
 from tlmatrix.matrix.space import UNBOUND, Space
 from tlmatrix.matrix.tiers import plan_of
@@ -126,9 +127,14 @@ def ground_of(
     space = _space(spec, plan, {**fixed, **free})
     found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in some)
     configurations = tuple(each for each in among or found if _possible(each, fixed, space))
-    lengths = lengths_of(fuzz.seqlens, tiles.of("q"), tiles.of("k")) if drawn_lengths else None
+    lengths = _lengths(spec, fuzz, tiles) if drawn_lengths else None
     extras = extras_of(spec, fuzz, family, lengths)
     return Ground(spec, tier, configurations, fixed, free, lengths, space, extras)
+
+
+def _lengths(spec: Spec, fuzz: Fuzz, tiles: _Tiles) -> Lengths:
+    requests = requests_of(spec, fuzz.seqlens)
+    return lengths_of(fuzz.seqlens, tiles.of("q"), tiles.of("k"), requests)
 
 
 def _draws_lengths(spec: Spec, fuzz: Fuzz) -> bool:

@@ -16,6 +16,7 @@ from tlmatrix.fuzz.draw.numbers import Span, clipped, edges
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tlmatrix.fuzz.draw.traces import Requests
     from tlmatrix.spec.models import FuzzLengths
     from tlmatrix.spec.values import Value
 
@@ -38,6 +39,7 @@ class Profile:
     name: str
     queries: Span
     keys: Span
+    of_trace: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,28 +58,41 @@ class Lengths:
     keys: tuple[KeySpan, ...] | None
     profiles: tuple[Profile, ...]
     fixed: int | None = None
+    apart: bool = False
+    """Whether queries have a range of their own; a trace then tells lengths of keys."""
+    requests: Requests = ()
+    """Of a trace, which profiles with `of_trace` replay."""
 
     def longest(self, side: int) -> int:
         """The longest that a sequence can be, in queries (0) or keys (1)."""
         return self.whole.high if side else self.queries[0].high
 
 
-def lengths_of(fuzz: FuzzLengths, tiles_q: Sequence[int], tiles_k: Sequence[int]) -> Lengths:
+def lengths_of(
+    fuzz: FuzzLengths, tiles_q: Sequence[int], tiles_k: Sequence[int], requests: Requests = ()
+) -> Lengths:
     """The tables that `fuzz.seqlens` makes, with the edges of the kernel's tiles."""
-    whole = Span(fuzz.length.low, fuzz.length.high)
     apart = fuzz.queries
+    traced = [length for pair in requests for length in (pair if apart is None else pair[1:])]
+    whole = Span(min([fuzz.length.low, *traced]), max([fuzz.length.high, *traced]))
     rows = whole if apart is None else Span(apart.low, apart.high)
     queries, parts = _query_table(rows, edges(rows, tiles_q, fuzz.around))
     keys = _key_table(whole, edges(whole, tiles_k, fuzz.around), fuzz.kv, apart=apart is not None)
     fixed = apart.low if apart is not None and apart.low == apart.high else None
+    rows_at, keys_at = Span(0, len(queries) - 1), Span(0, len(keys or (0,)) - 1)
+    profiles = _profiles(parts, rows_at, keys_at)
+    plain = 0 if keys is None else keys.index(whole)
+    traces = (Profile("trace", Span(0, 0), Span(plain, plain), of_trace=True),) if requests else ()
     return Lengths(
         sequences=Span(fuzz.sequences.low, fuzz.sequences.high),
         whole=whole,
         kv=fuzz.kv if apart is None else "independent",
         queries=queries,
         keys=keys,
-        profiles=_profiles(parts, Span(0, len(queries) - 1), Span(0, len(keys or (0,)) - 1)),
+        profiles=(*profiles, *traces * len(profiles)),
         fixed=fixed,
+        apart=apart is not None,
+        requests=requests,
     )
 
 

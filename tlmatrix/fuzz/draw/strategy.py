@@ -10,18 +10,20 @@ choice 0 leaves each of them all of its values.
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.draw.extras import EXCESS, SIDES, Extras
 from tlmatrix.fuzz.draw.lengths import Lengths, Profile, batch_value, key_span
+from tlmatrix.fuzz.draw.numbers import Span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.space import UNBOUND
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -150,25 +152,42 @@ def _batches(lengths: Lengths) -> SearchStrategy[Batch]:
         st.lists(_sequences(lengths, profile), min_size=size.low, max_size=size.high)
         for profile in lengths.profiles
     ]
-    return _profiled(of_profile)
+    return _profiled(lengths, of_profile)
 
 
 @st.composite
-def _profiled(draw: DrawFn, of_profile: Sequence[SearchStrategy[Batch]]) -> Batch:
-    return draw(of_profile[draw(_whole(0, len(of_profile) - 1))])
+def _profiled(draw: DrawFn, lengths: Lengths, of_profile: Sequence[SearchStrategy[Batch]]) -> Batch:
+    place = draw(_whole(0, len(of_profile) - 1))
+    if not lengths.requests:
+        return draw(of_profile[place])
+    start = draw(_whole(0, len(lengths.requests) - 1))
+    profile = lengths.profiles[place]
+    if not profile.of_trace:
+        return draw(of_profile[place])
+    size = lengths.sequences
+    log = chain(lengths.requests[start:], cycle(lengths.requests))
+    return draw(st.lists(_sequences(lengths, profile, log), min_size=size.low, max_size=size.high))
 
 
 @st.composite
-def _sequences(draw: DrawFn, lengths: Lengths, profile: Profile) -> tuple[int, int]:
-    if lengths.fixed is None:
+def _sequences(
+    draw: DrawFn,
+    lengths: Lengths,
+    profile: Profile,
+    log: Iterator[tuple[int, int]] | None = None,
+) -> tuple[int, int]:
+    """One sequence; with a `log` its next request, by the same draws, each of one number."""
+    request = None if log is None else next(log)
+    queries = lengths.fixed
+    if queries is None:
         span = lengths.queries[draw(_whole(profile.queries.low, profile.queries.high))]
+        if request is not None and not lengths.apart:
+            span = Span(request[0], request[0])
         queries = draw(_whole(span.low, span.high))
-    else:
-        queries = lengths.fixed
     if lengths.keys is None:
         return queries, queries
     choice = lengths.keys[draw(_whole(profile.keys.low, profile.keys.high))]
-    keys = key_span(lengths, choice, queries)
+    keys = key_span(lengths, choice, queries) if request is None else Span(request[1], request[1])
     return queries, draw(_whole(keys.low, keys.high))
 
 

@@ -33,7 +33,7 @@ _TURN = ("normal", "absent", "faint", "dominant")
 
 def explain_sink(value: Value) -> str | None:
     """Why `value` says nothing about sinks, or None where it does."""
-    if value is None or isinstance(value, bool) or value in SINKS:
+    if value is None or isinstance(value, bool) or (isinstance(value, str) and value in SINKS):
         return None
     return f"{value!r} is not none, true or a name of sinks{nearest(value, SINKS)}"
 

@@ -1,0 +1,94 @@
+"""The framework itself fuzzed: whatever a spec says, there are cases or located errors, soon.
+
+`make fuzz-framework` does so with 5,000 specs; here a few.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from made_specs import made_text
+
+from tlmatrix.fuzz.draw import cases
+from tlmatrix.fuzz.draws import drawn_cases
+from tlmatrix.matrix.fixed import broken_rules
+from tlmatrix.run.plan import plan
+from tlmatrix.spec import SpecError, parse_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pytest
+
+    from tlmatrix.spec.issues import Issue
+
+SPECS = int(os.environ.get("TLMATRIX_FRAMEWORK_SPECS", "60"))
+FIRST = int(os.environ.get("TLMATRIX_FRAMEWORK_FIRST", "0"))
+SECONDS = 20
+"""Of processor time, for one spec."""
+
+
+class TooLongError(Exception):
+    """A spec took longer than its time."""
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TooLongError(f"more than {seconds} seconds")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor: others may use the machine
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def outcome(text: str) -> str:
+    """What becomes of a spec: "cases", or "errors", each at a place of the file."""
+    issues = issues_of(text)
+    lines = text.count("\n") + text.count("\r") + 1
+    for issue in issues:
+        assert issue.path == Path("made.yaml")
+        assert 1 <= issue.line <= lines
+        assert issue.column >= 1
+        assert issue.message
+    return "errors" if issues else "cases"
+
+
+def issues_of(text: str) -> Sequence[Issue]:
+    """What is wrong with a spec; where nothing is, there are cases, and others can be drawn."""
+    try:
+        spec = parse_spec(text, "made.yaml")
+        for tier in spec.tiers:
+            assert list(islice(plan(spec, tier).cases(), 20))
+        for case in drawn_cases(cases(spec, "quick"), count=3, first=1):
+            assert not broken_rules(spec, case)
+    except SpecError as error:
+        return error.issues
+    return ()
+
+
+def test_any_spec_gives_cases_or_located_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path))
+    found: Counter[str] = Counter()
+    for number in range(FIRST, FIRST + SPECS):
+        text = made_text(number)
+        try:
+            with limited(SECONDS):
+                found[outcome(text)] += 1
+        except Exception as error:
+            error.add_note(f"made_text({number}):\n{text}")
+            raise
+    assert found["cases"] > SPECS // 10
+    assert found["errors"] > SPECS // 10
