@@ -147,6 +147,9 @@ def test_an_indented_spec_and_a_last_text_that_a_newline_would_change(file):
     save(path, [FIRST])
     assert text(path) == "regressions:\n  - {a: 1, b: x}\n" + HEAD + "summary: |\n  no newline"
     assert load_spec(path).summary == "no newline"
+    path = file("summary: |\n  no newline", "\ufeff" + HEAD)
+    save(path, [FIRST])
+    assert text(path).startswith("\ufeffregressions:\n  - {a: 1, b: x}\nname: tried")
 
 
 HARD = [
@@ -289,6 +292,19 @@ def test_a_retired_case_moves_with_a_reason_and_a_day(file, name):
     entry = "  - {case: {a: 2, b: y}, because: no such kernel, date: 2027-03-01}\n"
     assert text(path) == HEAD + after + "retired:  # gone\n" + entry
     assert SECOND not in regressions(path)
+
+
+def test_a_case_that_stands_there_twice_goes_as_a_whole(file):
+    path = file("regressions:\n  - {a: 2}   # one\n  - {a: 3}\n  - {a: 2, b: x}\n")
+    retire(path, "a=2-b=x", "gone", today=date(2027, 3, 1))
+    entry = "{case: {a: 2}, because: gone, date: 2027-03-01}"
+    assert text(path) == HEAD + f"regressions:\n  - {{a: 3}}\n\nretired:\n  - {entry}\n"
+
+
+def test_tabs_before_comments_are_as_good_as_spaces(file):
+    path = file("regressions:\t# found\n  - {a: 5}\t# five\n")
+    save(path, [FIRST])
+    assert text(path) == HEAD + "regressions:\t# found\n  - {a: 5}\t# five\n  - {a: 1, b: x}\n"
 
 
 def test_what_an_entry_told_goes_with_it(file):

@@ -17,6 +17,8 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.fixed import completed, fixed_cases
 from tlmatrix.spec.editing import appended, removed
@@ -87,15 +89,18 @@ def retire(
         content = _read(path)
         spec = parse_spec(content, path)
         number = regression_number(spec, case_id)
-        kept = _lists(content, path)["regressions"][number]
+        lists = _lists(content, path)
+        kept = lists["regressions"][number]
         entry: _Entry = dict(kept) if isinstance(kept.get("case"), dict) else {"case": kept}
         entry |= {"because": because, "date": today or datetime.now(UTC).date()}
-        try:
-            text = removed(_decoded(content), "regressions", number)
-        except ValueError as error:
-            raise SpecError([spec.issue(("regressions",), str(error))]) from None
-        lists = _lists(content, path)
-        del lists["regressions"][number]
+        text = _decoded(content)
+        # The same case may stand there twice, with an axis and without it.
+        for place in reversed(_numbers(spec, case_id)):
+            try:
+                text = removed(text, "regressions", place)
+            except (ValueError, yaml.YAMLError) as error:
+                raise SpecError([spec.issue(("regressions",), str(error))]) from None
+            del lists["regressions"][place]
         shorter = _judged([text], path, content, lists)
         _write(path, content, _with(shorter, path, "retired", [entry]))
     return entry
@@ -107,13 +112,21 @@ def regression_number(spec: Spec, case_id: str) -> int:
     Raises:
         SpecError: none has.
     """
-    ids = [Case(spec.name, completed(spec, each.case)).id for each in spec.regressions]
-    if case_id in ids:
-        return ids.index(case_id)
+    if numbers := _numbers(spec, case_id):
+        return numbers[0]
+    ids = _ids(spec)
     if not ids:
         raise SpecError([spec.issue(("regressions",), "the spec has no regressions")])
     message = f"no regression has the id {case_id!r}{nearest(case_id, ids)}"
     raise SpecError([spec.issue(("regressions",), message)])
+
+
+def _ids(spec: Spec) -> list[str]:
+    return [Case(spec.name, completed(spec, each.case)).id for each in spec.regressions]
+
+
+def _numbers(spec: Spec, case_id: str) -> list[int]:
+    return [number for number, each in enumerate(_ids(spec)) if each == case_id]
 
 
 # What an entry says --------------------------------------------------------------------------
@@ -168,7 +181,7 @@ def _judged(
     """
     expected = {**_meaning(before, path), **lists}
     problem: SpecError | None = None
-    for text in texts:
+    for text in _readable(texts, before, path):
         content = text.encode()
         try:
             # Rules that exclude a case, and two cases with one id, show here.
@@ -184,6 +197,16 @@ def _judged(
     spec = parse_spec(before, path)
     message = "the entry cannot be written here without a change of other values; write it by hand"
     raise SpecError([spec.issue(("regressions",), message)])
+
+
+def _readable(texts: Iterable[str], before: bytes, path: Path) -> Iterator[str]:
+    """The texts; an error of the parser that finds places is one at the list's."""
+    try:
+        yield from texts
+    except yaml.YAMLError as error:
+        spec = parse_spec(before, path)
+        message = f"no place can be found for the entry, write it by hand: {error}"
+        raise SpecError([spec.issue(("regressions",), message)]) from None
 
 
 def _words(meaning: Mapping[str, Any]) -> str:

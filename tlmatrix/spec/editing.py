@@ -62,6 +62,9 @@ def appended(text: str, key: str, entries: Sequence[str], before: Sequence[str])
     `entries` are written on one line each. `before` are the entries that the list has already,
     also written: they are needed where the list itself is not in the text (an alias, or a key that
     a merge brings). A text whose last value reaches to its end may need the second way.
+
+    Raises:
+        yaml.YAMLError: PyYAML's own parser cannot read the text, as libyaml can.
     """
     root = _found(text, key)
     value = root.value
@@ -86,6 +89,7 @@ def removed(text: str, key: str, number: int) -> str:
 
     Raises:
         ValueError: the list is not written there, but an alias or merged.
+        yaml.YAMLError: PyYAML's own parser cannot read the text, as libyaml can.
     """
     root = _found(text, key)
     value = root.value
@@ -154,6 +158,14 @@ class _Reader:
 
 
 def _found(text: str, key: str) -> _Root:
+    try:
+        return _read(text, key)
+    except yaml.YAMLError:
+        # libyaml takes tabs before a comment, this parser does not; places stay the same.
+        return _read(text.replace("\t", " "), key)
+
+
+def _read(text: str, key: str) -> _Root:
     reader = _Reader.of(text)
     for event in reader.events:
         if isinstance(event, yaml.MappingStartEvent):
@@ -194,9 +206,10 @@ def _with_key(text: str, root: _Root, key: str, entries: Sequence[str]) -> Itera
     before = text[: root.end]
     gap = [] if _BREAK.sub("\n", before).endswith("\n\n") else [""]
     ended = before if before.endswith(("\n", "\r")) else before + _ending(text)
-    yield ended + _joined(text, [*gap, *lines]) + text[root.end :]
-    start = _line_start(text, root.start)
-    yield text[:start] + _joined(text, lines) + text[start:]
+    yield ended + _joined(_ending(text), [*gap, *lines]) + text[root.end :]
+    # Behind a byte order mark, which begins the first line.
+    start = _line_start(text, root.start) or int(text.startswith("\ufeff"))
+    yield text[:start] + _joined(_ending(text), lines) + text[start:]
 
 
 def _in_flow(text: str, value: _Value, entries: Sequence[str]) -> str:
@@ -240,16 +253,17 @@ def _with_lines(text: str, at: int, lines: Sequence[str]) -> str:
     before = text[:place]
     if not before.endswith(("\n", "\r")):
         # The last line has no end; the new last line has none either.
-        return before + _ending(text) + _joined(text, lines).removesuffix(_ending(text))
-    return before + _joined(text, lines) + text[place:]
+        return before + _ending(text) + _joined(_ending(text), lines).removesuffix(_ending(text))
+    ending = next(each for each in ("\r\n", "\n", "\r") if before.endswith(each))
+    return before + _joined(ending, lines) + text[place:]
 
 
 def _spliced(text: str, start: int, end: int, new: str) -> str:
     return text[:start] + new + text[end:]
 
 
-def _joined(text: str, lines: Sequence[str]) -> str:
-    return "".join(line + _ending(text) for line in lines)
+def _joined(ending: str, lines: Sequence[str]) -> str:
+    return "".join(line + ending for line in lines)
 
 
 def _ending(text: str) -> str:
