@@ -14,6 +14,7 @@ import signal
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -347,22 +348,27 @@ def _work(line: Connection, settings: Settings) -> None:
     runner.prepare()
     records = RecordsWriter(settings.results)
     name = f"fuzz{os.getpid()}"
+    load = cache(_loaded)  # Once: who edits a spec while it is searched must not end the search.
     while (job := line.recv()) is not None:
-        line.send(("done", _search(line, job, runner, records, name)))
+        spec = load(job.path, runner.roots)
+        line.send(("done", _search(line, job, spec, runner, records, name)))
         if runner.lost:
             os._exit(70)  # A CUDA context after a fault: another process goes on.
 
 
-def _search(
-    line: Connection, job: _Job, runner: Runner, records: RecordsWriter, name: str
-) -> FuzzReport:
-    """One job; every case is on record before the crew hears of it."""
-    from tlmatrix.fuzz.search import fuzz_spec
+def _loaded(path: str, roots: tuple[Path, ...]) -> Spec:
     from tlmatrix.spec.importing import make_importable
     from tlmatrix.spec.loader import load_spec
 
-    make_importable(Path(job.path), runner.roots)
-    spec = load_spec(job.path)
+    make_importable(Path(path), roots)
+    return load_spec(path)
+
+
+def _search(
+    line: Connection, job: _Job, spec: Spec, runner: Runner, records: RecordsWriter, name: str
+) -> FuzzReport:
+    """One job; every case is on record before the crew hears of it."""
+    from tlmatrix.fuzz.search import fuzz_spec
 
     def admits(case: Case) -> bool:
         line.send(("ask", _mark(case)))
