@@ -9,7 +9,7 @@ data, is taken to be as large, which saves a float64 reference for every relatio
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,7 @@ from tlmatrix.problem.model import Dim
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from tlmatrix.check.numeric import Deviation
     from tlmatrix.check.tolerance import Yardstick
@@ -62,7 +62,10 @@ def check_relation(
             pair = relation.sides(mine, execute)
             if pair is None:
                 return []
-        results.extend(execute(problem) for problem in relation.problems)
+        if relation.kind == "repeat":
+            results.extend(map(execute, _in_one_memory(relation.problems)))
+        else:
+            results.extend(execute(problem) for problem in relation.problems)
     except Exception as error:
         if isinstance(error, SpecError) and relation.sides is not None:
             raise  # What the spec names is wrong, and not the entry.
@@ -86,6 +89,36 @@ def check_relation(
             because = _data_or_state(stale, steady=not differing)
         found += [_named(finding, relation, because) for finding in wrong]
     return found
+
+
+def _in_one_memory(problems: tuple[Problem, ...]) -> Iterator[Problem]:
+    """The problems one after the other, in the tensors of the first: the caller's own, refilled.
+
+    An entry that keeps by a tensor what it found in it (lengths fetched to the host, say) then
+    finds the tensor again, with something else in it.
+    """
+    held: dict[str, torch.Tensor] = {}
+    for problem in problems:
+        places = {}
+        for name, tensor in problem.inputs.items():
+            kept = held.get(name)
+            if kept is not None and _like(kept, tensor):
+                kept.copy_(tensor)
+                places[id(tensor)] = kept
+            elif tensor.is_contiguous():
+                places[id(tensor)] = held[name] = tensor.clone()
+
+        def place(values: Mapping[str, Any], places: dict[int, torch.Tensor]) -> dict[str, Any]:
+            return {name: places.get(id(value), value) for name, value in values.items()}
+
+        yield replace(
+            problem, names=place(problem.names, places), inputs=place(problem.inputs, places)
+        )
+
+
+def _like(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = one.dtype == other.dtype and one.device == other.device
+    return same and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _data_or_state(stale: list[str], *, steady: bool) -> str:

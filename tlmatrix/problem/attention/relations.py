@@ -145,12 +145,26 @@ def _repeat(case: Attention) -> Relation:
     operands = other_values(case.setting, case.frame.seed + 3, case.frame.device)
     other = replace(case, operands=operands, distribution="normal")
     because = "a second call with other data must not remember the first, nor the third the second"
+    setting, values = case.setting, dict(case.frame.values)
     scale = _other_scale(case)
     if scale is not None:
-        values = {**case.frame.values, "scale": scale}
-        other = other.reformed(replace(case.setting, scale=scale), values, operands)
+        setting, values["scale"] = replace(setting, scale=scale), scale
         because = because.replace("other data", "other data and another scale")
+    lengths = {"q": _evened(setting.lengths_q), "k": _evened(setting.lengths_k)}
+    seqlens = {"seqlens": {side: list(each) for side, each in lengths.items()}}
+    if setting.layout == "thd" and case.frame.obeys(values | seqlens):
+        # Tensors of the same sizes, in which the longest sequence is another.
+        setting = replace(setting, lengths_q=lengths["q"], lengths_k=lengths["k"])
+        values |= seqlens
+    if setting != case.setting:
+        other = other.reformed(setting, values, operands)
     return repeated(other.problem(), case.problem(), because)
+
+
+def _evened(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """As many rows in as many sequences, that differ by one in their lengths at most."""
+    share, more = divmod(sum(lengths), max(len(lengths), 1))
+    return tuple(share + (number < more) for number in range(len(lengths)))
 
 
 def _other_scale(case: Attention) -> float | None:
