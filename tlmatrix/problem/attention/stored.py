@@ -10,9 +10,9 @@ paged    k_pages, v_pages [pages, page_size, kv_heads, dim],    row j % page_siz
 
 Both have seqlens_k [batch] int32, and one query a sequence: q and out are [batch, heads, dim], lse
 is [batch, heads]. The mathematics is that of packed sequences, and so are the relations; only what
-an entry is handed differs. Rows that hold no key are huge, so are pages that no sequence owns (a
-few are left over), pages are in no order, and entries of the table that name no page are outside
-of the pool: whoever reads any of it shows.
+an entry is handed differs. Rows that hold no key are huge or, with odd seeds, NaN; so are pages
+that no sequence owns (a few are left over). Pages are in no order, and entries of the table that
+name no page are outside of the pool: whoever reads any of it shows.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class Store:
         for stored, name in self._names.items():
             packed = getattr(operands, name)
             shape = (*self._room, *packed.shape[1:])
-            noise = others(source, [shape], packed.dtype)[0] * huge(self.setting.dtype)
-            noise = noise.to(self.device)
-            noise.view(-1, *packed.shape[1:])[self.rows] = packed
-            made[stored] = noise
+            factor = torch.nan if self.seed % 2 else huge(self.setting.dtype)
+            stale = (others(source, [shape], packed.dtype)[0] * factor).to(self.device)
+            stale.view(-1, *packed.shape[1:])[self.rows] = packed
+            made[stored] = stale
         return made | self.tables
 
     def packed(self, given: Tensors) -> dict[str, torch.Tensor]:
