@@ -1,27 +1,37 @@
-"""Hunts one planted bug: the specs' quick tier on the interpreter, until the first finding.
+"""Hunts one planted bug: the specs' quick tier and its fuzzing, until the first finding.
 
 Runs in a forked child of a process that has imported everything but the kernels, so that a mutant
 costs no import of PyTorch, TileLang or the framework: the child puts a folder with the mutated
-kernels in front of the import path and runs cases as `tlmatrix run` does, in the order of the
-tier. The first case that does not pass is then judged by each check alone, to know which of them
-see the bug by themselves.
+kernels in front of the import path and runs cases as `tlmatrix run` does, of each spec in the
+order of its tier, of the specs in turn, and then the tier's number of drawn cases. The first case
+that does not pass is then judged by each check alone, to know which of them see the bug by
+themselves.
 
 Beside it, the plain tests of `baseline` judge the same kernels.
 """
 
+import itertools
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mutant_catalog import FOLDER, ROOT, Mutant, plant
 from mutant_reach import Sources
+
+from tlmatrix.backend import backend_named
+from tlmatrix.fuzz.draw import cases as drawn_cases
+from tlmatrix.fuzz.search import examples_of, fuzz_spec
+from tlmatrix.matrix import Case
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec.loader import find_specs, load_spec
 
 sys.path.insert(0, str(FOLDER / "baseline"))
 from plain import PlainTest, judge_plainly
@@ -44,8 +54,8 @@ class Record:
     `check` is that of the first finding, `title` its words, `case` what to reproduce it with.
     `seen_by` are the checks that see it on that case, each asked alone. `cases` and `seconds`
     count up to the first finding; `cpu` are the processor's seconds, which other work on the
-    machine does not lengthen. `plain` are the plain tests that fail, `bits` the digests of them
-    all. `trouble` says what went wrong with the hunt itself.
+    machine does not lengthen. `plain` is the first plain test that fails, `bits` are the digests
+    of those until then. `trouble` says what went wrong with the hunt itself.
     """
 
     mutant: str
@@ -61,7 +71,7 @@ class Record:
     seconds: float = 0.0
     cpu: float = 0.0
     specs: list[str] = field(default_factory=list)
-    plain: list[str] = field(default_factory=list)
+    plain: str = ""
     bits: Bits = field(default_factory=dict)
     trouble: str = ""
 
@@ -76,9 +86,6 @@ class Plans:
     """The specs, and the cases of their quick tier: made once, for all mutants."""
 
     def __init__(self, folder: Path = ROOT / "specs") -> None:
-        from tlmatrix.run.plan import plan
-        from tlmatrix.spec.loader import find_specs, load_spec
-
         self.specs = [load_spec(path) for path in find_specs([folder])]
         self._cases = {spec.name: list(plan(spec, TIER).cases()) for spec in self.specs}
         self.sources = Sources()
@@ -89,8 +96,6 @@ class Plans:
     def affected(self, mutant: Mutant) -> list[Any]:
         """The specs to run for a mutant: those whose entry reaches what it changes.
 
-        The one that reaches least comes first, for it is the most particular about the rest.
-
         Raises:
             LookupError: no spec reaches it, or it names one that does not.
         """
@@ -100,14 +105,14 @@ class Plans:
             missed = ", ".join(sorted(wrong)) if reach else "no spec"
             raise LookupError(f"{mutant.id}: {missed} reaches what it changes")
         chosen = set(mutant.specs) or reach
-        specs = [spec for spec in self.specs if spec.name in chosen]
-        return sorted(specs, key=lambda spec: len(self._reached[spec.name]))
+        return [spec for spec in self.specs if spec.name in chosen]
 
     def tier(self, specs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """(spec, case) of the specs' tiers, in running order, the rejects of each spec last."""
-        for spec in specs:
-            for case in self._cases[spec.name]:
-                yield spec, case
+        """(spec, case) of the specs' tiers: each in its running order, the specs in turn."""
+        turns = itertools.zip_longest(
+            *([(spec, case) for case in self._cases[spec.name]] for spec in specs)
+        )
+        yield from (pair for turn in turns for pair in turn if pair is not None)
 
     def plain_tests(self, mutant: Mutant) -> list[PlainTest]:
         """The plain tests whose entry reaches what the mutant changes."""
@@ -144,7 +149,8 @@ def hunt(task: Hunt, plans: Plans) -> Record:
             end = began + task.limit
             while receiver.poll(max(0.0, end - time.perf_counter())):
                 record = receiver.recv()
-                end = time.perf_counter() + JUDGING
+                if record.found:
+                    end = time.perf_counter() + JUDGING
         except EOFError:
             child.join()
             if child.exitcode:
@@ -184,29 +190,34 @@ def _child(task: Hunt, plans: Plans, planted: Path, sender: Any) -> None:
 
 
 def _search(task: Hunt, plans: Plans, record: Record, sender: Any) -> None:
-    from tlmatrix.backend import backend_named
-    from tlmatrix.run.runner import Runner
-
     began, cpu = time.perf_counter(), time.process_time()
     runner = Runner(backend_named("interpreter"))
-    for spec, case in plans.tier(task.specs):
-        result = runner.run(spec, case, path=f"specs/{spec.path.name}")
+
+    def failed(spec: Any, result: Any) -> bool:
         record.cases += 1
         record.seconds = time.perf_counter() - began
         record.cpu = time.process_time() - cpu
         if result.failed:
             first = result.findings[0]
             record.found, record.check, record.title = True, first.check, first.title
-            record.case, record.origin = result.node, case.origin
+            record.case, record.origin = result.node, result.origin
+        sender.send(record)
+        if result.failed:
+            record.seen_by = _seen_by(spec, Case(result.spec, result.values, result.origin))
             sender.send(record)
-            record.seen_by = _seen_by(runner, spec, case)
+        return record.found
+
+    for spec, case in plans.tier(task.specs):
+        if failed(spec, runner.run(spec, case, path=f"specs/{spec.path.name}")):
             break
-    sender.send(record)
+    else:
+        _fuzz(task.specs, runner, failed)
     for test in task.plain:
         verdict = judge_plainly(test)
         record.bits[verdict.name] = verdict.bits
         if verdict.failed:
-            record.plain.append(verdict.name)
+            record.plain = verdict.name
+            break
     sender.send(record)
 
 
@@ -217,12 +228,49 @@ def _confirm_origin(planted: Path) -> None:
         raise RuntimeError(f"the kernels came from {origin}, not from {planted}")
 
 
-def _seen_by(runner: Any, spec: Any, case: Any) -> list[str]:
+class _Found(BaseException):
+    """Ends a search; no exception that Hypothesis would take for a failing example."""
+
+
+def _fuzz(specs: Iterable[Any], runner: Runner, failed: Callable[[Any, Any], bool]) -> None:
+    """The drawn cases of the tier, spec by spec, until one fails; none is shrunk."""
+
+    def stop_at(spec: Any) -> Callable[[Any], None]:
+        def on_result(result: Any) -> None:
+            if failed(spec, result):
+                raise _Found
+
+        return on_result
+
+    for spec in specs:
+        if not examples_of(spec, TIER):
+            continue
+        path = f"specs/{spec.path.name}"
+        try:
+            fuzz_spec(
+                spec, runner, strategy=drawn_cases(spec, TIER), tier=TIER, path=path,
+                on_result=stop_at(spec), shrinking=0,
+            )  # fmt: skip
+        except _Found:
+            return
+
+
+class _Alone(Runner):
+    """Judges by one check; the code under test does what it does for all of them."""
+
+    only = ""
+
+    def _findings(self, spec: Any, *rest: Any) -> list[Any]:
+        return super()._findings(spec.model_copy(update={"checks": (self.only,)}), *rest)
+
+
+def _seen_by(spec: Any, case: Any) -> list[str]:
     """The checks that see what is wrong with a case, each asked alone."""
     seen: list[str] = []
+    runner = _Alone(backend_named("interpreter"))
     for check in spec.checks:
-        alone = spec.model_copy(update={"checks": (check,)})
-        found = runner.run(alone, case)
+        runner.only = check
+        found = runner.run(spec, case)
         if found.failed:
             seen += sorted({finding.check for finding in found.findings} - set(seen))
     return seen

@@ -9,7 +9,7 @@ from typing import Any
 
 from mutant_catalog import KINDS, Mutant
 
-__all__ = ["describe", "faults", "summary"]
+__all__ = ["describe", "faults", "readme_with", "summary"]
 
 Records = list[dict[str, Any]]
 CHECKS = (
@@ -17,6 +17,7 @@ CHECKS = (
     "properties", "entry", "rejects",
 )  # fmt: skip
 """`entry`: the code raises; `rejects`: bad input is not refused."""
+_BEGIN, _END = "<!-- score of make mutants -->\n", "<!-- end of score -->\n"
 _ECHOES = {"repeat", "properties"}
 """Checks that compare values of other calls: where values are wrong they fail for that reason."""
 
@@ -71,11 +72,8 @@ def faults(mutants: list[Mutant], records: Records) -> list[str]:
         name = record["mutant"]
         if not record["found"]:
             told.append(f"{name} survives ({record['cases']} cases of {_words(record['specs'])})")
-        if declared[name].silent != record["silent"]:
-            claim = (
-                "declared silent, but differs" if declared[name].silent else "silent, undeclared"
-            )
-            told.append(f"{name}: {claim} at aligned shapes")
+        if declared[name].silent and not record["silent"]:
+            told.append(f"{name} is declared silent, and is not: bits differ at aligned shapes")
         if record["trouble"] and not record["found"]:
             told.append(f"{name}: {record['trouble'].strip()}")
     return told
@@ -103,6 +101,33 @@ def describe(mutants: list[Mutant], records: Records) -> list[str]:
         f"most {data['most_seconds']} s; plain tests find {data['plain_found']}"
     )
     return lines
+
+
+def readme_with(data: dict[str, Any], readme: str) -> str:
+    """The README with these figures in it, between its two marks."""
+    before, _, rest = readme.partition(_BEGIN)
+    _, mark, after = rest.partition(_END)
+    if not mark:
+        raise ValueError(f"the README has no place for the score: {_BEGIN}{_END}")
+    rows = [
+        "| planted bugs | | found | by plain tests |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {kind} | {row['mutants']} | {row['found']} | {row['plain_found']} |"
+            for kind, row in data["kinds"].items()
+        ),
+        f"| **all** | **{data['mutants']}** | **{data['found']}** | **{data['plain_found']}** |",
+        "",
+        _pace(data),
+    ]
+    return before + _BEGIN + "\n".join(rows) + "\n" + _END + after
+
+
+def _pace(data: dict[str, Any]) -> str:
+    return (
+        f"Found after {data['median_seconds']} s (median) and at most {data['most_seconds']} s; "
+        f"{data['silent']} change no bit at aligned shapes."
+    )
 
 
 def _words(names: list[str]) -> str:

@@ -5,7 +5,7 @@
 NAME picks mutants by a part of their id (`masks/`). Results are lines of JSON, written as they
 come; a run goes on where the last one stopped, with the mutants whose edit is new, for as long as
 kernels, specs, framework and runner are the same. `--again` forgets them. `--record` writes the
-score to `score.json`, whose figures the README shows. The exit code is 1 if a mutant survives, or
+score to `score.json` and to the README. The exit code is 1 if a mutant survives, or
 one that is declared silent is not.
 """
 
@@ -14,6 +14,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,14 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 
 from mutant_catalog import FOLDER, ROOT, Mutant, load_mutants  # noqa: E402 - after the threads
 from mutant_hunt import Bits, Hunt, Plans, hunt, plain_tests  # noqa: E402
-from mutant_score import describe, faults, summary  # noqa: E402
+from mutant_score import describe, faults, readme_with, summary  # noqa: E402
+
+from tlmatrix.backend import backend_named  # noqa: E402
+from tlmatrix.run.runner import Runner  # noqa: E402
 
 RESULTS = ROOT / ".tlmatrix" / "mutants.jsonl"
 SCORE = FOLDER / "score.json"
+README = ROOT / "README.md"
 
 
 def main(words: list[str] | None = None) -> int:
@@ -37,8 +42,11 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one mutant (60)")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true", help="forget earlier results")
-    parser.add_argument("--record", action="store_true", help=f"write {SCORE.name}")
+    parser.add_argument(
+        "--record", action="store_true", help=f"write {SCORE.name} and the README's score"
+    )
     asked = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers end with us
     mutants = [
         mutant
         for mutant in load_mutants()
@@ -61,16 +69,15 @@ def main(words: list[str] | None = None) -> int:
                 print(_line(record, len(records), len(mutants)), flush=True)
     print("\n".join(describe(mutants, records)))
     if asked.record:
-        SCORE.write_text(json.dumps(summary(mutants, records), indent=2) + "\n")
+        data = summary(mutants, records)
+        SCORE.write_text(json.dumps(data, indent=2) + "\n")
+        README.write_text(readme_with(data, README.read_text()))
     return 1 if faults(mutants, records) else 0
 
 
 def _warm() -> Plans:
     """Import all that a child needs but the kernels, and make the cases."""
     import torch
-
-    from tlmatrix.backend import backend_named
-    from tlmatrix.run.runner import Runner
 
     torch.set_num_threads(1)
     plans = Plans()
@@ -83,7 +90,7 @@ def _bits(plans: Plans) -> Bits:
     """What the kernels as they are make of each plain test; all of them must pass."""
     record = hunt(Hunt(None, plain=tuple(plain_tests()), limit=300), plans)
     if record.plain or record.trouble:
-        sys.exit(f"plain tests fail without any bug: {', '.join(record.plain)}{record.trouble}")
+        sys.exit(f"a plain test fails without any bug: {record.plain}{record.trouble}")
     return record.bits
 
 
@@ -110,14 +117,16 @@ def _hunted(mutants: list[Mutant], plans: Plans, jobs: int, limit: float) -> Ite
 
 
 def _work(waiting, done, mutants: list[Mutant], plans: Plans, bits: Bits, limit: float) -> None:
-    while (number := waiting.get()) is not None:
+    parent = os.getppid()
+    while (number := waiting.get()) is not None and os.getppid() == parent:
         mutant = mutants[number]
         plain = tuple(plans.plain_tests(mutant))
         record = hunt(Hunt(mutant, tuple(plans.affected(mutant)), plain, limit), plans)
         data = record.to_json()
         found = data.pop("bits")
         data["plain_tests"] = len(found)
-        data["silent"] = bool(found) and all(bits[name] == found[name] for name in found)
+        same = all(bits[name] == found[name] for name in found)
+        data["silent"] = bool(found) and same and not record.plain
         done.put(data)
 
 
