@@ -7,13 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import mutant_catalog
 import mutant_reach
+import mutant_score
 import pytest
 
 MUTANTS = mutant_catalog.load_mutants()
+SCORE = mutant_catalog.FOLDER / "score.json"
+recorded = pytest.mark.skipif(not SCORE.exists(), reason="run_mutants.py --record has not run")
 # Of different kinds, and each found within a few cases.
 SOME = (
     "causal_key_beside_the_query_hidden",
@@ -52,6 +56,26 @@ def test_entries_reach_what_they_call_and_nothing_else():
     assert not {"_DenseAttention", "decode_attention", "gemm"} & packed
     norm = sources.reached("tlmatrix_kernels.norm:rms_norm")
     assert {module.split(".")[1] for module, _ in norm} == {"norm", "dtypes"}
+
+
+@recorded
+def test_readme_shows_the_recorded_score():
+    score = json.loads(SCORE.read_text())
+    readme = (mutant_catalog.ROOT / "README.md").read_text()
+    assert mutant_score.readme_with(score, readme) == readme
+
+
+@recorded
+def test_recorded_score_is_of_these_mutants():
+    score = json.loads(SCORE.read_text())
+    kinds = Counter(mutant.kind for mutant in MUTANTS)
+    assert {kind: row["mutants"] for kind, row in score["kinds"].items()} == kinds
+    assert score["found"] == score["mutants"] == len(MUTANTS)
+    assert score["silent"] == sum(mutant.silent for mutant in MUTANTS)
+
+
+def test_two_in_ten_mutants_are_silent_at_aligned_shapes():
+    assert sum(mutant.silent for mutant in MUTANTS) * 10 >= len(MUTANTS) * 2
 
 
 def test_some_mutants_are_found(tmp_path):
