@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Cause", "cause_of", "explained", "plain_values"]
+__all__ = ["Cause", "cause_of", "explained", "lines_of", "plain_values"]
 
 
 class Cause(NamedTuple):
@@ -51,6 +51,16 @@ def cause_of(result: CaseResult) -> Cause | None:
     # Gradients of one kernel are wrong together, and which is the worst changes with the values.
     about = "" if finding.check == "gradients" else finding.tensor or ""
     return Cause(finding.check, about, _look(finding))
+
+
+def lines_of(result: CaseResult) -> frozenset[str]:
+    """`file:line` of every access that sanitizers found at fault, on either side of a race."""
+    found = set()
+    for finding in result.findings:
+        if finding.check == "sanitizers" and finding.source is not None:
+            found.add(finding.source)
+            found.add((finding.against or "").rpartition(" at ")[2])
+    return frozenset(found - {""})
 
 
 def _look(finding: Finding) -> str:

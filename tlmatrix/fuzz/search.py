@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.grouping import Cause, cause_of, explained
+from tlmatrix.fuzz.grouping import Cause, cause_of, explained, lines_of
 from tlmatrix.fuzz.region import wrong_region
 from tlmatrix.fuzz.shrink import shrink
 from tlmatrix.fuzz.target import Aim
@@ -71,10 +71,9 @@ class Found:
         one, two = self.smallest, other.smallest
         if one.key == two.key:
             return True
-        first, second = one.findings[:1], two.findings[:1]
-        if not first or not second or first[0].source is None:
-            return one.status in (Status.CRASHED, Status.TIMEOUT) and self.cause == other.cause
-        return (first[0].source, first[0].title) == (second[0].source, second[0].title)
+        if one.status in (Status.CRASHED, Status.TIMEOUT):
+            return self.cause == other.cause
+        return bool(lines_of(one) & lines_of(two))
 
 
 @dataclass(frozen=True)
@@ -275,6 +274,11 @@ class _Search:
         cause = cause_of(result)
         assert cause is not None
         alike = self._known.setdefault(cause, [])
+        lines = lines_of(result)
+        for place, found in enumerate(self._found):
+            if lines & lines_of(found.smallest):
+                self._found[place] = replace(found, cases=found.cases + 1)
+                return
         for place in alike:
             smallest = replace(case, values=self._found[place].smallest.values)
             if len(alike) == _ALIKE or explained(self._spec, smallest, case):
