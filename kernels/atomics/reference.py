@@ -30,7 +30,10 @@ def sum_of_parts(x: torch.Tensor, order: str = "rows") -> tuple[torch.Tensor, to
 def cells_after(
     x: torch.Tensor, start: torch.Tensor, operation: str = "add", previous: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `atomic_cells` returns, whatever the order of its operations."""
+    """What `atomic_cells` returns, whatever the order of its operations.
+
+    It adds ones, each rounded to the dtype of x: in bfloat16 a cell of 256 stays what it is.
+    """
     cells, nothing = start.clone(), x.new_empty(0)
     count, operands = len(start), [x[cell :: len(start)] for cell in range(len(start))]
     touched = min(count, len(x))
@@ -39,10 +42,13 @@ def cells_after(
     if operation == "store":
         cells[:touched] = x[:touched]
         return cells, nothing
+    found = []
     for cell in range(touched):
         mine = operands[cell]
         if operation == "add":
-            cells[cell] += len(mine)
+            for _ in mine:
+                found.append(cells[cell].clone())
+                cells[cell] += 1
         elif operation == "max":
             cells[cell] = torch.maximum(cells[cell], mine.max())
         elif operation == "min":
@@ -54,8 +60,4 @@ def cells_after(
         return cells, nothing
     if operation != "add":
         return cells, start[:touched].clone()
-    found = [
-        start[cell] + torch.arange(len(operands[cell]), device=x.device).to(x.dtype)
-        for cell in range(touched)
-    ]
-    return cells, torch.cat(found) if found else nothing
+    return cells, torch.stack(found) if found else nothing

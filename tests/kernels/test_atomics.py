@@ -38,3 +38,15 @@ def test_tickets_of_one_cell_are_consecutive_whoever_draws_them():
     assert cells.tolist() == [107]
     assert found.tolist() == list(range(7, 107))
     assert [t.tolist() for t in cells_after(x, start, previous=True)] == [[107], found.tolist()]
+
+
+@pytest.mark.parametrize("count", [255, 262, 300])
+def test_ones_added_in_bfloat16_stop_counting_where_the_reference_does(count):
+    x, start = torch.ones(count, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)
+    cells, found = cells_after(x, start, previous=True)
+    assert cells.item() == min(count + 1, 256)
+    assert found.tolist() == [min(n, 256) for n in range(1, count + 1)]
+    exact, _ = cells_after(x.double(), start.double())
+    assert exact.item() == count + 1
+    with interpret():
+        assert torch.equal(atomic_cells(x, start, operation="add", previous=False)[0], cells)
