@@ -262,6 +262,22 @@ def test_check_prints_every_error_at_its_place(project: Project) -> None:
     assert places == ["scale.yaml:10:3", "scale.yaml:15:1"], outcome.out
 
 
+def test_list_says_what_is_drawn_and_check_what_cannot_be(project: Project) -> None:
+    fuzz = "fuzz: {axes: {rows: 0..RANGE}, storage: [sliced], examples: {quick: 3}}"
+    rule = "where: [{expr: rows != cols, because: so}]"
+    path = project.spec(more=f"{fuzz}\n{rule}")
+    text = path.read_text()
+    path.write_text(text.replace("RANGE", "40"))
+    outcome = project.tlmatrix("list", ".")
+    assert "each time: rows 0..40; values of every distribution; storage sliced" in outcome.out
+    assert "mostly as in the tier (2): dtype" in " ".join(outcome.out.split())
+    assert project.tlmatrix("check", ".").code == ExitCode.OK
+    path.write_text(text.replace("RANGE", "40000"))
+    outcome = project.tlmatrix("check", ".")
+    assert outcome.code == ExitCode.USAGE
+    assert "a rule names the axis 'rows', which then can have 4096 values" in outcome.out
+
+
 # repro ----------------------------------------------------------------------------------------
 
 

@@ -467,9 +467,11 @@ def _explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 
 def _check(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    plans = _planned(arguments, config)
+    from tlmatrix.commands.specs import check_draws
     from tlmatrix.report.text import count
 
+    plans = _planned(arguments, config)
+    check_draws(plans)
     print(f"{count(len(plans), 'spec')}, no errors")
     return ExitCode.OK
 

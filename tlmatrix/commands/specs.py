@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.fuzz.draw import ground_of
 from tlmatrix.run.plan import Plan, plan
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import Issue, SpecError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["plan_all", "spec_paths"]
+__all__ = ["check_draws", "plan_all", "spec_paths"]
 
 
 def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
@@ -56,3 +57,21 @@ def plan_all(
     if issues:
         raise SpecError(issues)
     return plans
+
+
+def check_draws(plans: Iterable[Plan]) -> None:
+    """Settle what the random cases of specs are drawn from; nothing is drawn.
+
+    Raises:
+        SpecError: everything that cannot be drawn.
+    """
+    issues: list[Issue] = []
+    for each in plans:
+        if each.spec.fuzz is None:
+            continue
+        try:
+            ground_of(each.spec, each.tier)
+        except SpecError as error:
+            issues += error.issues
+    if issues:
+        raise SpecError(issues)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.fuzz.draw import described, ground_of
 from tlmatrix.report.text import count
 from tlmatrix.spec.values import label
 
@@ -38,6 +39,8 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     drawn = spec.fuzz.examples.get(plan.tier, 0) if spec.fuzz is not None else 0
     if drawn:
         yield f"    and up to {count(drawn, 'drawn case')} more when it runs"
+        for line in described(ground_of(spec, plan.tier)):
+            yield f"        {line}"
     others = [f"{name} ({tier.strategy})" for name, tier in spec.tiers.items() if name != plan.tier]
     if others:
         yield f"    other tiers: {', '.join(others)}"

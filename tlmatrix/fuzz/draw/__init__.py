@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.fuzz.draw.described import described
 from tlmatrix.fuzz.draw.ground import Configuration, Ground, ground_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Configuration", "Ground", "cases", "configurations", "ground_of"]
+__all__ = ["Configuration", "Ground", "cases", "configurations", "described", "ground_of"]
 
 
 def cases(
