@@ -205,9 +205,14 @@ class TerminalReport:
             words += f" on {', '.join(places)}"
         if parts:
             words += ": " + ", ".join(parts)
+        # Workers that are told to stop may do so before this process hears of it.
+        missing = self._total - len(self._results)
         if event.interrupted:
-            words += f"; interrupted, {self._total - len(self._results)} not run"
-        style = "bold red" if bad else "bold yellow" if event.interrupted else "bold green"
+            words += f"; interrupted, {missing} not run"
+        elif missing > 0:
+            words += f"; {missing} not run"
+        partial = event.interrupted or missing > 0
+        style = "bold red" if bad else "bold yellow" if partial else "bold green"
         return Text(f"\n{words}", style=style)
 
     def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
