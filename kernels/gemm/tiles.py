@@ -63,15 +63,15 @@ SPLIT_RAGGED = {
     "row": Tiles(16, 128, 64, num_stages=2, threads=128),
 }
 
-# Of 8-bit factors as they are, of float8 with a second set of sums (see `mixed`), and of factors
-# that are widened or turned in shared memory first.
+# Of 8-bit factors as they are; of float8 with a second set of sums, in steps as short as `mixed`
+# wants them; and of factors that are widened or turned in shared memory first.
 MIXED_INTEGERS = {
     "wide": Tiles(128, 256, 128, num_stages=3, threads=256),
     "narrow": Tiles(64, 128, 128, num_stages=3, threads=128),
 }
 MIXED_FLOATS = {
-    "wide": Tiles(128, 128, 128, num_stages=3, threads=256),
-    "narrow": Tiles(64, 128, 128, num_stages=3, threads=128),
+    "wide": Tiles(128, 128, 64, num_stages=4, threads=256),
+    "narrow": Tiles(64, 128, 64, num_stages=4, threads=128),
 }
 MIXED_PREPARED = {
     "wide": Tiles(128, 128, 64, num_stages=3, threads=256),
