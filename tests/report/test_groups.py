@@ -308,3 +308,10 @@ def test_values_have_the_digits_that_tell_them_apart(
 ) -> None:
     finding = Finding(check="isolation", title="out: differs", expected=expected, got=got)
     assert any(told in line for line in describe_finding(finding))
+
+
+def test_a_case_that_is_wrong_by_itself_is_shown_before_one_that_takes_two_runs() -> None:
+    small = _result(1)
+    repeated = replace(small, findings=(replace(small.findings[0], check="repeat"),))
+    (group,) = group_failures([repeated, _result(2), _result(3)])
+    assert group.example.case == "n=2"

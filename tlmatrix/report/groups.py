@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "Pattern", "group_failures"]
 
-_NUMBERS = frozenset(
-    {"numeric", "gradients", "isolation", "determinism", "repeat", "properties"}
-)  # fmt: skip
+_FURTHER = frozenset({"isolation", "determinism", "repeat", "properties", "agreement"})
+"""Checks that compare numbers of several runs."""
+_NUMBERS = _FURTHER | {"numeric", "gradients"}
 """Checks that compare numbers; their findings differ in shape more than in cause."""
 _MOST_AXES = 3
 """Axes that a selection names before the whole id is clearer."""
@@ -57,7 +57,10 @@ class Group:
 
     @property
     def example(self) -> CaseResult:
-        """The plainest: of the smallest problem. The same one whatever order workers ran in."""
+        """The plainest: wrong in one run if any is, and of the smallest problem.
+
+        The same one whatever order workers ran in.
+        """
         return min(self.results, key=_plainness)
 
 
@@ -136,7 +139,12 @@ def _look(result: CaseResult) -> str:
 def _plainness(result: CaseResult) -> tuple[object, ...]:
     result = result.smaller or result
     numbers = sum(abs(number) for number in _numbers(list(result.values.values())))
-    return (result.elements, numbers, len(result.case), result.case)
+    return (_further(result), result.elements, numbers, len(result.case), result.case)
+
+
+def _further(result: CaseResult) -> bool:
+    """Whether the case alone was right, and only a comparison with another run is not."""
+    return bool(result.findings) and result.findings[0].check in _FURTHER
 
 
 def _numbers(value: Value) -> Iterator[float]:
