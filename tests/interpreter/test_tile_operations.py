@@ -52,8 +52,27 @@ def test_gemm(trans_a, trans_b, clear, dtype, accum):
     left = a.float().T.contiguous().to(a.dtype) if trans_a else a
     right = b.float().T.contiguous().to(b.dtype) if trans_b else b
     got = gemm_kernel(m, n, k, dtype, accum, trans_a, trans_b, clear)(left, right)
-    tolerance = 0 if accum == "int32" else 1e-3 if accum == "float16" else 1e-6
+    tolerance = {"int32": 0, "float16": 1e-3}.get(accum, 1e-6)
+    if dtype.startswith("float8"):  # of which the tensor cores keep 14 bits
+        tolerance = 2e-4
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance * 500)
+
+
+@pytest.mark.parametrize(("arch", "kept"), [("sm_90a", 0), ("sm_100a", 32)])
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, True), (True, False)])
+def test_sums_of_float8_products_keep_the_14_bits_that_hopper_keeps(arch, kept, trans_a, trans_b):
+    """Ones beside a sum of 448 * 448, whose 14th bit is 16: lost on Hopper."""
+    m, n, k = 64, 32, 64
+    a, b = torch.ones(m, k), torch.ones(k, n)
+    a[:, :32], b[:32] = 0, 0
+    a[:, 0], b[0] = 448, 448
+    a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+    left = a.float().T.contiguous().to(a.dtype) if trans_a else a
+    right = b.float().T.contiguous().to(b.dtype) if trans_b else b
+    with interpret(arch=arch):
+        kernel = gemm_kernel(m, n, k, "float8_e4m3fn", "float32", trans_a, trans_b, True)
+        got = kernel(left, right)
+    assert (got == 448 * 448 + kept).all()
 
 
 def test_gemm_onto_an_accumulator_nobody_cleared_shows_nan():

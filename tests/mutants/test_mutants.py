@@ -17,7 +17,6 @@ import pytest
 
 MUTANTS = mutant_catalog.load_mutants()
 SCORE = mutant_catalog.FOLDER / "score.json"
-recorded = pytest.mark.skipif(not SCORE.exists(), reason="run_mutants.py --record has not run")
 # Of different kinds, and each found within a few cases.
 SOME = (
     "causal_key_beside_the_query_hidden",
@@ -58,14 +57,12 @@ def test_entries_reach_what_they_call_and_nothing_else():
     assert {module.split(".")[1] for module, _ in norm} == {"norm", "dtypes"}
 
 
-@recorded
 def test_readme_shows_the_recorded_score():
     score = json.loads(SCORE.read_text())
     readme = (mutant_catalog.ROOT / "README.md").read_text()
     assert mutant_score.readme_with(score, readme) == readme
 
 
-@recorded
 def test_recorded_score_is_of_these_mutants():
     score = json.loads(SCORE.read_text())
     kinds = Counter(mutant.kind for mutant in MUTANTS)

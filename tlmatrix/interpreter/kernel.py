@@ -17,7 +17,7 @@ from . import runtime
 from .codegen import generate, kernel_usage, widened
 from .errors import ArgumentError, InterpreterError, Unsupported
 from .layouts import positions
-from .runtime.tiles import TF32
+from .runtime.tiles import FLOAT8_BITS, TF32
 from .runtime.tracer import Born
 from .sanitize import launch
 from .session import current
@@ -83,6 +83,8 @@ def load_program(program: Program, number: str, *, guard: bool) -> Loaded:
 
 
 _NONE: frozenset[str] = frozenset()
+_HOPPER_FLOAT8_BITS = 14
+"""See `runtime.tiles.gemm_float8`."""
 
 
 class InterpretedKernel:
@@ -462,6 +464,8 @@ class InterpretedKernel:
             stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
             if session is not None and session.tf32:
                 stack.callback(TF32.reset, TF32.set(True))
+            if session is not None and session.arch.startswith("sm_90"):
+                stack.callback(FLOAT8_BITS.reset, FLOAT8_BITS.set(_HOPPER_FLOAT8_BITS))
             if threads != 1:
                 # Tiles are too small to share: a second thread costs more than it brings.
                 torch.set_num_threads(1)

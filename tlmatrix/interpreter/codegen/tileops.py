@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .bounds import Dim, add, constant_index, wrapped_index
 from .calls import CallMixin
 from .expressions import op_name
-from .values import Val, is_float, is_int
+from .values import Val, is_float, is_float8, is_int
 
 if TYPE_CHECKING:
     from .context import Buf
@@ -256,6 +256,9 @@ class TileOpMixin(CallMixin):
         flags = f"{transpose_a}, {transpose_b}, {clear.code}"
         if is_int(c.buf.dtype):
             self.w.line(f"gemm_int({operands[0]}, {operands[1]}, {target}, {flags})")
+            return
+        if c.buf.dtype == "float32" and all(is_float8(r.buf.dtype) for r in (a, b)):
+            self.w.line(f"gemm_float8({operands[0]}, {operands[1]}, {target}, {flags})")
             return
         if c.buf.dtype == "float64":
             operands = [f"np.asarray({code}, np.float64)" for code in operands]

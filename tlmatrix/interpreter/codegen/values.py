@@ -18,6 +18,7 @@ __all__ = [
     "Affine",
     "Val",
     "is_float",
+    "is_float8",
     "is_int",
     "literal",
     "memory_name",
@@ -40,6 +41,11 @@ INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16
 def is_float(dtype: str) -> bool:
     """Whether values of `dtype` are floating point."""
     return dtype in FLOATS
+
+
+def is_float8(dtype: str) -> bool:
+    """Whether values of `dtype` are floating point of 8 bits."""
+    return dtype.startswith("float8")
 
 
 def is_int(dtype: str) -> bool:
