@@ -1,0 +1,47 @@
+"""Barriers: of all ranks in the order of a stream, and of all blocks of all ranks in a kernel."""
+
+import tilelang.language as T
+import torch
+
+from tlmatrix_kernels.distributed import signals
+from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+
+__all__ = ["barrier", "meet", "synchronize"]
+
+
+def barrier(buffer: SymmetricBuffer, channel: int = 0) -> None:
+    """Hold what follows on the current stream until every rank's stream has come to its barrier.
+
+    What follows sees all that any rank's stream did before. A barrier is a small kernel that waits,
+    so enqueue it before kernels whose blocks wait for others: once they fill the GPU it might find
+    no place.
+
+    Args:
+        buffer: whose signal pads are used; every rank passes its own part of the same buffer.
+        channel: barriers that may be under way at once, on several streams, need one each.
+    """
+    if buffer.world > 1:
+        buffer.handle.barrier(channel)
+
+
+@T.macro
+def meet(counter, index, expected):
+    """In a kernel: every block of every rank waits until `expected` arrivals were counted.
+
+    For a `T.prim_func` that includes `signals.source`. All blocks of all ranks must fit on their
+    GPUs at once, for a block that waits keeps its place.
+
+    Args:
+        counter: int32 flags of *one* rank, which all ranks pass (`SymmetricBuffer.on`).
+        index: the flag that counts; nothing else touches it.
+        expected: arrivals since it was zero: blocks a rank, times ranks, times barriers so far with
+            this one; a multiple of 2^32 may be left out.
+    """
+    signals.add(counter, index, 1, order="acq_rel", scope="sys")
+    signals.wait(counter, index, expected, order="acquire", scope="sys")
+
+
+def synchronize(device: torch.device) -> None:
+    """The host waits for everything enqueued on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,29 @@
+"""The communication layer on real GPUs, a process a rank."""
+
+import on_gpus
+import pytest
+import torch
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.fixture(params=[2, 4])
+def world(request):
+    count = torch.cuda.device_count()
+    if count < request.param:
+        pytest.skip(f"needs {request.param} GPUs, and there are {count}")
+    return request.param
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        on_gpus.gathers_back_to_back,
+        on_gpus.blocks_wait_for_pulls,
+        on_gpus.blocks_signal_peers,
+        on_gpus.all_blocks_of_all_ranks_meet,
+    ],
+    ids=lambda job: job.__name__,
+)
+def test_ranks_see_in_order_what_others_did(job, world):
+    assert on_gpus.run_on_ranks(job, world) == {}
