@@ -3,7 +3,7 @@
 import torch
 from tilelang.backend.target import determine_target
 
-__all__ = ["capability", "multiprocessors"]
+__all__ = ["HOPPER", "capability", "multiprocessors"]
 
 # What tiles are tuned for first; meant where nothing is being compiled, in benchmarks and tests.
 HOPPER = 90

@@ -25,10 +25,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tlmatrix_kernels.alignment import ready
 from tlmatrix_kernels.dtypes import dtype_name
-
-ALIGNMENT = 16
-"""Bytes; of the widest load of a thread."""
 
 __all__ = ["atomic_add_layout"]
 
@@ -153,15 +151,9 @@ def atomic_add_layout(
         return out, total.flatten()
     dtype = dtype_name(x.dtype)
     if x.numel():
-        add_parts(dtype, order, form, width, rows, columns, *tile)(_ready(x), total)
+        add_parts(dtype, order, form, width, rows, columns, *tile)(ready(x), total)
     read_sum(dtype, order, rows, columns)(total, out)
     return out, total.flatten()
-
-
-def _ready(x: torch.Tensor) -> torch.Tensor:
-    """The input as the kernel takes it: contiguous, and aligned for loads of several elements."""
-    x = x.contiguous()
-    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 
 
 def _check(x, order, form, width, tile) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch.autograd.function import once_differentiable
 
+from tlmatrix_kernels.alignment import ready
 from tlmatrix_kernels.attention import dense, packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.reordered import BLOCK_ROWS, block_shape
@@ -26,9 +27,6 @@ __all__ = [
     "static_of",
     "varlen_attention",
 ]
-
-# The copy engine reads from addresses that are multiples of this many bytes.
-ALIGNMENT = 16
 
 
 def dense_attention(
@@ -125,12 +123,6 @@ def varlen_attention(
         causal, window, scale, backward, sink,
     )  # fmt: skip
     return _PackedAttention.apply(q, k, v, sink, cu_seqlens_q, cu_seqlens_k, lengths, call)
-
-
-def ready(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as kernels take it: contiguous, and aligned for the copy engine."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def attention_buffers(q: torch.Tensor, call: Attention) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,12 +4,13 @@ import torch
 
 from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.mixed import mixed_kernel
-from tlmatrix_kernels.gemm.tiles import MIXED_FLOATS, SIZES, size_for
+from tlmatrix_kernels.gemm.tiles import MIXED_FLOATS, size_for
 from tlmatrix_kernels.gemm.validate import (
     OUT_DTYPES,
     check_addend,
     check_operands,
     check_out_dtype,
+    check_tiles,
     names,
     rows_aligned,
 )
@@ -65,8 +66,7 @@ def gemm_mixed(
     Raises:
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
     """
-    if tiles is not None and tiles not in SIZES:
-        raise ValueError(f"tiles must be one of {', '.join(SIZES)}, or None, got {tiles!r}")
+    check_tiles(tiles)
     if a.dtype not in PARTNERS:
         raise ValueError(f"a must be one of {names(tuple(PARTNERS))}, got {a.dtype}")
     if b.dtype not in PARTNERS[a.dtype]:

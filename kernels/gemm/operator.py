@@ -2,6 +2,7 @@
 
 import torch
 
+from tlmatrix_kernels.alignment import ready
 from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.boxes import ROW_BYTES
 from tlmatrix_kernels.gemm.kernel import gemm_kernel
@@ -11,12 +12,13 @@ from tlmatrix_kernels.gemm.tcgen05 import (
     tcgen05_kernel,
     tcgen05_ws_kernel,
 )
-from tlmatrix_kernels.gemm.tiles import SIZES, gemm_tiles, size_for
+from tlmatrix_kernels.gemm.tiles import gemm_tiles, size_for
 from tlmatrix_kernels.gemm.validate import (
     check_addend,
     check_dtypes,
     check_operands,
     check_out_dtype,
+    check_tiles,
     rows_aligned,
 )
 from tlmatrix_kernels.gemm.wgmma import WGMMA_TILES, wgmma_ws_kernel
@@ -70,8 +72,7 @@ def gemm(
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
-    if tiles is not None and tiles not in SIZES:
-        raise ValueError(f"tiles must be one of {', '.join(SIZES)}, or None, got {tiles!r}")
+    check_tiles(tiles)
     if tiles is not None and variant != "tiled":
         raise ValueError(f"tiles must be None for variant {variant!r}, got {tiles!r}")
     check_dtypes(a, b)
@@ -106,7 +107,7 @@ def gemm(
             kernel = wgmma_ws_kernel(*options, rows_aligned(out))
             rows, columns = 2 * WGMMA_TILES.half_m, WGMMA_TILES.block_n
         count = -(-m // rows) * -(-n // columns)
-        kernel(_aligned(a), _aligned(b), out, min(count, _blocks(a.device)))
+        kernel(ready(a), ready(b), out, min(count, _blocks(a.device)))
     return out
 
 
@@ -129,11 +130,6 @@ def _check_variant(variant: str, a: torch.Tensor, b: torch.Tensor) -> None:
                 f"{name} must have rows of a multiple of {step} elements ({ROW_BYTES} bytes) for "
                 f"variant {variant!r}, got {tensor.shape[1]}: use variant 'tiled'"
             )
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied if it does not start where TMA needs it."""
-    return tensor if tensor.data_ptr() % ROW_BYTES == 0 else tensor.clone()
 
 
 def _blocks(device: torch.device) -> int:

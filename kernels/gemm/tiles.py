@@ -14,6 +14,8 @@ ragged   rows that are no multiple of 16 bytes, loaded element by element: hardl
 
 from dataclasses import dataclass
 
+from tlmatrix_kernels.target import HOPPER
+
 __all__ = ["SIZES", "Tiles", "gemm_tiles", "mixed_tiles", "size_for", "split_size", "split_tiles"]
 
 SIZES = ("wide", "narrow")
@@ -33,8 +35,6 @@ class Tiles:
         """How many tiles a result [m, n] has."""
         return -(-m // self.block_m) * -(-n // self.block_n)
 
-
-HOPPER = 90
 
 GEMM = {
     "wide": Tiles(128, 256, 64, num_stages=4, threads=256),

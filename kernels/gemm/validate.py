@@ -4,6 +4,7 @@ import torch
 
 from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.boxes import ROW_BYTES
+from tlmatrix_kernels.gemm.tiles import SIZES
 
 __all__ = [
     "DTYPES",
@@ -12,6 +13,7 @@ __all__ = [
     "check_dtypes",
     "check_operands",
     "check_out_dtype",
+    "check_tiles",
     "names",
     "rows_aligned",
 ]
@@ -86,6 +88,12 @@ def check_out_dtype(
     if out_dtype not in dtypes:
         raise ValueError(f"out_dtype must be one of {names(dtypes)}, got {out_dtype}")
     return out_dtype
+
+
+def check_tiles(tiles: str | None) -> None:
+    """Refuse what names no tiles; None leaves the choice to the operator."""
+    if tiles is not None and tiles not in SIZES:
+        raise ValueError(f"tiles must be one of {', '.join(SIZES)}, or None, got {tiles!r}")
 
 
 def rows_aligned(*tensors: torch.Tensor) -> bool:

@@ -9,13 +9,14 @@ shrunk here: a failing case is resolved, and `tlmatrix.fuzz.shrink` works on it 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import target as hypothesis_target
 from hypothesis.errors import Unsatisfiable
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
+
+from tlmatrix.matrix.case import seed_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -59,7 +60,7 @@ def _in_place_of(name: str) -> Iterator[None]:
 
 def seed_of(*parts: object) -> int:
     """A seed for a part of a search; the same for equal parts, in every process."""
-    return int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+    return seed_from(repr(parts))
 
 
 def explore(

@@ -13,9 +13,14 @@ from tlmatrix.spec.values import Value, canonical, label
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Case", "Origin"]
+__all__ = ["Case", "Origin", "seed_from"]
 
 Origin = Literal["tier", "extra", "regression", "reject", "fuzz"]
+
+
+def seed_from(text: str) -> int:
+    """A 63-bit seed that depends on the text alone, the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +54,7 @@ class Case:
     @cached_property
     def seed(self) -> int:
         """A 63-bit seed that depends on the case alone."""
-        return int.from_bytes(hashlib.sha256(self.key.encode()).digest()[:8], "big") >> 1
+        return seed_from(self.key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Case) and self.key == other.key

@@ -10,7 +10,6 @@ import itertools
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from tlmatrix.backend import (
 )
 from tlmatrix.check.finding import Finding
 from tlmatrix.interpreter.recorder import Recorder
+from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counted, counting
 from tlmatrix.run.faults import fault_finding
 from tlmatrix.run.rejects import judge_reject, reject_problem
@@ -53,7 +53,7 @@ def case_seed(case: Case, seed: int = 0) -> int:
     seed = seed or case.run_seed
     if not seed:
         return case.seed
-    return int.from_bytes(sha256(f"{seed}:{case.key}".encode()).digest()[:8], "big") >> 1
+    return seed_from(f"{seed}:{case.key}")
 
 
 def run_case(

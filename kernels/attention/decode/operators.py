@@ -6,12 +6,12 @@ parts become one result is in `combine`. There is no backward.
 
 import torch
 
+from tlmatrix_kernels.alignment import ready
 from tlmatrix_kernels.attention.decode import kernels
 from tlmatrix_kernels.attention.decode.combine import combine, combine_with_sink
 from tlmatrix_kernels.attention.decode.splits import MOST, choose
 from tlmatrix_kernels.attention.decode.tiles import tiles_for
 from tlmatrix_kernels.attention.decode.validate import Decode, check_cache, check_pages
-from tlmatrix_kernels.attention.operators import ready
 from tlmatrix_kernels.target import multiprocessors
 
 __all__ = ["choose_splits", "decode_attention", "launch", "paged_attention"]

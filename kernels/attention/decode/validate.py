@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tlmatrix_kernels.alignment import ALIGNMENT
 from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = ["Decode", "check_cache", "check_pages"]
@@ -18,7 +19,6 @@ DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
 PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
-ALIGNMENT = 16
 # The most blocks CUDA launches in the y and z dimension of a grid.
 GRID_MAX = 65535
 
