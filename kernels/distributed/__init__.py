@@ -1,6 +1,17 @@
 """Kernels and operators of several ranks, a GPU each, over PyTorch's symmetric memory."""
 
 from tlmatrix_kernels.distributed.all_gather import all_gather
+from tlmatrix_kernels.distributed.all_gather_gemm import all_gather_gemm
 from tlmatrix_kernels.distributed.context import Context, create_context
+from tlmatrix_kernels.distributed.gemm_reduce_scatter import gemm_reduce_scatter
+from tlmatrix_kernels.distributed.reduce_scatter import reduce_scatter, reduce_scatter_two_level
 
-__all__ = ["Context", "all_gather", "create_context"]
+__all__ = [
+    "Context",
+    "all_gather",
+    "all_gather_gemm",
+    "create_context",
+    "gemm_reduce_scatter",
+    "reduce_scatter",
+    "reduce_scatter_two_level",
+]

@@ -5,44 +5,49 @@ import torch
 from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.pull import arrivals, pull
+from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed.validate import check_rows
 
 __all__ = ["all_gather"]
 
 
-def all_gather(x: torch.Tensor, *, context: Context) -> torch.Tensor:
+def all_gather(x: torch.Tensor, *, context: Context, rows: int | None = None) -> torch.Tensor:
     """The rows of all ranks, in the order of ranks.
 
     Args:
-        x: [rows, ...], what this rank has, of equal shape and dtype on all.
+        x: [my rows, ...], of one dtype on all ranks.
         context: see `create_context`.
+        rows: of all ranks together, where they do not all have as many: then each has its share
+            (`torch.tensor_split`).
 
     Returns:
-        [world * rows, ...], a new tensor, the same on every rank.
+        [rows, ...], a new tensor, the same on every rank.
 
     Raises:
-        ValueError: x without dimensions.
+        ValueError: x without dimensions, or of other rows than its share.
     """
     if x.ndim == 0:
         raise ValueError("x must have at least 1 dimension, got a scalar")
+    rows = check_rows("x", x.shape[0], rows, context)
     rank, world = context.rank, context.world
-    out = torch.empty(world, *x.shape, dtype=x.dtype, device=x.device)
-    if out.numel() > 0:
-        out[rank].copy_(x)
-        if world > 1:
-            _pull_others(x, out, context)
-    return out.flatten(0, 1)
-
-
-def _pull_others(x: torch.Tensor, out: torch.Tensor, context: Context) -> None:
+    out = x.new_empty(rows, *x.shape[1:])
+    if out.numel() == 0:
+        return out
+    parts = [out[begin:end] for begin, end in shares(rows, world)]
+    parts[rank].copy_(x)
+    if world == 1:
+        return out
     epoch = context.begin("all_gather")
-    buffer = context.buffer(f"all_gather/{epoch % 2}", x.numel() * x.element_size())
+    most = -(-rows // world) * out[0].numel() * out.element_size()
+    buffer = context.buffer(f"all_gather/{epoch % 2}", most)
     buffer.mine(x.shape, x.dtype).copy_(x)
     barrier(buffer)
     side = context.side()
     with torch.cuda.stream(side):
         pull(
-            arrivals(context.rank, context.world),
-            source=lambda peer: buffer.on(peer, x.shape, x.dtype),
-            target=lambda peer: out[peer],
+            [peer for peer in arrivals(rank, world) if parts[peer].numel() > 0],
+            source=lambda peer: buffer.on(peer, parts[peer].shape, x.dtype),
+            target=lambda peer: parts[peer],
         )
     torch.cuda.current_stream().wait_stream(side)
+    return out

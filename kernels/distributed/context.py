@@ -43,6 +43,7 @@ class Context:
         self.device = device
         self._buffers: dict[str, SymmetricBuffer] = {}
         self._epochs: dict[str, int] = {}
+        self._counts: dict[str, list[int]] = {}
         self._stream: torch.cuda.Stream | None = None
         self._last: torch.cuda.Stream | None = None
 
@@ -61,6 +62,15 @@ class Context:
             self._last = stream
         self._epochs[operator] = epoch = self._epochs.get(operator, 0) + 1
         return epoch
+
+    def count(self, operator: str, added: list[int]) -> list[int]:
+        """What the counters of `operator` will have come to when `added` to each was counted.
+
+        Every rank keeps these sums of all ranks' counters itself: equal calls add equally.
+        """
+        before = self._counts.get(operator, [0] * len(added))
+        self._counts[operator] = after = [old + new for old, new in zip(before, added, strict=True)]
+        return after
 
     def side(self) -> torch.cuda.Stream:
         """The stream of pulls and reductions; it waits for what is enqueued on the current one.

@@ -1,6 +1,7 @@
 """The communication layer on real GPUs, a process a rank."""
 
 import on_gpus
+import operators_on_gpus
 import pytest
 import torch
 
@@ -26,4 +27,18 @@ def world(request):
     ids=lambda job: job.__name__,
 )
 def test_ranks_see_in_order_what_others_did(job, world):
+    assert on_gpus.run_on_ranks(job, world) == {}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        operators_on_gpus.products_of_rows_that_arrive,
+        operators_on_gpus.products_whose_parts_travel,
+        operators_on_gpus.sums_over_ranks,
+        operators_on_gpus.large_products_right_and_the_same_twice,
+    ],
+    ids=lambda job: job.__name__,
+)
+def test_operators_are_right_back_to_back_with_stragglers(job, world):
     assert on_gpus.run_on_ranks(job, world) == {}

@@ -1,0 +1,25 @@
+"""Where overlapping pays: by the operator, the number of ranks and the size of the product.
+
+Below a size, a kernel after a collective is faster: barriers, flags and copies of small pieces cost
+some tens of microseconds, however little there is to overlap.
+"""
+
+__all__ = ["LEAST_FLOP", "overlap_pays"]
+
+LEAST_FLOP = {
+    "all_gather_gemm": {2: 2.0e11, 4: 1.0e11, 8: 1.0e11},
+    "gemm_reduce_scatter": {2: 2.0e11, 4: 1.0e11, 8: 1.0e11},
+}
+"""By operator and ranks: floating point operations of *one rank's* product from which on it pays.
+
+Other numbers of ranks take the line of the next smaller one.
+"""
+
+
+def overlap_pays(operator: str, world: int, m: int, n: int, k: int) -> bool:
+    """Whether `operator` overlaps a product of [m, k] and [k, n] on each of `world` ranks."""
+    if world == 1:
+        return False
+    table = LEAST_FLOP[operator]
+    line = max((ranks for ranks in table if ranks <= world), default=min(table))
+    return 2.0 * m * n * k >= table[line]

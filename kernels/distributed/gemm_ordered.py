@@ -1,0 +1,151 @@
+"""Matrix products whose tiles wait for rows of A to arrive, or tell their owners that they exist.
+
+Shapes and layout are those of `tlmatrix_kernels.gemm.kernel`, and so is the loop over K:
+
+    A [M, K]                          float16 or bfloat16
+    B [K, N], or [N, K] transposed    the dtype of A
+    C [M, N]                          out_dtype
+
+The M rows belong to `world` ranks as `shares.share` has it; a tile may have rows of several. The
+tiles are taken in the order of `swizzle.ordered_tile`. M, N, K and world are symbolic.
+
+`gemm_on_arrival`
+    A tile waits until `ready[r] >= epoch` for every owner r of its rows.
+
+`gemm_signalling`
+    A tile that is stored adds its elements that rank r owns to `done[r]`, for every owner r of its
+    rows, with release at system scope. Who acquires the sum of all elements of its rows, on any
+    GPU, sees them whole; that sum is the same whatever tiles a rank has.
+
+How TileLang 0.1.15 assembles them for sm_90a: as `gemm_kernel`, with 128 threads that load by TMA
+beside 256 that multiply, and the same loops (test_assembly.py). All threads wait before the roles
+split; the sum is raised by the threads that store (see `signals`). What a tile adds is a load of
+a flag that is nearly always there, and one atomic.
+"""
+
+import tilelang
+import tilelang.language as T
+
+from tlmatrix_kernels.distributed import signals
+from tlmatrix_kernels.distributed.swizzle import ordered_tile
+from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.tiles import gemm_tiles
+from tlmatrix_kernels.target import capability
+
+__all__ = ["gemm_on_arrival", "gemm_signalling"]
+
+
+@T.macro
+def _sum_tile(A, B, a_tile, b_tile, acc, m, n, steps, transpose_b, tiles, options):
+    """`acc` = tile (bm, bn) of A @ op(B)."""
+    T.clear(acc)
+    for step in T.Pipelined(steps, num_stages=tiles.num_stages):
+        k = step * tiles.block_k
+        T.copy(box(A, False, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=options)
+        T.copy(box(B, transpose_b, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=options)
+        T.gemm(a_tile, b_tile, acc, transpose_B=transpose_b)
+
+
+@tilelang.jit
+def gemm_on_arrival(
+    dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
+):
+    """Build the kernel; it is called with (A, B, C, ready, epoch, first, panel)."""
+    orientation = (False, transpose_b)
+    tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
+    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
+    world = T.dynamic("world")
+    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
+    a_shape, b_shape = shapes(orientation, M, N, K)
+    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
+    options = {} if whole_rows else NO_TMA
+
+    @T.prim_func
+    def gemm_arrival(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        C: T.Tensor([M, N], out_dtype),
+        ready: T.Tensor([world], "int32"),
+        epoch: T.int32,
+        first: T.int32,
+        panel: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=tiles.threads) as tile:
+            T.annotate_restrict_buffers(A)
+            T.import_source(signals.source(tiles.threads))
+            a_tile = T.alloc_shared(a_box, dtype)
+            b_tile = T.alloc_shared(b_box, dtype)
+            acc = T.alloc_fragment([block_m, block_n], "float32")
+            T.assume(panel > 0)
+            T.assume(first >= 0)
+            T.assume(world > 0)
+            at_m, at_n = ordered_tile(
+                tile, T.ceildiv(M, block_m), T.ceildiv(N, block_n), first, panel, T.min
+            )
+            # Variables, or the divisions would be made again wherever a row or column is used.
+            bm = T.alloc_var("int32", init=at_m)
+            bn = T.alloc_var("int32", init=at_n)
+            m, n = bm * block_m, bn * block_n
+            for owner in T.serial(world):
+                begin = owner * (M // world) + T.min(owner, M % world)
+                end = (owner + 1) * (M // world) + T.min(owner + 1, M % world)
+                if begin < m + block_m and end > m and begin < end:
+                    signals.wait(ready, owner, epoch)
+            _sum_tile(
+                A, B, a_tile, b_tile, acc, m, n, T.ceildiv(K, block_k), transpose_b, tiles, options
+            )
+            T.copy(acc, C[bm * block_m, bn * block_n])
+
+    return gemm_arrival
+
+
+@tilelang.jit
+def gemm_signalling(
+    dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
+):
+    """Build the kernel; it is called with (A, B, C, done, first, panel)."""
+    orientation = (False, transpose_b)
+    tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
+    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
+    world = T.dynamic("world")
+    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
+    a_shape, b_shape = shapes(orientation, M, N, K)
+    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
+    options = {} if whole_rows else NO_TMA
+
+    @T.prim_func
+    def gemm_signals(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        C: T.Tensor([M, N], out_dtype),
+        done: T.Tensor([world], "int32"),
+        first: T.int32,
+        panel: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=tiles.threads) as tile:
+            T.import_source(signals.source(tiles.threads))
+            a_tile = T.alloc_shared(a_box, dtype)
+            b_tile = T.alloc_shared(b_box, dtype)
+            acc = T.alloc_fragment([block_m, block_n], "float32")
+            T.assume(panel > 0)
+            T.assume(first >= 0)
+            T.assume(world > 0)
+            at_m, at_n = ordered_tile(
+                tile, T.ceildiv(M, block_m), T.ceildiv(N, block_n), first, panel, T.min
+            )
+            # Variables, or the divisions would be made again wherever a row or column is used.
+            bm = T.alloc_var("int32", init=at_m)
+            bn = T.alloc_var("int32", init=at_n)
+            m, n = bm * block_m, bn * block_n
+            _sum_tile(
+                A, B, a_tile, b_tile, acc, m, n, T.ceildiv(K, block_k), transpose_b, tiles, options
+            )
+            T.copy(acc, C[bm * block_m, bn * block_n])
+            for owner in T.serial(world):
+                begin = owner * (M // world) + T.min(owner, M % world)
+                end = (owner + 1) * (M // world) + T.min(owner + 1, M % world)
+                rows = T.min(end, m + block_m) - T.max(begin, m)
+                if rows > 0:
+                    signals.add(done, owner, rows * T.min(N - n, block_n))
+
+    return gemm_signals

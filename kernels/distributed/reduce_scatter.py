@@ -1,0 +1,115 @@
+"""Reduce-scatter by the copy engines: every rank pulls what the others have for it, and adds."""
+
+import torch
+import torch.distributed as dist
+
+from tlmatrix_kernels.distributed.barriers import barrier
+from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+from tlmatrix_kernels.distributed.pull import pull
+from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
+from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.validate import check_reducible
+
+__all__ = ["reduce_scatter", "reduce_scatter_two_level"]
+
+
+def reduce_scatter(x: torch.Tensor, *, context: Context) -> torch.Tensor:
+    """This rank's share of the rows of the sum over ranks.
+
+    Sums are float32, in the order of the ring, and rounded once: equal inputs give equal bits.
+
+    Args:
+        x: [rows, ...], of equal shape and dtype on all ranks; float16, bfloat16 or float32.
+        context: see `create_context`.
+
+    Returns:
+        [my rows, ...], a new tensor; rows are shared as `torch.tensor_split` does.
+
+    Raises:
+        ValueError: a dtype that is not summed, or no dimensions.
+    """
+    check_reducible("x", x)
+    begin, end = share(x.shape[0], context.world, context.rank)
+    out = x.new_empty(end - begin, *x.shape[1:])
+    if x.numel() > 0:
+        flat, columns = x.reshape(x.shape[0], -1).contiguous(), x[0].numel()
+        _reduce([(begin, end)], flat, out.view(1, end - begin, columns), context)
+    return out
+
+
+def reduce_scatter_two_level(
+    x: torch.Tensor, *, context: Context, nodes: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """Reduce-scatter over several nodes: inside each by copy engines, then between them.
+
+    Of W ranks on each of V nodes, rank r of node v gets share v * W + r of V * W of the rows. First
+    it sums, over the ranks of its own node, the rows that rank r of *every* node gets, in float32;
+    then `torch.distributed` sums those over nodes. So a row crosses nodes once, not W times.
+
+    Args:
+        x: [rows, ...], of equal shape and dtype on all ranks; float16, bfloat16 or float32; rows a
+            multiple of V * W.
+        context: of the ranks of this node.
+        nodes: the ranks r of all nodes, in the order of nodes; None with one node.
+
+    Returns:
+        [rows / (V * W), ...], a new tensor.
+
+    Raises:
+        ValueError: a dtype that is not summed, no dimensions, or rows that do not divide.
+    """
+    check_reducible("x", x)
+    count = 1 if nodes is None else dist.get_world_size(nodes)
+    world = context.world
+    if x.shape[0] % (count * world):
+        raise ValueError(
+            f"x must have a multiple of {count * world} rows for {count} nodes of {world} ranks, "
+            f"got {x.shape[0]}"
+        )
+    rows = x.shape[0] // (count * world)
+    out = x.new_empty(rows, *x.shape[1:])
+    if x.numel() == 0:
+        return out
+    columns = x[0].numel()
+    flat = x.reshape(x.shape[0], columns).contiguous()
+    begins = [(node * world + context.rank) * rows for node in range(count)]
+    sums = torch.empty(count, rows, columns, dtype=torch.float32, device=x.device)
+    _reduce([(begin, begin + rows) for begin in begins], flat, sums, context)
+    if count == 1:
+        return out.copy_(sums.view(out.shape))
+    mine = torch.empty(rows, columns, dtype=torch.float32, device=x.device)
+    dist.reduce_scatter_tensor(mine, sums.view(count * rows, columns), group=nodes)
+    return out.copy_(mine.view(out.shape))
+
+
+def _reduce(
+    ranges: list[tuple[int, int]], x: torch.Tensor, out: torch.Tensor, context: Context
+) -> None:
+    """Sum `ranges` of rows of x [rows, columns] over ranks: out [ranges, rows, columns]."""
+    rank, world = context.rank, context.world
+    if world == 1:
+        for (begin, end), target in zip(ranges, out, strict=True):
+            target.copy_(x[begin:end])
+        return
+    epoch = context.begin("reduce_scatter")
+    buffer = context.buffer(f"reduce_scatter/{epoch % 2}", x.numel() * x.element_size())
+    buffer.mine(x.shape, x.dtype).copy_(x)
+    barrier(buffer)
+    for (begin, end), target in zip(ranges, out, strict=True):
+        parts = x.new_empty(world - 1, end - begin, x.shape[1])
+        if parts.numel() > 0:
+            _pull_rows(buffer, x, begin, parts, rank)
+            add_in_ring_order(parts, x[begin:end], None, target)
+
+
+def _pull_rows(
+    buffer: SymmetricBuffer, x: torch.Tensor, begin: int, parts: torch.Tensor, rank: int
+) -> None:
+    """parts[i] = rows from `begin` on of what the i-th rank of the ring has."""
+    slots = {peer: slot for slot, peer in enumerate(ring(rank, buffer.world))}
+    pull(
+        slots,
+        source=lambda peer: buffer.on(peer, x.shape, x.dtype)[begin : begin + parts.shape[1]],
+        target=lambda peer: parts[slots[peer]],
+    )

@@ -1,0 +1,46 @@
+"""What the operators of several ranks ask of their arguments, with the words a user needs."""
+
+import torch
+
+from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.gemm.validate import OUT_DTYPES, names
+
+__all__ = ["check_bias", "check_reducible", "check_rows"]
+
+
+def check_rows(name: str, mine: int, total: int | None, context: Context) -> int:
+    """The rows of all ranks, where this one has `mine` of them.
+
+    Raises:
+        ValueError: a `total` of which this rank's share is another.
+    """
+    if total is None:
+        return mine * context.world
+    begin, end = share(total, context.world, context.rank)
+    if end - begin != mine:
+        raise ValueError(
+            f"{name} must have {end - begin} rows on rank {context.rank}, its share of "
+            f"rows={total} among {context.world} ranks, got {mine}"
+        )
+    return total
+
+
+def check_reducible(name: str, tensor: torch.Tensor) -> None:
+    """It has a dtype that is summed in float32, and rows."""
+    if tensor.dtype not in OUT_DTYPES:
+        raise ValueError(f"{name} must be one of {names(OUT_DTYPES)}, got {tensor.dtype}")
+    if tensor.ndim == 0:
+        raise ValueError(f"{name} must have at least 1 dimension, got a scalar")
+
+
+def check_bias(bias: torch.Tensor | None, columns: int, device: torch.device) -> None:
+    """It fits the columns of the result."""
+    if bias is None:
+        return
+    if tuple(bias.shape) != (columns,):
+        raise ValueError(f"bias must have shape ({columns},), got {tuple(bias.shape)}")
+    if bias.dtype not in OUT_DTYPES:
+        raise ValueError(f"bias must be one of {names(OUT_DTYPES)}, got {bias.dtype}")
+    if bias.device != device:
+        raise ValueError(f"bias must be on the device of a, {device}, got {bias.device}")

@@ -1,0 +1,105 @@
+"""What a rank runs of the operators in test_on_gpus.py, on real GPUs, against float64 products."""
+
+import torch
+
+from tlmatrix_kernels.distributed import (
+    all_gather_gemm,
+    gemm_reduce_scatter,
+    reduce_scatter,
+    reduce_scatter_two_level,
+)
+from tlmatrix_kernels.distributed.shares import share
+
+SIZES = [
+    (1024, 512, 256),
+    (130, 72, 40),
+    (64, 8, 1024),
+    (1000, 129, 77),
+    (2048, 2048, 512),
+    (3, 5, 7),
+]
+"""m, n and k of one rank: whole tiles and parts of them, rows of multiples of 16 bytes and not."""
+
+
+def _close(out, reference, dtype):
+    """Within what rounding each of a few sums once can do."""
+    eps = torch.finfo(dtype).eps
+    bound = 4 * eps * reference.abs().max() + 4 * eps
+    return ((out.double() - reference).abs() <= bound).all()
+
+
+def _calls(context, count):
+    """Sizes, dtypes and a generator that every rank has alike, and a delay for some rank."""
+    source = torch.Generator(device="cuda").manual_seed(11)
+    for call in range(count):
+        if call % 4 == context.rank:
+            torch.cuda._sleep(1_000_000)
+        yield call, SIZES[call % len(SIZES)], (torch.bfloat16, torch.float16)[call % 2], source
+
+
+def _random(shape, dtype, source):
+    return torch.randn(shape, generator=source, device="cuda").to(dtype)
+
+
+def products_of_rows_that_arrive(context):
+    """all_gather_gemm, overlapped and not, of shares that differ by a row."""
+    right = []
+    for call, (m, n, k), dtype, source in _calls(context, 48):
+        rows = m + call % 3
+        a, b = _random((rows, k), dtype, source), _random((k, n), dtype, source)
+        mine = a[slice(*share(rows, context.world, context.rank))]
+        transpose = bool(call // 2 % 2)
+        given = b.T.contiguous() if transpose else b
+        out = all_gather_gemm(
+            mine, given, context=context, transpose_b=transpose, rows=rows, overlap=call % 5 != 0
+        )
+        right.append(_close(out, a.double() @ b.double(), dtype))
+    assert torch.stack(right).all(), [i for i, each in enumerate(right) if not each]
+
+
+def products_whose_parts_travel(context):
+    """gemm_reduce_scatter, overlapped and not, with a bias and without."""
+    right = []
+    for call, (least, n, k), dtype, source in _calls(context, 48):
+        m = least + call % 3
+        a = _random((context.world, m, k), dtype, source)
+        b = _random((context.world, k, n), dtype, source)
+        bias = _random((n,), dtype, source) if call // 2 % 2 else None
+        out = gemm_reduce_scatter(
+            a[context.rank], b[context.rank], bias, context=context, overlap=call % 5 != 0
+        )
+        whole = (a.double() @ b.double()).sum(0) + (0 if bias is None else bias.double())
+        right.append(_close(out, whole[slice(*share(m, context.world, context.rank))], dtype))
+    assert torch.stack(right).all(), [i for i, each in enumerate(right) if not each]
+
+
+def sums_over_ranks(context):
+    """reduce_scatter and its two levels, where there is one node."""
+    right = []
+    for call, (least, n, _), dtype, source in _calls(context, 48):
+        m = least + call % 3
+        x = _random((context.world, m, n), dtype, source)
+        whole = x.double().sum(0)
+        out = reduce_scatter(x[context.rank], context=context)
+        right.append(_close(out, whole[slice(*share(m, context.world, context.rank))], dtype))
+        if m % context.world == 0:
+            again = reduce_scatter_two_level(x[context.rank], context=context, nodes=None)
+            right.append((again == out).all())
+    assert torch.stack(right).all(), [i for i, each in enumerate(right) if not each]
+
+
+def large_products_right_and_the_same_twice(context):
+    """Sizes at which tiles fill the GPU many times over."""
+    source = torch.Generator(device="cuda").manual_seed(12)
+    world, rank, dtype = context.world, context.rank, torch.float16
+    m, n, k = 4096, 2048, 1024
+    a, b = _random((m, k), dtype, source), _random((k, n), dtype, source)
+    mine = a[slice(*share(m, world, rank))]
+    outs = [all_gather_gemm(mine, b, context=context, overlap=True) for _ in range(20)]
+    assert _close(outs[0], a.double() @ b.double(), dtype)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    a, b = _random((world, m, k), dtype, source), _random((world, k, n), dtype, source)
+    outs = [gemm_reduce_scatter(a[rank], b[rank], context=context, overlap=True) for _ in range(20)]
+    whole = (a.double() @ b.double()).sum(0)
+    assert _close(outs[0], whole[slice(*share(m, world, rank))], dtype)
+    assert all(torch.equal(out, outs[0]) for out in outs)
