@@ -7,12 +7,15 @@ import os
 import re
 import signal
 import time
+import types
 from dataclasses import dataclass
+from queue import Queue
 from typing import TYPE_CHECKING
 
 import pytest
 
 from outside_project import Project, project
+from tlmatrix.plugin.controller import interrupted_in_turn
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
@@ -374,3 +377,31 @@ def test_a_case_that_ctrl_c_broke_is_not_a_failed_one(project: Project, workers:
     records = [json.loads(line)["record"] for line in file.read_text().splitlines()]
     assert "start" in records
     assert "case" not in records
+
+
+def test_ctrl_c_waits_until_the_queue_of_the_workers_is_free() -> None:
+    workers = types.SimpleNamespace(queue=Queue())
+    before = signal.getsignal(signal.SIGINT)
+    with interrupted_in_turn(workers):
+        with workers.queue.mutex:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+        name, arguments = workers.queue.get(timeout=10)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(workers, f"worker_{name}")(**arguments)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_that_stops_at_the_first_failure_is_no_interrupted_one(
+    project: Project, workers: str
+) -> None:
+    project.spec(how="[wrong]", rows="[1, 2, 3, 4, 5, 6]")
+    outcome = project.tlmatrix(
+        "run", ".", "-x", "-n", workers, "--results", "out.jsonl", "--backend", "interpreter"
+    )
+    assert outcome.code == 1, outcome.out
+    assert "interrupted; ending" not in outcome.out
+    assert "tlmatrix run --resume out.jsonl" in outcome.out

@@ -16,7 +16,7 @@ from tlmatrix.run.events import CaseFinished, RunFinished, RunStarted
     ("run", "interrupted", "words"),
     [
         (3, False, "3 passed"),
-        (2, True, "2 passed; interrupted, 1 not run"),
+        (2, True, "2 passed; stopped early, 1 not run"),
         (2, False, "2 passed; 1 not run"),
     ],
 )

@@ -18,6 +18,7 @@ from rich.console import Console
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.report.terminal import TerminalReport
+from tlmatrix.run.events import CaseFinished, RunStarted
 
 if TYPE_CHECKING:
     import argparse
@@ -139,6 +140,7 @@ class Engine:
         self._errors: list[str] = []
         self._passed_before = False
         self._resume: str | None = None
+        self._missing = 0
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -149,6 +151,11 @@ class Engine:
 
     def pytest_tlmatrix_event(self, event: Event) -> None:
         """Something happened."""
+        match event:
+            case RunStarted():
+                self._missing = sum(event.cases.values())
+            case CaseFinished():
+                self._missing -= 1
         self._report.handle(event)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -157,9 +164,10 @@ class Engine:
             self._errors.append(str(report.longrepr))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Ctrl-C."""
-        self._interrupted = excinfo.errisinstance(KeyboardInterrupt)
-        self._report.note("interrupted; ending the workers")
+        """Ctrl-C; or the run stops early (`-x`), which pytest tells in the same way."""
+        self._interrupted = excinfo.type is KeyboardInterrupt
+        if self._interrupted:
+            self._report.note("interrupted; ending the workers")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Say how to go on, when the results file is known."""
@@ -169,21 +177,28 @@ class Engine:
         self._resume = state.resume_command() if state.running else None
         self._passed_before = bool(state.passed_before)
 
+    def _tell_how_to_go_on(self, console: Console) -> None:
+        if self._resume is not None:
+            console.print(f"to go on where this stopped: {self._resume}", soft_wrap=True)
+
     def exit_code(self, status: int, console: Console) -> ExitCode:
         """What pytest's exit status means here; prints what the report could not know."""
         for error in self._errors:
             console.print(error, markup=False, highlight=False, soft_wrap=True)
         if self._interrupted:
-            if self._resume is not None:
-                console.print(f"to go on where this stopped: {self._resume}", soft_wrap=True)
+            self._tell_how_to_go_on(console)
             return ExitCode.INTERRUPTED
         match status:
             case pytest.ExitCode.OK:
                 return ExitCode.OK
             case pytest.ExitCode.TESTS_FAILED:
+                if self._missing > 0:
+                    self._tell_how_to_go_on(console)
                 return ExitCode.FINDINGS
             case pytest.ExitCode.INTERRUPTED if not self._errors:
-                return ExitCode.FINDINGS  # Stopped early: -x, or a GPU that is gone.
+                # Stopped early: -x, or a GPU that is gone.
+                self._tell_how_to_go_on(console)
+                return ExitCode.FINDINGS
             case pytest.ExitCode.INTERRUPTED | pytest.ExitCode.USAGE_ERROR:
                 return ExitCode.USAGE
             case pytest.ExitCode.NO_TESTS_COLLECTED if self._passed_before:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
+import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
@@ -17,9 +20,11 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from tlmatrix.plugin.state import shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
     from _pytest._io import TerminalWriter
+    from xdist.dsession import DSession
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
     from xdist.workermanage import WorkerController
@@ -70,6 +75,15 @@ class Controller:
     def pytest_keyboard_interrupt(self) -> None:
         """Ctrl-C, or `pytest.exit`: what ran is on record, the rest is not."""
         self._state.interrupted = True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
+        """With workers, Ctrl-C waits for its turn among what they say."""
+        workers = session.config.pluginmanager.getplugin("dsession")
+        if workers is None or threading.current_thread() is not threading.main_thread():
+            return (yield)
+        with interrupted_in_turn(workers):
+            return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
@@ -188,6 +202,31 @@ class Controller:
             if (result.path, result.case) == (path, case) and result.key:
                 return result
         return None
+
+
+@contextmanager
+def interrupted_in_turn(workers: DSession) -> Iterator[None]:
+    """Inside, Ctrl-C is raised between two events of workers, and at once when it comes again.
+
+    Raised anywhere, it also falls between the lock of the queue and its release, and pytest-xdist
+    ends in an internal error.
+    """
+
+    def raise_it() -> NoReturn:
+        raise KeyboardInterrupt
+
+    def tell(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        # A thread: this one may hold the queue's lock.
+        event: tuple[str, dict[str, object]] = ("tlmatrix_interrupted", {})
+        threading.Thread(target=workers.queue.put, args=(event,), daemon=True).start()
+
+    workers.worker_tlmatrix_interrupted = raise_it
+    before = signal.signal(signal.SIGINT, tell)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _case_reports(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:

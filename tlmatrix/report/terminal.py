@@ -195,6 +195,11 @@ class TerminalReport:
         for line in coverage_lines(event.coverage, command, event.detail, width):
             self._console.print(Text(line), soft_wrap=True)
 
+    @property
+    def missing(self) -> int:
+        """How many cases have no result, so far."""
+        return self._total - len(self._results)
+
     def _last_words(self, event: RunFinished) -> Text:
         counts = Counter(result.status for result in self._results)
         parts = [f"{cases} {status}" for status in Status if (cases := counts[status])]
@@ -206,9 +211,9 @@ class TerminalReport:
         if parts:
             words += ": " + ", ".join(parts)
         # Workers that are told to stop may do so before this process hears of it.
-        missing = self._total - len(self._results)
+        missing = self.missing
         if event.interrupted:
-            words += f"; interrupted, {missing} not run"
+            words += f"; stopped early, {missing} not run"
         elif missing > 0:
             words += f"; {missing} not run"
         partial = event.interrupted or missing > 0
