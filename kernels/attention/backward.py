@@ -259,12 +259,17 @@ def load_statistic(statistic, tile, queries, head, query):
         )
 
 
+def with_earlier(dq_out, index, value, dtype):
+    """What is stored as an element of dq: a float32 sum of several kernels keeps what it has."""
+    return value if dq_out.dtype == dtype else dq_out[index] + value
+
+
 @T.macro
 def query_block(
     q, k, v, do, row_lse, row_delta, dq_out,
     queries, keys, mask, query, head, kv_head, scale, dims, tiles,
 ):  # fmt: skip
-    """Dq of the queries from `query` on, stored once, in the dtype of q.
+    """Dq of the queries from `query` on, stored once, in the dtype of q; or added to float32.
 
     There must be at least one tile of keys to see.
     """
@@ -306,7 +311,9 @@ def query_block(
 
     for i, d in T.Parallel(rows, width):
         if T.And(queries.holds(query + i), d < head_dim):
-            dq_out[queries.index(head, query + i, d)] = dq[i, d] * scale
+            dq_out[queries.index(head, query + i, d)] = with_earlier(
+                dq_out, queries.index(head, query + i, d), dq[i, d] * scale, dtype
+            )
 
 
 @T.macro

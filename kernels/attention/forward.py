@@ -21,7 +21,15 @@ How m and l grow with each tile, and what becomes of a row that sees no key, is 
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.rows import bound
-from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, hide, start, store_lse, weigh
+from tlmatrix_kernels.attention.softmax import (
+    LOG2_E,
+    absorb,
+    hide,
+    resume,
+    start,
+    store_lse,
+    weigh,
+)
 from tlmatrix_kernels.attention.tiles import padded
 
 __all__ = ["blank_block", "forward_block"]
@@ -34,7 +42,8 @@ def forward_block(
     """Attention of the queries from `query` on: writes their rows of out and lse.
 
     `origin` is how the rows start, `queries` and `keys` are the `Rows` of the sequence, `dims` is
-    (head_dim, head_dim_v). There must be at least one tile of keys to see.
+    (head_dim, head_dim_v). There must be at least one tile of keys to see. Where `out` is float32
+    another kernel goes on from it, with other keys.
     """
     dtype = q.dtype
     queries, keys = bound(queries), bound(keys)
@@ -46,7 +55,8 @@ def forward_block(
     q_shared = T.alloc_shared([rows, width], dtype)
     k_shared = T.alloc_shared([columns, width], dtype)
     v_shared = T.alloc_shared([columns, width_v], dtype)
-    out_shared = T.alloc_shared([rows, width_v], dtype)
+    if out.dtype == dtype:
+        out_shared = T.alloc_shared([rows, width_v], dtype)
     s = T.alloc_fragment([rows, columns], "float32")
     p = T.alloc_fragment([rows, columns], dtype)
     acc = T.alloc_fragment([rows, width_v], "float32")
@@ -59,8 +69,11 @@ def forward_block(
 
     scale_log2 = scale * LOG2_E
     T.copy(queries.tile(q, head, query, rows, width), q_shared)
-    T.fill(acc, 0)
-    start(m, l, origin)
+    if origin.before is None:
+        T.fill(acc, 0)
+        start(m, l, origin)
+    else:
+        resume(acc, m, l, origin.before, queries, query, head, scale, head_dim_v)
 
     first, count = mask.key_tiles(query, rows, columns)
     for step in T.Pipelined(count, num_stages=tiles.stages):
@@ -78,13 +91,20 @@ def forward_block(
         T.gemm(p, v_shared, acc, policy=T.GemmWarpPolicy.FullRow)
 
     weigh(acc, l)
-    T.copy(acc, out_shared)
-    if queries.fits(query, rows):
-        T.copy(out_shared, queries.tile(out, head, query, rows, width_v))
+    if out.dtype == dtype:
+        T.copy(acc, out_shared)
+        if queries.fits(query, rows):
+            T.copy(out_shared, queries.tile(out, head, query, rows, width_v))
+        else:
+            for i, d in T.Parallel(rows, head_dim_v):
+                if queries.holds(query + i):
+                    out[queries.index(head, query + i, d)] = out_shared[i, d]
+    elif queries.fits(query, rows):  # (in shared memory there is no room for float32)
+        T.copy(acc, queries.tile(out, head, query, rows, width_v))
     else:
-        for i, d in T.Parallel(rows, head_dim_v):
-            if queries.holds(query + i):
-                out[queries.index(head, query + i, d)] = out_shared[i, d]
+        for i, d in T.Parallel(rows, width_v):
+            if T.And(queries.holds(query + i), d < head_dim_v):
+                out[queries.index(head, query + i, d)] = acc[i, d]
     store_lse(lse, m, l, origin, queries, query, head, scale)
 
 

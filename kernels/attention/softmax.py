@@ -21,6 +21,10 @@ A row may have a *sink*: a key of its head with a logit of its own and the value
 weight from all others (as in gpt-oss; Xiao et al., 2023, https://arxiv.org/abs/2309.17453, have a
 token for it). That is all in how a row starts, with m = logit / scale and l = 1: a row that then
 sees no key stores out 0 and the logit as its lse.
+
+A row may go on from where another kernel left it, with other keys: what that has stored is one key
+more, whose logit is its lse and whose value is its out. So attention to keys in several parts needs
+no pass of its own to merge them.
 """
 
 from dataclasses import dataclass
@@ -33,6 +37,7 @@ __all__ = [
     "absorb",
     "hide",
     "nothing_seen",
+    "resume",
     "sink_seen",
     "start",
     "store_lse",
@@ -44,11 +49,15 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Origin:
-    """How the rows of a head start: m and l, and the lse of a row that never sees a key."""
+    """How the rows of a head start: m and l, and the lse of a row that never sees a key.
+
+    Where ``before`` is given, (out, lse) of other keys in float32, they start from that instead.
+    """
 
     m: object
     l: object
     lse: object
+    before: tuple | None = None
 
 
 def nothing_seen(_head, _scale):
@@ -73,6 +82,27 @@ def start(m, l, origin):
     """No key seen yet."""
     T.fill(l, origin.l)
     T.fill(m, origin.m)
+
+
+@T.macro
+def resume(acc, m, l, before, queries, query, head, scale, head_dim_v):
+    """Go on from out and lse of other keys; a row that saw none of them has lse -inf."""
+    rows, width = acc.shape
+    out, lse = before
+    for i in T.Parallel(rows):
+        m[i] = T.if_then_else(
+            queries.holds(query + i),
+            lse[queries.statistic(head, query + i)] / scale,
+            -T.infinity("float32"),
+        )
+    for i in T.Parallel(rows):
+        l[i] = T.if_then_else(m[i] == -T.infinity("float32"), 0.0, 1.0)
+    for i, d in T.Parallel(rows, width):
+        acc[i, d] = T.if_then_else(
+            T.And(queries.holds(query + i), d < head_dim_v),
+            out[queries.index(head, query + i, d)],
+            0.0,
+        )
 
 
 @T.macro

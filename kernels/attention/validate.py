@@ -20,6 +20,7 @@ __all__ = [
     "Lengths",
     "check_dense",
     "check_packed",
+    "check_packed_shards",
     "check_padded",
     "check_sm100",
 ]
@@ -280,6 +281,56 @@ def _max_seqlen(name: str, given, longest: int) -> int:
     return longest
 
 
+def _check_packed_tensors(q, k, v) -> dict[str, int]:
+    """The head dimensions of packed tensors, checked."""
+    _check_tensors({"q": q, "k": k, "v": v}, "total, heads, dim")
+    if v.shape[0] != k.shape[0]:
+        _refuse(f"v must have the rows of k, {k.shape[0]}, got {v.shape[0]}")
+    dims = {"head_dim": q.shape[2], "head_dim_v": v.shape[2]}
+    _check_dims(q.shape[1], k.shape[1], v.shape[1], dims, k.shape[2])
+    return dims
+
+
+def _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k) -> list[list[int]]:
+    """Both cu_seqlens, checked as tensors."""
+    _check_bounds("cu_seqlens_q", cu_seqlens_q, "q", q)
+    _check_bounds("cu_seqlens_k", cu_seqlens_k, "k and v", q)
+    size = cu_seqlens_q.shape[0]
+    if cu_seqlens_k.shape[0] != size:
+        _refuse(
+            f"cu_seqlens_k must have the length of cu_seqlens_q, {size} (batch + 1), "
+            f"got {cu_seqlens_k.shape[0]}"
+        )
+    if size - 1 > GRID_MAX:
+        _refuse(f"cu_seqlens_q must bound at most {GRID_MAX} sequences, got {size - 1}")
+    return on_host(cu_seqlens_q, cu_seqlens_k)
+
+
+def check_packed_shards(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale
+) -> tuple[Attention, tuple[int, ...], tuple[int, ...]]:
+    """Check packed tensors that are a rank's shards, and cu_seqlens of the whole batch.
+
+    Returns what the call asks for, and the whole lengths of queries and of keys.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    dims = _check_packed_tensors(q, k, v)
+    bounds_q, bounds_k = _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k)
+    # How many rows there are of the whole is what the bounds say.
+    _longest("cu_seqlens_q", bounds_q, bounds_q[-1], "q")
+    _longest("cu_seqlens_k", bounds_k, bounds_k[-1], "k and v")
+    attention = _attention(
+        "thd", q, k, q.shape[1], k.shape[1], dims, causal, None, scale, "grouped"
+    )
+    lengths = (
+        tuple(after - before for before, after in itertools.pairwise(bounds))
+        for bounds in (bounds_q, bounds_k)
+    )
+    return attention, *lengths
+
+
 def check_packed(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     causal, window, scale, backward, sink,
@@ -291,24 +342,9 @@ def check_packed(
     Raises:
         ValueError: naming the first argument that breaks a rule, the rule and the value.
     """
-    _check_tensors({"q": q, "k": k, "v": v}, "total, heads, dim")
-    if v.shape[0] != k.shape[0]:
-        _refuse(f"v must have the rows of k, {k.shape[0]}, got {v.shape[0]}")
-    dims = {"head_dim": q.shape[2], "head_dim_v": v.shape[2]}
-    _check_dims(q.shape[1], k.shape[1], v.shape[1], dims, k.shape[2])
+    dims = _check_packed_tensors(q, k, v)
     _check_sink(sink, q, q.shape[1])
-
-    _check_bounds("cu_seqlens_q", cu_seqlens_q, "q", q)
-    _check_bounds("cu_seqlens_k", cu_seqlens_k, "k and v", q)
-    size = cu_seqlens_q.shape[0]
-    if cu_seqlens_k.shape[0] != size:
-        _refuse(
-            f"cu_seqlens_k must have the length of cu_seqlens_q, {size} (batch + 1), "
-            f"got {cu_seqlens_k.shape[0]}"
-        )
-    if size - 1 > GRID_MAX:
-        _refuse(f"cu_seqlens_q must bound at most {GRID_MAX} sequences, got {size - 1}")
-    bounds_q, bounds_k = on_host(cu_seqlens_q, cu_seqlens_k)
+    bounds_q, bounds_k = _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k)
     longest_q = _longest("cu_seqlens_q", bounds_q, q.shape[0], "q")
     longest_k = _longest("cu_seqlens_k", bounds_k, k.shape[0], "k and v")
     lengths = Lengths(

@@ -1,0 +1,425 @@
+"""Sequence-parallel attention on 2, 4 or 8 GPUs: how much of the gathering attention hides.
+
+    python benchmarks/sequence_attention.py [--world 4] [--tokens 4096 16384 32768]
+        [--heads 32] [--kv-heads 8 32] [--masks full causal] [--backward] [--json FILE]
+
+One sequence in zigzag order. For each size, in one run and in turns, in milliseconds:
+
+compute    our kernel, one launch, with all keys already there
+nccl       NCCL's all-gather of k and v, and nothing else
+pulls      a copy to symmetric memory, a barrier, and the copy engine's pulls, and nothing else
+in turn    nccl, the chunks put in order, compute
+sdpa       nccl, the chunks put in order, PyTorch's scaled_dot_product_attention
+steps n    `sequence_attention` in n steps: 1 fetches all keys first, 2 attends to its own meanwhile
+chosen     the same with the steps that the operator chooses
+
+The efficiency of overlapping is (compute + nccl - time) / min(compute, nccl): 1 where the shorter
+of the two is hidden whole, 0 where both are done in turn.
+
+A time is the median over the rounds of the slowest rank's. A round makes a few calls back to back,
+enqueued while the GPUs sleep, so what is timed is the GPUs' work and not the host's. What fails is
+told, and the rest goes on; results are printed as they are there, and as JSON with --json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import multiprocessing
+import os
+import queue
+import socket
+import statistics
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Call = Callable[[], object]
+
+TICKS_PER_MS = 2_000_000
+"""Of `torch.cuda._sleep`, about, on an H200."""
+HOST_MS = 1.5
+"""What the host may take to enqueue a call."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sequence, and who attends to it."""
+
+    world: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    causal: bool
+    dim: int = 128
+    sharding: str = "zigzag"
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return (
+            f"{self.tokens} tokens on {self.world} GPUs, {self.heads} heads, {self.kv_heads} kv "
+            f"heads, {mask}"
+        )
+
+    @property
+    def flops(self) -> float:
+        """Of the forward on one rank."""
+        whole = 4 * self.tokens**2 * self.heads * self.dim / (2 if self.causal else 1)
+        return whole / self.world
+
+
+class Bench:
+    """One rank: its shards of a case, and the contenders."""
+
+    def __init__(self, case: Case, context: Any, dtype: torch.dtype) -> None:
+        from tlmatrix_kernels.distributed.attention import operators, reference, validate
+        from tlmatrix_kernels.distributed.attention.shards import Sharding
+
+        self.case, self.context = case, context
+        self.operators, self.reference = operators, reference
+        rank, world = context.rank, context.world
+        rows = case.tokens // world
+        source = torch.Generator(device="cuda").manual_seed(17)
+        shape = (1, case.tokens, case.kv_heads, case.dim)
+        k, v = (torch.randn(shape, generator=source, device="cuda", dtype=dtype) for _ in range(2))
+        order = Sharding(case.sharding, world)
+        mine = order.places([case.tokens], rank).cuda()
+        self.k, self.v = k[:, mine].contiguous(), v[:, mine].contiguous()
+        self.whole = k, v
+        shape = (1, rows, case.heads, case.dim)
+        self.q = torch.randn(shape, device="cuda", dtype=dtype)
+        self.order = order
+        # One launch over keys that are all there, in the order of their positions.
+        self.call = validate.check_dense_call(
+            self.q, self.k, self.v, None, None, case.causal, None, case.sharding, 1, rank, world
+        )
+        self.plan = operators.plans_of(self.call, 1)[rank]
+        self.tables = operators.tables_of(self.call, 1, self.q.device)
+        self.results: dict[str, torch.Tensor] = {}
+
+    def attend(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Our kernel on whole keys; a rank that sees only some of them reads only those."""
+        from tlmatrix_kernels.distributed.attention.exchange import Pair
+
+        rows = self.plan.fetched or k.shape[1]
+        there = _There(Pair(k[0, :rows], v[0, :rows]))
+        out, _ = self.operators.attend(
+            self.q.flatten(0, 1), self.plan, self.tables, there, self.call
+        )
+        return out[None]
+
+    def compute(self) -> torch.Tensor:
+        """See the module, as of the other contenders."""
+        return self.attend(*self.whole)
+
+    def nccl(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """NCCL's all-gather."""
+        return self.reference.gathered(self.k), self.reference.gathered(self.v)
+
+    def in_turn(self) -> torch.Tensor:
+        """Gather, then attend."""
+        k, v = (self.reference.in_order(found, self.order) for found in self.nccl())
+        return self.attend(k, v)
+
+    def sdpa(self) -> torch.Tensor:
+        """Gather, then attend by PyTorch."""
+        return self.reference.gathered_sdpa(
+            self.q, self.k, self.v, causal=self.case.causal, sharding=self.case.sharding
+        )
+
+    def pulls(self) -> None:
+        """Fetch, and attend to nothing."""
+        from tlmatrix_kernels.distributed.attention.exchange import Fetch, Pair
+
+        plan = self.operators.plans_of(self.call, min(2, self.case.world))[self.context.rank]
+        own = Pair(self.k[0], self.v[0])
+        fetch = Fetch(plan, self.operators.rows_of(self.call), own, self.context)
+        fetch.pull()
+        fetch.wait_all()
+
+    def fused(self, steps: int | None) -> torch.Tensor:
+        """The operator."""
+        out, _ = self.operators.sequence_attention(
+            self.q, self.k, self.v, context=self.context, causal=self.case.causal,
+            sharding=self.case.sharding, steps=steps,
+        )  # fmt: skip
+        return out
+
+    def both_ways(self, steps: int | None) -> None:
+        """The operator and its backward."""
+        leaves = [t.detach().requires_grad_() for t in (self.q, self.k, self.v)]
+        out, _ = self.operators.sequence_attention(
+            *leaves, context=self.context, causal=self.case.causal, sharding=self.case.sharding,
+            steps=steps,
+        )  # fmt: skip
+        torch.autograd.grad(out, leaves, self.q)
+
+    def chosen(self) -> int:
+        """The steps that the operator takes by itself."""
+        from tlmatrix_kernels.distributed.attention.schedule import choose_steps
+
+        case = self.case
+        lengths = (case.tokens,)
+        heads, dims = (case.heads, case.kv_heads), (case.dim, case.dim)
+        return choose_steps(self.order, lengths, lengths, case.causal, heads, dims)
+
+
+class _There:
+    """Keys that need no fetching, in the place of a `Fetch`."""
+
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+
+    def pull(self) -> None:
+        """Nothing to do."""
+
+    def wait(self, _step: int) -> Any:
+        return self.keys
+
+
+def slowest(value: float) -> float:
+    """The largest of all ranks' values."""
+    shared = torch.tensor([value], device="cuda", dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return float(shared.item())
+
+
+def timed(call: Call, calls: int) -> float:
+    """Milliseconds of one call on the slowest rank, of `calls` back to back."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    dist.all_reduce(torch.zeros(1, device="cuda"))  # all GPUs start together, about
+    torch.cuda._sleep(int(TICKS_PER_MS * HOST_MS * calls))  # noqa: SLF001 - no public name
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return slowest(begin.elapsed_time(end) / calls)
+
+
+def works(name: str, call: Call, tell: Callable[[dict], None]) -> bool:
+    """Whether a first call, which compiles, goes well on every rank."""
+    wrong = 0.0
+    try:
+        call()
+        torch.cuda.synchronize()
+    except Exception as error:  # noqa: BLE001 - told, and the rest goes on
+        wrong = 1.0
+        tell({"failed": name, "error": f"{type(error).__name__}: {error}"[:2000]})
+        traceback.print_exc()
+    return slowest(wrong) == 0.0
+
+
+def off(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest difference of all ranks."""
+    return slowest(float((got.float() - want.float()).abs().max()))
+
+
+def measure(case: Case, context: Any, options: argparse.Namespace, tell: Callable) -> None:
+    """All contenders of a case, in turns; what they take is told by rank 0."""
+    bench = Bench(case, context, getattr(torch, options.dtype))
+    steps = sorted({1, min(2, case.world), case.world})
+    contenders: dict[str, Call] = {
+        "compute": bench.compute, "nccl": bench.nccl, "pulls": bench.pulls,
+        "in turn": bench.in_turn, "sdpa": bench.sdpa,
+        **{f"steps {count}": partial(bench.fused, count) for count in steps},
+        "chosen": partial(bench.fused, None),
+    }  # fmt: skip
+    if options.backward:
+        for count in steps:
+            contenders[f"both ways, steps {count}"] = partial(bench.both_ways, count)
+    contenders = {name: call for name, call in contenders.items() if works(name, call, tell)}
+    difference = {
+        name: off(contenders[name](), contenders["compute"]())
+        for name in contenders
+        if name not in {"compute", "nccl", "pulls"}
+        and not name.startswith("both")
+        and "compute" in contenders
+    }
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(options.rounds):
+        for name, call in contenders.items():
+            calls = max(2, min(20, int(30 / max(times[name][0], 0.05)))) if times[name] else 2
+            times[name].append(timed(call, calls))
+    medians = {name: statistics.median(found[1:] or found) for name, found in times.items()}
+    tell({"case": asdict(case), "named": str(case), "ms": medians, "off": difference,
+          "chosen": bench.chosen(), "spread": {n: [min(f), max(f)] for n, f in times.items()},
+          "tflops": case.flops / 1e9 / medians["compute"] if "compute" in medians else None,
+          "efficiency": efficiencies(medians)})  # fmt: skip
+
+
+def efficiencies(ms: dict[str, float]) -> dict[str, float]:
+    """Of whatever overlaps, against the kernel and NCCL in turn."""
+    if not {"compute", "nccl"} <= ms.keys():
+        return {}
+    compute, nccl = ms["compute"], ms["nccl"]
+    names = [name for name in ms if name.startswith("steps") or name in {"chosen", "in turn"}]
+    return {name: (compute + nccl - ms[name]) / min(compute, nccl) for name in names}
+
+
+def moments(case: Case, context: Any, options: argparse.Namespace, tell: Callable) -> None:
+    """When, in milliseconds from the start of a call in 2 steps, each part of it was done."""
+    from tlmatrix_kernels.distributed.attention import exchange
+
+    bench = Bench(case, context, getattr(torch, options.dtype))
+    marks: list[tuple[str, torch.cuda.Event]] = []
+
+    def mark(name: str) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        marks.append((name, event))
+
+    real_barrier, real_pull = exchange.barrier, exchange.Fetch.pull
+
+    def barrier(*arguments: Any) -> None:
+        mark("copied")
+        real_barrier(*arguments)
+        mark("met")
+
+    def pull(self: Any) -> None:
+        mark("own keys done")
+        real_pull(self)
+        with torch.cuda.stream(self._side):
+            mark("pulled")
+
+    for _ in range(3):
+        marks.clear()
+        exchange.barrier, exchange.Fetch.pull = barrier, pull
+        try:
+            dist.all_reduce(torch.zeros(1, device="cuda"))
+            torch.cuda._sleep(int(TICKS_PER_MS * 5))  # noqa: SLF001 - no public name
+            mark("start")
+            bench.fused(min(2, case.world))
+            mark("end")
+        finally:
+            exchange.barrier, exchange.Fetch.pull = real_barrier, real_pull
+        torch.cuda.synchronize()
+    start = marks[0][1]
+    found = {name: slowest(start.elapsed_time(event)) for name, event in marks[1:]}
+    tell({"moments": found, "named": str(case)})
+
+
+def rank_main(rank: int, world: int, port: int, options: argparse.Namespace, told: Any) -> None:
+    """One rank, from its start to its end."""
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_NVLS_ENABLE="0",
+        TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
+    )  # fmt: skip
+
+    def tell(what: dict) -> None:
+        if rank == 0 or "failed" in what or "died" in what:
+            told.put({"rank": rank, **what})
+
+    try:
+        from tlmatrix_kernels.distributed import create_context
+
+        torch.cuda.set_device(rank)
+        dist.init_process_group(
+            "nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank),
+            timeout=dt.timedelta(seconds=180),
+        )  # fmt: skip
+        context = create_context()
+        for kv_heads in options.kv_heads:
+            for mask in options.masks:
+                for tokens in options.tokens:
+                    case = Case(world, tokens, options.heads, kv_heads, mask == "causal")
+                    measure(case, context, options, tell)
+                    if tokens == max(options.tokens):
+                        moments(case, context, options, tell)
+        dist.barrier()
+        tell({"done": True})
+        dist.destroy_process_group()
+    except BaseException:
+        tell({"died": traceback.format_exc()[-3000:]})
+        raise
+
+
+def show(what: dict) -> None:
+    """A result as lines of text."""
+    if "failed" in what:
+        print(f"! rank {what['rank']}: {what['failed']} failed: {what['error']}", flush=True)
+    elif "died" in what:
+        print(f"! rank {what['rank']} died:\n{what['died']}", flush=True)
+    elif "moments" in what:
+        parts = ", ".join(f"{name} {ms:.3f}" for name, ms in what["moments"].items())
+        print(f"  in 2 steps, ms from the start: {parts}", flush=True)
+    elif "case" in what:
+        rate = f", {what['tflops']:.0f} TFLOP/s a GPU" if what["tflops"] else ""
+        print(f"\n{what['named']}{rate}; chosen: {what['chosen']} steps")
+        for name, ms in what["ms"].items():
+            low, high = what["spread"][name]
+            extra = (
+                f"  efficiency {what['efficiency'][name]:6.2f}"
+                if name in what["efficiency"]
+                else ""
+            )
+            extra += f"  off {what['off'][name]:.2g}" if name in what["off"] else ""
+            print(f"  {name:22} {ms:9.3f}  ({low:.3f} to {high:.3f}){extra}", flush=True)
+
+
+def main() -> None:
+    """Start the ranks, and print what they tell."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--world", type=int, default=0, help="GPUs; all there are by default")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768])
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, nargs="+", default=[8, 32])
+    parser.add_argument(
+        "--masks", nargs="+", choices=["full", "causal"], default=["full", "causal"]
+    )
+    parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--limit", type=float, default=540, help="seconds for everything")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    world = options.world or torch.cuda.device_count()
+    if world < 2 or torch.cuda.device_count() < world:
+        parser.error(f"{max(world, 2)} GPUs are needed, there are {torch.cuda.device_count()}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn = multiprocessing.get_context("spawn")
+    told, found, until = spawn.Queue(), [], time.monotonic() + options.limit
+    ranks = [
+        spawn.Process(target=rank_main, args=(rank, world, port, options, told))
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        while time.monotonic() < until:
+            try:
+                what = told.get(timeout=2)
+            except queue.Empty:
+                if not any(process.is_alive() for process in ranks):
+                    break
+                continue
+            found.append(what)
+            show(what)
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1))
+            if "done" in what or "died" in what:
+                break
+        else:
+            print(f"! stopped: {options.limit} s are over", flush=True)
+    finally:
+        for process in ranks:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Keys and values of other ranks, fetched while others are attended to; and their gradients back.
+
+Forward and backward fetch alike, on the context's side stream:
+
+1. a rank copies its k and v to a symmetric buffer, of which there are two that take turns;
+2. a barrier: every rank has;
+3. the copy engine pulls the chunks that the plan asks for, step after step, with an event behind
+   each step. The caller's stream attends to the rank's own keys meanwhile.
+
+A rank may go on to the next call, and to the next but one, whose buffer is this one again: that
+call writes it behind the barrier of the next call, and to that every rank comes with all its pulls
+of this call done. So one barrier a call is enough.
+
+In the backward a rank has sums of dk and dv for every row that it fetched, in float32, in a
+symmetric buffer. Behind a second barrier, each owner pulls the shares of its own rows and adds them
+in the order of the ranks. The next backward call clears the sums behind the barrier of its own
+fetch, hence after all pulls.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tlmatrix_kernels.distributed.attention.plan import Plan, copies
+from tlmatrix_kernels.distributed.barriers import barrier
+from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+
+__all__ = ["Fetch", "Pair", "Shares", "collect", "shares_for", "sums_of"]
+
+OPERATOR = "sequence_attention"
+ALIGNMENT = 256
+"""Bytes: where in a buffer a tensor may begin."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """K and v of some rows, or sums of their gradients: [rows, kv_heads, dim] each."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def rows(self, first: int, count: int) -> "Pair":
+        """Some of the rows."""
+        return Pair(self.k[first : first + count], self.v[first : first + count])
+
+    def copy_(self, source: "Pair") -> None:
+        """Enqueue copies from a pair of as many rows."""
+        self.k.copy_(source.k, non_blocking=True)
+        self.v.copy_(source.v, non_blocking=True)
+
+    def zero_(self) -> None:
+        """Enqueue zeros."""
+        self.k.zero_()
+        self.v.zero_()
+
+
+def _size(like: torch.Tensor, rows: int, dtype: torch.dtype) -> int:
+    size = rows * like.shape[1] * like.shape[2] * dtype.itemsize
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _bytes(like: Pair, rows: int, dtype: torch.dtype) -> int:
+    return _size(like.k, rows, dtype) + _size(like.v, rows, dtype)
+
+
+def _on(
+    buffer: SymmetricBuffer, peer: int, like: Pair, rows: int, room: int, dtype: torch.dtype
+) -> Pair:
+    """The pair of `rows` rows that a peer has, in a buffer with room for `room` of them."""
+    k = buffer.on(peer, (rows, *like.k.shape[1:]), dtype)
+    v = buffer.on(peer, (rows, *like.v.shape[1:]), dtype, _size(like.k, room, dtype))
+    return Pair(k, v)
+
+
+class Fetch:
+    """Keys and values of all ranks, as one rank gets to see them.
+
+    Making it enqueues the copy and the barrier; `pull`, once, what comes behind them. Between the
+    two belongs what needs no other rank's keys: so it begins early, and the barrier still has a
+    place on the GPU.
+    """
+
+    def __init__(self, plan: Plan, rows: Sequence[int], own: Pair, context: Context) -> None:
+        """`rows` are those of keys that each rank has, `own` k and v of this one."""
+        self._plan, self._own = plan, own
+        self._events: list[torch.cuda.Event] = []
+        self._side: torch.cuda.Stream | None = None
+        if context.world == 1:
+            return
+        epoch, dtype, room = context.begin(OPERATOR), own.k.dtype, max(rows)
+        buffer = context.buffer(f"{OPERATOR}/{epoch % 2}", max(_bytes(own, room, dtype), 1))
+        self._peers = [
+            _on(buffer, peer, own, count, room, dtype) for peer, count in enumerate(rows)
+        ]
+        self._memory = Pair(*(t.new_empty((plan.fetched, *t.shape[1:])) for t in (own.k, own.v)))
+        self._side = context.side()
+        with torch.cuda.stream(self._side):
+            self._peers[context.rank].copy_(own)
+            barrier(buffer)
+
+    def pull(self) -> None:
+        """Enqueue the pulls of all steps, with an event behind each."""
+        if self._side is None:
+            return
+        with torch.cuda.stream(self._side):
+            for number, step in enumerate(self._plan.steps[1:], 1):
+                target = self._memory.rows(self._plan.first_row(number), step.rows)
+                for owner, source, row, count in copies(step):
+                    target.rows(row, count).copy_(self._peers[owner].rows(source, count))
+                event = torch.cuda.Event()
+                event.record(self._side)
+                self._events.append(event)
+
+    def wait(self, step: int) -> Pair:
+        """The keys and values of a step, for what is enqueued on the current stream from now on."""
+        if step == 0:
+            return self._own
+        torch.cuda.current_stream().wait_event(self._events[step - 1])
+        return self._memory.rows(self._plan.first_row(step), self._plan.steps[step].rows)
+
+    def wait_all(self) -> None:
+        """Let the current stream wait for everything that was enqueued here."""
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+
+
+def sums_of(
+    plans: tuple[Plan, ...], rank: int, like: Pair, context: Context
+) -> tuple[SymmetricBuffer, Pair]:
+    """The buffer of the sums of dk and dv, and those of this rank for all rows it fetched."""
+    room = max(plan.fetched for plan in plans)
+    buffer = context.buffer(f"{OPERATOR}/sums", max(_bytes(like, room, torch.float32), 1))
+    return buffer, _on(buffer, rank, like, plans[rank].fetched, room, torch.float32)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Gradients of this rank's keys, a float32 share from each rank that has some of them seen.
+
+    ``k`` and ``v`` are [sharers, rows, kv_heads, dim], in the order of ranks; ``pieces`` what to
+    pull from each sharer: (row there, row here, rows).
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    ranks: tuple[int, ...]
+    pieces: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    def of(self, place: int) -> Pair:
+        """The share of one sharer."""
+        return Pair(self.k[place], self.v[place])
+
+
+def shares_for(plans: tuple[Plan, ...], rank: int, like: Pair) -> Shares:
+    """Room for the shares of a rank's keys, not filled; its own, if it has one, begins as zeros."""
+    found = {peer: _fetched_from(plan, rank) for peer, plan in enumerate(plans)}
+    direct = bool(plans[rank].steps[0].launches)
+    ranks = tuple(peer for peer in found if found[peer] or (direct and peer == rank))
+    k, v = (
+        torch.empty((len(ranks), *t.shape), dtype=torch.float32, device=t.device)
+        for t in (like.k, like.v)
+    )
+    shares = Shares(k, v, ranks, tuple(found[peer] for peer in ranks))
+    if direct:
+        shares.of(ranks.index(rank)).zero_()
+    return shares
+
+
+def collect(
+    shares: Shares, plans: tuple[Plan, ...], buffer: SymmetricBuffer, like: Pair, context: Context
+) -> torch.cuda.Stream:
+    """Begin to pull the shares of this rank's keys from the sums of all ranks.
+
+    On the side stream, which waits for what is enqueued on the current one, and is returned.
+
+    Args:
+        shares: to be filled; what its rank has added to its own share directly stays.
+        plans: of all ranks.
+        buffer: of the sums.
+        like: k and v of this rank.
+        context: whose side stream is used.
+    """
+    room = max(plan.fetched for plan in plans)
+    side = context.side()
+    with torch.cuda.stream(side):
+        barrier(buffer)
+        for place, (peer, pieces) in enumerate(zip(shares.ranks, shares.pieces, strict=True)):
+            if not pieces:
+                continue
+            here = shares.of(place)
+            there = _on(buffer, peer, like, plans[peer].fetched, room, torch.float32)
+            filled = 0
+            for source, row, rows in pieces:
+                here.rows(filled, row - filled).zero_()
+                here.rows(row, rows).copy_(there.rows(source, rows))
+                filled = row + rows
+            here.rows(filled, like.k.shape[0] - filled).zero_()
+    return side
+
+
+def _fetched_from(plan: Plan, owner: int) -> tuple[tuple[int, int, int], ...]:
+    """The pieces that a rank fetches from `owner`: (row there, row of the owner, rows)."""
+    found = [
+        (plan.first_row(number) + row, source, rows)
+        for number, step in enumerate(plan.steps)
+        if number
+        for of, source, row, rows in copies(step)
+        if of == owner
+    ]
+    return tuple(sorted(found, key=lambda piece: piece[1]))

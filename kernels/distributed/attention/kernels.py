@@ -1,0 +1,268 @@
+"""The kernels of sequence-parallel attention: queries in runs, each against one range of keys.
+
+Rows are packed (layout thd, see `tlmatrix_kernels.attention.rows`), dense batches as well: q, out
+and do are [total_q, heads, dim], k and v [total_k, kv_heads, dim] the memory of one step, lse and
+delta [heads, total_q]. Run r owns the query rows from cu_runs[r] up to cu_runs[r + 1], [runs + 1]
+int32. What the runs see in one launch is a table, [count, 4] int32, one row for the blocks of one
+run, those with the most work first:
+
+======  =========================================================================================
+column  meaning
+======  =========================================================================================
+0       the run
+1       the first row of its keys
+2       how many there are; 0 for a run that sees none in this launch
+3       query i of the run sees the keys j <= i + this (where `causal`)
+======  =========================================================================================
+
+What a block does is written in `tlmatrix_kernels.attention.forward` and `backward`. Forward
+launches follow one another over the same rows: all but the last store out in float32, and all but
+the first go on from there. The backward adds to float32 sums, which start as zeros: of a key there
+are at most two sharers, the two runs of its sequence, so that their order changes no bit.
+"""
+
+from dataclasses import dataclass, replace
+
+import tilelang
+import tilelang.language as T
+
+from tlmatrix_kernels.attention import backward as bwd
+from tlmatrix_kernels.attention import forward as fwd
+from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
+from tlmatrix_kernels.attention.options import PASS_CONFIGS
+from tlmatrix_kernels.attention.rows import Rows
+from tlmatrix_kernels.attention.softmax import Origin
+from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
+
+__all__ = ["COLUMNS", "forward", "forward_again", "key_sums", "query_sums"]
+
+COLUMNS = 4
+
+
+@dataclass(frozen=True)
+class RangeMask(Mask):
+    """The mask of a run and a range: how they are aligned is told, and no matter of lengths."""
+
+    shown: object = 0
+
+    @property
+    def offset(self):
+        """The key at which query 0 stands, counted from the start of the range."""
+        return self.shown
+
+
+@dataclass(frozen=True)
+class _Static:
+    """What a kernel is compiled for, and its sizes."""
+
+    groups: int
+    dims: tuple[int, int]
+    causal: bool
+    tiles: Tiles
+    heads: object
+    count: object
+
+
+def _rows(cu_runs, ranges, place, total_q, total_k):
+    """The queries and the keys of the blocks of one row of the table."""
+    run = ranges[place, 0]
+    start = cu_runs[run]
+    queries = Rows("thd", run, start, cu_runs[run + 1] - start, total_q)
+    return queries, Rows("thd", run, ranges[place, 1], ranges[place, 2], total_k)
+
+
+def _mask(causal, queries, keys, ranges, place):
+    return RangeMask(causal, False, queries.length, keys.length, 0, ranges[place, 3])
+
+
+@T.macro
+def _bound(mask):
+    """The same mask, with its offset in a variable of the running kernel: see `rows.bound`."""
+    shown = mask.shown
+    return replace(mask, shown=shown)
+
+
+def _query_tile(causal, tile, rows, queries):
+    """The first row of a block, and the run that it works on: see `masks.query_tile`."""
+    if not causal:
+        return tile * rows, queries
+    queries = queries.without(tile * rows)
+    return T.max(queries.length - rows, 0), queries
+
+
+@T.macro
+def _unseen(before, out, lse, queries, query, head, head_dim_v, rows):
+    """The rows of a tile that sees no key of this launch: what they had before, or nothing."""
+    for i, d in T.Parallel(rows, head_dim_v):
+        if queries.holds(query + i):
+            here = queries.index(head, query + i, d)
+            out[here] = 0 if before is None else before[0][here]
+    for i in T.Parallel(rows):
+        if queries.holds(query + i):
+            row = queries.statistic(head, query + i)
+            lse[row] = -T.infinity("float32") if before is None else before[1][row]
+
+
+@T.macro
+def _forward(q, k, v, cu_runs, ranges, before, out, lse, longest_run, scale, of):
+    tiles = of.tiles
+    tile_count = T.ceildiv(longest_run, tiles.queries)
+    with T.Kernel(
+        *block_order(of.causal, tile_count, of.heads), of.count, threads=tiles.threads
+    ) as (first, second, place):
+        tile, head = tile_and_head(of.causal, first, second)
+        queries, keys = _rows(cu_runs, ranges, place, q.shape[0], k.shape[0])
+        query, queries = _query_tile(of.causal, tile, tiles.queries, queries)
+        mask = _mask(of.causal, queries, keys, ranges, place)
+        nothing = -T.infinity("float32")
+        origin = Origin(m=nothing, l=0, lse=nothing, before=before)
+        if mask.sees_keys(query, tiles.queries, tiles.keys):
+            mask = _bound(mask)
+            fwd.forward_block(
+                q, k, v, origin, out, lse, queries, keys, mask, query, head, head // of.groups,
+                scale, of.dims, tiles,
+            )  # fmt: skip
+        else:
+            _unseen(before, out, lse, queries, query, head, of.dims[1], tiles.queries)
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
+    """Build the first launch: q, k and v to out and lse."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
+    total_q, total_k, bounds, count = T.dynamic("total_q, total_k, bounds, count")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+    of = _Static(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
+
+    @T.prim_func
+    def sequence_forward(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        cu_runs: T.Tensor((bounds,), "int32"),
+        ranges: T.Tensor((count, COLUMNS), "int32"),
+        out: T.Tensor((total_q, heads, head_dim_v), out_dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        longest_run: T.int32,
+        scale: T.float32,
+    ):
+        _forward(q, k, v, cu_runs, ranges, None, out, lse, longest_run, scale, of)
+
+    return sequence_forward
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def forward_again(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
+    """Build a later launch: q, k, v, and the out and lse so far, to out and lse."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
+    total_q, total_k, bounds, count = T.dynamic("total_q, total_k, bounds, count")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+    of = _Static(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
+
+    @T.prim_func
+    def sequence_forward_again(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        cu_runs: T.Tensor((bounds,), "int32"),
+        ranges: T.Tensor((count, COLUMNS), "int32"),
+        out_before: T.Tensor((total_q, heads, head_dim_v), "float32"),
+        lse_before: T.Tensor((heads, total_q), "float32"),
+        out: T.Tensor((total_q, heads, head_dim_v), out_dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        longest_run: T.int32,
+        scale: T.float32,
+    ):
+        _forward(
+            q, k, v, cu_runs, ranges, (out_before, lse_before), out, lse, longest_run, scale, of
+        )
+
+    return sequence_forward_again
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
+    """Build the key blocks of one launch: they add to dk and dv of the memory of the step.
+
+    A block walks over all query heads of its kv head, as those of strategy `grouped`.
+    """
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).key_block
+    total_q, padded_q, total_k = T.dynamic("total_q, padded_q, total_k")
+    bounds, count, heads, kv_heads = T.dynamic("bounds, count, heads, kv_heads")
+    k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
+
+    @T.prim_func
+    def sequence_key_sums(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor(k_shape, dtype),
+        v: T.Tensor(v_shape, dtype),
+        do: T.Tensor((total_q, heads, head_dim_v), dtype),
+        row_lse: T.Tensor((heads, padded_q), "float32"),
+        row_delta: T.Tensor((heads, padded_q), "float32"),
+        cu_runs: T.Tensor((bounds,), "int32"),
+        ranges: T.Tensor((count, COLUMNS), "int32"),
+        dk_sum: T.Tensor(k_shape, "float32"),
+        dv_sum: T.Tensor(v_shape, "float32"),
+        longest_range: T.int32,
+        scale: T.float32,
+    ):
+        tile_count = T.ceildiv(longest_range, tiles.keys)
+        with T.Kernel(*block_order(causal, tile_count, kv_heads), count, threads=tiles.threads) as (
+            first,
+            second,
+            place,
+        ):
+            tile, kv_head = tile_and_head(causal, first, second)
+            key = tile * tiles.keys
+            queries, keys = _rows(cu_runs, ranges, place, total_q, total_k)
+            mask = _mask(causal, queries, keys, ranges, place)
+            gradients = bwd.KeyGradients(dk_sum, dv_sum, heads=groups)
+            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+                mask = _bound(mask)
+                bwd.key_block(
+                    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
+                    kv_head * groups, kv_head, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+
+    return sequence_key_sums
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
+    """Build the query blocks of one launch: they add to dq."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).query_block
+    total_q, padded_q, total_k = T.dynamic("total_q, padded_q, total_k")
+    bounds, count, heads, kv_heads = T.dynamic("bounds, count, heads, kv_heads")
+
+    @T.prim_func
+    def sequence_query_sums(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        do: T.Tensor((total_q, heads, head_dim_v), dtype),
+        row_lse: T.Tensor((heads, padded_q), "float32"),
+        row_delta: T.Tensor((heads, padded_q), "float32"),
+        cu_runs: T.Tensor((bounds,), "int32"),
+        ranges: T.Tensor((count, COLUMNS), "int32"),
+        dq_sum: T.Tensor((total_q, heads, head_dim), "float32"),
+        longest_run: T.int32,
+        scale: T.float32,
+    ):
+        tile_count = T.ceildiv(longest_run, tiles.queries)
+        with T.Kernel(*block_order(causal, tile_count, heads), count, threads=tiles.threads) as (
+            first,
+            second,
+            place,
+        ):
+            tile, head = tile_and_head(causal, first, second)
+            queries, keys = _rows(cu_runs, ranges, place, total_q, total_k)
+            query, queries = _query_tile(causal, tile, tiles.queries, queries)
+            mask = _mask(causal, queries, keys, ranges, place)
+            if mask.sees_keys(query, tiles.queries, tiles.keys):
+                mask = _bound(mask)
+                bwd.query_block(
+                    q, k, v, do, row_lse, row_delta, dq_sum, queries, keys, mask, query, head,
+                    head // groups, scale, (head_dim, head_dim_v), tiles,
+                )  # fmt: skip
+
+    return sequence_query_sums

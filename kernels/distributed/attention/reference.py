@@ -1,0 +1,251 @@
+"""Sequence-parallel attention in plain PyTorch: gather all keys and values, then attend.
+
+For any device and any backend of `torch.distributed` (gloo between CPU processes too), and
+differentiable. It is what the operators are held against, and, with scaled_dot_product_attention,
+what they are timed beside.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from tlmatrix_kernels.attention.bounds import on_host
+from tlmatrix_kernels.distributed.attention.shards import Sharding
+
+__all__ = ["gathered_attention", "gathered_attention_varlen", "gathered_sdpa"]
+
+
+def gathered_attention(
+    q,
+    k,
+    v,
+    *,
+    context=None,
+    causal=False,
+    sharding="zigzag",
+    scale=None,
+    seqlen_q=None,
+    seqlen_k=None,
+):
+    """`sequence_attention` by its definition: [batch, rows, heads, dim], also in float32 and 64.
+
+    Args:
+        q: [batch, rows_q, heads, head_dim], this rank's shard.
+        k: [batch, rows_k, kv_heads, head_dim].
+        v: [batch, rows_k, kv_heads, head_dim_v].
+        context: whose process group is used; the group of all processes if None.
+        causal: as of `sequence_attention`, like the rest.
+        sharding: see there.
+        scale: see there.
+        seqlen_q: see there.
+        seqlen_k: see there.
+
+    Returns:
+        out [batch, rows_q, heads, head_dim_v], and lse [batch, heads, rows_q] in float32 (of
+        float64 tensors, in float64).
+    """
+    batch = q.shape[0]
+    world = _group_of(context)[2]
+    lengths_q = [q.shape[1] * world if seqlen_q is None else seqlen_q] * batch
+    lengths_k = [k.shape[1] * world if seqlen_k is None else seqlen_k] * batch
+    rows = (tensor.flatten(0, 1) for tensor in (q, k, v))
+    out, lse = _attention(*rows, lengths_q, lengths_k, context, causal, sharding, scale)
+    lse = lse.view(lse.shape[0], batch, q.shape[1]).transpose(0, 1)
+    return out.view(batch, q.shape[1], *out.shape[1:]), lse.contiguous()
+
+
+def gathered_attention_varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    *,
+    context=None,
+    causal=False,
+    sharding="zigzag",
+    scale=None,
+):
+    """`sequence_attention_varlen` by its definition; the arguments are those of it.
+
+    Args:
+        q: [rows_q, heads, head_dim], this rank's shard.
+        k: [rows_k, kv_heads, head_dim].
+        v: [rows_k, kv_heads, head_dim_v].
+        cu_seqlens_q: [batch + 1] int32, bounds of the whole sequences.
+        cu_seqlens_k: the same of keys.
+        context: whose process group is used; the group of all processes if None.
+        causal: see there.
+        sharding: see there.
+        scale: see there.
+
+    Returns:
+        out [rows_q, heads, head_dim_v], and lse [heads, rows_q].
+    """
+    lengths_q, lengths_k = (
+        [after - before for before, after in itertools.pairwise(bounds)]
+        for bounds in on_host(cu_seqlens_q, cu_seqlens_k)
+    )
+    return _attention(q, k, v, lengths_q, lengths_k, context, causal, sharding, scale)
+
+
+def _group_of(context) -> tuple[ProcessGroup | None, int, int]:
+    """The process group of a context, and this process's rank in it and the ranks there are."""
+    if context is not None:
+        return context.group, context.rank, context.world
+    if not dist.is_initialized():
+        return None, 0, 1
+    return None, dist.get_rank(), dist.get_world_size()
+
+
+class _Gather(torch.autograd.Function):
+    """[rows, ...] of each rank to a list of all; ranks may have different numbers of rows."""
+
+    @staticmethod
+    def forward(ctx, mine, rows: Sequence[int], group, rank: int):
+        ctx.rows, ctx.group, ctx.rank = rows, group, rank
+        longest = max(rows)
+        padded = mine.new_zeros((longest, *mine.shape[1:]))
+        padded[: rows[rank]] = mine
+        found = [torch.empty_like(padded) for _ in rows]
+        dist.all_gather(found, padded, group=group)
+        return tuple(part[:count].clone() for part, count in zip(found, rows, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        # What each rank has found for the keys of all, added up; float16 would lose some of it.
+        dtype = gradients[0].dtype
+        wide = dtype if dtype == torch.float64 else torch.float32
+        whole = torch.cat(gradients).to(wide)
+        dist.all_reduce(whole, group=ctx.group)
+        return whole.split(list(ctx.rows))[ctx.rank].to(dtype), None, None, None
+
+
+def _whole(mine: torch.Tensor, order: Sharding, lengths: Sequence[int], group, rank: int):
+    """The rows of all ranks in the order of the whole batch."""
+    if order.world == 1:
+        return mine
+    rows = [order.total(lengths, each) for each in range(order.world)]
+    found = torch.cat(_Gather.apply(mine, rows, group, rank))
+    places = torch.cat([order.places(lengths, each) for each in range(order.world)])
+    back = torch.empty_like(places)
+    back[places] = torch.arange(len(places))
+    return found[back.to(mine.device)]
+
+
+def _attention(q, k, v, lengths_q, lengths_k, context, causal, sharding, scale):
+    group, rank, world = _group_of(context)
+    order = Sharding(sharding, world)
+    k, v = (_whole(tensor, order, lengths_k, group, rank) for tensor in (k, v))
+    shard = order.shard(lengths_q, rank)
+    queries = q.split([sum(chunk.length for chunk in chunks) for chunks in shard])
+    found = [
+        _one_sequence(
+            *rows,
+            torch.cat([torch.arange(c.position, c.end, device=q.device) for c in chunks])
+            + (length_k - length_q),
+            causal,
+            q.shape[-1] ** -0.5 if scale is None else scale,
+        )
+        for *rows, chunks, length_q, length_k in zip(
+            queries,
+            k.split(lengths_k),
+            v.split(lengths_k),
+            shard,
+            lengths_q,
+            lengths_k,
+            strict=True,
+        )
+    ]
+    if not found:
+        return q.new_zeros((0, q.shape[1], v.shape[2])), q.new_zeros((q.shape[1], 0)).float()
+    return torch.cat([out for out, _ in found]), torch.cat([lse for _, lse in found], 1).detach()
+
+
+def _one_sequence(q, k, v, places, causal: bool, scale: float):
+    """Queries at these places of a sequence to all its keys: out, and lse [heads, rows]."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (t.to(wide).repeat_interleave(groups, 1) for t in (k, v))
+    if keys.shape[0] == 0:
+        out = q.new_zeros((*q.shape[:2], v.shape[2])) + 0 * q.sum()
+        return out, q.new_full((q.shape[1], q.shape[0]), float("-inf"), dtype=wide)
+    scores = torch.einsum("ihd,jhd->hij", q.to(wide), keys) * scale
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
+    if causal:
+        seen = torch.arange(keys.shape[0], device=q.device) <= places[:, None]
+    blind = ~seen.any(-1)
+    # A row that sees nothing gets harmless scores instead of none; its result is taken away again.
+    scores = scores.masked_fill(~(seen | blind[:, None]), float("-inf"))
+    lse = scores.logsumexp(-1).masked_fill(blind, float("-inf"))
+    out = torch.einsum("hij,jhd->ihd", scores.softmax(-1), values)
+    return out.masked_fill(blind[:, None, None], 0.0).to(q.dtype), lse
+
+
+def gathered_sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    sharding: str = "zigzag",
+    group: ProcessGroup | None = None,
+) -> torch.Tensor:
+    """What one writes without kernels: NCCL's all-gather, then scaled_dot_product_attention.
+
+    Every rank has the same number of rows, and keys are as many as queries.
+
+    Args:
+        q: [batch, rows, heads, head_dim], this rank's shard.
+        k: [batch, rows, kv_heads, head_dim].
+        v: [batch, rows, kv_heads, head_dim].
+        causal: whether a query sees only the keys up to its own place.
+        sharding: "zigzag" or "contiguous".
+        group: of the ranks.
+
+    Returns:
+        out [batch, rows, heads, head_dim].
+    """
+    order = Sharding(sharding, dist.get_world_size(group))
+    rank = dist.get_rank(group)
+    k, v = (in_order(gathered(tensor, group), order).transpose(1, 2) for tensor in (k, v))
+    if not causal:
+        return _sdpa(q, k, v, None)
+    found, row, chunk = [], 0, q.shape[1] * order.world // order.chunks
+    for index in order.owned(rank):
+        end = (index + 1) * chunk
+        bias = causal_lower_right(chunk, end)
+        found.append(_sdpa(q[:, row : row + chunk], k[:, :, :end], v[:, :, :end], bias))
+        row += chunk
+    return torch.cat(found, 1)
+
+
+def _sdpa(q, k, v, bias):
+    out = scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bias, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def gathered(tensor: torch.Tensor, group: ProcessGroup | None = None) -> torch.Tensor:
+    """[batch, rows, ...] of each rank to [world, batch, rows, ...], by the group's backend."""
+    found = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
+    # Its name has changed in PyTorch 2.13.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(found.flatten(0, 1), tensor.contiguous(), group=group)
+    return found
+
+
+def in_order(found: torch.Tensor, order: Sharding) -> torch.Tensor:
+    """[world, batch, rows, ...] to whole sequences, [batch, world * rows, ...]."""
+    if order.order == "contiguous":
+        parts: Iterable[torch.Tensor] = found
+    else:
+        halves = found.unflatten(2, (2, -1))
+        parts = [*halves[:, :, 0], *halves[:, :, 1].flip(0)]
+    return torch.cat(list(parts), 1)

@@ -1,0 +1,127 @@
+"""Argument checks of sequence-parallel attention, beside those of attention on one GPU.
+
+A rank checks what it can see by itself: the lengths of the whole batch, and that its shards have
+the rows which its share of them has. Every refusal is a ValueError that names the argument, the
+rule and the value it has.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tlmatrix_kernels.attention import validate as one_gpu
+from tlmatrix_kernels.distributed.attention.shards import ORDERS, Sharding
+
+__all__ = ["Call", "check_dense_call", "check_packed_call"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call asks for, checked. Lengths are those of the whole sequences."""
+
+    attention: one_gpu.Attention
+    sharding: Sharding
+    rank: int
+    lengths_q: tuple[int, ...]
+    lengths_k: tuple[int, ...]
+    steps: int | None
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _sharding(sharding, world: int, steps) -> Sharding:
+    if sharding not in ORDERS:
+        _refuse(f"sharding must be one of {', '.join(ORDERS)}, got {sharding!r}")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
+        _refuse(f"steps must be an int or None, got {steps!r}")
+    if steps is not None and not 1 <= steps <= world:
+        _refuse(f"steps must be from 1 to the number of ranks, {world}, got {steps}")
+    return Sharding(sharding, world)
+
+
+def _check_length(name: str, length) -> None:
+    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        _refuse(f"{name} must be an int of at least 0, or None, got {length!r}")
+
+
+def _check_share(
+    name: str, rows: int, sharding: Sharding, rank: int, lengths: Sequence[int], whole: str
+) -> None:
+    share = sharding.total(lengths, rank)
+    if rows != share:
+        _refuse(
+            f"{name} must have the rows of rank {rank} of {sharding.world} in {sharding.order} "
+            f"order, {share} of {whole}, got {rows}"
+        )
+
+
+def _whole_length(name: str, given, tensor: torch.Tensor, of: str, sharding: Sharding) -> int:
+    """The whole length of dense sequences of which this rank has these rows."""
+    rows = tensor.shape[1]
+    if given is None:
+        whole = rows * sharding.world
+        if whole % sharding.chunks:
+            _refuse(
+                f"{of} must have an even number of rows in zigzag order, two equal chunks, got "
+                f"{rows}; where the chunks differ give {name}, the length of the whole sequence"
+            )
+        return whole
+    _check_length(name, given)
+    return given
+
+
+def check_dense_call(
+    q, k, v, seqlen_q, seqlen_k, causal, scale, sharding, steps, rank: int, world: int
+) -> Call:
+    """Check the arguments of `sequence_attention`; see there.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    attention = one_gpu.check_dense(q, k, v, causal, None, scale, "bshd", "grouped")
+    order = _sharding(sharding, world, steps)
+    batch = q.shape[0]
+    whole_q = _whole_length("seqlen_q", seqlen_q, q, "q", order)
+    whole_k = _whole_length("seqlen_k", seqlen_k, k, "k", order)
+    _check_share("q", q.shape[1], order, rank, [whole_q], f"seqlen_q {whole_q}")
+    _check_share("k", k.shape[1], order, rank, [whole_k], f"seqlen_k {whole_k}")
+    return Call(attention, order, rank, (whole_q,) * batch, (whole_k,) * batch, steps)
+
+
+def _check_max_seqlen(name: str, given, longest: int, sharding: Sharding) -> None:
+    if given is None:
+        return
+    if isinstance(given, bool) or not isinstance(given, int):
+        _refuse(f"{name} must be an int or None, got {given!r}")
+    if given < longest:
+        _refuse(f"{name} must be at least the longest sequence, {longest}, got {given}")
+    if given % sharding.chunks:
+        _refuse(
+            f"{name} must be a multiple of {sharding.chunks}, the chunks of {sharding.world} ranks "
+            f"in {sharding.order} order, got {given}; "
+            f"{math.ceil(given / sharding.chunks) * sharding.chunks} is"
+        )
+
+
+def check_packed_call(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    causal, scale, sharding, steps, rank: int, world: int,
+) -> Call:  # fmt: skip
+    """Check the arguments of `sequence_attention_varlen`; see there.
+
+    Raises:
+        ValueError: naming the first argument that breaks a rule, the rule and the value.
+    """
+    attention, lengths_q, lengths_k = one_gpu.check_packed_shards(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale
+    )
+    order = _sharding(sharding, world, steps)
+    _check_max_seqlen("max_seqlen_q", max_seqlen_q, max(lengths_q, default=0), order)
+    _check_max_seqlen("max_seqlen_k", max_seqlen_k, max(lengths_k, default=0), order)
+    _check_share("q", q.shape[0], order, rank, lengths_q, "cu_seqlens_q")
+    _check_share("k", k.shape[0], order, rank, lengths_k, "cu_seqlens_k")
+    return Call(attention, order, rank, lengths_q, lengths_k, steps)

@@ -1,0 +1,122 @@
+"""Ranks as threads that take turns at barriers, with everything enqueued done at once.
+
+For what does not depend on the order of streams: which rows go where. What does is left to
+`tlmatrix.simulate`.
+"""
+
+import contextlib
+import threading
+
+import torch
+
+from tlmatrix.interpreter import interpret
+from tlmatrix_kernels.distributed.attention import exchange
+from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+
+
+class _Stream:
+    def wait_event(self, event):
+        pass
+
+    def wait_stream(self, stream):
+        pass
+
+
+class _Event:
+    def record(self, stream):
+        pass
+
+
+class Group:
+    """What the ranks share: one runs at a time, until it comes to a barrier."""
+
+    def __init__(self, world):
+        self.world = world
+        self.turn = threading.Lock()
+        self.gate = threading.Barrier(world, timeout=60)
+        self.storage = {}
+
+    def barrier(self, _buffer=None, _channel=0):
+        self.turn.release()
+        try:
+            self.gate.wait()
+        finally:
+            self.turn.acquire()
+
+
+class _Handle:
+    def __init__(self, parts):
+        self.parts = parts
+
+    def get_buffer(self, peer, shape, dtype, offset):
+        start = offset * dtype.itemsize
+        size = torch.Size(shape).numel() * dtype.itemsize
+        return self.parts[peer][start : start + size].view(dtype).view(shape)
+
+
+class EagerContext:
+    """A context of one of the ranks of a group."""
+
+    def __init__(self, group, rank):
+        self.group, self.rank, self.world = group, rank, group.world
+        self.epochs = {}
+
+    def begin(self, operator):
+        self.epochs[operator] = self.epochs.get(operator, 0) + 1
+        return self.epochs[operator]
+
+    def side(self):
+        return _Stream()
+
+    def buffer(self, name, size):
+        parts = self.group.storage.get((name, size))
+        if parts is None:
+            rounded = -(-size // 64) * 64
+            parts = [torch.full((rounded,), 0x7E, dtype=torch.uint8) for _ in range(self.world)]
+            self.group.storage[name, size] = parts
+        return SymmetricBuffer(parts[self.rank], _Handle(parts), self.rank, self.world)
+
+
+@contextlib.contextmanager
+def _eager(group):
+    torch_names = {
+        "current_stream": _Stream,
+        "stream": lambda _stream: contextlib.nullcontext(),
+        "Event": _Event,
+    }
+    kept = {name: getattr(torch.cuda, name) for name in torch_names}
+    barrier = exchange.barrier
+    try:
+        for name, value in torch_names.items():
+            setattr(torch.cuda, name, value)
+        exchange.barrier = group.barrier
+        yield
+    finally:
+        exchange.barrier = barrier
+        for name, value in kept.items():
+            setattr(torch.cuda, name, value)
+
+
+def run_eagerly(world, program, **options):
+    """`program(context)` on every rank, interpreted: what each returns."""
+    group, results, errors = Group(world), [None] * world, []
+
+    def rank_of(rank):
+        with group.turn:
+            try:
+                with interpret(**options):
+                    results[rank] = program(EagerContext(group, rank))
+            except BaseException as error:  # noqa: BLE001 - handed on below
+                errors.append(error)
+                group.gate.abort()
+
+    with _eager(group):
+        threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    wrong = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if errors:
+        raise (wrong or errors)[0]
+    return results

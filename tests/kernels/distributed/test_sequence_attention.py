@@ -1,0 +1,165 @@
+"""Sequence-parallel attention is attention: whoever owns which rows, and in whatever steps."""
+
+import pytest
+import torch
+from eager_ranks import run_eagerly
+from sequence_cases import Case
+
+from tlmatrix.interpreter import interpret
+from tlmatrix_kernels.distributed.attention import (
+    sequence_attention,
+    sequence_attention_varlen,
+)
+from tlmatrix_kernels.distributed.context import create_context
+
+# order, world, steps, causal, lengths_q, lengths_k
+CASES = [
+    pytest.param("zigzag", 2, 2, True, (100, 300), (100, 300), id="zigzag-causal"),
+    pytest.param("zigzag", 4, 2, True, (5, 0, 33, 1), (5, 0, 33, 1), id="shorter-than-chunks"),
+    pytest.param("zigzag", 3, 3, False, (7, 40), (29, 13), id="own-lengths"),
+    pytest.param("zigzag", 2, 2, True, (130, 9), (260, 0), id="causal-own-lengths"),
+    pytest.param("zigzag", 3, 1, True, (64,), (64,), id="one-step"),
+    pytest.param("contiguous", 2, 2, True, (70, 30), (70, 30), id="contiguous-causal"),
+    pytest.param("contiguous", 4, 4, True, (41,), (97,), id="a-step-each"),
+    pytest.param("contiguous", 3, 2, False, (33,), (20,), id="contiguous"),
+    pytest.param("zigzag", 1, None, True, (30, 20), (30, 25), id="alone"),
+    pytest.param("zigzag", 8, None, True, (150,), (150,), id="eight"),
+]
+
+
+def program(case, steps, calls=1, **options):
+    """What a rank does: forward and backward, `calls` times on one context."""
+
+    def of_rank(context):
+        found = []
+        for _ in range(calls):
+            leaves, do = case.shards(context.rank)
+            out, lse = sequence_attention_varlen(
+                *leaves, *case.bounds, context=context, causal=case.causal,
+                sharding=case.sharding.order, steps=steps, **options,
+            )  # fmt: skip
+            gradients = torch.autograd.grad(out, leaves, do)
+            found.append((out.detach(), lse, *gradients))
+        return found
+
+    return of_rank
+
+
+@pytest.mark.parametrize(("order", "world", "steps", "causal", "lengths_q", "lengths_k"), CASES)
+def test_packed_is_the_definition(order, world, steps, causal, lengths_q, lengths_k):
+    case = Case.of(order, world, lengths_q, lengths_k, causal)
+    results = run_eagerly(world, program(case, steps))
+    case.compare([calls[0] for calls in results])
+
+
+def test_groups_of_heads_and_a_value_dimension_of_its_own():
+    case = Case.of("zigzag", 2, (48,), (48,), True, heads=(6, 2), dims=(40, 64))
+    case.compare([calls[0] for calls in run_eagerly(2, program(case, 2))])
+
+
+def test_dense_is_packed_with_equal_lengths():
+    case = Case.of("zigzag", 2, (36, 36), (44, 44), True)
+
+    def of_rank(context):
+        leaves, do = case.shards(context.rank)
+        dense = [t.unflatten(0, (2, -1)) for t in leaves]
+        out, lse = sequence_attention(*dense, context=context, causal=True)
+        gradients = torch.autograd.grad(out, leaves, do.unflatten(0, (2, -1)))
+        return out.detach().flatten(0, 1), lse.transpose(0, 1).flatten(1), *gradients
+
+    case.compare(run_eagerly(2, of_rank))
+
+
+def test_dense_shards_of_different_sizes_need_the_length():
+    case = Case.of("contiguous", 3, (20,), (11,), False)
+
+    def of_rank(context):
+        leaves, do = case.shards(context.rank)
+        out, lse = sequence_attention(
+            *(t[None] for t in leaves), context=context, sharding="contiguous",
+            seqlen_q=20, seqlen_k=11,
+        )  # fmt: skip
+        gradients = torch.autograd.grad(out, leaves, do[None])
+        return out.detach()[0], lse[0], *gradients
+
+    case.compare(run_eagerly(3, of_rank))
+
+
+def test_a_context_serves_call_after_call_with_the_same_bits():
+    case = Case.of("zigzag", 2, (40, 9), (40, 9), True)
+    for calls in run_eagerly(2, program(case, 2, calls=3)):
+        for later in calls[1:]:
+            assert all(map(torch.equal, calls[0], later))
+
+
+def test_alone_needs_no_group_and_no_streams():
+    case = Case.of("zigzag", 1, (40,), (40,), True)
+    with interpret():
+        case.compare([program(case, None)(create_context())[0]])
+
+
+def test_only_what_is_wanted_is_computed():
+    case = Case.of("zigzag", 2, (24,), (24,), True)
+
+    def of_rank(context):
+        (q, k, v), do = case.shards(context.rank)
+        k, v = k.detach(), v.detach()
+        out, _ = sequence_attention_varlen(q, k, v, *case.bounds, context=context, causal=True)
+        (dq,) = torch.autograd.grad(out, q, do)
+        return dq
+
+    for rank, dq in enumerate(run_eagerly(2, of_rank)):
+        want = case.want[2][case.places(rank)[0]]
+        torch.testing.assert_close(dq, want, rtol=0.02, atol=0.02)
+
+
+REFUSED = [
+    ({"sharding": "striped"}, "sharding must be one of contiguous, zigzag, got 'striped'"),
+    ({"steps": 3}, "steps must be from 1 to the number of ranks, 2, got 3"),
+    ({"steps": True}, "steps must be an int or None"),
+    ({"max_seqlen_q": 38}, "max_seqlen_q must be at least the longest sequence, 40, got 38"),
+    ({"max_seqlen_q": 42}, "max_seqlen_q must be a multiple of 4, .* got 42; 44 is"),
+    ({"max_seqlen_k": 30}, "max_seqlen_k must be at least the longest sequence, 36, got 30"),
+    ({"max_seqlen_k": 39}, "max_seqlen_k must be a multiple of 4, .* got 39; 40 is"),
+    ({"max_seqlen_k": 40.0}, "max_seqlen_k must be an int or None"),
+    ({"causal": 1}, "causal must be True or False"),
+]
+
+
+class FirstOfTwo:
+    """A context that nobody gets to use."""
+
+    rank, world = 0, 2
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_bad_options_are_refused(options, words):
+    case = Case.of("zigzag", 2, (40, 8), (36, 4), False)
+    (q, k, v), _ = case.shards(0)
+    with pytest.raises(ValueError, match=words):
+        sequence_attention_varlen(q, k, v, *case.bounds, context=FirstOfTwo(), **options)
+
+
+def test_max_seqlen_may_be_given():
+    case = Case.of("zigzag", 2, (40, 8), (36, 4), False)
+    options = {"max_seqlen_q": 40, "max_seqlen_k": 64}
+    case.compare([calls[0] for calls in run_eagerly(2, program(case, None, **options))])
+
+
+def test_shards_have_the_rows_of_their_rank():
+    case = Case.of("zigzag", 2, (40, 7), (36, 5), False)
+    (q, k, v), _ = case.shards(0)
+    context = FirstOfTwo()
+    words = "q must have the rows of rank 0 of 2 in zigzag order, 23 of cu_seqlens_q, got 22"
+    with pytest.raises(ValueError, match=words):
+        sequence_attention_varlen(q[1:], k, v, *case.bounds, context=context)
+    with pytest.raises(ValueError, match="k must have the rows of rank 0 of 2"):
+        sequence_attention_varlen(q, k[1:], v[1:], *case.bounds, context=context)
+    with pytest.raises(ValueError, match="cu_seqlens_k must begin with 0"):
+        sequence_attention_varlen(q, k, v, case.bounds[0], case.bounds[1] + 1, context=context)
+    with pytest.raises(ValueError, match="q must have an even number of rows in zigzag order"):
+        sequence_attention(q[None], k[None], v[None], context=context)
+    with pytest.raises(ValueError, match=r"q must have the rows of rank 0 .* seqlen_q 40"):
+        sequence_attention(q[None], k[None], v[None], context=context, seqlen_q=40, seqlen_k=41)
+    with pytest.raises(ValueError, match="seqlen_k must be an int of at least 0"):
+        sequence_attention(q[None], k[None], v[None], context=context, seqlen_q=40, seqlen_k=-1)
