@@ -59,6 +59,17 @@ class Case:
         leaves = [t.requires_grad_() for t in (q[queries], k[keys], v[keys])]
         return leaves, self.do[queries]
 
+    def compare_rank(self, rank, result, dtype=torch.float16):
+        """Hold what one rank has, (out, lse, dq, dk, dv), against the definition."""
+        queries, keys = self.places(rank)
+        out, lse, *gradients = self.want
+        own = (out[queries], gradients[0][queries], gradients[1][keys], gradients[2][keys])
+        torch.testing.assert_close(result[1].double(), lse[:, queries], rtol=1e-5, atol=2e-5)
+        for name, got, want in zip(
+            ("out", "dq", "dk", "dv"), (result[0], *result[2:]), own, strict=True
+        ):
+            reference.assert_near(got, want, f"{name} of rank {rank}", dtype)
+
     def compare(self, results, dtype=torch.float16):
         """Hold (out, lse, dq, dk, dv) of all ranks, put together, against the definition."""
         got = [torch.full_like(t, torch.nan, dtype=torch.float64) for t in self.want]
