@@ -10,6 +10,7 @@ from tlmatrix.interpreter.errors import Unsupported
 from .budget import SharedMemory, shared_memory, tensor_memory
 from .context import Buf
 from .covered import Counted, CoverageMixin
+from .firsts import written_first
 from .recorded import Loop, Record, RecordedMixin, Spot
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
 from .source import Location, location_of
@@ -99,6 +100,7 @@ class _Generator(SteadyMixin):
         self.func = func
         self.addressed = _addressed(func)
         self.viewed = _viewed(func)
+        self.written_first = written_first(func)
         self.symbols: dict[str, Val] = {}
         self.parameters: list[Parameter] = []
 
@@ -243,6 +245,7 @@ class _SanitizedGenerator(SanitizedMixin, _Generator):
     def __init__(self, func: Any, *, guard: bool, sanitizers: frozenset[str], traced: bool) -> None:
         super().__init__(func, guard=guard)
         self.start_watching(func, sanitizers, traced=traced)
+        self.shortens = not traced
 
     def run(self) -> Program:
         """Generate the program; its function takes a monitor as last argument."""
@@ -296,6 +299,7 @@ class _RecordedGenerator(RecordedMixin, _Generator):
 
     def __init__(self, func: Any, *, guard: bool) -> None:
         super().__init__(func, guard=guard)
+        self.shortens = False
         self.start_recording(func)
 
     def run(self) -> Program:

@@ -61,7 +61,7 @@ class BlockMixin(LaneMixin):
         raise self.refuse(f"a layout of {var}, which is not a buffer of the kernel")
 
     def allocate(self, buffer: Any) -> None:
-        """Make a buffer, poisoned anew for every block."""
+        """Make a buffer, poisoned anew for every block that might read what it did not write."""
         self.w.location = buffer_location(buffer) or self.w.location
         scope = str(buffer.scope())
         if scope not in _SCOPES:
@@ -105,7 +105,8 @@ class BlockMixin(LaneMixin):
         elif static:
             self.fixed.add(code)
             self.prologue.line(f"{code} = np.empty({shape_code}, {np_dtype!r})")
-            self.w.line(f"{code}.fill({blank})")
+            if not (self.shortens and buffer.data in self.written_first):
+                self.w.line(f"{code}.fill({blank})")
         else:
             self.w.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
 

@@ -117,6 +117,11 @@ class Context(Hooks):
         self.fixed: set[str] = set()
         self._tensors: dict[str, str] = {}
         self._iotas: dict[tuple[str, int, int], str] = {}
+        # Whether work may be left out that no value depends on; and data that needs no poison.
+        self.shortens = True
+        self.written_first: frozenset[Any] = frozenset()
+        # A fill with zeros and the product after it that starts from them.
+        self.from_zero: tuple[Any, ...] = ()
 
     def expr(self, node: Any) -> Val:
         """The value of an expression."""

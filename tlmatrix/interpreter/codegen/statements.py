@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from .blocks import BlockMixin
 from .elementwise import element_loops
 from .expressions import op_name
+from .firsts import sums_from_zero
 from .lanes import spreads
 from .values import Val
 
@@ -59,7 +61,9 @@ class StatementMixin(BlockMixin):
         method(node)
 
     def _stmt_SeqStmt(self, node: Any) -> None:
-        for child in node.seq:
+        for child, following in pairwise([*node.seq, None]):
+            if self.shortens and sums_from_zero(child, following):
+                self.from_zero = (child.value, following.value)
             self.stmt(child)
 
     def _stmt_Bind(self, node: Any) -> None:

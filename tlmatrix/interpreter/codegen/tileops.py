@@ -232,6 +232,8 @@ class TileOpMixin(CallMixin):
                 f"{buf.name!r}, {self.skips(buf)})"
             )
             return
+        elif any(node.same_as(each) for each in self.from_zero):
+            return  # the product that follows is written over it
         else:
             view = self.region_view(region)
         self.w.line(f"{view} = {value.code}" if not region.ranges else f"{view}.fill({value.code})")
@@ -253,7 +255,8 @@ class TileOpMixin(CallMixin):
         if c.buf.codec:
             raise self.refuse(f"T.gemm into the global buffer {c.buf.name}")
         target = self.checked_view(c)
-        flags = f"{transpose_a}, {transpose_b}, {clear.code}"
+        from_zero = any(node.same_as(each) for each in self.from_zero)
+        flags = f"{transpose_a}, {transpose_b}, {from_zero or clear.code}"
         if is_int(c.buf.dtype):
             self.w.line(f"gemm_int({operands[0]}, {operands[1]}, {target}, {flags})")
             return

@@ -71,6 +71,7 @@ class RoleMixin(JumpMixin):
     def start_roles(self, kernel: str) -> None:
         """Set up, before anything is generated."""
         self.kernel_name = kernel
+        self.shortens = False  # statements of roles have no one order
         self.threads: ThreadIndex | None = None
         self.role = 0
         self.group: tuple[int, ...] = ()

@@ -27,13 +27,16 @@ def run_of(mask: Any, shape: Sequence[int]) -> tuple[int, int, int] | None:
     if not isinstance(mask, np.ndarray) or mask.ndim != len(shape):
         return None
     size = mask.size
-    axis = next((k for k, n in enumerate(mask.shape) if n == size), None)
-    if axis is None or shape[axis] != size:
+    if size not in mask.shape:
+        return None
+    axis = mask.shape.index(size)
+    if shape[axis] != size:
         return None
     flat = mask.ravel()
     count = int(np.count_nonzero(flat))
-    first = int(flat.argmax())
-    if not count or flat[first : first + count].all():
+    first = flat.argmax().item()
+    # One stretch: from its first element on it holds as many as it counts.
+    if np.count_nonzero(flat[first : first + count]) == count:
         return axis, first, first + count
     return None
 
@@ -44,7 +47,7 @@ def narrowed(
     """A masked block as a smaller one without a mask, where its mask is a slice."""
     if where is None:
         return dims, value, where
-    ranges = [k for k, dim in enumerate(dims) if isinstance(dim, tuple)]
+    ranges = [k for k, dim in enumerate(dims) if type(dim) is tuple]
     run = run_of(where, [dims[k][1] for k in ranges])  # type: ignore[index]
     if run is None:
         return dims, value, where

@@ -138,6 +138,10 @@ def clip(
     for dim, n in zip(dims, shape, strict=True):
         if isinstance(dim, tuple):
             start, extent, step = dim
+            if start >= 0 and start + (extent - 1) * step < n and extent > 0:
+                memory.append(slice(start, start + extent * step, step))
+                tile.append(slice(0, extent))
+                continue
             first = 0 if start >= 0 else -(start // step)
             last = min(extent, (n - 1 - start) // step + 1)
             if first > 0 or last < extent:
