@@ -40,11 +40,11 @@ def scale(x, how="right"):
         raise RuntimeError("the kernel gave up")
     if how == "refuse":
         raise ValueError("how must be right")
-    if how == "exit":
+    if how == "exit" or (how == "exit_late" and len(x) >= 17):
         os._exit(3)
     if how == "sleep":
         time.sleep(60)
-    if how == "hang":
+    if how == "hang" or (how == "hang_late" and len(x) >= 17):
         while True:
             try:
                 time.sleep(60)

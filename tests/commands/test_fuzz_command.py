@@ -52,16 +52,17 @@ def test_a_fault_is_told_once_shrunk_and_saved_for_every_tier(project: Project) 
 
 
 def test_a_case_that_ends_its_process_is_a_fault_and_the_search_goes_on(project: Project) -> None:
-    project.spec(how="[right, exit]", rows="[1]", more=_FUZZ)
-    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "6")
+    project.spec(how="[right, exit_late]", rows="[1]", more=_FUZZ)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "14")
     assert outcome.code == 1, outcome.out
     counts = _records(project).counts()
     assert counts[Status.CRASHED] >= 1
     assert counts[Status.PASSED] >= 1
-    assert counts.total() == 6
+    assert counts.total() == 14
     # All of them are one fault.
     assert outcome.out.count("the process ended while this case was running (3)") == 1
-    assert "6 examples in" in outcome.out
+    assert "14 examples in" in outcome.out
+    assert "rows=17'" in outcome.out  # where it begins: shrunk in processes of its own
 
 
 def test_a_case_that_hangs_is_ended_by_the_timeout(project: Project) -> None:

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from made_specs import made_text
 
 from tlmatrix.fuzz.draw import cases
@@ -23,8 +24,6 @@ from tlmatrix.spec import SpecError, parse_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import pytest
 
     from tlmatrix.spec.issues import Issue
 
@@ -77,6 +76,7 @@ def issues_of(text: str) -> Sequence[Issue]:
     return ()
 
 
+@pytest.mark.timeout(300 + SPECS)
 def test_any_spec_gives_cases_or_located_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

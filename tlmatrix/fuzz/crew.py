@@ -8,29 +8,26 @@ searches tell it, and each other through it, which faults are known.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
-import os
-import signal
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
-from functools import cache
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tlmatrix.check.finding import Finding
-from tlmatrix.run.result import CaseResult, Status
+from tlmatrix.fuzz.lost import Lost, crashed, timed_out
+from tlmatrix.fuzz.worker import Job, work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
+    from pathlib import Path
 
     from tlmatrix.fuzz.search import Found, FuzzReport
-    from tlmatrix.matrix import Case
     from tlmatrix.run.records import RecordsWriter
-    from tlmatrix.run.runner import Runner
+    from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.models import Spec
 
 __all__ = ["Crew", "CrewError", "Listener", "Settings", "Target"]
@@ -44,6 +41,11 @@ _RECYCLED = 20_000
 _GIVEN_UP = 10
 """Processes that one spec may cost; after them the rest of its search is left out."""
 _TICK = 0.5
+_HANGS = 10.0
+"""Seconds after which a smaller case is taken to hang, if the timeout is not shorter; or four times
+what the slowest one took."""
+_SHRINKING = 60.0
+"""Seconds for shrinking a case that was lost with its process."""
 
 
 class CrewError(RuntimeError):
@@ -94,23 +96,11 @@ class Listener(Protocol):
         """Time passes."""
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A part of a search: a worker's task."""
-
-    path: str
-    tier: str
-    seed: int
-    examples: int | None
-    seconds: float | None
-    known: tuple[Found, ...] = ()
-
-
 @dataclass
 class _Worker:
     process: SpawnProcess
     line: Connection
-    job: _Job | None = None
+    job: Job | None = None
     running: CaseResult | None = None
     """The case that it runs, as a result without an end."""
     since: float = 0.0
@@ -133,7 +123,11 @@ class Crew:
     _over: set[str] = field(default_factory=set)
     """Paths of specs with nothing left to draw, or given up."""
     _numbers: Counter[str] = field(default_factory=Counter)
-    _left: deque[_Job] = field(default_factory=deque)
+    _left: deque[Job] = field(default_factory=deque)
+    _losses: deque[Job] = field(default_factory=deque)
+    _unshrunk: list[Found] = field(default_factory=list)
+    """Faults that are told when they are shrunk, or when the search ends before."""
+    _slowest: float = 0.0
     _end: float | None = None
 
     def run(self) -> None:
@@ -154,9 +148,11 @@ class Crew:
             for worker in self._workers:
                 worker.process.kill()
                 worker.process.join()
+            for found in self._unshrunk:
+                self.listener.found(found)
             records.close()
 
-    def _schedule(self) -> Iterator[_Job]:
+    def _schedule(self) -> Iterator[Job]:
         """Every job in its turn; without an end where the search goes by time."""
         settings = self.settings
         if settings.seconds is None:
@@ -174,15 +170,17 @@ class Crew:
             for target in self.targets:
                 yield self._job(target.path, None, share)
 
-    def _job(self, path: str, examples: int | None, seconds: float | None) -> _Job:
+    def _job(self, path: str, examples: int | None, seconds: float | None) -> Job:
         from tlmatrix.fuzz.draws import seed_of
 
         self._numbers[path] += 1
         seed = seed_of(self.settings.seed, self._numbers[path])
-        return _Job(path, self.settings.tier, seed, examples, seconds)
+        return Job(path, self.settings.tier, seed, examples, seconds)
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> Job | None:
         """The next job that is worth doing."""
+        if self._losses:
+            return self._losses.popleft()
         while True:
             left = None if self._end is None else self._end - time.monotonic()
             if left is not None and left <= 0:
@@ -202,14 +200,14 @@ class Crew:
             return
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self.settings))
+        process = context.Process(target=work, args=(theirs, self.settings))
         process.start()
         theirs.close()
         worker = _Worker(process, ours)
         self._workers.append(worker)
         self._give(worker, job)
 
-    def _give(self, worker: _Worker, job: _Job) -> None:
+    def _give(self, worker: _Worker, job: Job) -> None:
         worker.job, worker.done, worker.running = job, 0, None
         worker.since = time.monotonic()
         worker.line.send(job)
@@ -222,12 +220,12 @@ class Crew:
             try:
                 self._hear(worker, *worker.line.recv())
             except (EOFError, ConnectionResetError):
-                self._gone(worker, records, _crashed)
+                self._gone(worker, records, crashed)
         now = time.monotonic()
         for worker in list(self._workers):
             late = self.settings.timeout and now - worker.since > self.settings.timeout
             if worker.running is not None and late:
-                self._gone(worker, records, _timed_out)
+                self._gone(worker, records, timed_out)
 
     def _hear(self, worker: _Worker, what: str, about: Any) -> None:  # noqa: ANN401 - any message
         match what:
@@ -240,9 +238,13 @@ class Crew:
                 worker.running = None
                 worker.done += 1
                 worker.total += 1
+                self._slowest = max(self._slowest, about.seconds)
                 self.listener.ended(about)
             case "found":
                 self._take(about)
+            case "shrunk":
+                self._tell(about)
+                self._go_on(worker)
             case "done":
                 self._done(worker, about)
 
@@ -258,6 +260,10 @@ class Crew:
         if report.exhausted:
             self._over.add(report.path)
         self.listener.searched(report)
+        self._go_on(worker)
+
+    def _go_on(self, worker: _Worker) -> None:
+        """Another job for a worker, or its end."""
         job = self._next()
         if job is not None and worker.total < _RECYCLED:
             self._give(worker, job)
@@ -281,139 +287,50 @@ class Crew:
         self._workers.remove(worker)
         job, running = worker.job, worker.running
         assert job is not None
-        if running is None:
+        if job.lost is not None:
+            self._tell(None, job.lost)
+        elif running is None:
             raise CrewError(
                 f"{job.path}: a process of the search ended ({worker.process.exitcode}) while it "
                 "ran no case"
             )
+        else:
+            result = told(running, worker.process.exitcode)
+            records.case(result)
+            self.listener.ended(result)
+            self._lose(job, result)
+            self._lost[job.path] += 1
+            if self._lost[job.path] >= _GIVEN_UP:
+                self._over.add(job.path)
+            else:
+                left = None if job.examples is None else job.examples - worker.done - 1
+                if left is None or left > 0:
+                    self._left.append(self._job(job.path, left, job.seconds))
+        self._begin()
+
+    def _lose(self, job: Job, result: CaseResult) -> None:
+        """A case was lost with its process: a fault, to be shrunk if it is a new one."""
         from tlmatrix.fuzz.grouping import cause_of
         from tlmatrix.fuzz.search import Found
 
-        result = told(running, worker.process.exitcode)
-        records.case(result)
-        self.listener.ended(result)
         cause = cause_of(result)
         assert cause is not None
-        self._take(Found(cause, result, result, ended=False))
-        self._lost[job.path] += 1
-        if self._lost[job.path] >= _GIVEN_UP:
-            self._over.add(job.path)
-        else:
-            left = None if job.examples is None else job.examples - worker.done - 1
-            if left is None or left > 0:
-                self._left.append(self._job(job.path, left, job.seconds))
-        self._begin()
+        found = Found(cause, result, result, ended=False)
+        mine = self._found.setdefault(result.path, [])
+        if any(found.alike(other) for other in mine):
+            return
+        mine.append(found)
+        self._unshrunk.append(found)
+        limit = min(self.settings.timeout or math.inf, max(_HANGS, 4 * self._slowest))
+        lost = Lost(result, limit, max(_SHRINKING, 6 * limit))
+        self._losses.append(Job(job.path, job.tier, lost=lost))
 
-
-def _crashed(running: CaseResult, code: int | None) -> CaseResult:
-    how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"{code}"
-    finding = Finding(
-        check="crash",
-        title=f"the process ended while this case was running ({how})",
-        hint="a segmentation fault, os._exit, or the system out of memory; run the command below "
-        "to see it alone",
-        pattern=how,
-    )
-    return replace(running, status=Status.CRASHED, findings=(finding,))
-
-
-def _timed_out(running: CaseResult, _code: int | None) -> CaseResult:
-    finding = Finding(
-        check="timeout",
-        title="the case did not end in its time",
-        hint="a loop that cannot end or a barrier nobody arrives at; `--timeout SECONDS` gives "
-        "more time",
-    )
-    return replace(running, status=Status.TIMEOUT, findings=(finding,))
-
-
-# In a worker ----------------------------------------------------------------------------------
-
-
-def _work(line: Connection, settings: Settings) -> None:
-    """The life of a worker process: jobs until it is told to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the crew, which ends us.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-    # What kernels print is not for the report.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    import torch
-
-    from tlmatrix.backend import backend_named
-    from tlmatrix.run.records import RecordsWriter
-    from tlmatrix.run.runner import Runner
-
-    torch.set_num_threads(1)
-    runner = Runner(backend_named(settings.backend), roots=settings.roots, asked=settings.backend)
-    runner.prepare()
-    records = RecordsWriter(settings.results)
-    name = f"fuzz{os.getpid()}"
-    load = cache(_loaded)  # Once: who edits a spec while it is searched must not end the search.
-    while (job := line.recv()) is not None:
-        spec = load(job.path, runner.roots)
-        line.send(("done", _search(line, job, spec, runner, records, name)))
-        if runner.lost:
-            os._exit(70)  # A CUDA context after a fault: another process goes on.
-
-
-def _loaded(path: str, roots: tuple[Path, ...]) -> Spec:
-    from tlmatrix.spec.importing import make_importable
-    from tlmatrix.spec.loader import load_spec
-
-    make_importable(Path(path), roots)
-    return load_spec(path)
-
-
-def _search(
-    line: Connection, job: _Job, spec: Spec, runner: Runner, records: RecordsWriter, name: str
-) -> FuzzReport:
-    """One job; every case is on record before the crew hears of it."""
-    from tlmatrix.fuzz.search import fuzz_spec
-
-    def admits(case: Case) -> bool:
-        line.send(("ask", _mark(case)))
-        return bool(line.recv())
-
-    def on_start(case: Case, shrinking: bool) -> None:
-        if not shrinking:
-            records.start(job.path, case.id, name)
-        blank = CaseResult(
-            spec=spec.name, path=job.path, case=case.id, key=case.key, values=dict(case.values),
-            origin="fuzz", status=Status.CRASHED, backend=runner.backend.name,
-            arch=runner.backend.arch, asked=runner.asked,
-        )  # fmt: skip
-        line.send(("start", blank))
-
-    def on_result(result: CaseResult) -> None:
-        records.case(replace(result, coverage=None))
-        line.send(("result", _sent(result) if result.failed else _light(result)))
-
-    report = fuzz_spec(
-        spec, runner, tier=job.tier, examples=job.examples, seconds=job.seconds, seed=job.seed,
-        path=job.path, known=job.known, admits=admits, on_start=on_start, on_result=on_result,
-        on_found=lambda found: line.send(("found", _sent_fault(found))),
-    )  # fmt: skip
-    if report.coverage is not None:
-        records.coverage(job.path, f"fuzz {job.seed}", report.coverage)
-    return replace(report, found=tuple(map(_sent_fault, report.found)))
-
-
-def _sent(result: CaseResult) -> CaseResult:
-    """A result as it goes to another process."""
-    return replace(result, values=dict(result.values), coverage=None)
-
-
-def _sent_fault(found: Found) -> Found:
-    return replace(found, smallest=_sent(found.smallest), first=_sent(found.first))
-
-
-def _light(result: CaseResult) -> CaseResult:
-    """What counting needs of a result."""
-    return replace(result, values={}, phases={}, kernels=(), key="", coverage=None)
-
-
-def _mark(case: Case) -> int:
-    """A number for a case, the same in every process."""
-    from tlmatrix.fuzz.draws import seed_of
-
-    return seed_of(case.key)
+    def _tell(self, shrunk: Found | None, lost: Lost | None = None) -> None:
+        """A lost case was shrunk, or was lost once more with the process that was to shrink it."""
+        first = shrunk.first if shrunk is not None else lost.result if lost is not None else None
+        assert first is not None
+        for found in [each for each in self._unshrunk if each.first.key == first.key]:
+            self._unshrunk.remove(found)
+            mine = self._found[first.path]
+            mine[mine.index(found)] = shrunk or found
+            self.listener.found(shrunk or found)

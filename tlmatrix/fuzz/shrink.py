@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tlmatrix.fuzz.draw.extras import SIDES
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import Value, canonical
@@ -158,7 +159,8 @@ class _Search:
         extra = [axis for axis in axes if axis not in listed]
         if not self.attempt({axis: values[0] for axis, values in listed.items()}, extra):
             for axis in extra:
-                self.attempt({}, [axis])
+                if not self.attempt({}, [axis]):
+                    self._less_excess(axis)
             for axis, values in listed.items():
                 self._plainer(axis, values)
         return self.best.key != before
@@ -174,6 +176,16 @@ class _Search:
         if place == len(values) and isinstance(now, int) and not isinstance(now, bool):
             numbers = [n for n in values if isinstance(n, int) and not isinstance(n, bool)]
             _halve(now, min([n for n in numbers if n < now], default=now), self._number(axis))
+
+    def _less_excess(self, axis: str) -> None:
+        """A longest length that must be told too large, as little too large as goes."""
+        told = self.best.values.get(axis)
+        lists = _lists_of(self.best.values.get("seqlens"))
+        if axis not in SIDES or not isinstance(told, int) or not lists:
+            return
+        lengths = lists.get(("k",)) if SIDES[axis] else None
+        longest = max(lengths or lists.get(("q",)) or lists.get((), [0]))
+        _halve(told, longest + 1, self._number(axis))
 
     def _number(self, axis: str) -> Callable[[int], bool]:
         return lambda number: self.attempt({axis: number})

@@ -1,0 +1,95 @@
+"""Cases that end their process or do not end are shrunk too, each attempt in a child process."""
+
+import multiprocessing
+import os
+import time
+from dataclasses import replace
+
+import pytest
+from fuzz_worlds import rows_spec
+
+from tlmatrix.fuzz.lost import Children, Lost, crashed, forked, shrunk_lost, timed_out
+from tlmatrix.matrix import Case
+from tlmatrix.run import Status
+
+
+@pytest.fixture
+def line():
+    """The line of a worker to its crew."""
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    yield theirs
+    ours.close()
+    theirs.close()
+
+
+def children_of(runner, spec, line):
+    return Children(lambda: forked(runner, spec, "rows.yaml", line))
+
+
+def lost_case(runner, spec, rows, told):
+    """The result of a case that was lost with its process."""
+    case = Case("rows", {"rows": rows, "cols": 8, "dtype": "float16"}, "fuzz")
+    right = Case("rows", {**case.values, "rows": 1}, "fuzz")
+    blank = runner.run(spec, right, path="rows.yaml")
+    blank = replace(blank, case=case.id, key=case.key, values=dict(case.values))
+    return case, told(blank, 9)
+
+
+def test_a_case_that_ends_its_process_is_shrunk_to_where_that_begins(tmp_path, runner, line):
+    spec = rows_spec(tmp_path, "dies")
+    _, result = lost_case(runner, spec, 250, crashed)
+    found = shrunk_lost(spec, Lost(result, 10, 60), children_of(runner, spec, line))
+    assert found.smallest.values == {"rows": 101, "cols": 3, "dtype": "float32"}
+    assert found.smallest.status is Status.CRASHED
+    assert found.smallest.case != found.first.case == result.case
+    assert found.ended
+    assert found.tried > 5
+
+
+def test_a_case_that_does_not_end_is_shrunk_too_and_leaves_no_process(tmp_path, runner, line):
+    spec = rows_spec(tmp_path, "hangs")
+    _, result = lost_case(runner, spec, 120, timed_out)
+    before = len(multiprocessing.active_children())
+    found = shrunk_lost(spec, Lost(result, 0.5, 60), children_of(runner, spec, line))
+    assert found.smallest.values == {"rows": 101, "cols": 3, "dtype": "float32"}
+    assert found.smallest.status is Status.TIMEOUT
+    assert len(multiprocessing.active_children()) == before
+
+
+def test_what_does_not_come_again_is_told_as_it_was(tmp_path, runner, line):
+    spec = rows_spec(tmp_path, "right")
+    _, result = lost_case(runner, spec, 250, crashed)
+    found = shrunk_lost(spec, Lost(result, 10, 60), children_of(runner, spec, line))
+    assert found.smallest.key == result.key
+    assert not found.ended
+    assert "by itself, the case ended well" in found.smallest.findings[0].detail
+
+
+def test_time_ends_it(tmp_path, runner, line):
+    spec = rows_spec(tmp_path, "hangs")
+    _, result = lost_case(runner, spec, 250, timed_out)
+    begin = time.monotonic()
+    found = shrunk_lost(spec, Lost(result, 0.4, 0.5), children_of(runner, spec, line))
+    assert time.monotonic() - begin < 10
+    assert not found.ended
+    assert found.smallest.values["rows"] > 100
+
+
+def test_a_child_goes_on_while_cases_end_and_another_comes_after_it(tmp_path, runner, line):
+    spec = rows_spec(tmp_path, "dies")
+    case, blank = lost_case(runner, spec, 250, crashed)
+    small = Case("rows", {**case.values, "rows": 3}, "fuzz")
+    children = children_of(runner, spec, line)
+    statuses = [children.run(each, "all", blank, 10).status for each in (small, small, case, small)]
+    children.end()
+    assert statuses == [Status.PASSED, Status.PASSED, Status.CRASHED, Status.PASSED]
+
+
+def test_a_child_ends_when_nobody_is_left_to_ask_it(tmp_path, runner, line):
+    spec = rows_spec(tmp_path, "right")
+    process, ours = forked(runner, spec, "rows.yaml", line)
+    assert ours.recv() == "ready"
+    ours.close()
+    process.join(20)
+    assert process.exitcode == 0
+    assert os.getpid() != process.pid
