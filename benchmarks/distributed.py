@@ -1,0 +1,279 @@
+"""Overlapped operators beside NCCL and a kernel in turn, and beside PyTorch's, in one run.
+
+    python benchmarks/distributed.py [--world 2] [--operators all_gather_gemm,...]
+        [--sizes 8192,8192x28672x8192] [--dtype float16] [--rounds 5] [--json results.jsonl]
+
+For every operator and size (M = N = K of the whole product, or MxNxK) on `world` GPUs, milliseconds
+a call of
+
+    ours        overlapped, as this project does it
+    in turn     NCCL's collective and this project's GEMM
+    torch       torch.ops.symm_mem.fused_all_gather_matmul, fused_matmul_reduce_scatter
+    torch seq   NCCL's collective and torch.matmul
+    gemm        this project's GEMM alone: T_compute
+    nccl        the collective alone: T_comm
+
+and the efficiency of the overlapped ones, (T_compute + T_comm - T) / min(T_compute, T_comm): with 1
+the shorter is wholly hidden behind the longer, with 0 it is no better than both in turn.
+
+A time is the median over rounds of the slowest rank's mean of calls back to back, the candidates in
+turn in every round. Each is compared with the product by PyTorch first. A line of JSON for every
+size is printed, and written, as soon as it is measured. What fails or hangs is said, and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from distributed_crew import Step, run_steps, slowest
+
+from tlmatrix_kernels.distributed import (
+    Context,
+    all_gather,
+    all_gather_gemm,
+    gemm_reduce_scatter,
+    reduce_scatter,
+)
+from tlmatrix_kernels.gemm import gemm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Call = Callable[[], torch.Tensor]
+
+TARGET = 0.1
+"""Seconds of calls a candidate and round."""
+FUSED = ("ours", "torch")
+
+
+def _all_gather_gemm(context: Context, m: int, n: int, k: int, dtype: torch.dtype) -> Candidates:
+    """Of a [M/W, K] times w [N/W, K] transposed."""
+    world, group = context.world, dist.group.WORLD
+    a = torch.randn(m // world, k, device="cuda", dtype=dtype)
+    w = torch.randn(n // world, k, device="cuda", dtype=dtype)
+    whole = torch.empty(m, k, device="cuda", dtype=dtype)
+
+    def gathered() -> torch.Tensor:
+        dist.all_gather_into_tensor(whole, a)
+        return whole
+
+    def fused() -> torch.Tensor:
+        operator = torch.ops.symm_mem.fused_all_gather_matmul
+        return operator(a, [w.T], 0, group.group_name, return_A=False)[1][0]
+
+    return {
+        "torch seq": lambda: gathered() @ w.T,
+        "ours": partial(all_gather_gemm, a, w, context=context, transpose_b=True, overlap=True),
+        "in turn": partial(all_gather_gemm, a, w, context=context, transpose_b=True, overlap=False),
+        "torch": fused,
+        "gemm": lambda: gemm(whole, w, transpose_b=True),
+        "nccl": gathered,
+    }
+
+
+def _gemm_reduce_scatter(
+    context: Context, m: int, n: int, k: int, dtype: torch.dtype
+) -> Candidates:
+    """Of a [M, K/W] times w [N, K/W] transposed, my rows of the sum."""
+    world, group = context.world, dist.group.WORLD
+    a = torch.randn(m, k // world, device="cuda", dtype=dtype)
+    w = torch.randn(n, k // world, device="cuda", dtype=dtype)
+    product = torch.randn(m, n, device="cuda", dtype=dtype)
+    out = torch.empty(m // world, n, device="cuda", dtype=dtype)
+
+    def scattered(x: torch.Tensor) -> torch.Tensor:
+        dist.reduce_scatter_tensor(out, x)
+        return out
+
+    def fused() -> torch.Tensor:
+        operator = torch.ops.symm_mem.fused_matmul_reduce_scatter
+        return operator(a, w.T, "sum", 0, group.group_name)
+
+    ours = partial(gemm_reduce_scatter, a, w, context=context, transpose_b=True)
+    return {
+        "torch seq": lambda: scattered(a @ w.T),
+        "ours": partial(ours, overlap=True),
+        "in turn": partial(ours, overlap=False),
+        "torch": fused,
+        "gemm": lambda: gemm(a, w, transpose_b=True),
+        "nccl": lambda: scattered(product),
+    }
+
+
+def _all_gather(context: Context, m: int, n: int, _k: int, dtype: torch.dtype) -> Candidates:
+    """Of x [M/W, N]."""
+    x = torch.randn(m // context.world, n, device="cuda", dtype=dtype)
+    whole = torch.empty(m, n, device="cuda", dtype=dtype)
+
+    def gathered() -> torch.Tensor:
+        dist.all_gather_into_tensor(whole, x)
+        return whole
+
+    return {"nccl": gathered, "ours": lambda: all_gather(x, context=context)}
+
+
+def _reduce_scatter(context: Context, m: int, n: int, _k: int, dtype: torch.dtype) -> Candidates:
+    """Of x [M, N] on every rank."""
+    x = torch.randn(m, n, device="cuda", dtype=dtype)
+    out = torch.empty(m // context.world, n, device="cuda", dtype=dtype)
+
+    def scattered() -> torch.Tensor:
+        dist.reduce_scatter_tensor(out, x)
+        return out
+
+    return {"nccl": scattered, "ours": lambda: reduce_scatter(x, context=context)}
+
+
+Candidates = dict[str, "Call"]
+OPERATORS = {
+    "all_gather_gemm": _all_gather_gemm,
+    "gemm_reduce_scatter": _gemm_reduce_scatter,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+}
+
+
+def measure(
+    context: Context, operator: str, size: tuple[int, int, int], dtype: str, rounds: int
+) -> dict[str, Any]:
+    """Milliseconds of every candidate, on every rank; and what went wrong, by candidate."""
+    torch.manual_seed(context.rank)
+    candidates = OPERATORS[operator](context, *size, getattr(torch, dtype))
+    reference = next(iter(candidates.values()))().double()
+    counts: dict[str, int] = {}
+    problems: dict[str, str] = {}
+    for name, call in candidates.items():
+        try:
+            counts[name] = _prepare(name, call, reference, problems)
+        except Exception as error:  # noqa: BLE001  (of one candidate: the others are measured)
+            problems[name] = f"{type(error).__name__}: {error}"[:500]
+        if slowest(float(name not in counts)) > 0:  # no rank goes on alone
+            counts.pop(name, None)
+            problems.setdefault(name, "failed on another rank")
+    times: dict[str, list[float]] = {name: [] for name in counts}
+    for _ in range(rounds):
+        for name, count in counts.items():
+            times[name].append(slowest(_seconds(candidates[name], count)))
+    medians = {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
+    return {"ms": medians, "problems": problems}
+
+
+def _prepare(name: str, call: Call, reference: torch.Tensor, problems: dict[str, str]) -> int:
+    """Check a candidate's result, and say how many calls a round has."""
+    out = call()
+    torch.cuda.synchronize()
+    if name in (*FUSED, "in turn"):
+        error = float((out.double() - reference).abs().max() / reference.abs().max())
+        if not error < 0.02:
+            problems[name] = f"wrong: largest error {error:.3g} of the largest value"
+    one = slowest(_seconds(call, 3))
+    return max(3, min(200, int(TARGET / one)))
+
+
+def _seconds(call: Call, count: int) -> float:
+    """A call's share of `count` calls back to back on this rank."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    dist.barrier()
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3 / count
+
+
+def efficiency(ms: dict[str, float], name: str) -> float | None:
+    """(T_compute + T_comm - T) / min(T_compute, T_comm); None where one was not measured."""
+    if not {"gemm", "nccl", name} <= ms.keys():
+        return None
+    return (ms["gemm"] + ms["nccl"] - ms[name]) / min(ms["gemm"], ms["nccl"])
+
+
+def _size(text: str) -> tuple[int, int, int]:
+    parts = [int(part) for part in text.split("x")]
+    if len(parts) not in (1, 3):
+        raise argparse.ArgumentTypeError(f"a size is M or MxNxK, got {text!r}")
+    return tuple(parts * 3)[:3]  # type: ignore[return-value]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--world", type=int, default=min(torch.cuda.device_count(), 4))
+    parser.add_argument("--operators", default=",".join(OPERATORS))
+    parser.add_argument(
+        "--sizes", default="8192,4096,2048,1024,16384,8192x28672x8192", help="M or MxNxK, by commas"
+    )
+    parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=90, help="seconds for a size")
+    parser.add_argument("--budget", type=float, default=540, help="seconds for all; then it ends")
+    parser.add_argument("--json", help="append lines of JSON to this file")
+    return parser.parse_args()
+
+
+def _report(row: dict[str, Any], path: Path | str | None) -> None:
+    line = json.dumps(row)
+    print("JSON " + line, flush=True)
+    if path:
+        with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(line + "\n")
+
+
+def main() -> int:
+    """Measure, and print as it goes."""
+    options = _arguments()
+    if options.world < 2:
+        print(f"needs two GPUs, and there are {torch.cuda.device_count()}")
+        return 1
+    print(
+        f"{options.world} x {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
+        f"{options.dtype}, milliseconds a call, median of {options.rounds} rounds"
+    )
+    begun = time.monotonic()
+    operators = options.operators.split(",")
+    sizes = [_size(text) for text in options.sizes.split(",")]
+    steps = [
+        Step(
+            f"{operator} {'x'.join(map(str, size))}",
+            measure,
+            (operator, size, options.dtype, options.rounds),
+            options.limit,
+        )
+        for size in sizes
+        for operator in operators
+    ]
+    failed = 0
+    for outcome in run_steps(steps, options.world):
+        operator, size, *_ = outcome.step.arguments
+        if outcome.error is not None:
+            failed += 1
+            print(f"{outcome.step.name}: FAILED after {outcome.seconds:.0f} s\n{outcome.error}")
+            continue
+        ms, problems = outcome.result["ms"], outcome.result["problems"]
+        row = {"operator": operator, "world": options.world, "size": size, "dtype": options.dtype}
+        shares = {name: efficiency(ms, name) for name in FUSED}
+        _report({**row, "ms": ms, "efficiency": shares, "problems": problems}, options.json)
+        cells = "  ".join(f"{name} {taken:.3f}" for name, taken in ms.items())
+        rates = "  ".join(f"{name} {rate:.2f}" for name, rate in shares.items() if rate is not None)
+        print(f"{outcome.step.name}: {cells}  efficiency: {rates}", flush=True)
+        for name, problem in problems.items():
+            failed += 1
+            print(f"    {name}: {problem}", flush=True)
+        if time.monotonic() - begun > options.budget:
+            print(f"stopped: {options.budget:.0f} s are over")
+            break
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

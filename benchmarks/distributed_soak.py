@@ -1,0 +1,156 @@
+"""Thousands of calls back to back, with random stragglers, on real GPUs: right, and no hang.
+
+    python benchmarks/distributed_soak.py [--world 2] [--calls 10000] [--seed 0]
+
+Every operator of several ranks, in a random order that all ranks share, with random shapes, on one
+context. A random rank is often late by up to some milliseconds, on its main stream, before the call
+or behind it. Nothing synchronises but every 250th call, which says how many were wrong. Factors are
+-1, 0 and 1, so all sums are exact and every result must be equal in every bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from distributed_crew import Step, run_steps
+
+from tlmatrix_kernels.distributed import (
+    Context,
+    all_gather,
+    all_gather_gemm,
+    gemm_reduce_scatter,
+    reduce_scatter,
+    reduce_scatter_two_level,
+)
+from tlmatrix_kernels.distributed.shares import share
+
+PIECE = 250
+"""Calls between two looks at the results."""
+MOST_TICKS = 4_000_000
+"""Of the clock, some 2 milliseconds: how late a rank is at most."""
+SHAPES = [
+    (512, 256, 128),
+    (130, 72, 40),
+    (64, 8, 256),
+    (333, 129, 77),
+    (1024, 1024, 256),
+    (3, 5, 7),
+]
+"""m, n and k of a rank; sums of up to 8 * 256 units are exact in float16."""
+
+
+def _signs(source: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randint(-1, 2, shape, generator=source, device="cuda").half()
+
+
+def _gather(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
+    x = _signs(source, m, n)
+    mine = x[slice(*share(m, context.world, context.rank))]
+    return all_gather(mine, context=context, rows=m) != x
+
+
+def _scatter(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
+    x = _signs(source, context.world, m, n)
+    out = reduce_scatter(x[context.rank], context=context)
+    return out != x.sum(0)[slice(*share(m, context.world, context.rank))]
+
+
+def _levels(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
+    rows = -(-m // context.world) * context.world
+    x = _signs(source, context.world, rows, n)
+    out = reduce_scatter_two_level(x[context.rank], context=context, nodes=None)
+    return out != x.sum(0)[slice(*share(rows, context.world, context.rank))]
+
+
+def _gather_gemm(context: Context, m: int, n: int, k: int, source: torch.Generator) -> torch.Tensor:
+    a, b = _signs(source, m, k), _signs(source, k, n)
+    mine = a[slice(*share(m, context.world, context.rank))]
+    out = all_gather_gemm(mine, b, context=context, rows=m, overlap=True)
+    return out != (a.float() @ b.float()).half()
+
+
+def _gemm_scatter(
+    context: Context, m: int, n: int, k: int, source: torch.Generator
+) -> torch.Tensor:
+    a, b = _signs(source, context.world, m, k), _signs(source, context.world, k, n)
+    out = gemm_reduce_scatter(a[context.rank], b[context.rank], context=context, overlap=True)
+    whole = (a.float() @ b.float()).sum(0).half()
+    return out != whole[slice(*share(m, context.world, context.rank))]
+
+
+CHECKS: dict[str, Any] = {
+    "all_gather": _gather,
+    "reduce_scatter": _scatter,
+    "reduce_scatter_two_level": _levels,
+    "all_gather_gemm": _gather_gemm,
+    "gemm_reduce_scatter": _gemm_scatter,
+}
+
+
+def prepare(context: Context) -> dict[str, int]:
+    """Compile every kernel, so that no later step waits for that; how many elements were wrong."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    source = torch.Generator(device="cuda").manual_seed(0)
+    wrong = sum(
+        check(context, *shape, source).sum() for check in CHECKS.values() for shape in SHAPES
+    )
+    counts = torch.as_tensor(wrong, device="cuda")
+    dist.all_reduce(counts)
+    return {"first calls": int(counts)}
+
+
+def soak(context: Context, seed: int, calls: int) -> dict[str, int]:
+    """So many calls without a synchronisation; elements that were wrong, by operator."""
+    draws = random.Random(seed)  # the same on every rank
+    source = torch.Generator(device="cuda").manual_seed(seed)
+    wrong = {name: torch.zeros((), dtype=torch.int64, device="cuda") for name in CHECKS}
+    for _ in range(calls):
+        name, shape = draws.choice(list(CHECKS)), draws.choice(SHAPES)
+        late, ticks = draws.randrange(2 * context.world), draws.randrange(MOST_TICKS)
+        if late == context.rank:
+            torch.cuda._sleep(ticks)  # noqa: SLF001  (has no public name)
+        bad = CHECKS[name](context, *shape, source)
+        if late - context.world == context.rank:
+            torch.cuda._sleep(ticks)  # noqa: SLF001
+        wrong[name] += bad.sum()
+    counts = torch.stack(list(wrong.values()))
+    dist.all_reduce(counts)
+    return dict(zip(wrong, counts.tolist(), strict=True))
+
+
+def main() -> int:
+    """Soak, and print as it goes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--world", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=60, help="seconds for a piece")
+    options = parser.parse_args()
+    if options.world < 2:
+        print(f"needs two GPUs, and there are {torch.cuda.device_count()}")
+        return 1
+    pieces = range(0, options.calls, PIECE)
+    steps = [Step("compile", prepare, limit=300)]
+    steps += [
+        Step(f"{first} to {min(first + PIECE, options.calls) - 1}", soak, arguments, options.limit)
+        for first in pieces
+        for arguments in [(options.seed + first, min(PIECE, options.calls - first))]
+    ]
+    right, bad = 0, 0
+    for outcome in run_steps(steps, options.world):
+        clean = outcome.error is None and not any(outcome.result.values())
+        said = "right" if clean else f"WRONG {outcome.error or outcome.result}"
+        print(f"{outcome.step.name}: {said} ({outcome.seconds:.1f} s)", flush=True)
+        bad += not clean
+        right += outcome.step.arguments[1] if clean and outcome.step.arguments else 0
+    print(f"{right} of {options.calls} calls right on {options.world} GPUs")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

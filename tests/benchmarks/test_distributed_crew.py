@@ -1,0 +1,24 @@
+"""Steps of several processes: results, and what a failure or a hang costs."""
+
+import sys
+from pathlib import Path
+
+import crew_steps
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from distributed_crew import Step, run_steps
+
+
+def test_a_step_that_fails_or_hangs_costs_itself_alone():
+    steps = [
+        Step("adds", crew_steps.add_ranks, (10,)),
+        Step("fails", crew_steps.fail_on_one),
+        Step("adds again", crew_steps.add_ranks, (20,)),
+        Step("hangs", crew_steps.hang_on_one, limit=1),
+    ]
+    adds, fails, again, hangs = run_steps(steps, 2, crew_steps.meet)
+    assert (adds.result, again.result) == (21, 41)
+    assert adds.error is None
+    assert "rank 1: " in fails.error
+    assert "rank one does not like it" in fails.error
+    assert "no answer of ranks" in hangs.error
