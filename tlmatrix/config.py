@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "COVERAGE", "Config", "ConfigError", "load_config"]
 
-BACKENDS = ("auto", "cuda", "interpreter", "compile")
+BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
 """Names of backends that a user may give."""
 
 COVERAGE = ("off", "summary", "table")

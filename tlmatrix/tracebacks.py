@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["short_path", "user_traceback"]
+__all__ = ["is_ours", "short_path", "user_traceback"]
 
 
 def user_traceback(error: BaseException) -> str:
@@ -23,6 +24,15 @@ def user_traceback(error: BaseException) -> str:
         source = f": {frame.line}" if frame.line else ""
         lines.append(f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}{source}")
     return "\n".join(lines)
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is no user's: this package's, PyTorch's, TileLang's or Python's own."""
+    if _lies_in(filename, _foreign_folders()):
+        return True
+    # What is installed lies below Python's own folder.
+    installed = "site-packages" in Path(filename).parts
+    return not installed and _lies_in(filename, (Path(sysconfig.get_path("stdlib")).resolve(),))
 
 
 def _foreign_folders() -> tuple[Path, ...]:

@@ -6,9 +6,9 @@ import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
-__all__ = ["guess", "nearest", "suggestion"]
+__all__ = ["guess", "nearest", "ranks_words", "suggestion"]
 
 
 def guess(word: object, known: Iterable[str]) -> str | None:
@@ -36,3 +36,13 @@ def nearest(word: object, known: Iterable[str]) -> str:
     if near:
         return f"; did you mean {near!r}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def ranks_words(ranks: Collection[int], world: int) -> str:
+    """`rank 1 of 4`, `ranks 0 and 2 of 4`, or `every rank` of several."""
+    if len(ranks) == world > 1:
+        return "every rank"
+    *others, last = map(str, sorted(ranks))
+    if not others:
+        return f"rank {last} of {world}"
+    return f"ranks {', '.join(others)} and {last} of {world}"

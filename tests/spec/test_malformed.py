@@ -25,7 +25,7 @@ axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
     "name, summary, problem, entry, factory, compile, call, returns, "
-    "architectures, axes, where, cases, tiers, tolerance, checks, properties, agree, sanitizers, determinism, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
+    "architectures, axes, shards, context, where, cases, tiers, tolerance, checks, properties, agree, sanitizers, determinism, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -456,7 +456,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a problem that does not exist": (
         HEAD.replace("problem: attention", "problem: attenton"),
         [
-            "2:10: unknown problem 'attenton'; did you mean 'attention'? Problems: attention, gemm, package.module:Class, or a mapping"
+            "2:10: unknown problem 'attenton'; did you mean 'attention'? Problems: attention, collective, gemm, package.module:Class, or a mapping"
         ],
     ),
     "a declared problem without a reference": (

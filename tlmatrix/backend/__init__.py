@@ -12,6 +12,7 @@ from tlmatrix.backend.errors import (
     ArchitectureError,
     BackendUnavailableError,
     BindingError,
+    DevicesError,
     EntryError,
 )
 from tlmatrix.backend.faults import Fault, fault_of
@@ -27,6 +28,7 @@ __all__ = [
     "Binding",
     "BindingError",
     "CompileBackend",
+    "DevicesError",
     "EntryError",
     "Fault",
     "backend_named",

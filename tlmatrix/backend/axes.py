@@ -10,6 +10,7 @@ from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.models import DeclaredProblem
+from tlmatrix.spec.sharding import WORLD, has_ranks
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
@@ -61,7 +62,12 @@ def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
 
 
 def _read_by_spec(spec: Spec) -> Iterator[str]:
-    """Names in expressions that shape the inputs or the kernel, and `$axis` dtypes."""
+    """Names in expressions that shape the inputs or the kernel, and `$axis` dtypes and orders."""
+    if has_ranks(spec):
+        yield WORLD
+    for shard in spec.shards.values():
+        if shard.order.startswith("$"):
+            yield shard.order[1:]
     expressions: list[object] = [*spec.tile.values()]
     expressions += [Expression(value) for value in spec.compile.values() if isinstance(value, str)]
     if isinstance(spec.problem, DeclaredProblem):

@@ -1,8 +1,9 @@
 """Where kernels run: one small interface, and the places there are.
 
 `cuda` compiles and runs on a GPU; it is the truth. `interpreter` runs the traced tile IR on the
-CPU and needs nothing. `auto` is `cuda` where there is a GPU, else `interpreter`. `compile` runs
-nothing: kernels are traced, and assembled for each architecture.
+CPU and needs nothing; several ranks are simulated there, and processes on `processes`. `auto` is
+`cuda` where there is a GPU, else `interpreter`. `compile` runs nothing: kernels are traced, and
+assembled for each architecture.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ __all__ = [
     "CompileBackend",
     "CudaBackend",
     "InterpreterBackend",
+    "ProcessesBackend",
     "backend_named",
 ]
 
@@ -118,6 +120,17 @@ class InterpreterBackend:
     def release(self) -> None:
         """What an exception kept alive goes; the system takes the rest by itself."""
         gc.collect()
+
+
+@dataclass(frozen=True)
+class ProcessesBackend(InterpreterBackend):
+    """As the interpreter, but several ranks are a CPU process each, and a gloo group."""
+
+    name: str = "processes"
+
+    def targeting(self, architectures: Sequence[str]) -> ProcessesBackend:
+        """Kernels are traced for the first architecture."""
+        return replace(self, target=architectures[0]) if architectures else self
 
 
 @dataclass(frozen=True)
@@ -245,6 +258,8 @@ def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Back
         raise ValueError(f"no backend {name!r}{suggestion(name, BACKENDS, 'There are')}")
     if name == "compile":
         return CompileBackend(asked=tuple(architectures))
+    if name == "processes":
+        return ProcessesBackend()
     import torch
 
     if name == "interpreter" or (name == "auto" and not torch.cuda.is_available()):

@@ -106,12 +106,14 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     return Binding(spec, backend, factory, differentiable=False, parameters=frozenset(spec.call))
 
 
-def execute(binding: Binding, problem: Problem, *, turn: int = 0) -> dict[str, torch.Tensor]:
+def execute(
+    binding: Binding, problem: Problem, *, turn: int = 0, wait: bool = True
+) -> dict[str, torch.Tensor]:
     """Run the code under test on a problem: its outputs, and the gradients the problem asks for.
 
     Gradients are those of the outputs in `problem.cotangents`, if the spec checks gradients and
     the code is differentiable. Tensors are given to the code as they are, not copied. `turn`
-    counts the runs of a case (see `Backend.active`).
+    counts the runs of a case (see `Backend.active`). Without `wait` a GPU may still be at it.
 
     Raises:
         EntryError: the code under test raised.
@@ -131,10 +133,11 @@ def execute(binding: Binding, problem: Problem, *, turn: int = 0) -> dict[str, t
         outputs = launch.named(results)
         if wanted:
             outputs |= _gradients(binding.spec, problem, outputs, wanted, leaves)
-        try:
-            binding.backend.synchronize()
-        except Exception as error:
-            raise EntryError(error) from error
+        if wait:
+            try:
+                binding.backend.synchronize()
+            except Exception as error:
+                raise EntryError(error) from error
     return {name: tensor.detach() for name, tensor in outputs.items()}
 
 

@@ -8,13 +8,17 @@ each worker gets its GPU as `CUDA_VISIBLE_DEVICES`, before it imports PyTorch.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Spread", "count_gpus", "visible_gpus"]
+__all__ = ["ALL_GPUS", "Spread", "all_visible_gpus", "count_gpus", "visible_gpus"]
+
+ALL_GPUS = "TLMATRIX_VISIBLE_GPUS"
+"""Where a worker that is confined to one GPU finds those that the user left visible."""
 
 _NVML = ("libnvidia-ml.so.1", "nvml.dll")
 
@@ -51,6 +55,14 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
             break
         found.append(word)
     return tuple(found)
+
+
+def all_visible_gpus() -> tuple[str, ...]:
+    """The GPUs that the user left visible, for cases of several, wherever this worker may run."""
+    given = os.environ.get(ALL_GPUS)
+    if given is not None:
+        return tuple(filter(None, given.split(",")))
+    return visible_gpus(os.environ)
 
 
 class Spread:

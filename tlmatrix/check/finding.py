@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["Finding"]
+__all__ = ["Finding", "FindingsError"]
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,11 @@ class Finding:
         if "block" in known:
             known["block"] = tuple(known["block"])
         return cls(**known)
+
+
+class FindingsError(RuntimeError):
+    """A run that ended in findings, and without results to judge."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__(self.findings[0].title)

@@ -18,14 +18,16 @@ from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.explain import explain, merged, one_of
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.further import FURTHER, KINDS, Relations, in_turn, one_relation, wanted
-from tlmatrix.check.memory import guarded, poisoned
+from tlmatrix.check.gathering import differing_copies
+from tlmatrix.check.memory import poisoned
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
-from tlmatrix.check.relations import CHECK_OF_KIND, check_relation
+from tlmatrix.check.relations import CHECK_OF_KIND, check_relation, raised
+from tlmatrix.check.running import SeveralRanks, run_guarded
 from tlmatrix.check.sanitizers import Watch
 from tlmatrix.check.tolerance import Yardstick
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from tlmatrix.matrix.case import Case
     from tlmatrix.problem.model import Problem, Relation, Tensors
@@ -109,7 +111,8 @@ class _Judge:
         if not self._problem.has_reference:
             self._judge_by_itself(usable)
         numeric = self._numeric(usable)
-        found = self._watched(first, found + numeric)
+        apart = differing_copies(first, self._yardstick, exact=self._deterministic)
+        found = self._watched(first, found + apart + numeric)
         if self._watch is not None and self._watch.stops:
             note = "other checks were left out: where no sanitizer watches, the kernel stops there"
             return merged(_with_detail(found, note))
@@ -170,13 +173,8 @@ class _Judge:
             return self._execute(self._problem), []
         # The sanitizers tell by the poison what nobody has written.
         poison = bool(self._checks & {"poison", "sanitizers"})
-        with guarded(self._problem, poison=poison) as (problem, guards):
-            if self._watch is None:
-                results = self._execute(problem)
-            else:
-                with self._watch.watching(problem):
-                    results = self._execute(problem)
-        return results, guards.findings(results) if "guards" in self._checks else []
+        results, found = run_guarded(self._execute, self._problem, poison=poison, watch=self._watch)
+        return results, found if "guards" in self._checks else []
 
     def _watched(self, results: Tensors, found: list[Finding]) -> list[Finding]:
         """What the sanitizers found in the first run, before what else is wrong with it."""
@@ -188,8 +186,7 @@ class _Judge:
         """A later run; guarded too where the first one misused memory, for it may corrupt ours."""
         if not self._suspicious:
             return self._execute(problem)
-        with guarded(problem) as (inside, _):
-            return self._execute(inside)
+        return run_guarded(self._execute, problem, poison=True)[0]
 
     def _judged(self, name: str) -> bool:
         """Whether a tensor's values are looked at by themselves."""
@@ -272,8 +269,7 @@ class _Judge:
         }
         if not spoiled or "poison" not in self._checks:
             return set()
-        with guarded(self._problem, poison=False) as (problem, _):
-            again = self._execute(problem)
+        again, _ = run_guarded(self._execute, self._problem, poison=False)
         return {
             name
             for name, got in spoiled.items()
@@ -281,16 +277,30 @@ class _Judge:
         }
 
     def _repeatable(self, first: Tensors, runs: int = _RUNS) -> list[Finding]:
+        calls = self._several_in_a_row if self._in_a_row else self._one_by_one
+        again_and_again = calls(runs - 1)
         for number in range(2, runs + 1):
             try:
-                again = self._again(self._problem)
+                again = next(again_and_again)
             except Exception as error:  # noqa: BLE001 - the first run did not raise
-                title = f"call {number} of the same problem raised {type(error).__name__}: {error}"
-                return [Finding("determinism", title, pattern="raised")]
+                return [raised("determinism", error, f"call {number} of the same problem ")]
             found = compare_runs(first, again, self._yardstick, exact=self._deterministic)
             if found:
                 return found
         return []
+
+    @property
+    def _in_a_row(self) -> bool:
+        """Whether equal calls are made with nothing between: several ranks can mix them up."""
+        return isinstance(self._execute, SeveralRanks)
+
+    def _one_by_one(self, count: int) -> Iterator[Tensors]:
+        for _ in range(count):
+            yield self._again(self._problem)
+
+    def _several_in_a_row(self, count: int) -> Iterator[Tensors]:
+        assert isinstance(self._execute, SeveralRanks)
+        yield from self._execute.in_a_row([self._problem] * count)
 
     def _related(self, relation: Relation, mine: Tensors, *, exact: bool) -> list[Finding]:
         return check_relation(

@@ -26,10 +26,11 @@ from tlmatrix.check.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["MARKS", "Guards", "guarded", "poisoned", "unwritten"]
+__all__ = ["MARKS", "Guards", "allocations_guarded", "guarded", "poisoned", "unwritten"]
 
 ALIGNMENT = 512
 """Bytes; what PyTorch's CUDA allocator gives, and more than TMA's 16."""
@@ -307,8 +308,13 @@ def guarded(problem: Problem, *, poison: bool = True) -> Iterator[tuple[Problem,
         inputs=place(problem.inputs),
         cotangents=place(problem.cotangents),
     )
-    with _Mode(guards):
+    with allocations_guarded(guards):
         yield inside, guards
+
+
+def allocations_guarded(guards: Guards | None = None) -> AbstractContextManager[object]:
+    """Inside, memory that PyTorch allocates lies between canaries of `guards`."""
+    return _Mode(Guards() if guards is None else guards)
 
 
 def unwritten(

@@ -80,6 +80,21 @@ class Side:
         """Whether the regions that are wrong at all are wrong throughout."""
         return all(len(at) >= 0.95 * self.lengths[r] for r, at in self.regions.items())
 
+    @cached_property
+    def ranks(self) -> list[int]:
+        """The ranks that have wrong indices; empty where one rank has all, or nobody said."""
+        if self.dim.owner is None:
+            return []
+        return [int(rank) for rank in np.unique(np.asarray(self.dim.owner)[self.indices])]
+
+    @property
+    def whole_ranks(self) -> bool:
+        """Whether some ranks, and not all, are wrong throughout, and the others are right."""
+        if not self.ranks or self.full:
+            return False
+        owned = np.isin(np.asarray(self.dim.owner), self.ranks)
+        return len(self.indices) >= 0.95 * int(owned.sum())
+
     @property
     def shape(self) -> str:
         """How its wrong indices lie: `all`, `one`, `first`, `tile`, `every 8th`, `some`."""
@@ -174,6 +189,8 @@ def _name(sides: Sequence[Side]) -> str:
     limited = [side for side in sides if not side.full]
     if not limited:
         return "everything"
+    if len(limited) == 1 and limited[0].whole_ranks:
+        return "a shard" if len(limited[0].ranks) == 1 else "shards"
     rows = [side for side in limited if side.noun == "row" or side.dim.tile]
     if len(rows) == 2 and all(side.shape in ("tile", "last tiles") for side in rows):
         return "a tile"
@@ -239,7 +256,14 @@ def _where(sides: Sequence[Side]) -> str:
             tiles.append(f"{parts_of} {ranges(numbers)}")
     if tiles:
         parts.append("in " + " and ".join(tiles))
+    parts += [_of_ranks(side) for side in sides if side.ranks and not side.full]
     return ", ".join(parts) if parts else "everywhere"
+
+
+def _of_ranks(side: Side) -> str:
+    """`all of rank 1`, `on ranks 0-2`."""
+    words = "all of" if side.whole_ranks else "on"
+    return f"{words} rank{'s' if len(side.ranks) > 1 else ''} {ranges(side.ranks)}"
 
 
 def _where_packed(side: Side) -> str:

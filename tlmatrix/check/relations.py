@@ -15,11 +15,13 @@ import torch
 
 from tlmatrix.check.bits import alike
 from tlmatrix.check.explain import explain
-from tlmatrix.check.finding import Finding
+from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.numeric import describe_mismatch, deviations, difference
+from tlmatrix.check.running import SeveralRanks
 from tlmatrix.check.tolerance import limits
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.model import Dim
+from tlmatrix.problem.sharding.shards import NotSharedError
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import Yardstick
     from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
 
-__all__ = ["CHECK_OF_KIND", "check_relation"]
+__all__ = ["CHECK_OF_KIND", "check_relation", "raised"]
 
 CHECK_OF_KIND = {
     "isolation": "isolation",
@@ -62,15 +64,18 @@ def check_relation(
             pair = relation.sides(mine, execute)
             if pair is None:
                 return []
-        if relation.kind == "repeat":
+        if relation.kind == "repeat" and isinstance(execute, SeveralRanks):
+            results.extend(execute.in_a_row(relation.problems))
+        elif relation.kind == "repeat":
             results.extend(map(execute, _in_one_memory(relation.problems)))
         else:
             results.extend(execute(problem) for problem in relation.problems)
+    except NotSharedError:
+        return []  # Ranks cannot share what the relation asks for.
     except Exception as error:
         if isinstance(error, SpecError) and relation.sides is not None:
             raise  # What the spec names is wrong, and not the entry.
-        finding = Finding(check, f"raised {type(error).__name__}: {error}", pattern="raised")
-        return [_named(finding, relation, relation.because)]
+        return [_named(raised(check, error), relation, relation.because)]
     exact = relation.exact and deterministic
     if pair is not None:
         differing = _apart(relation, pair, mine, yardstick, exact=exact)
@@ -89,6 +94,17 @@ def check_relation(
             because = _data_or_state(stale, steady=not differing)
         found += [_named(finding, relation, because) for finding in wrong]
     return found
+
+
+def raised(check: str, error: Exception, words: str = "") -> Finding:
+    """The finding of a run that raised where an earlier one did not; `words` say which run."""
+    if isinstance(error, FindingsError):
+        first = error.findings[0]
+        title = f"{words.strip()}: {first.title}" if words else first.title
+        return replace(first, check=check, title=title)
+    title = f"{words}raised {type(error).__name__}: {error}"
+    trace: str = getattr(error, "trace", "")
+    return Finding(check, title, pattern="raised", detail=trace or None)
 
 
 def _in_one_memory(problems: tuple[Problem, ...]) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.memory import MARKS, guarded, poisoned
 from tlmatrix.check.ownership import Ownership
+from tlmatrix.check.running import SeveralRanks
 from tlmatrix.tracebacks import short_path
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Watch:
         self._problem = problem
         options = spec.sanitizers
         self._wanted = (DEFAULT_SANITIZERS | {*options.also}) - {*options.without}
-        self._ownership: Ownership  # of the problem that the entry is given; nobody reports before
+        # Of the problem that the entry is given, once it is.
+        self._ownership = Ownership(spec, problem)
         self._reports: list[Report] = []
 
     @contextmanager
@@ -92,6 +94,16 @@ class Watch:
             poison=MARKS,
         ) as run:
             yield run.reports
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The sanitizers that watch the run."""
+        return self._wanted - {"nonfinite"}
+
+    def heard(self, problem: Problem, reports: Iterable[Report]) -> None:
+        """Take the reports of a run that was watched elsewhere, on several ranks."""
+        self._ownership = Ownership(self._spec, problem)
+        self._reports = [*self._reports, *reports]
 
     @property
     def stops(self) -> bool:
@@ -147,7 +159,7 @@ class Watch:
 
     def _births(self, execute: Callable[[Problem], Tensors]) -> list[Report]:
         """The operation that made the first value that is not finite, found in a run of its own."""
-        if "nonfinite" not in self._wanted:
+        if "nonfinite" not in self._wanted or isinstance(execute, SeveralRanks):
             return []
         with (
             guarded(self._problem) as (inside, _),

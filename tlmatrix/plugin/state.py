@@ -193,6 +193,10 @@ class State:
         """Leave a worker one GPU. Once CUDA is in use it is too late, and kernels go by device."""
         torch = sys.modules.get("torch")
         if self._gpu and not (torch and torch.cuda.is_initialized()):
+            # Cases of several ranks have processes of their own, and those all GPUs.
+            from tlmatrix.backend.gpus import ALL_GPUS, visible_gpus
+
+            os.environ.setdefault(ALL_GPUS, ",".join(visible_gpus(os.environ)))
             os.environ["CUDA_VISIBLE_DEVICES"] = self._gpu
 
     def runner(self) -> Runner:

@@ -41,6 +41,7 @@ __all__ = [
 
 _BUILT_IN = {
     "attention": "tlmatrix.problem.attention.family:AttentionFamily",
+    "collective": "tlmatrix.problem.collective.family:CollectiveFamily",
     "gemm": "tlmatrix.problem.gemm.family:GemmFamily",
 }
 _DECLARED = "tlmatrix.problem.declared.family:DeclaredFamily"

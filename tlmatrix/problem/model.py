@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.models import Shard, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = [
@@ -50,10 +50,14 @@ class Dim:
     starts: Sequence[int] | None = None
     region_name: str | None = None
     tile: int | None = None
+    owner: Sequence[int] | None = None
+    """The rank that has each index, where ranks share the tensor out along this dimension."""
 
     def describe(self, index: int) -> dict[str, int]:
         """`{"sequence": 2, "position": 17, "position_tile": 0}` for a packed row."""
         place: dict[str, int] = {}
+        if self.owner is not None:
+            place["rank"] = self.owner[index]
         position = index
         if self.region_name is not None and self.region is not None:
             region = int(self.region[index])
@@ -194,6 +198,8 @@ class Problem:
     with_inputs: Callable[[Tensors], Problem] | None = None
     """The same problem with other values in some of its inputs, reference and all. Only
     `tlmatrix explain` asks for it, to see which parts of an input an element depends on."""
+    shards: Mapping[str, Shard] = field(default_factory=dict)
+    """How several ranks share its tensors out, where the spec does not say."""
 
 
 class Family(Protocol):

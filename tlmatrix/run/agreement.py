@@ -15,7 +15,6 @@ from tlmatrix.backend import (
     BackendUnavailableError,
     EntryError,
     backend_named,
-    execute,
 )
 from tlmatrix.interpreter import Unsupported
 from tlmatrix.problem import Pair, Relation, override
@@ -41,13 +40,14 @@ __all__ = ["Workplace", "with_agreements"]
 class Workplace:
     """Where a case runs, and how the other side is bound there.
 
-    `bind` ties a spec to its code on a backend (kept by the agreement's number), and what runs
-    inside `phase` is counted as time of the other side.
+    `bind` ties a spec to its code on a backend (kept by the agreement's number), `execution` gives
+    what runs such code, and what runs inside `phase` is counted as time of the other side.
     """
 
     backend: Backend
     seed: int
     bind: Callable[[Spec, Backend, int], tuple[Binding, Family]]
+    execution: Callable[[Binding], Callable[[Problem], Tensors]]
     phase: Callable[[], AbstractContextManager[None]]
 
 
@@ -143,7 +143,7 @@ class _Other:
         try:
             with self.place.phase():
                 binding, family = self.place.bind(self.other, self.backend, self.number)
-                results = execute(binding, self._problem(family))
+                results = self.place.execution(binding)(self._problem(family))
         except ArchitectureError:
             return None
         except EntryError as error:

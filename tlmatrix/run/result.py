@@ -48,6 +48,8 @@ class SkipReason(StrEnum):
     """The kernels are written for other architectures than the backend's."""
     TOOLKIT = "toolkit"
     """The CUDA toolkit here cannot assemble the kernels."""
+    GPUS = "gpus"
+    """The case asks for more GPUs than there are."""
     DEVICE = "device"
     """The GPU was lost to a fault of an earlier case in the same process."""
 

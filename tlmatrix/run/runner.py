@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.backend import (
     ArchitectureError,
     CompileBackend,
+    DevicesError,
     EntryError,
     backend_named,
     bind,
     execute,
     refuse_unknown_axes,
 )
-from tlmatrix.check.finding import Finding
+from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counted, counting
@@ -32,6 +33,7 @@ from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.run.returned import narrowed
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.sharding import has_ranks
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend, Binding
     from tlmatrix.backend.assembly import Assembler
+    from tlmatrix.backend.ranks.places import Place
     from tlmatrix.check.further import Relations
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
@@ -97,8 +100,11 @@ class Runner:
     coverage: bool = False
     lost: str = ""
     """The case that left the backend unusable in this process; later ones are not run."""
+    rank_seconds: float = 120.0
+    """How long ranks may take for a call, or calls in a row, before they count as hung."""
     _bound: dict[tuple[Path, str, int | None], _Bound] = field(default_factory=dict)
     _assembler: Assembler | None = None
+    _places: dict[str, Place] = field(default_factory=dict)
 
     def prepare(self) -> None:
         """Import what every case needs, so that the first one is not charged for it."""
@@ -123,7 +129,11 @@ class Runner:
         covers = self.coverage and self.backend.name == "interpreter"
         watch = _Watch(Recorder() if covers else None, relations)
         shown = path or str(spec.path)
-        outcome = self._outcome(spec, case, shown, watch)
+        try:
+            outcome = self._outcome(spec, case, shown, watch)
+        finally:
+            for place in self._places.values():
+                place.end()
         if any(finding.check == "memory" for finding in outcome.findings):
             self.backend.release()
         if not self.lost and self.backend.broken():
@@ -159,6 +169,9 @@ class Runner:
         if self._assembler is not None:
             self._assembler.close()
             self._assembler = None
+        for place in self._places.values():
+            place.close()
+        self._places = {}
 
     def outputs(self, spec: Spec, case: Case) -> tuple[Problem, Tensors]:
         """The problem of a case and what the code under test makes of it, not judged.
@@ -171,7 +184,7 @@ class Runner:
     def prepared(self, spec: Spec, case: Case) -> tuple[Problem, Callable[[Problem], Tensors]]:
         """A new problem of a case, and what runs the code under test on such a problem."""
         bound = self._bind(spec)
-        return self._problem(bound, spec, case), lambda problem: execute(bound.binding, problem)
+        return self._problem(bound, spec, case), self._execution(bound.binding)
 
     def _outcome(self, spec: Spec, case: Case, path: str, watch: _Watch) -> _Outcome:
         from tlmatrix.matrix import known_bug
@@ -236,12 +249,7 @@ class Runner:
         watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
         watch.bytes = sum(tensor.nbytes for tensor in problem.inputs.values())
 
-        turns = itertools.count()
-
-        def run_entry(variant: Problem) -> Tensors:
-            with watch.phase("entry"), counting(watch.recorder):
-                return execute(bound.binding, variant, turn=next(turns))
-
+        run_entry = self._execution(bound.binding, watch)
         if case.origin == "reject":
             findings = judge_reject(_reject_of(spec, case), problem, run_entry)
         else:
@@ -250,13 +258,41 @@ class Runner:
             findings = self._findings(spec, case, problem, run_entry, watch)
         return _Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
 
+    def _execution(
+        self, binding: Binding, watch: _Watch | None = None
+    ) -> Callable[[Problem], Tensors]:
+        """What runs the code under test, here or on several ranks; `watch` times and counts it."""
+        turns = itertools.count()
+        timed = nullcontext if watch is None else lambda: watch.phase("entry")
+        recorder = None if watch is None else watch.recorder
+        if has_ranks(binding.spec):
+            from tlmatrix.backend.ranks.runner import OnRanks
+
+            place = self._place(binding.backend)
+            return OnRanks(binding, place, lambda: next(turns), timed)
+
+        def run_entry(problem: Problem) -> Tensors:
+            with timed(), counting(recorder):
+                return execute(binding, problem, turn=next(turns))
+
+        return run_entry
+
+    def _place(self, backend: Backend) -> Place:
+        """Where the ranks of cases run."""
+        from tlmatrix.backend.ranks.places import place_for
+
+        if backend.name not in self._places:
+            self._places[backend.name] = place_for(backend, self.roots, self.rank_seconds)
+        return self._places[backend.name]
+
     def _returned(self, bound: _Bound, spec: Spec, case: Case) -> tuple[str, ...]:
         """Outputs that the code gives back; where the spec does not say, one run is the answer."""
         if spec.returns:
             return spec.returns
         if bound.returned is None:
             # On a problem of its own: an entry that writes to its inputs must not spoil ours.
-            bound.returned = tuple(execute(bound.binding, self._problem(bound, spec, case)))
+            run = self._execution(bound.binding)
+            bound.returned = tuple(run(self._problem(bound, spec, case)))
         return bound.returned
 
     def _problem(self, bound: _Bound, spec: Spec, case: Case) -> Problem:
@@ -269,9 +305,11 @@ class Runner:
             takes = bound.binding.parameters
             return reject_problem(spec, case, _reject_of(spec, case), make, takes)
         from tlmatrix.problem.laws import with_properties
+        from tlmatrix.problem.sharding.whole import shared_out
 
         seed = case_seed(case, self.seed)
-        return with_properties(spec, bound.family, make(case.values), seed, self._environment())
+        made = with_properties(spec, bound.family, make(case.values), seed, self._environment())
+        return shared_out(spec, made)
 
     def _with_agreements(
         self, bound: _Bound, spec: Spec, case: Case, problem: Problem, watch: _Watch
@@ -285,7 +323,11 @@ class Runner:
             return made.binding, made.family
 
         place = Workplace(
-            self.backend, case_seed(case, self.seed), tied, lambda: watch.phase("agreement")
+            self.backend,
+            case_seed(case, self.seed),
+            tied,
+            self._execution,
+            lambda: watch.phase("agreement"),
         )
         return with_agreements(spec, case, problem, bound.family, place)
 
@@ -392,25 +434,25 @@ def _error(error: Exception, backend: Backend, watch: _Watch) -> _Outcome:
     """What an exception says about the case that raised it."""
     if isinstance(error, ArchitectureError):
         return _Outcome(Status.SKIPPED, reason=SkipReason.ARCHITECTURE, message=str(error))
+    if isinstance(error, DevicesError):
+        return _Outcome(Status.SKIPPED, reason=SkipReason.GPUS, message=str(error))
+    if isinstance(error, FindingsError):
+        return _Outcome(Status.FAILED, error.findings)
     raised = error.error if isinstance(error, EntryError) else error
     if _is_unsupported(raised):
         return _Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
     place = "entry" if isinstance(error, EntryError) else watch.failed
     finding = fault_finding(raised, backend, place, watch.bytes)
     if finding is not None:
-        return _Outcome(Status.ERROR, (finding,))
+        return _Outcome(Status.ERROR, (_on_ranks(finding, error),))
     if isinstance(error, EntryError):
-        return _Outcome(
-            Status.ERROR,
-            (
-                Finding(
-                    check="entry",
-                    title=f"raises {_words(raised)}",
-                    detail=user_traceback(raised),
-                    pattern=type(raised).__name__,
-                ),
-            ),
+        finding = Finding(
+            check="entry",
+            title=f"raises {_words(raised)}",
+            detail=error.trace or user_traceback(raised),
+            pattern=type(raised).__name__,
         )
+        return _Outcome(Status.ERROR, (_on_ranks(finding, error),))
     return _Outcome(
         Status.ERROR,
         (
@@ -422,6 +464,14 @@ def _error(error: Exception, backend: Backend, watch: _Watch) -> _Outcome:
             ),
         ),
     )
+
+
+def _on_ranks(finding: Finding, error: Exception) -> Finding:
+    """The finding of an exception, with the ranks that it came from."""
+    if not isinstance(error, EntryError) or not error.where:
+        return finding
+    detail = "\n".join(filter(None, [finding.detail, *error.notes]))
+    return replace(finding, title=f"{error.where} {finding.title}", detail=detail or None)
 
 
 def _words(error: BaseException) -> str:

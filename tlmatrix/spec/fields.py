@@ -37,6 +37,8 @@ __all__ = [
     "INSTRUCTION",
     "NAME",
     "OPTIONAL_AXES",
+    "ORDER",
+    "ORDERS",
     "RANGE",
     "STORAGES",
     "STRATEGIES",
@@ -57,6 +59,8 @@ __all__ = [
     "Name",
     "Positive",
     "SanitizerName",
+    "ShardDim",
+    "ShardOrder",
     "ShortModel",
     "Size",
     "StorageName",
@@ -67,7 +71,7 @@ __all__ = [
     "also_one_of",
 ]
 
-FAMILIES = ("attention", "gemm")
+FAMILIES = ("attention", "collective", "gemm")
 """Problem families that a spec can name by a bare word."""
 
 OPTIONAL_AXES = ("values", "storage", "max_seqlen_q", "max_seqlen_k")
@@ -144,6 +148,14 @@ def _to_scalar(value: object) -> Any:  # noqa: ANN401
     raise ValueError("must be a number, true, false, none or an expression")
 
 
+def _to_dim(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and value.isidentifier():
+        return value
+    raise ValueError("must be a dimension: its number, from 0, or its name")
+
+
 _PROBLEM_SCHEMA = {
     "title": "a name",
     "anyOf": [{"enum": list(FAMILIES)}, {"type": "string", "pattern": ":"}],
@@ -155,6 +167,11 @@ _AS_TEXT = PlainSerializer(str)
 
 ExpressionText = Annotated[
     Expression, PlainValidator(_to_expression), _AS_TEXT, WithJsonSchema(_EXPRESSION_SCHEMA)
+]
+ShardDim = Annotated[
+    int | str,
+    PlainValidator(_to_dim),
+    WithJsonSchema({"title": "a whole number or a name", "type": ["integer", "string"]}),
 ]
 Size = Annotated[
     Expression | int,
@@ -186,6 +203,9 @@ TARGET = rf"^{_DOTTED}:{_DOTTED}$"
 EXCEPTION = rf"^({_DOTTED}:)?{_DOTTED}$"
 ARCH = r"^(sm_[0-9]+|interpreter)$"
 TARGET_ARCH = r"^sm_([1-8][0-9]|[1-9][0-9]{1,2}[af])$"
+ORDERS = ("contiguous", "zigzag")
+"""Orders in which the parts of a tensor go to ranks."""
+ORDER = r"^(contiguous|zigzag|\$[^\W\d]\w*)$"
 INSTRUCTION = r"^[a-z][a-z0-9_]*([.:]+[A-Za-z0-9_]+)*$"
 STRATEGY = r"^(product|zip|pairwise|[1-9][0-9]{0,2}-wise|sample|first)$"
 RANGE = r"^ *([0-9]{1,12}) *\.\. *([0-9]{1,12}) *$"
@@ -195,6 +215,7 @@ Identifier = Annotated[str, Field(pattern=IDENTIFIER, title="a name")]
 Target = Annotated[str, Field(pattern=TARGET, title="`package.module:name`")]
 Arch = Annotated[str, Field(pattern=ARCH)]
 TargetArch = Annotated[str, Field(pattern=TARGET_ARCH, title="an architecture")]
+ShardOrder = Annotated[str, Field(pattern=ORDER)]
 Strategy = Annotated[
     str,
     Field(pattern=STRATEGY),

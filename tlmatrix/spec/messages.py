@@ -53,6 +53,7 @@ _PATTERNS = {
     fields.TARGET_ARCH: "must be an architecture as code is assembled for it, from sm_90 on with "
     "its letter: sm_80, sm_90a, sm_100a",
     fields.INSTRUCTION: "must be an instruction as PTX writes it, such as wgmma.mma_async",
+    fields.ORDER: "must be contiguous, zigzag, or $axis for the value of that axis",
     fields.STRATEGY: "must be product, zip, pairwise, t-wise (such as 3-wise), sample or first",
 }
 
@@ -137,6 +138,8 @@ def _remedy(error: ErrorDetails) -> str:
         known = _choices(context)
     elif context.get("pattern") == fields.STRATEGY:
         known = fields.STRATEGIES
+    elif context.get("pattern") == fields.ORDER:
+        known = fields.ORDERS
     near = guess(value, known)
     return f"; did you mean {near!r}?" if near else ""
 

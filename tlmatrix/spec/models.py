@@ -49,6 +49,7 @@ from tlmatrix.spec.parts import (
 from tlmatrix.spec.properties import Agreement, Property
 from tlmatrix.spec.regressions import Regression, Retired
 from tlmatrix.spec.sanitizers import PackedRows, SanitizerOptions
+from tlmatrix.spec.sharding import Shard
 from tlmatrix.spec.tolerance import (
     Allowance,
     AllowanceChange,
@@ -85,6 +86,7 @@ __all__ = [
     "Retired",
     "Rule",
     "SanitizerOptions",
+    "Shard",
     "Spec",
     "Tier",
     "Tolerance",
@@ -107,7 +109,7 @@ class Spec(Model):
         Annotated[FamilyName, Tag("<name>")] | Annotated[DeclaredProblem, Tag("<mapping>")],
         Discriminator(lambda value: "<name>" if isinstance(value, str) else "<mapping>"),
     ] = Field(
-        description="What is computed: `attention`, `gemm`, a class of your own "
+        description="What is computed: `attention`, `gemm`, `collective`, a class of your own "
         "(`package.module:Class`), or a mapping that declares inputs, outputs and reference.",
         examples=["attention", "mypkg.problems:MyProblem"],
     )
@@ -154,6 +156,19 @@ class Spec(Model):
         description="The dimensions of the matrix. Values are numbers, text, true, false, `none` "
         "(absent), lists or mappings.",
         examples=[{"dtype": ["float16", "bfloat16"], "head_dim": [64, 96], "window": [None, 64]}],
+    )
+    shards: dict[Identifier, Shard] = Field(
+        default={},
+        description="Where the spec has the axis `world`, a number of ranks that all call the "
+        "entry: how its tensors are shared out among them. Those left out every rank has whole.",
+        examples=[{"a": {"dim": 0}, "b": {"dim": 1}, "c": {"dim": 1}}],
+    )
+    context: Target | None = Field(
+        default=None,
+        description="What makes the entry's argument `context`, `package.module:name`: called "
+        "once a rank and case, with keyword arguments matched as the entry's are, and kept for "
+        "all calls of the case.",
+        examples=["mypkg.distributed:create_context"],
     )
     where: tuple[Rule, ...] = Field(
         default=(),

@@ -28,6 +28,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("A declared problem", models.DeclaredProblem),
     ("An input", models.InputDecl),
     ("An output", models.OutputDecl),
+    ("Shards", models.Shard),
     ("A rule", models.Rule),
     ("A tier", models.Tier),
     ("Tolerances", models.Tolerance),

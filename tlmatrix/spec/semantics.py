@@ -22,6 +22,7 @@ from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import FAMILIES, DeclaredProblem
 from tlmatrix.spec.oracles import oracle_faults
 from tlmatrix.spec.parts import DEFAULT_TIERS
+from tlmatrix.spec.ranks import sharding_faults
 from tlmatrix.spec.values import canonical, label
 from tlmatrix.words import suggestion
 
@@ -84,6 +85,7 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
         yield from _fuzz_faults(spec, spec.fuzz, written)
     yield from _problem_faults(spec, axes)
     yield from oracle_faults(spec, axes, written.broken)
+    yield from sharding_faults(spec, axes, written.broken)
     if "problem" not in written.broken and isinstance(spec.problem, DeclaredProblem):
         yield from _returns_faults(spec, spec.problem)
         yield from _tolerance_faults(spec, spec.problem)

@@ -301,6 +301,7 @@ class Declared:
             inputs=inputs,
             outputs=self.infos,
             returns=self.declaration.output_names,
+            dims={name: self._input_dims(name) for name in inputs},
             cotangents=cotangents if by_autograd else {},
             gradient_of=differentiable if by_autograd else {},
             has_reference=self.reference is not None,
@@ -310,6 +311,11 @@ class Declared:
             cost=self._cost,
             with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
         )
+
+    def _input_dims(self, name: str) -> tuple[Dim, ...]:
+        words = _words(self.declaration.inputs[name].shape)
+        sizes = self.inputs[name].shape
+        return tuple(Dim(word, size) for word, size in zip(words, sizes, strict=True))
 
     def _cost(self) -> Cost:
         """Tensors in and out, each once; the backward reads cotangents and inputs."""

@@ -82,6 +82,7 @@ class Gemm:
             inputs=inputs,
             outputs={"c": info},
             returns=("c",),
+            dims={name: self._dims(name) for name in inputs},
             reference=lambda: {"c": self._exact},
             lowp=lambda: {"c": self._low},
             relations=self._relations,
@@ -94,6 +95,19 @@ class Gemm:
                 scale=changed.get("scale", self.scale),
             ).problem(),
         )
+
+    def _dims(self, name: str) -> tuple[Dim, ...]:
+        """What the dimensions of an input are called, as stored."""
+        setting = self.setting
+        m, n, k = (Dim(each, getattr(setting, each)) for each in "mnk")
+        match name:
+            case "a":
+                return (k, m) if setting.transpose_a else (m, k)
+            case "b":
+                return (n, k) if setting.transpose_b else (k, n)
+            case "scale":
+                return (n,)
+        return (m, n)
 
     @property
     def _operands(self) -> tuple[str, str]:

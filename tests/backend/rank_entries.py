@@ -1,0 +1,126 @@
+"""Entries that several ranks call, in plain PyTorch: right ones, and each fault by itself."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def gathered(x):
+    """The rows of all ranks."""
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([x.shape[0]]))
+    rows = [int(size) for size in sizes]
+    padded = x.new_zeros(max(rows), *x.shape[1:])
+    padded[: x.shape[0]] = x
+    parts = [torch.empty_like(padded) for _ in rows]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
+
+
+def all_gather_gemm(a, b):
+    return (gathered(a).float() @ b.float()).to(a.dtype)
+
+
+def neighbours_shard(a, b, rank, world):
+    """Rank 1 returns what its neighbour should."""
+    c = all_gather_gemm(a, b)
+    parts = [torch.empty_like(c) for _ in range(world)]
+    dist.all_gather(parts, c)
+    return parts[(rank + 1) % world] if rank == 1 else c
+
+
+def raising(a, b, rank):
+    if rank == 1:
+        raise ValueError("no such shard")
+    return all_gather_gemm(a, b)
+
+
+def hanging(a, b, rank):
+    if rank == 1:
+        time.sleep(1000)
+    return all_gather_gemm(a, b)
+
+
+def leaving(a, b, rank):
+    if rank == 1:
+        sys.stdout.write("the last words of rank 1\n")
+        sys.stdout.flush()
+        os._exit(3)
+    return all_gather_gemm(a, b)
+
+
+def returning_all(a, b, world):
+    c = all_gather_gemm(a, b)
+    return torch.cat([c] * world, 1)
+
+
+def one_row_short(a, b, rank):
+    c = all_gather_gemm(a, b)
+    return c[:-1] if rank else c
+
+
+def refusing(a, b):
+    if a.shape[1] % 8:
+        raise ValueError(f"k must be a multiple of 8, not {a.shape[1]}")
+    return all_gather_gemm(a, b)
+
+
+class Context:
+    """Counts its calls, and keeps the shard of the last one for a fault."""
+
+    def __init__(self, rank, world, group):
+        self.rank, self.world, self.group = rank, world, group
+        self.calls = 0
+        self.last = None
+
+
+def create_context(rank, world, group):
+    return Context(rank, world, group)
+
+
+def all_gather(x, *, context):
+    assert dist.get_rank(context.group) == context.rank
+    context.calls += 1
+    return gathered(x)
+
+
+def stale_when_called_again(x, *, context):
+    """From the third call on a context, rank 1's rows are those of the call before."""
+    context.calls += 1
+    mine = x
+    if context.rank == 1 and context.calls > 2 and context.last.shape == x.shape:
+        mine = context.last
+    context.last = x.clone()
+    return gathered(mine)
+
+
+def differing(x, rank):
+    y = gathered(x)
+    if rank == 1 and y.numel():
+        y[0, 0] += 1
+    return y
+
+
+def reduce_scatter(x, rank, world):
+    """Every rank its rows of the sum, added up in float32."""
+    total = x.float()
+    dist.all_reduce(total)
+    return total.tensor_split(world)[rank].to(x.dtype)
+
+
+def reduce_scatter_in_low_precision(x, rank, world):
+    parts = [torch.empty_like(x) for _ in range(world)]
+    dist.all_gather(parts, x)
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total.tensor_split(world)[rank].contiguous()
+
+
+def writes_to_its_shard(x):
+    y = gathered(x)
+    x.zero_()
+    return y

@@ -1,0 +1,117 @@
+"""The axis `world`, `shards` and `context`: what may be said, and what is refused in which words."""
+# ruff: noqa: E501 - a message stands on one line here, as it does where it is printed
+
+import pytest
+
+from tlmatrix.spec import SpecError, parse_spec
+
+GEMM = """\
+name: trial
+problem: gemm
+entry: mypkg.ops:all_gather_gemm
+axes: {world: [1, 2], dtype: [float16], m: [64], n: [64], k: [64], sharding: [contiguous, zigzag]}
+"""
+DECLARED = """\
+name: trial
+problem: {inputs: {x: {shape: [rows, cols], dtype: float32, grad: true}}, outputs: [y], reference: a:b}
+entry: mypkg.ops:gathered
+axes: {world: [1, 2], rows: [4], cols: [3]}
+"""
+
+
+def issues(text):
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text)
+    return [f"{each.line}:{each.column}: {each.message}" for each in caught.value.issues]
+
+
+def test_what_is_said_of_shards_is_read():
+    spec = parse_spec(
+        GEMM
+        + "shards: {a: {dim: 0, order: $sharding, uneven: balanced}, b: {dim: n}, c: {sum: true}}\n"
+        + "context: mypkg.ops:create_context\n"
+    )
+    assert spec.shards["a"].order_of({"sharding": "zigzag"}) == "zigzag"
+    assert spec.shards["a"].uneven == "balanced"
+    assert (spec.shards["b"].dim, spec.shards["b"].order_of({})) == ("n", "contiguous")
+    assert spec.shards["c"].sum
+    assert spec.context == "mypkg.ops:create_context"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            GEMM.replace("[1, 2]", "[0, true, 2]"),
+            [
+                "4:16: 'world' is a number of ranks, 1 or more; got 0",
+                "4:19: 'world' is a number of ranks, 1 or more; got true",
+            ],
+        ),
+        (
+            GEMM + "tiers: {quick: {strategy: product, axes: {world: [-1]}}}\n",
+            ["5:51: 'world' is a number of ranks, 1 or more; got -1"],
+        ),
+        (
+            GEMM + "cases: [{world: 1.5}]\n",
+            ["5:17: 'world' is a number of ranks, 1 or more; got 1.5"],
+        ),
+        (
+            GEMM + "fuzz: {axes: {world: 0..4}}\n",
+            ["5:22: there is at least 1 rank, not 0"],
+        ),
+        (
+            GEMM.replace("world: [1, 2], ", "") + "shards: {a: {dim: 0}}\ncontext: a:b\n",
+            [
+                "5:1: 'shards' is for several ranks; add the axis world: [1, 2, 4]",
+                "6:1: 'context' is for several ranks; add the axis world: [1, 2, 4]",
+            ],
+        ),
+        (
+            GEMM.replace("entry: mypkg.ops:all_gather_gemm", "factory: a:b\ncall: [a, b]"),
+            [
+                "3:1: a factory's kernel runs on one rank: give 'entry', a function that every rank calls"
+            ],
+        ),
+        (
+            GEMM + "shards: {a: {}, c: {dim: 0, sum: true}}\n",
+            [
+                "5:10: 'dim' is missing: along which dimension is 'a' split? A tensor that every rank has whole is not listed",
+                "5:29: what ranks return of 'c' is added up or put together: 'sum' or 'dim'",
+            ],
+        ),
+        (
+            GEMM + "shards: {a: {dim: -1}, b: {dim: 0, order: zigzga}, c: {dim: 0, uneven: even}}\n",
+            [
+                "5:19: 'shards.a.dim' must be a dimension: its number, from 0, or its name; got -1",
+                "5:43: 'shards.b.order' must be contiguous, zigzag, or $axis for the value of that axis; got 'zigzga'; did you mean 'zigzag'?",
+                "5:72: 'shards.c.uneven' must be one of balanced, ceil; got 'even'",
+            ],
+        ),
+        (
+            GEMM.replace("contiguous, zigzag", "contiguous, zag")
+            + "shards: {a: {dim: 0, order: $sharding}, b: {dim: 0, order: $shardin}}\n",
+            [
+                "4:91: 'zag' is no order of shards; did you mean 'zigzag'? Orders: contiguous, zigzag; 'shards' takes it as one",
+                "5:60: '$shardin' is no axis; did you mean '$sharding'? Axes: $world, $dtype, $m, $n, $k, $sharding",
+            ],
+        ),
+        (
+            DECLARED + "shards: {x: {dim: 2}, y: {dim: rows}, z: {dim: 0}}\n",
+            [
+                "5:19: 'x' has 2 dimensions: dim is 0 or 1",
+                "5:42: unknown tensor 'z'. Tensors: x, y, dx, dy",
+            ],
+        ),
+        (
+            DECLARED + "shards: {x: {dim: row}, dy: {sum: true}, dx: {dim: 0, own: true, order: zigzag}}\n",
+            [
+                "5:19: 'x' has no dimension 'row'; did you mean 'rows'? Dimensions: rows, cols",
+                "5:30: 'dy' is given to the entry: only results of ranks can be added up",
+                "5:66: 'order' is for a dimension that is split, not for one that counts ranks",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_where_it_stands(text, found):
+    assert issues(text) == found

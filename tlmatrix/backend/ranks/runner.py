@@ -1,0 +1,99 @@
+"""The entry of one case on several ranks, for whoever judges whole results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.backend.ranks.job import Call, Job
+from tlmatrix.check.gathering import Gathered, gathered, same_on_ranks
+from tlmatrix.check.running import SeveralRanks
+from tlmatrix.problem.sharding.shards import Sharding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from tlmatrix.backend.binding import Binding
+    from tlmatrix.backend.ranks.places import Place
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.check.sanitizers import Watch
+    from tlmatrix.problem.model import Problem, Tensors
+
+__all__ = ["OnRanks"]
+
+
+class OnRanks(SeveralRanks):
+    """Runs a spec's entry on all ranks of a problem; called, it gives whole results.
+
+    The first run of a case is one in which every rank is on time; in later ones, ranks fall behind
+    as the number of the run says.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        place: Place,
+        turns: Callable[[], int],
+        timed: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._binding = binding
+        self._place = place
+        self._turns = turns
+        self._timed = timed
+
+    def __call__(self, problem: Problem) -> Gathered:
+        """The whole results of one call; see `SeveralRanks`."""
+        return self._run([problem])[0][0]
+
+    def guarded(
+        self, problem: Problem, *, poison: bool, watch: Watch | None = None
+    ) -> tuple[Tensors, list[Finding]]:
+        """See `SeveralRanks.guarded`."""
+        results, findings = self._run([problem], poison=poison, watch=watch)
+        return results[0], findings
+
+    def in_a_row(self, problems: Sequence[Problem]) -> list[Tensors]:
+        """See `SeveralRanks.in_a_row`."""
+        return list(self._run(problems)[0])
+
+    def _run(
+        self,
+        problems: Sequence[Problem],
+        *,
+        poison: bool | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[list[Gathered], list[Finding]]:
+        spec, turn = self._binding.spec, self._turns()
+        sharings = [Sharding.of(spec, problem) for problem in problems]
+        world = sharings[0].world
+        jobs = [
+            Job(
+                tuple(
+                    Call.of(sharding.of_rank(problem, rank))
+                    for problem, sharding in zip(problems, sharings, strict=True)
+                ),
+                poison=poison,
+                turn=turn,
+                straggle=turn,
+            )
+            for rank in range(world)
+        ]
+        with self._timed():
+            answers = self._place.run(self._binding, jobs, watch)
+        device = _device(problems[0])
+        found = []
+        for number, (problem, sharding) in enumerate(zip(problems, sharings, strict=True)):
+            of_ranks = [
+                {name: tensor.to(device) for name, tensor in answer.results[number].items()}
+                for answer in answers
+            ]
+            found.append(gathered(problem, sharding, of_ranks))
+        told = [(rank, each) for rank, answer in enumerate(answers) for each in answer.findings]
+        return found, same_on_ranks(told, world)
+
+
+def _device(problem: Problem) -> torch.device | None:
+    first = next(iter(problem.inputs.values()), None)
+    return None if first is None else first.device

@@ -1,0 +1,161 @@
+"""Whole results from what each rank returned, and what is wrong before anything is compared.
+
+Every element comes from the rank that has it. What every rank has whole must be alike on all;
+`differing_copies` says so, with the allowance of the spec.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.check.bits import alike
+from tlmatrix.check.determinism import compare_runs
+from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.words import ranks_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from tlmatrix.check.tolerance import Yardstick
+    from tlmatrix.problem.model import Problem, Tensors
+    from tlmatrix.problem.sharding.shards import Sharding
+
+__all__ = ["CHECK", "Gathered", "differing_copies", "gathered", "same_on_ranks"]
+
+CHECK = "ranks"
+"""What findings about ranks are called after."""
+
+
+class Gathered(dict[str, torch.Tensor]):
+    """Whole results by name; `copies[r]` are rank r's of those that every rank has whole."""
+
+    def __init__(self, tensors: Tensors, copies: Sequence[Tensors]) -> None:
+        super().__init__(tensors)
+        self.copies = tuple(copies)
+
+
+def gathered(problem: Problem, sharding: Sharding, results: Sequence[Tensors]) -> Gathered:
+    """The whole results of what each rank returned, by rank.
+
+    Raises:
+        FindingsError: a rank returned nothing of a name, or another shape or dtype than it must.
+    """
+    found = list(_misfits(problem, sharding, results))
+    if found:
+        raise FindingsError(same_on_ranks(found, sharding.world))
+    whole: dict[str, torch.Tensor] = {}
+    copies: list[dict[str, torch.Tensor]] = [{} for _ in results]
+    for name, first in results[0].items():
+        info = problem.outputs.get(name)
+        if info is None:
+            continue
+        if name in sharding.summed:
+            terms = torch.stack([each[name].double() for each in results])
+            whole[name] = terms.sum(0).to(first.dtype)
+        elif name in sharding.splits:
+            split = sharding.splits[name]
+            whole[name] = torch.empty(info.shape, dtype=first.dtype, device=first.device)
+            for rank, each in enumerate(results):
+                split.put(whole[name], each[name], rank)
+        else:
+            whole[name] = first
+            for rank, each in enumerate(results):
+                copies[rank][name] = each[name]
+    return Gathered(whole, copies)
+
+
+def _misfits(
+    problem: Problem, sharding: Sharding, results: Sequence[Tensors]
+) -> Iterator[tuple[int, Finding]]:
+    names = dict.fromkeys(name for each in results for name in each)
+    for name in names:
+        info = problem.outputs.get(name)
+        if info is None:
+            continue
+        for rank, each in enumerate(results):
+            got = each.get(name)
+            if got is None:
+                title = f"{name} is missing: other ranks return it"
+                yield rank, Finding(CHECK, title, tensor=name, pattern="missing")
+                continue
+            split = sharding.splits.get(name)
+            expected = info.shape if split is None else split.shape(info.shape, rank)
+            if tuple(got.shape) != expected:
+                part = f"its shard of {list(info.shape)}" if split is not None else "the whole"
+                title = f"{name} has shape {list(got.shape)}, expected {list(expected)}, {part}"
+                hint = None
+                if split is not None and tuple(got.shape) == info.shape:
+                    hint = "that is the whole: the shard of this rank alone is due"
+                yield rank, Finding(CHECK, title, tensor=name, pattern="shape", hint=hint)
+            elif got.dtype != results[0][name].dtype:
+                title = f"{name} is {got.dtype}, and {results[0][name].dtype} on rank 0"
+                yield rank, Finding(CHECK, title, tensor=name, pattern="dtype")
+
+
+def same_on_ranks(found: Iterable[tuple[int, Finding]], world: int) -> list[Finding]:
+    """Findings of ranks, each with its rank in the title; what ranks have in common is one."""
+    groups: dict[tuple[str, str | None, str], list[tuple[int, Finding]]] = {}
+    for rank, finding in found:
+        key = (finding.check, finding.tensor, finding.title)
+        groups.setdefault(key, []).append((rank, finding))
+    merged = []
+    for group in groups.values():
+        ranks = [rank for rank, _ in group]
+        first = group[0][1]
+        title = f"{ranks_words(ranks, world)}: {first.title}"
+        merged.append(replace(first, title=title))
+    return merged
+
+
+def differing_copies(results: Tensors, yardstick: Yardstick, *, exact: bool) -> list[Finding]:
+    """Findings where ranks disagree on what each of them has whole.
+
+    exact: in every bit; else by more than the allowance of both.
+    """
+    if not isinstance(results, Gathered):
+        return []
+    first, *others = results.copies or ({},)
+    world = len(results.copies)
+    wrong: dict[str, list[int]] = {}
+    found: dict[str, Finding] = {}
+    for rank, copies in enumerate(others, 1):
+        for finding in compare_runs(first, copies, yardstick, exact=exact):
+            name = str(finding.tensor)
+            wrong.setdefault(name, []).append(rank)
+            found.setdefault(name, finding)
+    return [
+        _disagreement(found[name], ranks, world, results, yardstick)
+        for name, ranks in wrong.items()
+    ]
+
+
+def _disagreement(
+    finding: Finding, ranks: list[int], world: int, results: Gathered, yardstick: Yardstick
+) -> Finding:
+    name = str(finding.tensor)
+    title = finding.title.replace("against the first of the equal calls", "against that of rank 0")
+    others = _alike_ranks(results.copies, name, ranks)
+    words = f"{ranks_words(ranks, world)}: {title}"
+    detail = f"every rank returns {name} whole, and all must return the same"
+    if len(ranks) == world - 1 > 1 and len(others) == world - 1:
+        detail += "; all but rank 0 agree"
+    if name in yardstick.reference:
+        detail += f"\n{_nearest(results.copies, name, yardstick)}"
+    return replace(finding, check=CHECK, title=words, detail=detail, pattern="ranks differ")
+
+
+def _alike_ranks(
+    copies: Sequence[Mapping[str, torch.Tensor]], name: str, ranks: list[int]
+) -> list[int]:
+    return [rank for rank in ranks if alike(copies[rank][name], copies[ranks[0]][name])]
+
+
+def _nearest(copies: Sequence[Tensors], name: str, yardstick: Yardstick) -> str:
+    """How far each rank's copy is from the reference."""
+    reference = yardstick.reference[name]
+    far = [float((each[name].double() - reference).abs().max()) for each in copies]
+    told = ", ".join(f"rank {rank} {distance:.3g}" for rank, distance in enumerate(far[:8]))
+    return f"largest distance from the reference: {told}"

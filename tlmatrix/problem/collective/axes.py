@@ -1,0 +1,128 @@
+"""What the axes of a collective's case mean, in plain numbers and without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.frame import places
+from tlmatrix.problem.naming import lint_arguments, lint_results
+from tlmatrix.problem.storage import explain_storage
+from tlmatrix.spec.dtypes import explain_dtype
+from tlmatrix.spec.sharding import WORLD, Shard
+from tlmatrix.words import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["AXES", "DATA_AXES", "OPERATIONS", "OPTIONAL", "CollectiveSetting", "lint"]
+
+OPERATIONS = ("all_gather", "all_reduce", "reduce_scatter")
+_UNEVEN = (None, "balanced", "ceil")
+_SIZES = ("rows", "cols")
+OPTIONAL = frozenset({"values", "storage"})
+DATA_AXES = frozenset({*_SIZES, *OPTIONAL, "uneven"})
+AXES = frozenset({"operation", "dtype", WORLD, *DATA_AXES})
+"""Axes the family reads; an entry may take any others."""
+
+
+@dataclass(frozen=True)
+class CollectiveSetting:
+    """y of x, both [rows, cols] as a whole; where x is added up, each of `world` ranks has one."""
+
+    operation: str
+    rows: int
+    cols: int
+    world: int
+    dtype: str
+    uneven: str | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> CollectiveSetting:
+        """The setting of a case; ValueError where the values make none."""
+        for axis in ("operation", "dtype", WORLD, *_SIZES):
+            if axis not in values:
+                raise ValueError(f"collective needs the axis {axis}")
+        for axis, value in values.items():
+            if reason := _explain(axis, value):
+                raise ValueError(f"{axis}: {reason}")
+        rows, cols, world = (int(values[axis]) for axis in (*_SIZES, WORLD))  # type: ignore[arg-type]
+        uneven = values.get("uneven")
+        return cls(
+            str(values["operation"]),
+            rows,
+            cols,
+            world,
+            str(values["dtype"]),
+            None if uneven is None else str(uneven),
+        )
+
+    @property
+    def adds(self) -> bool:
+        """Whether what ranks have is added up."""
+        return self.operation != "all_gather"
+
+    def names(self) -> dict[str, Any]:
+        """The names that are no tensors; sizes are those of the whole."""
+        return {
+            "operation": self.operation,
+            "rows": self.rows,
+            "cols": self.cols,
+            "dtype": self.dtype,
+            "uneven": self.uneven,
+        }
+
+    def shards(self) -> dict[str, Shard]:
+        """Who has what: rows by rank, or each rank all terms of its own."""
+        rows = Shard.model_validate({"dim": "row", "uneven": self.uneven})
+        terms = Shard(dim="rank", own=True)
+        match self.operation:
+            case "all_gather":
+                return {"x": rows}
+            case "all_reduce":
+                return {"x": terms}
+        return {"x": terms, "y": rows}
+
+
+def _explain(axis: str, value: Value) -> str | None:
+    """What is wrong with one value of one axis; None where nothing is."""
+    match axis:
+        case "operation":
+            known = isinstance(value, str) and value in OPERATIONS
+            return None if known else f"unknown operation {value!r}{nearest(value, OPERATIONS)}"
+        case "rows" | "cols":
+            fine = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            return None if fine else f"{value!r} is not an integer >= 0"
+        case "dtype":
+            return explain_dtype(value, floating=True)
+        case "uneven":
+            return None if value in _UNEVEN else f"{value!r} is not none, balanced or ceil"
+        case "storage":
+            return explain_storage(value)
+        case "values":
+            return explain_distribution(value)
+    return None
+
+
+def lint(spec: Spec) -> Iterator[Issue]:
+    """Issues at their places; axes the family does not know are left to the entry."""
+    for path, axis, value in places(spec):
+        if axis in AXES and (reason := _explain(axis, value)):
+            yield spec.issue(path, f"{axis}: {reason}")
+    for axis, values in (
+        ("operation", "[reduce_scatter]"),
+        (WORLD, "[1, 2, 4]"),
+        ("rows", "[64]"),
+        ("cols", "[64]"),
+        ("dtype", "[float16]"),
+    ):
+        if axis not in spec.axes:
+            message = f"collective needs the axis {axis}; add {axis}: {values}"
+            yield spec.issue(("axes",), message)
+    yield from lint_arguments(spec, {*AXES, "device"}, {"x", "y"})
+    yield from lint_results(spec, {"y"})

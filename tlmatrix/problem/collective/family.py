@@ -1,0 +1,51 @@
+"""The family of collectives, as specs name it; torch is imported when a problem is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.collective.axes import AXES, DATA_AXES, OPTIONAL, CollectiveSetting, lint
+from tlmatrix.problem.frame import Frame, compile_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import torch
+
+    from tlmatrix.problem.model import Problem
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["CollectiveFamily"]
+
+
+class CollectiveFamily:
+    """All-gather, all-reduce and reduce-scatter of rows."""
+
+    axes = AXES
+    optional = OPTIONAL
+    cotangents = False
+    properties = ("rows_permuted", "ranks_permuted", "doubled")
+    tensors: tuple[str, ...] = ("x", "y")
+
+    def lint(self, spec: Spec) -> Iterable[Issue]:
+        """See `Family.lint`."""
+        return list(lint(spec))
+
+    def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
+        """See `Family.compile_key`."""
+        try:
+            names = CollectiveSetting.of(values).names()
+        except ValueError:
+            names = {}
+        return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype",))
+
+    def problem(
+        self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
+    ) -> Problem:
+        """The problem of a case; ValueError where the values make none."""
+        from tlmatrix.problem.collective.build import collective_case
+
+        setting = CollectiveSetting.of(values)
+        return collective_case(Frame(spec, values, seed, device), setting).problem()

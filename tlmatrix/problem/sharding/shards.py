@@ -1,0 +1,274 @@
+"""A problem of the whole, and what each rank has of it.
+
+Families make whole problems, and checks judge whole results. Here stands what lies between: which
+elements of each tensor are whose, as the spec's `shards` say.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.problem.model import Dim, Problem
+from tlmatrix.problem.sharding.lengths import local_names
+from tlmatrix.problem.sharding.splits import UnevenError, owners
+from tlmatrix.problem.storage import laid_out
+from tlmatrix.spec.fields import FAMILIES
+from tlmatrix.spec.importing import refuse
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.sharding import WORLD
+from tlmatrix.words import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.spec.models import Shard, Spec
+
+__all__ = ["NotSharedError", "Sharding", "Split"]
+
+_ALIASES = {"seqlen": "position"}
+"""What else a dimension may be called in `shards`."""
+
+
+class NotSharedError(SpecError):
+    """A length that ranks cannot share as the spec says."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Whose elements of one tensor are.
+
+    `rows[r]` are the indices along `axis` that rank r has, in its order. With `own` the dimension
+    counts ranks, and is none of what a rank has.
+    """
+
+    axis: int
+    rows: tuple[torch.Tensor, ...]
+    own: bool = False
+
+    def of(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """What a rank has of a whole tensor: a copy."""
+        if self.own:
+            return tensor.select(self.axis, rank).clone()
+        return _bits(tensor).index_select(self.axis, self._on(tensor, rank)).view(tensor.dtype)
+
+    def shape(self, whole: tuple[int, ...], rank: int) -> tuple[int, ...]:
+        """The shape of a rank's part of a tensor of shape `whole`."""
+        before, after = whole[: self.axis], whole[self.axis + 1 :]
+        return (*before, *after) if self.own else (*before, len(self.rows[rank]), *after)
+
+    def put(self, whole: torch.Tensor, part: torch.Tensor, rank: int) -> None:
+        """Write a rank's part, of the right shape, to its place."""
+        if self.own:
+            part = part.unsqueeze(self.axis)
+        _bits(whole).index_copy_(self.axis, self._on(whole, rank), _bits(part.contiguous()))
+
+    def _on(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        return self.rows[rank].to(tensor.device)
+
+    def owner(self, size: int) -> tuple[int, ...]:
+        """The rank that has each index along the dimension."""
+        found = torch.zeros(size, dtype=torch.int64)
+        for rank, rows in enumerate(self.rows):
+            found[rows] = rank
+        return tuple(found.tolist())
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the tensors of one problem are shared out among `world` ranks.
+
+    `splits` has those that are split, by name, and `summed` the results that are added up. Every
+    rank has all others whole.
+    """
+
+    world: int
+    splits: Mapping[str, Split]
+    summed: frozenset[str]
+
+    @classmethod
+    def of(cls, spec: Spec, problem: Problem) -> Sharding:
+        """The sharding of a case's problem.
+
+        Raises:
+            SpecError: a tensor or a dimension that the problem does not have, or a length that
+                the ranks cannot share evenly; the issue stands in `shards`.
+        """
+        world = int(problem.values[WORLD])  # type: ignore[arg-type]
+        declared = {**problem.shards, **spec.shards}
+        tensors = _tensors(problem)
+        splits: dict[str, Split] = {}
+        summed: set[str] = set()
+        for name in declared:
+            if name not in tensors:
+                _refuse_unknown(spec, problem, name, tensors)
+        for name, (dims, like) in tensors.items():
+            said = name if name in declared else like
+            if said not in declared:
+                continue
+            shard = declared[said]
+            if not shard.sum:
+                splits[name] = _split(spec, problem, said, shard, dims, world)
+            elif said == name:
+                summed.add(name)
+        return cls(world, splits, frozenset(summed))
+
+    def of_rank(self, problem: Problem, rank: int) -> Problem:
+        """The problem that one rank's call of the entry is: its shards, and what it is called with.
+
+        Its names are those of the whole, besides tensors: `m` is that of the whole, and so is
+        `cu_seqlens_q`; those of the shard begin with `local_`. It has no reference.
+        """
+        parts: dict[int, torch.Tensor] = {}
+
+        def part(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in parts:
+                split = self.splits.get(name)
+                parts[id(tensor)] = tensor.clone() if split is None else split.of(tensor, rank)
+            return parts[id(tensor)]
+
+        given = _given(problem)
+        storage = problem.values.get("storage")
+        mine = laid_out(
+            storage, {name: part(name, tensor) for name, tensor in given.items()}, _shown(problem)
+        )
+        cotangents = {
+            output: mine[_name_of(problem, tensor, f"d{output}")]
+            for output, tensor in problem.cotangents.items()
+        }
+        names: dict[str, Any] = {**problem.names, **mine, "rank": rank, WORLD: self.world}
+        names |= local_names(problem, self.splits, rank)
+        inputs = {name: mine[name] for name in problem.inputs}
+        return replace(
+            problem,
+            names=names,
+            inputs=inputs,
+            outputs={},
+            dims={},
+            cotangents=cotangents,
+            relations=lambda _kind: (),
+            cost=None,
+            with_inputs=None,
+        )
+
+
+def _given(problem: Problem) -> dict[str, torch.Tensor]:
+    """Every tensor that the entry may be given, by name: inputs, cotangents, what was saved."""
+    found = {name: value for name, value in problem.names.items() if _is_tensor(value)}
+    found |= problem.inputs
+    for output, tensor in problem.cotangents.items():
+        found.setdefault(_name_of(problem, tensor, f"d{output}"), tensor)
+    return found
+
+
+def _shown(problem: Problem) -> list[str]:
+    return [_name_of(problem, tensor, f"d{out}") for out, tensor in problem.cotangents.items()]
+
+
+def _name_of(problem: Problem, tensor: torch.Tensor, default: str) -> str:
+    """The name that a tensor has among the problem's."""
+    mine = (name for name, value in problem.names.items() if value is tensor)
+    return next(mine, default)
+
+
+def _tensors(problem: Problem) -> dict[str, tuple[tuple[Dim, ...], str]]:
+    """The dims of every tensor, and the name of another that it is shared out like."""
+    found = {name: (_dims(problem, name, tensor), name) for name, tensor in _given(problem).items()}
+    found |= {name: (info.dims, name) for name, info in problem.outputs.items()}
+    for gradient, name in problem.gradient_of.items():
+        if gradient in found:
+            found[gradient] = (found[gradient][0], name)
+    for output, tensor in problem.cotangents.items():
+        if output in problem.outputs:
+            name = _name_of(problem, tensor, f"d{output}")
+            found[name] = (problem.outputs[output].dims, output)
+    return found
+
+
+def _dims(problem: Problem, name: str, tensor: torch.Tensor) -> tuple[Dim, ...]:
+    if name in problem.dims:
+        return problem.dims[name]
+    return tuple(Dim(f"dim{axis}", size) for axis, size in enumerate(tensor.shape))
+
+
+def _refuse_unknown(spec: Spec, problem: Problem, name: str, tensors: Mapping[str, object]) -> None:
+    """A name in `shards` that no tensor has; a family's own may be absent from one case."""
+    optional = isinstance(spec.problem, str) and spec.problem in FAMILIES
+    if optional or name in problem.names:
+        return
+    hint = suggestion(name, sorted(tensors), "Its tensors")
+    raise refuse(spec, ("shards", name), f"shards: the problem has no tensor {name!r}{hint}")
+
+
+def _split(
+    spec: Spec, problem: Problem, name: str, shard: Shard, dims: tuple[Dim, ...], world: int
+) -> Split:
+    axis = _axis(spec, name, shard, dims)
+    dim = dims[axis]
+    if shard.own:
+        if dim.size != world:
+            message = f"{name}: {dim.name} is {dim.size}, and there are {world} ranks"
+            raise refuse(spec, ("shards", name), f"shards: {message}")
+        numbers = tuple(torch.tensor([rank]) for rank in range(world))
+        return Split(axis, numbers, own=True)
+    order = shard.order_of(problem.values)
+    try:
+        rows = owners(list(_lengths(dim)), world, order, shard.uneven)
+    except UnevenError as error:
+        parts = f"{error.count} chunks (zigzag)" if order == "zigzag" else f"{error.count} ranks"
+        rule = f"{{expr: {dim.name} % {'(2 * world)' if order == 'zigzag' else 'world'} == 0}}"
+        rest = f"a rule such as where: [{rule}]" if dim.name in spec.axes else "other lengths"
+        message = (
+            f"shards: {name}: {dim.name} is {error.length}, which {parts} cannot share evenly. "
+            "If the entry takes such, say how they are split (uneven: balanced, or ceil); if not, "
+            f"leave it out with {rest}"
+        )
+        raise NotSharedError([spec.issue(("shards", name), message)]) from None
+    return Split(axis, tuple(map(_indices, rows)))
+
+
+def _axis(spec: Spec, name: str, shard: Shard, dims: tuple[Dim, ...]) -> int:
+    if isinstance(shard.dim, int):
+        if shard.dim >= len(dims):
+            words = ", ".join(f"{axis} ({dim.name})" for axis, dim in enumerate(dims))
+            message = f"shards: {name} has no dimension {shard.dim}; it has {words or 'none'}"
+            raise refuse(spec, ("shards", name, "dim"), message)
+        return shard.dim
+    names = [dim.name for dim in dims]
+    meant = str(shard.dim)
+    for word in (meant, _ALIASES.get(meant)):
+        if word in names:
+            return names.index(word)
+    hint = suggestion(meant, names, "Its dimensions")
+    message = f"shards: {name} has no dimension {meant!r}{hint}"
+    raise refuse(spec, ("shards", name, "dim"), message)
+
+
+def _lengths(dim: Dim) -> Iterator[int]:
+    """The lengths that are split along a dimension: of its sequences, or its own."""
+    if dim.starts is None or dim.region is None:
+        yield dim.size
+        return
+    ends = [*dim.starts, dim.size] if len(dim.starts) <= _regions(dim) else [*dim.starts]
+    for begin, end in itertools.pairwise(ends):
+        yield int(end) - int(begin)
+
+
+def _regions(dim: Dim) -> int:
+    return int(max(dim.region)) + 1 if dim.region else 0
+
+
+def _indices(rows: list[range]) -> torch.Tensor:
+    return torch.cat([torch.arange(each.start, each.stop) for each in rows])
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers, where PyTorch cannot index its dtype."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
