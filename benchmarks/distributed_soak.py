@@ -70,7 +70,7 @@ def _levels(context: Context, m: int, n: int, _k: int, source: torch.Generator) 
 def _gather_gemm(context: Context, m: int, n: int, k: int, source: torch.Generator) -> torch.Tensor:
     a, b = _signs(source, m, k), _signs(source, k, n)
     mine = a[slice(*share(m, context.world, context.rank))]
-    out = all_gather_gemm(mine, b, context=context, rows=m, overlap=True)
+    out = all_gather_gemm(mine, b, context=context, m=m, overlap=True)
     return out != (a.float() @ b.float()).half()
 
 

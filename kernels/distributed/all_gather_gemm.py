@@ -33,7 +33,7 @@ def all_gather_gemm(
     context: Context,
     transpose_b: bool = False,
     out_dtype: torch.dtype | None = None,
-    rows: int | None = None,
+    m: int | None = None,
     overlap: bool | None = None,
 ) -> torch.Tensor:
     """`all_gather(a) @ op(b)`: the rows of all ranks times what each has of the columns.
@@ -44,13 +44,13 @@ def all_gather_gemm(
         context: see `create_context`.
         transpose_b: whether `b` is stored transposed.
         out_dtype: of the result: that of `a`, unless given (float16, bfloat16 or float32).
-        rows: of `a` on all ranks together, where they do not all have as many: then each has its
+        m: rows of `a` on all ranks together, where they do not all have as many: then each has its
             share (`torch.tensor_split`).
         overlap: whether tiles are made while rows arrive; by default where that is faster than a
             collective and then a kernel (`choose`). All ranks must agree.
 
     Returns:
-        [rows, n] in `out_dtype`, a new tensor.
+        [m, n] in `out_dtype`, a new tensor.
 
     Raises:
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
@@ -58,7 +58,7 @@ def all_gather_gemm(
     check_dtypes(a, b)
     _, n, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
-    m = check_rows("a", a.shape[0], rows, context)
+    m = check_rows("a", a.shape[0], m, context, "m")
     if overlap is None:
         overlap = overlap_pays("all_gather_gemm", context.world, m, n, k)
     if not overlap or context.world == 1:

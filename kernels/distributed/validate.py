@@ -9,8 +9,10 @@ from tlmatrix_kernels.gemm.validate import OUT_DTYPES, names
 __all__ = ["check_bias", "check_reducible", "check_rows"]
 
 
-def check_rows(name: str, mine: int, total: int | None, context: Context) -> int:
-    """The rows of all ranks, where this one has `mine` of them.
+def check_rows(
+    name: str, mine: int, total: int | None, context: Context, keyword: str = "rows"
+) -> int:
+    """The rows of all ranks, where this one has `mine`; `keyword` is how a caller gives `total`.
 
     Raises:
         ValueError: a `total` of which this rank's share is another.
@@ -21,7 +23,7 @@ def check_rows(name: str, mine: int, total: int | None, context: Context) -> int
     if end - begin != mine:
         raise ValueError(
             f"{name} must have {end - begin} rows on rank {context.rank}, its share of "
-            f"rows={total} among {context.world} ranks, got {mine}"
+            f"{keyword}={total} among {context.world} ranks, got {mine}"
         )
     return total
 

@@ -51,7 +51,7 @@ def products_of_rows_that_arrive(context):
         transpose = bool(call // 2 % 2)
         given = b.T.contiguous() if transpose else b
         out = all_gather_gemm(
-            mine, given, context=context, transpose_b=transpose, rows=rows, overlap=call % 5 != 0
+            mine, given, context=context, transpose_b=transpose, m=rows, overlap=call % 5 != 0
         )
         right.append(_close(out, a.double() @ b.double(), dtype))
     assert torch.stack(right).all(), [i for i, each in enumerate(right) if not each]
