@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tlmatrix.api import Results, cases, load, run_specs
     from tlmatrix.check.finding import Finding
-    from tlmatrix.interpreter import interpret
+    from tlmatrix.interpreter import interpret, simulate
     from tlmatrix.matrix import Case
     from tlmatrix.run.records import read_records
     from tlmatrix.run.result import CaseResult, Status
@@ -46,6 +46,7 @@ __all__ = [
     "read_records",
     "run_case",
     "run_specs",
+    "simulate",
 ]
 
 _HOMES = {
@@ -62,6 +63,7 @@ _HOMES = {
     "read_records": "tlmatrix.run.records",
     "run_specs": "tlmatrix.api",
     "run_case": "tlmatrix.run.runner",
+    "simulate": "tlmatrix.interpreter",
 }
 
 

@@ -25,7 +25,9 @@ Importing the package imports nothing else until a name is used. What to know of
   `DeadlockError`; accesses that nothing orders are reports of the sanitizer `races`, and raise
   `RaceError` under `scheduled`. The barriers that TileLang puts between accesses to shared memory
   are put there too. Fences and the register budget have no meaning.
-- A block that spins on a flag lets others run; `run_ranks` runs the programs of several ranks.
+- A block that spins on a flag lets others run. `simulate` runs a program on several ranks, with
+  streams, symmetric memory and flags of the scope of a system (`distributed`); `run_ranks` runs
+  programs that share what they are given.
 - An index that is provably negative counts from the end, as TileLang has it.
 - Clusters, pairs of blocks and inline code are refused (`Unsupported`).
 """
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .coverage import Coverage, Feature
+    from .distributed.simulation import Simulation, simulate
     from .errors import (
         ArgumentError,
         DeadlockError,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from .explain import Explanation, NotMadeError, Trace
+    from .externs import Pointer, model_extern, until
     from .intercept import interpret, interpreted
     from .kernel import InterpretedKernel
     from .recorder import Recorder
@@ -66,21 +70,26 @@ __all__ = [
     "InterpreterError",
     "NotMadeError",
     "Party",
+    "Pointer",
     "RaceError",
     "Recorder",
     "Report",
     "SanitizerError",
     "Sequences",
     "Session",
+    "Simulation",
     "SynchronizationError",
     "Trace",
     "TracedKernel",
     "Unsupported",
     "interpret",
     "interpreted",
+    "model_extern",
     "run_ranks",
     "scheduled",
+    "simulate",
     "traced",
+    "until",
 ]
 
 # By name, so that a report that only reads what was counted does not import PyTorch.
@@ -95,6 +104,7 @@ _HOMES = {
     "InterpreterError": "errors",
     "NotMadeError": "explain",
     "Party": "reports",
+    "Pointer": "externs",
     "RaceError": "errors",
     "Recorder": "recorder",
     "Report": "reports",
@@ -103,15 +113,19 @@ _HOMES = {
     "SanitizerError": "reports",
     "Sequences": "reports",
     "Session": "session",
+    "Simulation": "distributed.simulation",
     "SynchronizationError": "errors",
     "Trace": "explain",
     "TracedKernel": "tracing",
     "Unsupported": "errors",
     "interpret": "intercept",
     "interpreted": "intercept",
+    "model_extern": "externs",
     "run_ranks": "roles",
     "scheduled": "roles",
+    "simulate": "distributed.simulation",
     "traced": "tracing",
+    "until": "externs",
 }
 
 

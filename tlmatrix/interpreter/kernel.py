@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import numbers
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ from torch.utils import _python_dispatch
 
 from . import runtime
 from .codegen import generate, kernel_usage, widened
+from .distributed import here
+from .distributed.launches import enqueue_kernel
 from .errors import ArgumentError, InterpreterError, Unsupported
 from .layouts import positions
 from .runtime.tiles import FLOAT8_BITS, TF32
@@ -23,14 +25,14 @@ from .sanitize import launch
 from .session import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from .codegen import Location, Parameter, Program, Record
-    from .explain import LaunchLog
+    from .distributed.blocks import BlockLaunch
     from .session import Session
 
-__all__ = ["InterpretedKernel", "load_program"]
+__all__ = ["InterpretedKernel", "environment", "load_program"]
 
 _TORCH = {
     "float64": torch.float64,
@@ -58,7 +60,7 @@ class Loaded:
     """A compiled program."""
 
     program: Program
-    function: Callable[..., None]
+    function: Callable[..., BlockLaunch | None]
     filename: str
     guard: bool
     # Programs of the same PrimFunc, this one too: by sanitizers, and whether traced and covered.
@@ -187,12 +189,12 @@ class InterpretedKernel:
             values[k] = self._allocate(self._parameters[k], symbols)
             outputs.append(values[k])
         session = current()
-        if session is None or (session.log is None and not session.sanitizers):
-            self._run(values, symbols)
-        elif session.log is None:
-            self._run_sanitized(session, values, symbols)
+        rank = here.rank()
+        if rank is not None:
+            enqueue_kernel(self, lambda: self._running(session, values, symbols))
         else:
-            self._run_noted(session, session.log, values, symbols)
+            for blocks in self._running(session, values, symbols):
+                blocks.run_alone()
         if len(outputs) == 1:
             return outputs[0]
         return outputs or None
@@ -369,29 +371,49 @@ class InterpretedKernel:
             base.variants[key] = found
         return found
 
-    def _run_noted(
-        self, session: Session, log: LaunchLog, values: list[Any], symbols: dict[str, int]
-    ) -> None:
-        """Run, and keep what was called, so that it can be explained."""
+    def _running(
+        self, session: Session | None, values: list[Any], symbols: dict[str, int]
+    ) -> Iterator[BlockLaunch]:
+        """Run the launch; of a kernel that waits for flags yields the blocks, to be run."""
+        if session is None or (session.log is None and not session.sanitizers):
+            yield from self._run(values, symbols)
+            return
+        if session.log is None:
+            yield from self._run_sanitized(session, values, symbols)
+            return
+        # What was called is kept, so that it can be explained.
         named = {p.name: v for p, v in zip(self._parameters, values, strict=True)}
-        launch = log.before(self, named, symbols)
+        launch = session.log.before(self, named, symbols)
         if session.sanitizers:
-            self._run_sanitized(session, values, symbols)
+            yield from self._run_sanitized(session, values, symbols)
         else:
-            self._run(values, symbols)
+            yield from self._run(values, symbols)
         session.trace_launch(launch)
 
-    def _run_sanitized(self, session: Session, values: list[Any], symbols: dict[str, int]) -> None:
-        def execute(values: list[Any], watch: Any, traced: bool) -> None:
-            self._run(values, symbols, self.variant(session, traced=traced), watch)
+    def _run_sanitized(
+        self, session: Session, values: list[Any], symbols: dict[str, int]
+    ) -> Iterator[BlockLaunch]:
+        def execute(values: list[Any], watch: Any, traced: bool) -> Iterator[BlockLaunch]:
+            return self._run(values, symbols, self.variant(session, traced=traced), watch)
 
-        with _unseen():
-            launch(self, session, values, execute)
+        # No mode of a caller sees what is done; while blocks are run elsewhere none is changed.
+        steps = launch(self, session, values, execute)
+        while True:
+            with _unseen():
+                found = next(steps, None)
+            if found is None:
+                return
+            yield found
 
     @property
     def name(self) -> str:
         """The kernel's name."""
         return self._program.name
+
+    @property
+    def waits(self) -> bool:
+        """Whether its blocks wait for flags, or set them."""
+        return self._program.waits
 
     @cached_property
     def usage(self) -> dict[str, frozenset[str]]:
@@ -435,7 +457,10 @@ class InterpretedKernel:
         A wide run changes no argument.
         """
         arguments = [values[p.name] for p in self._parameters]
-        self._run(arguments, dict(symbols), self._recorded(wide=wide), recorder, wide=wide)
+        for _ in self._run(
+            arguments, dict(symbols), self._recorded(wide=wide), recorder, wide=wide
+        ):
+            raise AssertionError("a recorded program waits for nothing")
 
     def _run(
         self,
@@ -445,7 +470,7 @@ class InterpretedKernel:
         watch: Any = None,
         *,
         wide: bool = False,
-    ) -> None:
+    ) -> Iterator[BlockLaunch]:
         """Run a variant of the program; a sanitized or recorded one calls `watch`."""
         session = current()
         recorder = session.recorder if session is not None else None
@@ -456,20 +481,9 @@ class InterpretedKernel:
         more = [] if watch is None else [watch]
         if recorder is not None and loaded.program.counted is not None:
             more.append(recorder.of(loaded.program))
-        threads = torch.get_num_threads()
         moved: list[tuple[Any, Any, Any]] = []
-        with ExitStack() as stack:
-            stack.enter_context(np.errstate(all="ignore"))
-            stack.enter_context(_unseen())
-            stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
-            if session is not None and session.tf32:
-                stack.callback(TF32.reset, TF32.set(True))
-            if session is not None and session.arch.startswith("sm_90"):
-                stack.callback(FLOAT8_BITS.reset, FLOAT8_BITS.set(_HOPPER_FLOAT8_BITS))
-            if threads != 1:
-                # Tiles are too small to share: a second thread costs more than it brings.
-                torch.set_num_threads(1)
-                stack.callback(torch.set_num_threads, threads)
+        blocks: BlockLaunch | None = None
+        with environment(session):
             arguments = [
                 self._argument(p, v, moved, symbols)
                 for p, v in zip(self._parameters, values, strict=True)
@@ -480,7 +494,9 @@ class InterpretedKernel:
                     for p, v, a in zip(self._parameters, values, arguments, strict=True)
                 ]
             try:
-                loaded.function(*arguments, *(symbols[n] for n in self._program.symbols), *more)
+                blocks = loaded.function(
+                    *arguments, *(symbols[n] for n in self._program.symbols), *more
+                )
             except Born:
                 raise
             except Exception as error:
@@ -488,6 +504,15 @@ class InterpretedKernel:
             finally:
                 for flat, where, logical in moved:
                     flat[where] = logical
+        if blocks is not None:
+            if moved:
+                raise Unsupported(
+                    f"kernel {self._program.name}: the interpreter does not model a layout of "
+                    "global memory in a kernel that waits for flags"
+                )
+            blocks.located = lambda error: self._located(error, loaded)
+            blocks.around = lambda: environment(session)
+            yield blocks
 
     def _argument(
         self,
@@ -544,6 +569,25 @@ class InterpretedKernel:
             f"the interpreter failed: {type(error).__name__}: {error}\n  at {where}\n"
             f"  in the generated line: {generated}"
         )
+
+
+@contextmanager
+def environment(session: Session | None) -> Iterator[None]:
+    """What generated programs of a session run in."""
+    threads = torch.get_num_threads()
+    with ExitStack() as stack:
+        stack.enter_context(np.errstate(all="ignore"))
+        stack.enter_context(_unseen())
+        stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
+        if session is not None and session.tf32:
+            stack.callback(TF32.reset, TF32.set(True))
+        if session is not None and session.arch.startswith("sm_90"):
+            stack.callback(FLOAT8_BITS.reset, FLOAT8_BITS.set(_HOPPER_FLOAT8_BITS))
+        if threads != 1:
+            # Tiles are too small to share: a second thread costs more than it brings.
+            torch.set_num_threads(1)
+            stack.callback(torch.set_num_threads, threads)
+        yield
 
 
 def _unseen() -> AbstractContextManager[object]:

@@ -36,8 +36,10 @@ SANITIZERS = {
     "guarded": "access outside global memory that TileLang's guard skips",
     "uninitialised": "read of an element that nothing has written",
     "unwritten": "output element that is still unwritten when the kernel ends",
-    "races": "one element written by two blocks or roles, or read by one and written by another",
-    "barriers": "a wait that can never pass, arrivals no phase takes, work that outlives its block",
+    "races": "one element written by two blocks, roles, streams or ranks, or read by one and "
+    "written by another, with nothing to order them",
+    "barriers": "a wait that can never pass, arrivals no phase takes, work that outlives its "
+    "block, ranks in different collectives",
     "lanes": "one element written twice by one parallel loop",
     "sequences": "packed access that leaves the sequence of its block",
     "overreads": "packed read that starts in its sequence and runs past the end",
@@ -77,16 +79,19 @@ class Party:
         file: the Python file of the access.
         line: its line.
         action: what it did: "read", "write", "atomic".
+        who: of simulated ranks who it was: "rank 1, stream 2".
     """
 
     block: tuple[int, ...] | None
     file: str
     line: int
     action: str
+    who: str = ""
 
     def __str__(self) -> str:
         block = f" by block {self.block}" if self.block is not None else ""
-        return f"{self.action}{block} at {self.file}:{self.line}"
+        who = f" of {self.who}" if block and self.who else f" by {self.who}" if self.who else ""
+        return f"{self.action}{block}{who} at {self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ class Report:
         other: the other party, where there are two.
         count: how many accesses of the launch had the same finding.
         tensor: what the caller passed for the buffer, or got for it; None for the kernel's own.
+        rank: the simulated rank; None where there is but one.
     """
 
     sanitizer: str
@@ -118,9 +124,11 @@ class Report:
     other: Party | None = None
     count: int = 1
     tensor: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    rank: int | None = None
 
     def __str__(self) -> str:
         block = f", block {self.block}" if self.block is not None else ""
+        block += f", on rank {self.rank}" if self.rank is not None else ""
         other = f"\n  against a {self.other}" if self.other is not None else ""
         again = f"\n  and {self.count - 1} more like it" if self.count > 1 else ""
         return (

@@ -18,9 +18,10 @@ from .runtime.monitor import Monitor
 from .runtime.tracer import Born, Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .codegen import Location, Program, Site
+    from .distributed.blocks import BlockLaunch
     from .kernel import InterpretedKernel
     from .session import Session
 
@@ -45,9 +46,11 @@ def launch(
     kernel: InterpretedKernel,
     session: Session,
     values: list[Any],
-    execute: Callable[[list[Any], Any, bool], None],
-) -> None:
+    execute: Callable[[list[Any], Any, bool], Iterator[BlockLaunch]],
+) -> Iterator[BlockLaunch]:
     """Run a kernel sanitized; `execute(values, watch, traced)` runs one variant of it.
+
+    Of a kernel that waits for flags yields the blocks, to be run before going on.
 
     Raises:
         SanitizerError: if there are reports and the session wants them raised.
@@ -72,7 +75,7 @@ def launch(
         before = {monitor.aliases.get(n, n): tensors[n].clone() for n in updated}
     reports = _budget(program, session)
     try:
-        execute(values, monitor, False)
+        yield from execute(values, monitor, False)
     except InterpreterError as error:
         reports += monitor.reports()
         if "budget" in session.sanitizers and isinstance(error, LayoutError):
@@ -82,7 +85,8 @@ def launch(
         session.add(reports)
         raise
     reports += monitor.finish()
-    if "nonfinite" in session.sanitizers:
+    # A kernel that waits cannot run again: what it waited for has gone on.
+    if "nonfinite" in session.sanitizers and not program.waits:
         strange = [n for n in sorted(written) if _strange(tensors[n], monitor, n, session, program)]
         if strange:
             # Parameters that are one tensor stay one; what is only written needs no content.
@@ -122,12 +126,13 @@ def _traced(
     session: Session,
     program: Program,
     values: list[Any],
-    execute: Callable[[list[Any], Any, bool], None],
+    execute: Callable[[list[Any], Any, bool], Iterator[BlockLaunch]],
     strange: list[str],
 ) -> list[Report]:
     """Run again on copies, to find the first operation that made a value not finite."""
     try:
-        execute(values, Tracer(), True)
+        for _ in execute(values, Tracer(), True):
+            raise AssertionError("a kernel that waits for flags is not traced")
     except Born as born:
         site = _sites(kernel, session)[born.site]
         spelled = (

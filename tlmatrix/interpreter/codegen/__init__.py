@@ -11,6 +11,7 @@ from .budget import SharedMemory, shared_memory, tensor_memory
 from .context import Buf
 from .covered import Counted, CoverageMixin
 from .firsts import written_first
+from .flags import FlagMixin, calls_models
 from .recorded import Loop, Record, RecordedMixin, Spot
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
 from .source import Location, location_of
@@ -74,6 +75,7 @@ class Program:
         counted: what a covered program counts; None for others.
         tensor: how many columns of tensor memory.
         record: what the recorder of a recorded program needs to know; None for others.
+        waits: whether its blocks wait for flags, so that the function returns a `BlockLaunch`.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Program:
     tensor: SharedMemory | None = None
     record: Record | None = None
     together: dict[str, int] = field(default_factory=dict)
+    waits: bool = False
 
 
 class _Generator(SteadyMixin):
@@ -239,6 +242,10 @@ def _viewed(func: Any) -> set[Any]:
     }
 
 
+class _FlagGenerator(FlagMixin, _Generator):
+    """A generation whose blocks wait for flags."""
+
+
 class _SanitizedGenerator(SanitizedMixin, _Generator):
     """Generates a sanitized variant; see `sanitized`."""
 
@@ -261,6 +268,12 @@ class _SanitizedGenerator(SanitizedMixin, _Generator):
     def _bind_parameters(self) -> None:
         super()._bind_parameters()
         self.watch_parameters()
+
+
+class _SanitizedFlagGenerator(FlagMixin, _SanitizedGenerator):
+    """A sanitized generation whose blocks wait for flags."""
+
+    watching = ", watch"
 
 
 def _with_parameter(source: str, name: str) -> str:
@@ -373,12 +386,26 @@ def generate(
         return (_covered(base) if covered else base)(func, guard=guard, **options)
 
     program: Program
+    flags = calls_models(func)
     if recorded:
+        if flags:
+            raise Unsupported(
+                f"kernel {func.attrs['global_symbol']} cannot be traced: its blocks wait for flags"
+            )
         if needs_roles(func):
             raise Unsupported(
                 f"kernel {func.attrs['global_symbol']} cannot be traced: its threads play roles"
             )
         return _RecordedGenerator(func, guard=guard).run()
+    if flags and not needs_roles(func):
+        waiting = (
+            variant(_FlagGenerator)
+            if sanitizers is None
+            else variant(_SanitizedFlagGenerator, sanitizers=sanitizers, traced=traced)
+        )
+        waiting.start_flags(str(func.attrs["global_symbol"]))
+        program = waiting.run()
+        return replace(program, waits=True)
     if not needs_roles(func):
         if sanitizers is None:
             program = variant(_Generator).run()

@@ -772,6 +772,10 @@ def kernel_usage(func: Any) -> dict[Any, set[str]]:
         if name in ("tl.atomic_load_elem_op", "tl.atomic_store_elem_op"):
             load = node.args[0].args[0]
             note(load.buffer, "ordered", "atomic")
+        if name == "tirx.address_of" and type(node.args[0]).__name__ == "BufferLoad":
+            # A flag, or what a function of the user's gets: followed where that is modelled.
+            addressed.add(hash(node.args[0]))
+            note(node.args[0].buffer, "ordered")
 
     def visit(node: Any) -> None:
         if isinstance(node, tvm.tirx.Call):

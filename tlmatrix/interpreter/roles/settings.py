@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SCHEDULES", "Settings", "current", "scheduled"]
+__all__ = ["SCHEDULES", "Settings", "current", "inherit", "inherited", "scheduled"]
 
 SCHEDULES = ("eager", "lazy", "random", "adversarial")
 
@@ -42,6 +42,16 @@ _local = _Local()
 def current() -> Settings:
     """The settings in force."""
     return _local.stack[-1]
+
+
+def inherited() -> list[Settings]:
+    """The settings of this thread, for another to `inherit`."""
+    return list(_local.stack)
+
+
+def inherit(stack: list[Settings]) -> None:
+    """Take the settings of another thread."""
+    _local.stack = list(stack)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tlmatrix.interpreter.distributed.blocks import block_launch
+from tlmatrix.interpreter.externs import Pointer, call_extern
 from tlmatrix.interpreter.roles.clocks import row_cells
 from tlmatrix.interpreter.roles.scheduler import launch
 
@@ -29,6 +31,15 @@ def environment() -> dict[str, Any]:
         found.update({name: getattr(module, name) for name in module.__all__})
     found.update(CODECS)
     found.update(
-        launch=launch, row_cells=row_cells, F32=F32, np=np, torch=torch, INF=math.inf, NAN=math.nan
+        block_launch=block_launch,
+        call_extern=call_extern,
+        Pointer=Pointer,
+        launch=launch,
+        row_cells=row_cells,
+        F32=F32,
+        np=np,
+        torch=torch,
+        INF=math.inf,
+        NAN=math.nan,
     )
     return found

@@ -1,0 +1,114 @@
+"""Kernels whose blocks wait for flags and raise them."""
+
+import tilelang
+import tilelang.language as T
+
+
+@tilelang.jit(out_idx=[-1])
+def gathered_gemm(m, n, k, world, owner=None):
+    """A GEMM whose tiles wait until the rows that they read have come."""
+    rows = m // world
+    owner = owner or (lambda row: row // rows)
+
+    @T.prim_func
+    def gemm(
+        a: T.Tensor((m, k), "float16"),
+        b: T.Tensor((k, n), "float16"),
+        flags: T.Tensor((world,), "int32"),
+        epoch: T.int32,
+        c: T.Tensor((m, n), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(n, 32), T.ceildiv(m, 32), threads=128) as (bx, by):
+            a_shared = T.alloc_shared((32, 32), "float16")
+            b_shared = T.alloc_shared((32, 32), "float16")
+            acc = T.alloc_fragment((32, 32), "float32")
+            T.call_extern(
+                "int32",
+                "tlm_wait_ge_acquire_sys",
+                T.address_of(flags[owner(by * 32)]),
+                epoch,
+            )
+            T.clear(acc)
+            for i in T.Pipelined(T.ceildiv(k, 32), num_stages=2):
+                T.copy(a[by * 32, i * 32], a_shared)
+                T.copy(b[i * 32, bx * 32], b_shared)
+                T.gemm(a_shared, b_shared, acc)
+            T.copy(acc, c[by * 32, bx * 32])
+
+    return gemm
+
+
+@tilelang.jit(out_idx=[])
+def post(function="tlm_block_store_release_sys", n=64, early=False):
+    """Writes a tile, and raises a flag for it."""
+
+    @T.prim_func
+    def post(
+        x: T.Tensor((n,), "float32"),
+        y: T.Tensor((n,), "float32"),
+        flags: T.Tensor((8,), "int32"),
+        index: T.int32,
+        value: T.int32,
+    ):
+        with T.Kernel(1, threads=64) as _:
+            tile = T.alloc_fragment((n,), "float32")
+            if early:
+                T.call_extern("handle", function, T.address_of(flags[index]), value)
+            T.copy(x, tile)
+            T.copy(tile, y)
+            if not early:
+                T.call_extern("handle", function, T.address_of(flags[index]), value)
+
+    return post
+
+
+@tilelang.jit(out_idx=[])
+def take(function="tlm_wait_ge_acquire_sys", n=64):
+    """Waits for a flag, and copies what it stands for."""
+
+    @T.prim_func
+    def take(
+        x: T.Tensor((n,), "float32"),
+        y: T.Tensor((n,), "float32"),
+        flags: T.Tensor((8,), "int32"),
+        index: T.int32,
+        value: T.int32,
+    ):
+        with T.Kernel(1, threads=64) as _:
+            tile = T.alloc_fragment((n,), "float32")
+            T.call_extern("int32", function, T.address_of(flags[index]), value)
+            T.copy(x, tile)
+            T.copy(tile, y)
+
+    return take
+
+
+@tilelang.jit(out_idx=[])
+def spin(function="tlm_load_acquire_sys"):
+    """Reads a flag in a loop until it has a value."""
+
+    @T.prim_func
+    def spin(flags: T.Tensor((8,), "int32"), seen: T.Tensor((1,), "int32"), value: T.int32):
+        with T.Kernel(1, threads=64) as _:
+            while T.call_extern("int32", function, T.address_of(flags[0])) < value:
+                T.evaluate(0)
+            seen[0] = T.call_extern("int32", function, T.address_of(flags[0]))
+
+    return spin
+
+
+@tilelang.jit(out_idx=[])
+def chain(blocks, n=8):
+    """Every block waits for the one after it; the last one starts."""
+
+    @T.prim_func
+    def chain(flags: T.Tensor((n,), "int32"), order: T.Tensor((n,), "int32")):
+        with T.Kernel(blocks, threads=64) as bx:
+            if bx < blocks - 1:
+                T.call_extern("int32", "tlm_wait_ge_acquire_gpu", T.address_of(flags[bx + 1]), 1)
+            order[bx] = T.call_extern(
+                "int32", "tlm_fetch_add_acq_rel_gpu", T.address_of(order[n - 1]), 1
+            )
+            T.call_extern("handle", "tlm_block_store_release_gpu", T.address_of(flags[bx]), 1)
+
+    return chain

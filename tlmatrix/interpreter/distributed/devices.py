@@ -1,0 +1,172 @@
+"""What `torch.cuda` and torch's symmetric memory answer on a simulated rank.
+
+The answers are put in place once for all simulations that run, and only threads of ranks get
+them; any other thread gets PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import here, symmetric
+from .records import ThreadsWorld
+from .streams import Event, Stream, synchronize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .world import Rank
+
+__all__ = ["answering"]
+
+_lock = threading.Lock()
+_users = 0
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def _rank() -> Rank:
+    rank = here.rank()
+    assert rank is not None
+    return rank
+
+
+def _stream(*_args: Any, **_options: Any) -> Stream:
+    rank = _rank()
+    return Stream(rank, str(len(rank.streams)))
+
+
+@contextmanager
+def _on(stream: Stream | None) -> Iterator[None]:
+    rank = _rank()
+    rank.current.append(stream if stream is not None else rank.stream)
+    try:
+        yield
+    finally:
+        rank.current.pop()
+
+
+def _set_stream(stream: Stream) -> None:
+    _rank().current[:] = [stream]
+
+
+def _properties(*_device: Any) -> Any:
+    from tlmatrix.interpreter.device import _properties as properties
+
+    rank = _rank()
+    return properties(rank.world.state["arch"], rank.world.state["sms"])
+
+
+def _capability(*device: Any) -> tuple[int, int]:
+    found = _properties(*device)
+    return found.major, found.minor
+
+
+_CUDA: dict[str, Callable[..., Any]] = {
+    "current_stream": lambda *_device: _rank().stream,
+    "default_stream": lambda *_device: _rank().streams[0],
+    "stream": _on,
+    "set_stream": _set_stream,
+    "synchronize": lambda *_device: synchronize(),
+    "current_device": lambda: _rank().number,
+    "device_count": lambda: _rank().world.size,
+    "set_device": lambda *_device: None,
+    "device": lambda *_device: nullcontext(),
+    "get_device_properties": _properties,
+    "get_device_capability": _capability,
+    "is_current_stream_capturing": lambda: False,
+}
+
+
+def _set_pad(size: int) -> None:
+    _rank().world.memory.pad_bytes = int(size)
+
+
+_SYMMETRIC: dict[str, Callable[..., Any]] = {
+    "empty": symmetric.empty,
+    "rendezvous": symmetric.rendezvous,
+    "set_signal_pad_size": _set_pad,
+    "get_signal_pad_size": lambda: _rank().world.memory.pad_bytes,
+    "enable_symm_mem_for_group": lambda _name: None,
+    "is_symm_mem_enabled_for_group": lambda _name: True,
+    "set_backend": lambda _name: None,
+    "get_backend": lambda _device: "CUDA",
+}
+
+
+def _answer(owner: Any, name: str, simulated: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return (original if here.rank() is None else simulated)(*args, **kwargs)
+
+    answer.__name__ = name
+    _replace(owner, name, staticmethod(answer) if isinstance(owner, type) else answer)
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _replaced.append((owner, name, getattr(owner, name)))
+    setattr(owner, name, value)
+
+
+def _class(original: Any, make: Callable[..., Any], kind: type) -> Any:
+    """A class in the place of one of `torch.cuda`: its objects on ranks are simulated."""
+
+    class _Kind(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, (original, kind))
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (original if here.rank() is None else make)(*args, **kwargs)
+
+    return _Kind(original.__name__, (), {"__doc__": kind.__doc__})
+
+
+def _install() -> None:
+    import torch.distributed._symmetric_memory as module
+    from torch.distributed import distributed_c10d as c10d
+
+    symm_mem: Any = module
+    for name, simulated in _CUDA.items():
+        _answer(torch.cuda, name, simulated)
+    _replace(torch.cuda, "Stream", _class(torch.cuda.Stream, _stream, Stream))
+    _replace(torch.cuda, "Event", _class(torch.cuda.Event, Event, Event))
+    for name, simulated in _SYMMETRIC.items():
+        _answer(symm_mem, name, simulated)
+    for name in ("stream_write_value32", "memset32"):
+        _answer(symm_mem._SymmetricMemory, name, symmetric.write_value)  # noqa: SLF001
+    _replace(c10d, "_world", ThreadsWorld(c10d._world))  # noqa: SLF001  # per thread meanwhile
+    _isolate(True)
+
+
+def _isolate(isolated: bool) -> None:
+    """Whether each thread has its own names of groups."""
+    c10d: Any = torch._C._distributed_c10d  # noqa: SLF001  # has no public name
+    c10d._set_thread_isolation_mode(isolated)  # noqa: SLF001
+
+
+def _remove() -> None:
+    while _replaced:
+        owner, name, original = _replaced.pop()
+        setattr(owner, name, original)
+    _isolate(False)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Answer for the GPUs of ranks until the context ends."""
+    global _users  # noqa: PLW0603  # counts the simulations that need the answers
+    with _lock:
+        if _users == 0:
+            _install()
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _remove()

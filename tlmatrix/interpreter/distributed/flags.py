@@ -1,0 +1,277 @@
+"""Flags in global memory, as the CUDA memory model has them, and the models of their functions.
+
+The functions are `tlm_ACTION_ORDER_SCOPE(pointer, value)`, see `kernels/distributed/signals.py`.
+A release makes known what its task did and knew; an acquire that reads it, or a value that an
+atomic made of it, learns that. With the scope `gpu` both must be on one rank; a store that does
+not release forgets what was made known before. (PTX ISA, "Memory Consistency Model".)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.externs import Pointer, model_extern
+from tlmatrix.interpreter.roles.clocks import Clock, join
+
+from . import here
+from .tasks import Request, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from .world import World
+
+__all__ = ["Flag", "FlagWait", "access", "wait_for"]
+
+_SPINS = 3
+"""Reads of an unchanged flag in turn after which a task counts as waiting for it."""
+
+
+@dataclass
+class Write:
+    """A write of a flag: its value, who made it, and where."""
+
+    value: int
+    who: str
+    rank: int
+    place: tuple[str, int]
+    scope: str
+
+
+@dataclass
+class Flag:
+    """What is known of a flag.
+
+    Attributes:
+        released: what a task learns that acquires it, on any rank.
+        local: what a task of a rank learns besides, by rank: released for that device only.
+        writes: the last write of each rank.
+        last: the last write.
+        version: how often it was written.
+    """
+
+    released: Clock = field(default_factory=dict)
+    local: dict[int, Clock] = field(default_factory=dict)
+    writes: dict[int, Write] = field(default_factory=dict)
+    last: Write | None = None
+    version: int = 0
+
+
+def _here() -> tuple[World, Task]:
+    world = here.world()
+    if world is None or world.running is None:
+        raise RuntimeError("a flag was used outside of a kernel")
+    return world, world.running
+
+
+def _flag(world: World, pointer: Pointer) -> Flag:
+    return world.flags.setdefault(pointer.address, Flag())
+
+
+def _acquire(flag: Flag, task: Task) -> None:
+    task.learn(flag.released)
+    task.learn(flag.local.get(task.rank, {}))
+
+
+def access(
+    pointer: Pointer,
+    order: str,
+    scope: str,
+    change: Callable[[int], int] | None = None,
+    *,
+    atomic: bool = True,
+) -> int:
+    """Read a flag, and write `change` of its value; the value that was there.
+
+    Args:
+        pointer: the flag.
+        order: "relaxed", "acquire", "release" or "acq_rel".
+        scope: "gpu" or "sys".
+        change: what it becomes; None only reads.
+        atomic: whether reading and writing are one: false for a store, which does not read.
+    """
+    world, task = _here()
+    flag = _flag(world, pointer)
+    old = int(pointer.load())
+    if world.accesses is not None:
+        world.accesses.flag(pointer, scope, write=change is not None)
+    if order in ("acquire", "acq_rel"):
+        _acquire(flag, task)
+    if change is None:
+        return old
+    pointer.store(change(old))
+    if not atomic:
+        # What was made known through the value that was there is not through this one.
+        flag.released, flag.local = {}, {}
+    if order in ("release", "acq_rel"):
+        into = flag.released if scope == "sys" else flag.local.setdefault(task.rank, {})
+        join(into, task.clock)
+        task.tick()
+    write = Write(int(pointer.load()), task.name, task.rank, task.place(), scope)
+    flag.writes[task.rank] = flag.last = write
+    flag.version += 1
+    return old
+
+
+_COMPARE: dict[str, tuple[Callable[[int, int], bool], str]] = {
+    # As sequence numbers are compared: a flag of 32 bits may overflow.
+    "ge": (lambda a, b: (a - b) & 0xFFFFFFFF < 1 << 31, "at least"),
+    "eq": (lambda a, b: a == b, "exactly"),
+    "ne": (lambda a, b: a != b, "anything but"),
+}
+
+
+@dataclass
+class FlagWait(Request):
+    """A wait for a value of a flag."""
+
+    world: World
+    pointer: Pointer
+    compare: str
+    value: int
+
+    def ready(self) -> bool:
+        """Whether it has the value."""
+        return _COMPARE[self.compare][0](self.pointer.load(), self.value)
+
+    def describe(self) -> str:
+        """The wait in words."""
+        where = _owner(self.world, self.pointer)
+        return (
+            f"for {self.pointer}{where} to be {_COMPARE[self.compare][1]} {self.value}: "
+            f"it is {self.pointer.load()}"
+        )
+
+    def why(self) -> list[str]:
+        """Who wrote the flag last, and which ranks never did."""
+        return flag_history(self.world, self.pointer)
+
+
+@dataclass
+class _Changed(FlagWait):
+    """A task that spins: it reads a flag again and again."""
+
+    version: int = 0
+
+    def ready(self) -> bool:
+        """Whether somebody has written the flag."""
+        return _flag(self.world, self.pointer).version != self.version
+
+    def describe(self) -> str:
+        """The wait in words."""
+        where = _owner(self.world, self.pointer)
+        return f"in a loop for {self.pointer}{where} to change: it is {self.pointer.load()}"
+
+
+def _owner(world: World, pointer: Pointer) -> str:
+    found = world.memory.describe(pointer.address) if world.memory is not None else ""
+    return f" ({found})" if found else ""
+
+
+def flag_history(world: World, pointer: Pointer) -> list[str]:
+    """Lines that say who wrote a flag."""
+    flag = _flag(world, pointer)
+    if flag.last is None:
+        return [f"nobody has ever written it{_elsewhere(world, pointer)}"]
+    from .places import spelled
+
+    last = flag.last
+    lines = [f"written last by {last.who}, with {last.value}, at {spelled(last.place)}"]
+    absent = [str(r.number) for r in world.ranks if r.number not in flag.writes]
+    if absent and world.size > 1:
+        lines.append(f"never written by rank{'s' * (len(absent) > 1)} {', '.join(absent)}")
+    return lines
+
+
+def _elsewhere(world: World, pointer: Pointer) -> str:
+    """Which other elements of the buffer were written: an index that is off shows so."""
+    first = Pointer(pointer.array, tuple(0 for _ in pointer.index), pointer.name).address
+    size = pointer.array.itemsize
+    written = sorted(
+        (address - first) // size
+        for address, flag in world.flags.items()
+        if flag.last is not None and first <= address < first + pointer.array.nbytes
+    )
+    if not written or len(pointer.index) != 1:
+        return ""
+    shown = ", ".join(map(str, written[:8])) + (", …" if len(written) > 8 else "")
+    return f"; written are {pointer.name}[{shown}]"
+
+
+def wait_for(
+    pointer: Pointer, value: int, compare: str, order: str, scope: str
+) -> Generator[Request, None, int]:
+    """Wait until a flag has a value; the value seen."""
+    world, task = _here()
+    yield FlagWait(world, pointer, compare, int(value))
+    seen = int(pointer.load())
+    if world.accesses is not None:
+        world.accesses.flag(pointer, scope, write=False)
+    if order == "acquire":
+        _acquire(_flag(world, pointer), task)
+    return seen
+
+
+# -- the functions of kernels
+
+
+def _load(order: str, scope: str) -> Callable[..., Any]:
+    def load(pointer: Pointer) -> Generator[Request | None, None, int]:
+        world, task = _here()
+        version = _flag(world, pointer).version
+        key = (pointer.address, version)
+        before, count = getattr(task, "spins", (None, 0))
+        count = count + 1 if before == key else 1
+        task.spins = (key, count)  # type: ignore[attr-defined]
+        if count > _SPINS:
+            yield _Changed(world, pointer, "ne", pointer.load(), version)
+        else:
+            yield None
+        return access(pointer, order, scope)
+
+    return load
+
+
+def _store(order: str, scope: str) -> Callable[..., Any]:
+    def store(pointer: Pointer, value: int) -> Generator[None, None, int]:
+        yield None
+        access(pointer, order, scope, lambda _old: int(value), atomic=False)
+        return value
+
+    return store
+
+
+def _add(order: str, scope: str) -> Callable[..., Any]:
+    def add(pointer: Pointer, value: int) -> Generator[None, None, int]:
+        yield None
+        return access(pointer, order, scope, lambda old: old + int(value))
+
+    return add
+
+
+def _wait(compare: str, order: str, scope: str) -> Callable[..., Any]:
+    def wait(pointer: Pointer, value: int) -> Generator[Request, None, int]:
+        return wait_for(pointer, value, compare, order, scope)
+
+    return wait
+
+
+def _register() -> None:
+    for scope in ("gpu", "sys"):
+        for order in ("relaxed", "acquire"):
+            model_extern(f"tlm_load_{order}_{scope}", _load(order, scope))
+            for compare in ("ge", "eq"):
+                model_extern(f"tlm_wait_{compare}_{order}_{scope}", _wait(compare, order, scope))
+        for order in ("relaxed", "release"):
+            model_extern(f"tlm_block_store_{order}_{scope}", _store(order, scope))
+        for order in ("relaxed", "acquire", "release", "acq_rel"):
+            model_extern(f"tlm_block_fetch_add_{order}_{scope}", _add(order, scope))
+        # What every thread of the block calls by itself.
+        for order in ("relaxed", "release"):
+            model_extern(f"tlm_store_{order}_{scope}", _store(order, scope))
+        for order in ("relaxed", "acquire", "release", "acq_rel"):
+            model_extern(f"tlm_fetch_add_{order}_{scope}", _add(order, scope))
+
+
+_register()

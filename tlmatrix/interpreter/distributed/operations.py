@@ -1,0 +1,161 @@
+"""PyTorch's operations on a rank: copies and fills are enqueued, everything else waits its turn.
+
+A mode sees every operation of a rank's thread. `copy_`, `fill_` and `zero_` go to the current
+stream and run later. Others first let the current stream finish, then run at once, as accesses of
+that stream; those that only allocate or view memory run at once without that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .places import caller
+from .rooms import Room
+from .streams import Done, enqueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .streams import Stream
+    from .tasks import Request
+    from .world import Rank
+
+__all__ = ["HostReads", "OnStreams"]
+
+_aten = torch.ops.aten
+_LATER = {
+    _aten.copy_.default: "copy",
+    _aten.fill_.Scalar: "fill",
+    _aten.fill_.Tensor: "fill",
+    _aten.zero_.default: "zero",
+}
+_ALLOCATING = ("aten::empty", "aten::new_empty", "aten::detach", "aten::alias", "aten::lift_fresh")
+_READING = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu})
+
+
+def _is_free(func: Any) -> bool:
+    """Whether an operation touches no element: it allocates, or views."""
+    schema = func._schema  # noqa: SLF001  # PyTorch's own description of it
+    if schema.name.startswith(_ALLOCATING):
+        return True
+    returned = [r.alias_info for r in schema.returns]
+    return bool(returned) and all(a is not None and not a.is_write for a in returned)
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.split(":")[0] == "cuda"
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch has no types
+    """Runs a rank's operations on its streams."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rank = rank
+        self._free: dict[Any, bool] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        what = _LATER.get(func)
+        if what is not None:
+            return self._enqueue(func, what, args, kwargs)
+        free = self._free.get(func)
+        if free is None:
+            free = self._free[func] = _is_free(func)
+        if free or not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
+            return func(*args, **kwargs)
+        rank = self._rank
+        stream = rank.stream
+        last = stream.last()
+        if last is not None:
+            rank.here = caller()
+            rank.world.wait(rank, Done(last, f"for {stream.name}, before {func}, to finish"))
+        accesses = rank.world.accesses
+        if accesses is not None and accesses.follows:
+            self._note(stream, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _note(self, stream: Stream, func: Any, args: Any, kwargs: Any) -> None:
+        """Note what an operation that runs at once reads and writes."""
+        accesses = self._rank.world.accesses
+        assert accesses is not None
+        stream.learn(self._rank.clock)
+        stream.tick()
+        name = str(func).removeprefix("aten.")
+        place = caller()
+        for argument, value in zip(func._schema.arguments, args, strict=False):  # noqa: SLF001
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in tree_leaves(value):
+                if isinstance(tensor, torch.Tensor):
+                    action = "write" if writes else "read"
+                    accesses.touch(tensor, action, name, task=stream, place=place)
+        for argument in func._schema.arguments:  # noqa: SLF001
+            value = kwargs.get(argument.name)
+            if isinstance(value, torch.Tensor):
+                writes = argument.alias_info is not None and argument.alias_info.is_write
+                action = "write" if writes else "read"
+                accesses.touch(value, action, name, task=stream, place=place)
+        stream.tick()
+
+    def _enqueue(self, func: Any, what: str, args: Any, kwargs: Any) -> Any:
+        args = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+        target = args[0]
+        world = self._rank.world
+
+        # A copy of contiguous memory is the copy engine's; the rest are kernels.
+        engine = what == "zero" or (
+            what == "copy"
+            and args[1].dtype == target.dtype
+            and args[1].shape == target.shape
+            and args[1].is_contiguous()
+            and target.is_contiguous()
+        )
+
+        def work(stream: Stream) -> Iterator[Request]:
+            if not engine:
+                yield Room(stream.host, f"a {what}")
+            if world.accesses is not None:
+                for tensor in args[1:]:
+                    if isinstance(tensor, torch.Tensor):
+                        world.accesses.touch(tensor, "read", what)
+                world.accesses.touch(target, "write", what)
+            with torch.no_grad():
+                func(*args, **kwargs)
+
+        enqueue(what, work)
+        return target
+
+
+class HostReads(TorchFunctionMode):
+    """What the host reads without an operation waits for the stream too; `cuda` is the CPU."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        if func in _READING:
+            self._rank.stream.synchronize()
+        elif func is torch.Tensor.record_stream:
+            return None
+        elif func is torch.Tensor.cuda:
+            return args[0]
+        elif "device" in kwargs and _is_cuda(kwargs["device"]):
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        elif func is torch.Tensor.to and any(_is_cuda(a) for a in args[1:]):
+            args = (args[0], *("cpu" if _is_cuda(a) else a for a in args[1:]))
+        return func(*args, **kwargs)

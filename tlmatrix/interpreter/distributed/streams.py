@@ -1,0 +1,263 @@
+"""Streams and events: what a host enqueues runs later, in order, beside everything else."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from . import here
+from .tasks import Request, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tlmatrix.interpreter.roles.clocks import Clock
+
+    from .world import Rank
+
+__all__ = ["Event", "Operation", "Stream", "enqueue", "synchronize"]
+
+
+@dataclass
+class Operation:
+    """Work on a stream.
+
+    Attributes:
+        what: what it is, in words: "kernel gemm", "copy".
+        work: does it; a generator of requests, or a plain function.
+        place: the user's file and line that enqueued it.
+        knows: what the host knew then.
+        done: whether it is over.
+        clock: what is known once it is over.
+    """
+
+    what: str
+    work: Callable[[Stream], Iterator[Request | None] | None]
+    place: tuple[str, int]
+    knows: Clock
+    done: bool = False
+    clock: Clock = field(default_factory=dict)
+
+
+@dataclass
+class _Work(Request):
+    """An idle stream waits for work."""
+
+    stream: Stream
+    idle = True
+
+    def ready(self) -> bool:
+        """Whether something is enqueued."""
+        return bool(self.stream.queue)
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return "for work"
+
+
+@dataclass
+class Done(Request):
+    """A wait for an operation of a stream."""
+
+    operation: Operation
+    what: str
+
+    def ready(self) -> bool:
+        """Whether it is over."""
+        return self.operation.done
+
+    def finish(self, task: Task) -> None:
+        """Know what it did."""
+        task.learn(self.operation.clock)
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return self.what
+
+
+class Stream(Task):
+    """A simulated stream of a rank.
+
+    Attributes:
+        queue: what is enqueued and not over, the running one first.
+        label: its name: "default", or a number.
+    """
+
+    def __init__(self, rank: Rank, label: str) -> None:
+        world = rank.world
+        super().__init__(rank.number, f"rank {rank.number}, stream {label}", world.agent())
+        self.world = world
+        self.host = rank
+        self.label = label
+        self.queue: deque[Operation] = deque()
+        self.generator = self._run()
+        self.request = _Work(self)
+        rank.streams.append(self)
+        world.tasks.append(self)
+        next(self.generator)
+
+    def place(self) -> tuple[str, int]:
+        """Where the running operation was enqueued."""
+        return self.queue[0].place if self.queue else ("", 0)
+
+    def _run(self) -> Iterator[Request | None]:
+        waiting = _Work(self)
+        yield waiting
+        while True:
+            if not self.queue:
+                yield waiting
+            operation = self.queue[0]
+            self.learn(operation.knows)
+            self.tick()
+            work = operation.work(self)
+            if work is not None:
+                yield from work
+            operation.clock = dict(self.clock)
+            self.tick()
+            operation.done = True
+            self.queue.popleft()
+            yield None
+
+    def last(self) -> Operation | None:
+        """What was enqueued last and is not over."""
+        return self.queue[-1] if self.queue else None
+
+    # -- as torch.cuda.Stream
+
+    def __enter__(self) -> Self:
+        self.host.current.append(self)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.host.current.remove(self)
+
+    @property
+    def cuda_stream(self) -> int:
+        """A number that no other stream has."""
+        return self.agent
+
+    @property
+    def device(self) -> Any:
+        """The rank's device."""
+        import torch
+
+        return torch.device("cuda", self.rank)
+
+    def wait_event(self, event: Event) -> None:
+        """What is enqueued from now on waits for an event."""
+        target = event.operation
+        if target is not None:
+            enqueue(f"wait for {event}", _waiting(target, f"for {event}"), self)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """What is enqueued from now on waits for what `stream` has been given."""
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """An event that happens when all is over that was enqueued until now."""
+        event = event if event is not None else Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """The host waits until all is over that was enqueued."""
+        synchronize(self)
+
+    def query(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self.queue
+
+    def __repr__(self) -> str:
+        return f"<simulated stream {self.label} of rank {self.rank}>"
+
+
+def _waiting(target: Operation, what: str) -> Callable[[Stream], Iterator[Request]]:
+    def work(_stream: Stream) -> Iterator[Request]:
+        yield Done(target, what)
+
+    return work
+
+
+class Event:
+    """A simulated `torch.cuda.Event`."""
+
+    def __init__(self, *_args: Any, **_options: Any) -> None:
+        self.operation: Operation | None = None
+        self._of = ""
+
+    def record(self, stream: Stream | None = None) -> None:
+        """It happens when all is over that `stream` has been given."""
+        stream = stream if stream is not None else _rank().stream
+        self._of = f"an event of {stream.name} recorded at {_spelled(_caller())}"
+        self.operation = enqueue("event", lambda _stream: None, stream)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """What `stream` is given from now on waits for it."""
+        (stream if stream is not None else _rank().stream).wait_event(self)
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        if self.operation is not None:
+            rank = _rank()
+            rank.here = _caller()
+            rank.world.wait(rank, Done(self.operation, f"for {self}"))
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return self.operation is None or self.operation.done
+
+    def elapsed_time(self, other: Event) -> float:
+        """NaN: no time is invented."""
+        del other
+        return math.nan
+
+    def __str__(self) -> str:
+        return self._of or "an event that was never recorded"
+
+
+def _rank() -> Rank:
+    rank = here.rank()
+    if rank is None:
+        raise RuntimeError("streams are simulated only inside of tlmatrix.simulate()")
+    return rank
+
+
+def _spelled(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}"
+
+
+def _caller() -> tuple[str, int]:
+    from .places import caller
+
+    return caller()
+
+
+def enqueue(
+    what: str,
+    work: Callable[[Stream], Iterator[Request | None] | None],
+    stream: Stream | None = None,
+) -> Operation:
+    """Enqueue an operation on a stream of this thread's rank; now and then others run meanwhile."""
+    rank = _rank()
+    stream = stream if stream is not None else rank.stream
+    operation = Operation(what, work, _caller(), dict(rank.clock))
+    stream.queue.append(operation)
+    world = rank.world
+    if world.random.random() < world.lazy:
+        rank.here = operation.place
+        world.wait(rank, None)
+    return operation
+
+
+def synchronize(stream: Stream | None = None) -> None:
+    """The host waits for a stream, or for all streams of its rank."""
+    rank = _rank()
+    for each in [stream] if stream is not None else list(rank.streams):
+        last = each.last()
+        if last is not None:
+            rank.here = _caller()
+            rank.world.wait(rank, Done(last, f"for {each.name} to finish its work"))
+        else:
+            rank.learn(each.clock)

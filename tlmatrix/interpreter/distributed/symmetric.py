@@ -1,0 +1,325 @@
+"""Simulated symmetric memory: `torch.distributed._symmetric_memory` over memory of this process.
+
+Buffers start as poison (NaN, or an integer no index can be), signal pads as zeros, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tlmatrix.interpreter.errors import InterpreterError
+from tlmatrix.interpreter.externs import Pointer
+from tlmatrix.interpreter.runtime.memory import poison
+
+from . import here
+from .flags import FlagWait, access
+from .meetings import meet
+from .rooms import Room
+from .streams import enqueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .streams import Stream
+    from .tasks import Request
+    from .world import Rank
+
+__all__ = ["Handle", "Memory", "empty", "rendezvous", "write_value"]
+
+PAD_BYTES = 2048
+"""The size of a signal pad, as PyTorch gives it where `set_signal_pad_size` is not called."""
+
+
+@dataclass
+class Allocation:
+    """A piece of symmetric memory of one rank.
+
+    Attributes:
+        rank: whose it is.
+        number: its number among those of its rank.
+        kind: "symmetric buffer" or "signal pad".
+        whole: its bytes.
+    """
+
+    rank: int
+    number: int
+    kind: str
+    whole: torch.Tensor
+
+    def __contains__(self, address: int) -> bool:
+        return self.whole.data_ptr() <= address < self.whole.data_ptr() + len(self.whole)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number} of rank {self.rank}"
+
+
+class Memory:
+    """The symmetric memory of a world."""
+
+    def __init__(self) -> None:
+        self.allocations: list[Allocation] = []
+        self.pad_bytes = PAD_BYTES
+
+    def allocate(self, rank: int, content: Any, kind: str) -> Allocation:
+        """New memory of a rank; not by an operation of its stream."""
+        number = sum(a.rank == rank and a.kind == kind for a in self.allocations)
+        whole = torch.from_numpy(content.view(np.uint8))
+        found = Allocation(rank, number, kind, whole)
+        self.allocations.append(found)
+        return found
+
+    def find(self, address: int) -> Allocation | None:
+        """Whose an address is."""
+        return next((a for a in self.allocations if address in a), None)
+
+    def describe(self, address: int) -> str:
+        """Whose an address is, in words; empty where it is nobody's."""
+        found = self.find(address)
+        return str(found) if found is not None else ""
+
+
+def _rank() -> Rank:
+    rank = here.rank()
+    if rank is None:
+        raise RuntimeError("symmetric memory is simulated only inside of tlmatrix.simulate()")
+    return rank
+
+
+def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    """`symm_mem.empty`: a tensor of the rank's own symmetric memory."""
+    del device
+    rank = _rank()
+    shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+    dtype = dtype or torch.get_default_dtype()
+    count = math.prod(int(n) for n in shape)
+    name = str(dtype).removeprefix("torch.")
+    if dtype.is_floating_point or dtype == torch.uint8:
+        # All bits set is NaN in every float dtype; bytes are for something to be seen in them.
+        content = np.full(max(count, 1) * dtype.itemsize, 255, np.uint8)
+    else:
+        content = np.full(max(count, 1), poison(name), name)
+    found = rank.world.memory.allocate(rank.number, content, "symmetric buffer")
+    tensor: torch.Tensor = found.whole[: count * dtype.itemsize].view(dtype).view(shape)
+    if rank.world.accesses is not None:
+        rank.world.accesses.follow(found, dtype.itemsize)
+    return tensor
+
+
+def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
+    """`symm_mem.rendezvous`: every rank of the group gets at the buffers of all."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    rank = _rank()
+    memory = rank.world.memory
+    if isinstance(group, str):
+        names = c10d._world.pg_names  # noqa: SLF001  # where PyTorch keeps them
+        group = next((pg for pg, name in names.items() if name == group), None)
+        if group is None:
+            raise ValueError("rendezvous: no process group has that name")
+    members = tuple(dist.get_process_group_ranks(group))
+    own = memory.find(tensor.data_ptr())
+    if own is None or own.rank != rank.number:
+        raise ValueError(
+            "rendezvous: the tensor is not this rank's symmetric memory; allocate it with "
+            "torch.distributed._symmetric_memory.empty"
+        )
+    known = rank.state.setdefault("rendezvous", {})
+    key = (id(own), group.group_name)
+    if key in known:
+        handle: Handle = known[key]
+        return handle
+    pad = memory.allocate(rank.number, np.zeros(memory.pad_bytes, np.uint8), "signal pad")
+    if rank.world.accesses is not None:
+        rank.world.accesses.follow(pad, 4)
+    brought = meet(
+        ("rendezvous", group.group_name), "symmetric_memory.rendezvous", members, (own, pad)
+    )
+    sizes = {len(buffer.whole) for buffer, _ in brought}
+    if len(sizes) > 1:
+        spelled = ", ".join(f"rank {b.rank}: {len(b.whole)}" for b, _ in brought)
+        raise ValueError(
+            f"rendezvous: the buffers must have one size on all ranks, in bytes they have {spelled}"
+        )
+    handle = Handle(rank, members, [b for b, _ in brought], [p for _, p in brought])
+    known[key] = handle
+    return handle
+
+
+class Handle:
+    """What `rendezvous` gives: the buffers and signal pads of all ranks of a group."""
+
+    multicast_ptr = 0
+
+    def __init__(
+        self,
+        rank: Rank,
+        members: tuple[int, ...],
+        buffers: list[Allocation],
+        pads: list[Allocation],
+    ) -> None:
+        self._host = rank
+        self._members = members
+        self._buffers = buffers
+        self._pads = pads
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return self._members.index(self._host.number)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+        return len(self._members)
+
+    @property
+    def buffer_size(self) -> int:
+        """The size of a buffer in bytes."""
+        return len(self._buffers[0].whole)
+
+    @property
+    def signal_pad_size(self) -> int:
+        """The size of a signal pad in bytes."""
+        return len(self._pads[0].whole)
+
+    @property
+    def buffer_ptrs(self) -> list[int]:
+        """Where the buffers lie, by rank."""
+        return [b.whole.data_ptr() for b in self._buffers]
+
+    @property
+    def signal_pad_ptrs(self) -> list[int]:
+        """Where the signal pads lie, by rank."""
+        return [p.whole.data_ptr() for p in self._pads]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the buffers."""
+        return torch.device("cpu")
+
+    def _view(
+        self, of: Allocation, sizes: Sequence[int], dtype: torch.dtype, offset: int
+    ) -> torch.Tensor:
+        count = math.prod(int(n) for n in sizes)
+        size = dtype.itemsize
+        if offset < 0 or (offset + count) * size > len(of.whole):
+            raise InterpreterError(
+                f"{of} has {len(of.whole)} bytes, asked for are {count} elements of {dtype} "
+                f"from element {offset} on: bytes {offset * size} to {(offset + count) * size}"
+            )
+        found: torch.Tensor = of.whole[offset * size : (offset + count) * size].view(dtype)
+        return found.view(tuple(int(n) for n in sizes))
+
+    def get_buffer(
+        self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
+    ) -> torch.Tensor:
+        """A view of the buffer of a rank of the group.
+
+        Raises:
+            InterpreterError: for a view past its end.
+        """
+        return self._view(self._buffers[rank], sizes, dtype, int(storage_offset or 0))
+
+    def get_remote_tensor(
+        self, peer: int, sizes: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A view of the buffer of a rank of the group."""
+        return self.get_buffer(peer, sizes, dtype)
+
+    def get_signal_pad(
+        self,
+        rank: int,
+        sizes: Sequence[int] = (),
+        dtype: torch.dtype | None = None,
+        storage_offset: int = 0,
+    ) -> torch.Tensor:
+        """A view of the signal pad of a rank of the group, whole where no sizes are given.
+
+        Raises:
+            InterpreterError: for a view past its end.
+        """
+        dtype = dtype or torch.uint32
+        offset = int(storage_offset or 0)
+        pad = self._pads[rank]
+        whole = len(pad.whole) // dtype.itemsize - offset
+        return self._view(pad, sizes or (whole,), dtype, offset)
+
+    # -- signals, on the current stream
+
+    def _slot(self, owner: int, channel: int, of: int) -> Pointer:
+        pad = self._pads[owner].whole.view(torch.uint32)
+        index = channel * self.world_size + of
+        if not 0 <= index < len(pad):
+            raise InterpreterError(
+                f"channel {channel} of {self.world_size} ranks is beyond {self._pads[owner]}, "
+                f"which has {len(pad)} signals; see torch.distributed._symmetric_memory."
+                "set_signal_pad_size"
+            )
+        return Pointer(pad.numpy(), (index,), "signal_pad")
+
+    def _put(self, peer: int, channel: int) -> Iterator[Request]:
+        """Wait until the signal is free, and set it."""
+        slot = self._slot(peer, channel, self.rank)
+        yield FlagWait(self._host.world, slot, "eq", 0)
+        access(slot, "release", "sys", lambda _old: 1)
+
+    def _take(self, peer: int, channel: int) -> Iterator[Request]:
+        """Wait until a signal is set, and free it."""
+        slot = self._slot(self.rank, channel, peer)
+        yield FlagWait(self._host.world, slot, "eq", 1)
+        access(slot, "acq_rel", "sys", lambda _old: 0)
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """What the current stream is given from now on comes after what all ranks' were given."""
+        del timeout_ms
+        self._slot(self.rank, channel, self.world_size - 1)
+
+        def work(_stream: Stream) -> Iterator[Request]:
+            yield Room(self._host, f"barrier on channel {channel}")
+            for step in range(1, self.world_size):
+                yield from self._put((self.rank + step) % self.world_size, channel)
+            for step in range(1, self.world_size):
+                yield from self._take((self.rank + step) % self.world_size, channel)
+
+        enqueue(f"barrier on channel {channel}", work)
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Signal a rank from the current stream."""
+        del timeout_ms
+        self._slot(dst_rank, channel, self.rank)
+        enqueue(f"put_signal to {dst_rank}", lambda _stream: self._put(dst_rank, channel))
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """The current stream waits for the signal of a rank."""
+        del timeout_ms
+        self._slot(self.rank, channel, src_rank)
+        enqueue(f"wait_signal of {src_rank}", lambda _stream: self._take(src_rank, channel))
+
+
+def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
+    """`stream_write_value32` and `memset32`: the current stream sets flags, with no kernel.
+
+    What the stream did before is made known to who acquires them, on any rank.
+
+    Raises:
+        InterpreterError: for flags past the end of the tensor.
+    """
+    flags = tensor.detach().view(-1)
+    if offset < 0 or offset + count > len(flags):
+        raise InterpreterError(
+            f"flags {offset} to {offset + count - 1} are written of a tensor that has {len(flags)}"
+        )
+    array = flags.view(torch.int32).numpy()
+
+    def work(_stream: Stream) -> None:
+        for k in range(offset, offset + count):
+            access(Pointer(array, (k,), "flags"), "release", "sys", lambda _old: val, atomic=False)
+
+    enqueue(f"write of {val} to flag {offset}", work)
+    return tensor
