@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .codegen import generate
 from .errors import Unsupported
 from .explain import LaunchLog
-from .kernel import InterpretedKernel, Loaded, load_program
+from .kernel import InterpretedKernel, Loaded, load_program, unseen
 from .recorder import Recorder
 from .reports import declared_sequences, sanitizer_names
 from .session import Session
@@ -290,7 +290,7 @@ def _on_shadow(original: Any) -> Any:
             known = _known_kernel(shadow, args, kwargs)
             if known is not None:
                 return known
-        with _lock, _tracing(shadow, options):
+        with _lock, _tracing(shadow, options), unseen():  # a rank keeps its turn in the lock
             return original(shadow, *args, **kwargs)
 
     return method

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .distributed.blocks import BlockLaunch
     from .session import Session
 
-__all__ = ["InterpretedKernel", "environment", "load_program"]
+__all__ = ["InterpretedKernel", "environment", "load_program", "unseen"]
 
 _TORCH = {
     "float64": torch.float64,
@@ -399,7 +399,7 @@ class InterpretedKernel:
         # No mode of a caller sees what is done; while blocks are run elsewhere none is changed.
         steps = launch(self, session, values, execute)
         while True:
-            with _unseen():
+            with unseen():
                 found = next(steps, None)
             if found is None:
                 return
@@ -577,7 +577,7 @@ def environment(session: Session | None) -> Iterator[None]:
     threads = torch.get_num_threads()
     with ExitStack() as stack:
         stack.enter_context(np.errstate(all="ignore"))
-        stack.enter_context(_unseen())
+        stack.enter_context(unseen())
         stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
         if session is not None and session.tf32:
             stack.callback(TF32.reset, TF32.set(True))
@@ -590,7 +590,7 @@ def environment(session: Session | None) -> Iterator[None]:
         yield
 
 
-def _unseen() -> AbstractContextManager[object]:
+def unseen() -> AbstractContextManager[object]:
     """Inside, no dispatch mode of a caller sees what is done with tensors here."""
     if torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
         modes: AbstractContextManager[object] = _python_dispatch._disable_current_modes()  # noqa: SLF001

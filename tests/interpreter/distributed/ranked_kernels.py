@@ -112,3 +112,16 @@ def chain(blocks, n=8):
             T.call_extern("handle", "tlm_block_store_release_gpu", T.address_of(flags[bx]), 1)
 
     return chain
+
+
+@tilelang.jit
+def shifted(by):
+    """Adds `by`, a literal, which code generation rounds with PyTorch."""
+
+    @T.prim_func
+    def main(x: T.Tensor((64,), "float16"), y: T.Tensor((64,), "float16")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                y[i] = x[i] + T.float16(by)
+
+    return main

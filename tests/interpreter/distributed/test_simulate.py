@@ -199,3 +199,16 @@ def test_a_loop_that_nobody_ends_is_a_deadlock():
 
     with pytest.raises(DeadlockError, match=r"in a loop for flags\[0\] to change: it is 0"):
         simulate(program, 2)
+
+
+@pytest.mark.timeout(60)
+def test_ranks_may_trace_the_same_kernel_at_the_same_time():
+    def program(rank):
+        x, y = torch.empty(64, dtype=torch.float16), torch.empty(64, dtype=torch.float16)
+        x.fill_(rank)  # not done yet when the kernel is traced
+        kernels.shifted(0.5 + seed)(x, y)
+        return y.max().item()
+
+    for seed in range(8):
+        found = simulate(program, WORLD, seed=seed, stragglers=True)
+        assert found.results == [rank + seed + 0.5 for rank in range(WORLD)]
