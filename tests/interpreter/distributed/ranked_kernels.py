@@ -84,6 +84,70 @@ def take(function="tlm_wait_ge_acquire_sys", n=64):
 
 
 @tilelang.jit(out_idx=[])
+def take_and_reset(n=64):
+    """Waits until a flag is raised, copies, and lowers it again: what epochs are for."""
+
+    @T.prim_func
+    def take_and_reset(
+        x: T.Tensor((n,), "float32"), y: T.Tensor((n,), "float32"), flags: T.Tensor((8,), "int32")
+    ):
+        with T.Kernel(1, threads=64) as _:
+            tile = T.alloc_fragment((n,), "float32")
+            T.call_extern("int32", "tlm_wait_eq_acquire_sys", T.address_of(flags[0]), 1)
+            T.copy(x, tile)
+            T.copy(tile, y)
+            T.call_extern("handle", "tlm_block_store_release_sys", T.address_of(flags[0]), 0)
+
+    return take_and_reset
+
+
+@tilelang.jit(out_idx=[])
+def post_atomic(n=64):
+    """As `post`, with TileLang's own atomic: of device scope."""
+
+    @T.prim_func
+    def post_atomic(
+        x: T.Tensor((n,), "float32"), y: T.Tensor((n,), "float32"), flags: T.Tensor((8,), "int32")
+    ):
+        with T.Kernel(1, threads=64) as _:
+            tile = T.alloc_fragment((n,), "float32")
+            T.copy(x, tile)
+            T.copy(tile, y)
+            T.atomic_add(flags[0], 1, memory_order="release")
+            # What makes its blocks tasks; nobody waits for it.
+            T.call_extern("handle", "tlm_block_store_relaxed_gpu", T.address_of(flags[7]), 0)
+
+    return post_atomic
+
+
+@tilelang.jit(out_idx=[])
+def post_tiles(blocks, n=64, early=False, counted=None):
+    """Every block writes a tile, and counts itself on one flag."""
+    counted = counted or blocks
+
+    @T.prim_func
+    def post_tiles(
+        x: T.Tensor((blocks, n), "float32"),
+        y: T.Tensor((blocks, n), "float32"),
+        flags: T.Tensor((8,), "int32"),
+    ):
+        with T.Kernel(blocks, threads=64) as bx:
+            tile = T.alloc_fragment((n,), "float32")
+            T.copy(x[bx, 0], tile)
+            if early:
+                T.call_extern(
+                    "handle", "tlm_block_fetch_add_release_sys", T.address_of(flags[0]), 1
+                )
+            T.copy(tile, y[bx, 0])
+            if not early and bx < counted:
+                T.call_extern(
+                    "handle", "tlm_block_fetch_add_release_sys", T.address_of(flags[0]), 1
+                )
+
+    return post_tiles
+
+
+@tilelang.jit(out_idx=[])
 def spin(function="tlm_load_acquire_sys"):
     """Reads a flag in a loop until it has a value."""
 

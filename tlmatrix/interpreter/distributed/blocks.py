@@ -110,6 +110,14 @@ class _Block(Task):
         location = known[line - 1] if 0 < line <= len(known) else None
         return (location.file, location.line) if location is not None else ("", 0)
 
+    def tick(self) -> None:
+        """What comes now is not known to those who were told until now; nor to the monitor."""
+        super().tick()
+        launch = self.launch
+        assert isinstance(launch, BlockLaunch)
+        if launch.watch is not None and self._started:
+            launch.watch.work_as(self._running, self.clock, self.agent, self.clock[self.agent])
+
     def step(self) -> bool:
         """Run to the next request, watched."""
         launch = self.launch

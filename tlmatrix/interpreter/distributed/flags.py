@@ -15,6 +15,7 @@ from tlmatrix.interpreter.externs import Pointer, model_extern
 from tlmatrix.interpreter.roles.clocks import Clock, join
 
 from . import here
+from .places import spelled
 from .tasks import Request, Task
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from .world import World
 
-__all__ = ["Flag", "FlagWait", "access", "wait_for"]
+__all__ = ["Flag", "FlagWait", "Write", "access", "acquire", "atomic", "release", "wait_for"]
 
 _SPINS = 3
 """Reads of an unchanged flag in turn after which a task counts as waiting for it."""
@@ -37,6 +38,15 @@ class Write:
     rank: int
     place: tuple[str, int]
     scope: str
+    agent: int
+
+
+@dataclass
+class Head:
+    """What writes of one kind made known: those of a rank, with a scope, releasing or not."""
+
+    clock: Clock
+    last: Write
 
 
 @dataclass
@@ -44,15 +54,14 @@ class Flag:
     """What is known of a flag.
 
     Attributes:
-        released: what a task learns that acquires it, on any rank.
-        local: what a task of a rank learns besides, by rank: released for that device only.
+        heads: what the writes made known that its value comes from, by rank, scope and whether
+            they released.
         writes: the last write of each rank.
         last: the last write.
         version: how often it was written.
     """
 
-    released: Clock = field(default_factory=dict)
-    local: dict[int, Clock] = field(default_factory=dict)
+    heads: dict[tuple[int, str, bool], Head] = field(default_factory=dict)
     writes: dict[int, Write] = field(default_factory=dict)
     last: Write | None = None
     version: int = 0
@@ -69,9 +78,43 @@ def _flag(world: World, pointer: Pointer) -> Flag:
     return world.flags.setdefault(pointer.address, Flag())
 
 
-def _acquire(flag: Flag, task: Task) -> None:
-    task.learn(flag.released)
-    task.learn(flag.local.get(task.rank, {}))
+def acquire(flag: Flag, task: Task, scope: str, name: str, *, acquires: bool) -> None:
+    """A task has read a flag: it learns what releases of sufficient scope made known."""
+    for (rank, written, releases), head in flag.heads.items():
+        same = rank == task.rank
+        if acquires and releases and (same or written == scope == "sys"):
+            task.learn(head.clock)
+            task.heard[head.last.agent] = (name, head.last.place)
+            continue
+        where = spelled(head.last.place)
+        if not releases:
+            reason = f"{name} is set relaxed at {where}; release it"
+        elif not acquires:
+            reason = f"{name} is read relaxed; acquire it"
+        elif written != "sys":
+            reason = (
+                f"{name} is set with the scope of a device (gpu) at {where}, which orders nothing "
+                "on another one; use the scope of the system (sys)"
+            )
+        else:
+            reason = (
+                f"{name} is read with the scope of a device (gpu), which orders nothing of another "
+                "one; use the scope of the system (sys)"
+            )
+        join(task.doubts.setdefault(reason, {}), head.clock)
+
+
+def release(flag: Flag, task: Task, write: Write, *, releases: bool, atomic: bool) -> None:
+    """A task has written a flag: what it knows is made known; a plain store forgets the rest."""
+    if not atomic:
+        flag.heads = {}
+    key = (task.rank, write.scope, releases)
+    head = flag.heads.setdefault(key, Head({}, write))
+    join(head.clock, task.clock)
+    head.last = write
+    task.tick()
+    flag.writes[task.rank] = flag.last = write
+    flag.version += 1
 
 
 def access(
@@ -96,21 +139,13 @@ def access(
     old = int(pointer.load())
     if world.accesses is not None:
         world.accesses.flag(pointer, scope, write=change is not None)
-    if order in ("acquire", "acq_rel"):
-        _acquire(flag, task)
+    if atomic:
+        acquire(flag, task, scope, str(pointer), acquires=order in ("acquire", "acq_rel"))
     if change is None:
         return old
     pointer.store(change(old))
-    if not atomic:
-        # What was made known through the value that was there is not through this one.
-        flag.released, flag.local = {}, {}
-    if order in ("release", "acq_rel"):
-        into = flag.released if scope == "sys" else flag.local.setdefault(task.rank, {})
-        join(into, task.clock)
-        task.tick()
-    write = Write(int(pointer.load()), task.name, task.rank, task.place(), scope)
-    flag.writes[task.rank] = flag.last = write
-    flag.version += 1
+    write = Write(int(pointer.load()), task.name, task.rank, task.place(), scope, task.agent)
+    release(flag, task, write, releases=order in ("release", "acq_rel"), atomic=atomic)
     return old
 
 
@@ -174,8 +209,6 @@ def flag_history(world: World, pointer: Pointer) -> list[str]:
     flag = _flag(world, pointer)
     if flag.last is None:
         return [f"nobody has ever written it{_elsewhere(world, pointer)}"]
-    from .places import spelled
-
     last = flag.last
     lines = [f"written last by {last.who}, with {last.value}, at {spelled(last.place)}"]
     absent = [str(r.number) for r in world.ranks if r.number not in flag.writes]
@@ -199,6 +232,25 @@ def _elsewhere(world: World, pointer: Pointer) -> str:
     return f"; written are {pointer.name}[{shown}]"
 
 
+def atomic(
+    array: Any,
+    index: tuple[int, ...],
+    name: str,
+    place: tuple[str, int],
+    acquires: bool,
+    releases: bool,
+) -> None:
+    """One of TileLang's own atomics on a flag: of device scope, whatever order it has."""
+    world, task = _here()
+    pointer = Pointer(array, index, name)
+    flag = _flag(world, pointer)
+    acquire(flag, task, "gpu", str(pointer), acquires=acquires)
+    if releases:
+        value = pointer.load()
+        write = Write(int(value), task.name, task.rank, place, "gpu", task.agent)
+        release(flag, task, write, releases=True, atomic=True)
+
+
 def wait_for(
     pointer: Pointer, value: int, compare: str, order: str, scope: str
 ) -> Generator[Request, None, int]:
@@ -208,8 +260,7 @@ def wait_for(
     seen = int(pointer.load())
     if world.accesses is not None:
         world.accesses.flag(pointer, scope, write=False)
-    if order == "acquire":
-        _acquire(_flag(world, pointer), task)
+    acquire(_flag(world, pointer), task, scope, str(pointer), acquires=order == "acquire")
     return seen
 
 

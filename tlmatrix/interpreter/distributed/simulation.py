@@ -17,6 +17,7 @@ from tlmatrix.interpreter.intercept import interpret
 from tlmatrix.interpreter.kernel import environment
 from tlmatrix.interpreter.roles import settings
 
+from .accesses import Accesses
 from .devices import answering
 from .operations import HostReads, OnStreams
 from .records import join_world, leave_world
@@ -41,7 +42,8 @@ class Simulation:
 
     Attributes:
         results: what each rank's program returned, by rank.
-        reports: what the sanitizers found in the kernels.
+        reports: what the sanitizers found: races between ranks and streams, and what they find of
+            single kernels.
         world: the number of ranks.
         seed: the interleaving.
         steps: how often the scheduler chose.
@@ -118,6 +120,8 @@ def _simulate(
     world = World(size, seed=seed, stragglers=stragglers, blocks=sms)
     world.state.update(arch=session.arch, sms=sms)
     world.memory = Memory()
+    if "races" in session.sanitizers:
+        world.accesses = Accesses(world)
     world.around = partial(environment, session)
     before = len(session.reports)
     results: list[Any] = [None] * size
@@ -141,15 +145,20 @@ def _simulate(
         world.run(body)
     except SynchronizationError as error:
         if "barriers" in session.sanitizers:
-            found = getattr(error, "report", None)
-            session.reports.extend([found] if found is not None else [])
+            stuck = getattr(error, "report", None)
+            session.reports.extend([stuck] if stuck is not None else [])
         raise
     finally:
         torch.set_num_threads(threads)
         # PyTorch marks the tracebacks of a process that is a rank.
         sys.excepthook = hook
         if world.accesses is not None:
-            session.add(world.accesses.reports())
+            found = world.accesses.reports()
+            if world.failed is not None:
+                # Nothing is raised in the place of what is being raised.
+                session.reports.extend(found)
+            else:
+                session.add(found)
     return Simulation(results, tuple(session.reports[before:]), size, seed, world.steps)
 
 

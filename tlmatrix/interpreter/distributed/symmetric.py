@@ -106,7 +106,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     found = rank.world.memory.allocate(rank.number, content, "symmetric buffer")
     tensor: torch.Tensor = found.whole[: count * dtype.itemsize].view(dtype).view(shape)
     if rank.world.accesses is not None:
-        rank.world.accesses.follow(found, dtype.itemsize)
+        rank.world.accesses.follow(found.whole, str(found))
     return tensor
 
 
@@ -136,7 +136,7 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
         return handle
     pad = memory.allocate(rank.number, np.zeros(memory.pad_bytes, np.uint8), "signal pad")
     if rank.world.accesses is not None:
-        rank.world.accesses.follow(pad, 4)
+        rank.world.accesses.follow(pad.whole, str(pad))
     brought = meet(
         ("rendezvous", group.group_name), "symmetric_memory.rendezvous", members, (own, pad)
     )

@@ -63,6 +63,10 @@ class Task:
         generator: its work, yielding requests; None for a host, whose work is its thread.
         request: what it waits for; None if it can go on.
         wakes: the step of the scheduler before which it is not chosen.
+        launch: of a block its launch.
+        kernel: the kernel's name, while it runs one.
+        heard: the flags that told it of others, and where they were set, by agent.
+        doubts: what flags would have told it that were too weak, by what was wrong with them.
     """
 
     def __init__(self, rank: int, name: str, agent: int) -> None:
@@ -75,6 +79,8 @@ class Task:
         self.wakes = 0
         self.launch: object = None
         self.kernel = ""
+        self.doubts: dict[str, Clock] = {}
+        self.heard: dict[int, tuple[str, tuple[str, int]]] = {}
 
     @property
     def ready(self) -> bool:

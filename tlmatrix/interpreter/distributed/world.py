@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.roles.clocks import Clock
 
+    from .accesses import Accesses
     from .flags import Flag
     from .streams import Stream
 
@@ -95,7 +96,7 @@ class World:
         self.steps = 0
         self.flags: dict[int, Flag] = {}
         self.retired: dict[int, tuple[int, int]] = {}
-        self.accesses: Any = None
+        self.accesses: Accesses | None = None
         self.memory: Any = None
         self.state: dict[str, Any] = {}
         self.around: Callable[[], Any] | None = None

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tlmatrix.interpreter.distributed import here
+from tlmatrix.interpreter.distributed.seen import Seen
 from tlmatrix.interpreter.reports import Party, Report
 
 from .memory import outside
@@ -18,7 +20,8 @@ from .stretches import Stretches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.interpreter.codegen import Location, Program
+    from tlmatrix.interpreter.codegen import Location, Program, Site
+    from tlmatrix.interpreter.distributed.accesses import View
     from tlmatrix.interpreter.reports import Sequences as Declared
     from tlmatrix.interpreter.roles.clocks import Clock
     from tlmatrix.interpreter.session import Session
@@ -190,6 +193,7 @@ class Monitor:
             usage=usage,
             blank=self._unwritten(name, shape),
             packed=self._packed(name, shape),
+            abroad=self._view(name),
         )
         if isinstance(shadow, _BoundaryShadow) and boundaries is not None:
             shadow.boundaries = boundaries
@@ -197,6 +201,25 @@ class Monitor:
             shadow.quiet = False
         self.shadows[name] = shadow
         return shadow
+
+    def _view(self, name: str) -> View | None:
+        """What simulated ranks and streams do to a parameter's memory."""
+        world = here.world()
+        if world is None or world.accesses is None or name not in self._tensors:
+            return None
+        return world.accesses.view(self._tensors[name])
+
+    def abroad(self, view: View, site: int, place: Any, name: str, action: str) -> None:
+        """An access of memory that other simulated ranks and streams reach."""
+        world = here.world()
+        if world is None or world.running is None:
+            return
+        task, how = world.running, self._watch.sites[site]
+        file, line = (how.location.file, how.location.line) if how.location is not None else ("", 0)
+        scope = "gpu" if action == "atomic" or how.orders else ""
+        what = f"kernel {self._program.name}"
+        seen = Seen.of(task, action, file, line, what, scope)
+        view.note(place, replace(seen, block=self.block), task, name)
 
     def _packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:
         declared = self._declared.get(name)
@@ -299,6 +322,8 @@ class Monitor:
         flat = np.arange(int(np.prod(shape))).reshape(shape)[memory]
         if mask is not None:
             flat = flat[np.broadcast_to(mask, np.shape(flat))]
+        if here.world() is not None and name in self._tensors:
+            self._flag_abroad(how, name, np.atleast_1d(flat).ravel().tolist())
         for offset in np.atleast_1d(flat).ravel().tolist():
             if self._stretches is not None:
                 self._stretches.flag((name, offset), how.acquires, how.releases)
@@ -311,6 +336,16 @@ class Monitor:
                 before |= self._acquired
         if self._stretches is not None and how.releases:
             self._stretches.go_on()
+
+    def _flag_abroad(self, how: Site, name: str, offsets: list[int]) -> None:
+        """The same for other launches and ranks: T.atomic_* are of device scope."""
+        from tlmatrix.interpreter.distributed.flags import atomic
+
+        tensor = self._tensors[name]
+        place = (how.location.file, how.location.line) if how.location is not None else ("", 0)
+        for offset in offsets if not tensor.dtype.is_floating_point else ():
+            index = tuple(int(i) for i in np.unravel_index(offset, tensor.shape))
+            atomic(tensor.numpy(), index, name, place, how.acquires, how.releases)
 
     # -- bounds
 

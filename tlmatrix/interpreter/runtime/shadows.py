@@ -15,6 +15,8 @@ from .memory import clip, load_block, store_block
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tlmatrix.interpreter.distributed.accesses import View
+
     from .codecs import Array
     from .monitor import Monitor
     from .packed import Packed
@@ -204,8 +206,8 @@ class GlobalShadow:
     """
 
     __slots__ = (
-        "_known", "_monitor", "_owner", "_packed", "_reader", "fresh", "name", "quiet", "shape",
-        "still",
+        "_abroad", "_known", "_monitor", "_owner", "_packed", "_reader", "fresh", "name", "quiet",
+        "shape", "still",
     )  # fmt: skip
 
     def __init__(
@@ -217,6 +219,7 @@ class GlobalShadow:
         usage: frozenset[str],
         blank: Array | None,
         packed: Packed | None,
+        abroad: View | None = None,
     ) -> None:
         on = monitor.sanitizers
         races = "races" in on and "write" in usage | ({"write"} if "atomic" in usage else set())
@@ -229,6 +232,8 @@ class GlobalShadow:
         self.name = name
         self.shape = shape
         self._packed = packed
+        # What other streams and ranks do to the same memory, where they are simulated.
+        self._abroad = abroad
         self._known = ~blank if fresh and blank is not None else None
         self.fresh = fresh and "uninitialised" in on
         """Whether reads must look for elements that nobody has written."""
@@ -237,9 +242,9 @@ class GlobalShadow:
         self._reader = np.zeros(shape, np.int64) if both else None
         looks = packed is not None
         flag = "races" in on and "ordered" in usage
-        self.quiet = not (looks or both or flag or self.fresh)
+        self.quiet = not (looks or both or flag or self.fresh or abroad is not None)
         """Whether reads need no look."""
-        self.still = not (looks or owned or (races and written))
+        self.still = not (looks or owned or (races and written) or abroad is not None)
         """Whether writes and atomics need no look."""
 
     @property
@@ -262,6 +267,7 @@ class GlobalShadow:
         found._known = None if self._known is None else self._known.reshape(shape)
         found.shape = shape
         found._packed = None  # of its own class
+        found._abroad = None if self._abroad is None else self._abroad.reshaped(shape)
         found._owner = None if self._owner is None else self._owner.reshape(shape)
         found._reader = None if self._reader is None else self._reader.reshape(shape)
         return found
@@ -329,6 +335,8 @@ class GlobalShadow:
             return
         if self._packed is not None:
             self._packed.written(site, place)
+        if self._abroad is not None:
+            self._monitor.abroad(self._abroad, site, place, self.name, "write")
         self._note(place)
         if self._owner is None:
             return
@@ -350,6 +358,8 @@ class GlobalShadow:
         monitor = self._monitor
         if self._packed is not None:
             self._packed.written(site, place)
+        if self._abroad is not None:
+            self._monitor.abroad(self._abroad, site, place, self.name, "atomic")
         ordering = monitor.orders(site)
         monitor.flag(site, self.name, place, self.shape)
         if self._owner is None:
@@ -383,6 +393,8 @@ class GlobalShadow:
         monitor = self._monitor
         if self._packed is not None:
             self._packed.read(site, place)
+        if self._abroad is not None:
+            monitor.abroad(self._abroad, site, place, self.name, "read")
         if monitor.orders(site):
             monitor.flag(site, self.name, place, self.shape)
             if self._owner is not None:

@@ -1,0 +1,216 @@
+"""Accesses of memory that several streams or ranks reach, and those that nothing orders.
+
+Every element remembers who wrote it last and who has read it since. An access of a task that does
+not know of an earlier one, one of them a write, is a race, whatever values they saw (FastTrack,
+Flanagan and Freund 2009, with sets of readers). What a task knows is its vector clock: the order of
+its stream, events, host waits, collectives, and flags of sufficient scope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .races import Races
+from .seen import Seen
+
+if TYPE_CHECKING:
+    import torch
+
+    from tlmatrix.interpreter.externs import Pointer
+    from tlmatrix.interpreter.reports import Report
+
+    from .tasks import Task
+    from .world import World
+
+__all__ = ["Accesses", "View"]
+
+
+class _Shadow:
+    """What is remembered of a storage: in units of the smallest element it was accessed by."""
+
+    def __init__(self, storage: torch.UntypedStorage, unit: int, name: str) -> None:
+        self.reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self.base = storage.data_ptr()
+        self.size = storage.nbytes()
+        self.unit = unit
+        self.name = name
+        count = -(-self.size // unit)
+        self.writes = np.zeros(count, np.int32)
+        self.reads = np.zeros(count, np.int32)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the storage is still there."""
+        return not self.reference.expired()  # type: ignore[no-untyped-call]
+
+    def refine(self, unit: int) -> None:
+        """Remember smaller elements from now on."""
+        times = self.unit // unit
+        self.writes = np.repeat(self.writes, times)
+        self.reads = np.repeat(self.reads, times)
+        self.unit = unit
+
+
+@dataclass
+class View:
+    """The shadow of a tensor: arrays of its shape, with one axis more if its elements are larger.
+
+    Attributes:
+        name: the storage, in words; empty where only the kernel's name of it is known.
+        writes: who wrote each element last, by number.
+        reads: who has read it since.
+        wide: whether an element is several units.
+    """
+
+    owner: Accesses
+    name: str
+    writes: Any
+    reads: Any
+    wide: bool
+
+    def reshaped(self, shape: tuple[int, ...]) -> View | None:
+        """The same memory in another shape; None where that has no view."""
+        full = (*shape, self.writes.shape[-1]) if self.wide else shape
+        if not self.writes.flags.c_contiguous:
+            return None
+        writes, reads = self.writes.reshape(full), self.reads.reshape(full)
+        return View(self.owner, self.name, writes, reads, self.wide)
+
+    def note(self, place: tuple[Any, Any], seen: Seen, task: Task, name: str) -> None:
+        """Note an access of a place: an index into the tensor, and a mask or None."""
+        memory, mask = place
+        if mask is not None and self.wide:
+            mask = np.asarray(mask)[..., None]
+        races = self.owner.races
+        name = name or "a tensor"
+        where = (name, self.name, memory, self.wide)
+        writes, reads = self.writes[memory], self.reads[memory]
+        races.check(writes, mask, seen, task, where)
+        if seen.action == "read":
+            self._put(self.reads, memory, mask, races.joined(reads, seen, task))
+            return
+        races.check(reads, mask, seen, task, where)
+        if seen.action == "write":
+            self._put(self.writes, memory, mask, races.number((seen,)))
+            self._put(self.reads, memory, mask, 0)
+        else:
+            self._put(self.writes, memory, mask, races.joined(writes, seen, task))
+
+    @staticmethod
+    def _put(plane: Any, memory: Any, mask: Any, value: Any) -> None:
+        if mask is None:
+            plane[memory] = value
+        else:
+            old = plane[memory]
+            plane[memory] = np.where(mask, value, old)
+
+
+class Accesses:
+    """What is remembered of all memory of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.races = Races(world)
+        self._shadows: dict[int, _Shadow] = {}
+        self._by_address: dict[int, _Shadow] = {}
+
+    @property
+    def follows(self) -> bool:
+        """Whether anything may be accessed by more than one stream."""
+        world = self.world
+        return bool(world.memory.allocations) or any(len(r.streams) > 1 for r in world.ranks)
+
+    def follow(self, tensor: torch.Tensor, name: str) -> None:
+        """Follow a piece of symmetric memory, known by a name."""
+        storage = tensor.untyped_storage()
+        self._shadows[storage._cdata] = _Shadow(storage, 4, name)  # noqa: SLF001  # its identity
+
+    def _shadow(self, tensor: torch.Tensor, size: int) -> _Shadow | None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001  # its identity
+        found = self._shadows.get(key)
+        if found is None or not found.alive:
+            if not any(len(r.streams) > 1 for r in self.world.ranks) or storage.nbytes() == 0:
+                return None
+            found = self._shadows[key] = _Shadow(storage, size, "")
+        if size < found.unit:
+            found.refine(size)
+        return found
+
+    def view(self, tensor: torch.Tensor) -> View | None:
+        """The shadow of a tensor; None of memory that one stream alone can reach."""
+        size = tensor.element_size()
+        shadow = self._shadow(tensor, size)
+        if shadow is None or tensor.numel() == 0:
+            return None
+        unit = shadow.unit
+        start = tensor.data_ptr() - shadow.base
+        if start % unit or size % unit:
+            # An odd offset: as bytes.
+            shadow.refine(1)
+            unit = 1
+        shape = tuple(tensor.shape)
+        steps = tuple(s * (size // unit) * 4 for s in tensor.stride())
+        wide = size > unit
+        if wide:
+            shape, steps = (*shape, size // unit), (*steps, 4)
+        first = start // unit
+        strided = np.lib.stride_tricks.as_strided
+        writes = strided(shadow.writes[first:], shape, steps)
+        reads = strided(shadow.reads[first:], shape, steps)
+        return View(self, shadow.name, writes, reads, wide)
+
+    def touch(
+        self,
+        tensor: torch.Tensor,
+        action: str,
+        what: str,
+        *,
+        task: Task | None = None,
+        place: tuple[str, int] | None = None,
+    ) -> None:
+        """An operation of PyTorch reads or writes a tensor."""
+        view = self.view(tensor)
+        task = task if task is not None else self.world.running
+        if view is None or task is None:
+            return
+        file, line = place if place is not None else task.place()
+        seen = Seen.of(task, action, file, line, what)
+        view.note((tuple(slice(0, n, 1) for n in tensor.shape), None), seen, task, "")
+
+    def flag(self, pointer: Pointer, scope: str, *, write: bool) -> None:
+        """A flag is read or written as one, with a scope."""
+        task = self.world.running
+        address = pointer.address
+        shadow = self._by_address.get(address)
+        if shadow is None or not shadow.alive:
+            candidates = [s for s in self._shadows.values() if s.alive]
+            shadow = next((s for s in candidates if s.base <= address < s.base + s.size), None)
+            if shadow is None:
+                return
+            self._by_address[address] = shadow
+        if task is None:
+            return
+        unit = shadow.unit
+        first = (address - shadow.base) // unit
+        count = max(1, pointer.array.itemsize // unit)
+        part = slice(first, first + count)
+        view = View(self, shadow.name, shadow.writes[part], shadow.reads[part], False)
+        file, line = task.place()
+        seen = Seen.of(task, "atomic" if write else "read", file, line, "flag", scope)
+        races = self.races
+        where = (str(pointer), shadow.name, (), False)
+        races.check(view.writes, None, seen, task, where)
+        if write:
+            races.check(view.reads, None, seen, task, where)
+            view.writes[...] = races.joined(view.writes, seen, task)
+        else:
+            view.reads[...] = races.joined(view.reads, seen, task)
+
+    def reports(self) -> list[Report]:
+        """The races found."""
+        return self.races.reports()

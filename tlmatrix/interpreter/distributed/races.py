@@ -1,0 +1,176 @@
+"""Which accesses nothing orders, and what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.interpreter.reports import Party, Report
+
+from .places import spelled as place_of
+
+if TYPE_CHECKING:
+    from .seen import Seen
+    from .tasks import Task
+    from .world import World
+
+__all__ = ["Races"]
+
+# What the user calls it, what it is, the index, and whether elements have an axis of their own.
+Where = tuple[str, str, Any, bool]
+
+
+class Races:
+    """Sets of accesses by number, and the races found between them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sets: list[tuple[Seen, ...]] = [()]
+        self._numbers: dict[tuple[Seen, ...], int] = {(): 0}
+        self._found: dict[tuple[Any, ...], Report] = {}
+
+    def number(self, members: tuple[Seen, ...]) -> int:
+        """The number of a set of accesses."""
+        found = self._numbers.get(members)
+        if found is None:
+            found = self._numbers[members] = len(self._sets)
+            self._sets.append(members)
+        return found
+
+    def joined(self, numbers: Any, seen: Seen, task: Task) -> Any:
+        """The sets with one access more, without those that it comes after."""
+        low, high = int(np.min(numbers)), int(np.max(numbers))
+        if low == high:
+            return self._with(low, seen, task)
+        values, places = np.unique(numbers, return_inverse=True)
+        new = np.array([self._with(int(v), seen, task) for v in values], np.int32)
+        return new[places].reshape(np.shape(numbers))
+
+    def _with(self, number: int, seen: Seen, task: Task) -> int:
+        members = []
+        retired = self._world.retired
+        for old in self._sets[number]:
+            if self._world.knows(task.clock, old.agent, old.time):
+                continue
+            after = retired.get(old.agent)
+            # Of a kernel that is over one block stands for all.
+            members.append(old if after is None else replace(old, agent=after[0], time=after[1]))
+        return self.number((*dict.fromkeys(members), seen))
+
+    def check(self, numbers: Any, mask: Any, seen: Seen, task: Task, where: Where) -> None:
+        """Look for accesses that nothing orders before `seen`."""
+        numbers = np.asarray(numbers)
+        if numbers.size == 0:
+            return
+        high = int(numbers.max())
+        if high == 0:
+            return
+        values = [high] if int(numbers.min()) == high else np.unique(numbers).tolist()
+        for value in values:
+            old = self._conflict(value, seen, task)
+            if old is None:
+                continue
+            bad = numbers == value
+            if mask is not None:
+                bad = bad & mask
+            if bad.any():
+                self._note(old, seen, task, bad, where)
+                return
+
+    def _conflict(self, number: int, seen: Seen, task: Task) -> Seen | None:
+        for old in self._sets[number]:
+            if old.action == "read" and seen.action == "read":
+                continue
+            # Blocks of one launch are the monitor's.
+            if seen.launch and old.launch == seen.launch and not (old.scope or seen.scope):
+                continue
+            if old.compatible(seen) or self._world.knows(task.clock, old.agent, old.time):
+                continue
+            return old
+        return None
+
+    def _note(self, old: Seen, seen: Seen, task: Task, bad: Any, where: Where) -> None:
+        name, storage, memory, wide = where
+        key = (seen.file, seen.line, seen.action, old.file, old.line, old.action, storage == "")
+        known = self._found.get(key)
+        if known is not None:
+            self._found[key] = replace(known, count=known.count + 1)
+            return
+        if wide:
+            bad = bad.any(-1)
+        first, box = _region(memory, bad)
+        of = f"{name} ({storage})" if storage and name != "a tensor" else storage or name
+        spelled = f"elements [{box}] of {of}" if box else of
+        text = (
+            f"{spelled} {'are' if box else 'is'} {seen}, and before {old}, with nothing to order "
+            f"the two{self._advice(old, seen, task)}"
+        )
+        party = Party(old.block, old.file, old.line, old.action, old.who)
+        kernel = task.kernel or seen.what
+        self._found[key] = Report(
+            "races",
+            kernel,
+            seen.file,
+            seen.line,
+            name if name != "a tensor" else storage or name,
+            first,
+            seen.block,
+            text,
+            party,
+            rank=seen.rank,
+        )
+
+    def _advice(self, old: Seen, seen: Seen, task: Task) -> str:
+        """What would order the two."""
+        for reason, clock in task.doubts.items():
+            if self._world.knows(clock, old.agent, old.time):
+                return f": {reason}"
+        heard = task.heard.get(old.agent)
+        if heard is not None and old.action != "read":
+            name, place = heard
+            return f": {name} is set at {place_of(place)} before that; set it behind what it stands for"
+        if old.scope and seen.scope:
+            return ": both are flags, but ranks need the scope of the system (_sys) on both sides"
+        if old.rank == seen.rank:
+            return (
+                f": {seen.who} must wait for {old.who} (wait_stream, an event, or a flag that is "
+                "set behind the first and waited for before the second)"
+            )
+        if old.action == "read":
+            return (
+                ": memory is used again before all have read it; a barrier in between, or a "
+                "second buffer"
+            )
+        if old.scope or seen.scope:
+            return ": a flag is set by flag functions alone, or with a barrier in between"
+        return (
+            ": a barrier in between, or a flag that is released after the first and acquired "
+            "before the second"
+        )
+
+    def reports(self) -> list[Report]:
+        """What was found, in order."""
+        return list(self._found.values())
+
+
+def _region(memory: Any, bad: Any) -> tuple[tuple[int, ...], str]:
+    """The first element that is bad, and the box of all, in the buffer's own dimensions."""
+    if not isinstance(memory, tuple) or not memory:
+        return (), ""
+    where = np.argwhere(bad)
+    if isinstance(memory[0], np.ndarray):
+        lanes = where[:, 0]
+        columns = [np.asarray(i)[lanes] for i in memory]
+    else:
+        ranges = iter(range(where.shape[1]))
+        columns = [
+            m.start + (m.step or 1) * where[:, next(ranges)]
+            if isinstance(m, slice)
+            else np.full(len(where), int(m))
+            for m in memory
+        ]
+    first = tuple(int(c[0]) for c in columns)
+    spans = [(int(c.min()), int(c.max()) + 1) for c in columns]
+    return first, ", ".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in spans)

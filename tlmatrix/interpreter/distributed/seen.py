@@ -1,0 +1,67 @@
+"""One access of memory, as it is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .tasks import Task
+
+__all__ = ["Seen"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An access.
+
+    Attributes:
+        agent: whose it is, in clocks.
+        time: that agent's time; a clock that knows it knows the access.
+        action: "read", "write" or "atomic".
+        file: the user's file.
+        line: its line.
+        what: the operation: "copy", "kernel gemm", "flag".
+        scope: of a flag "gpu" or "sys"; empty for an access that is no flag's.
+        rank: the rank.
+        who: the stream, in words.
+        block: the block's index, of a block.
+        launch: the identity of its launch.
+    """
+
+    agent: int
+    time: int
+    action: str
+    file: str
+    line: int
+    what: str
+    scope: str = ""
+    rank: int = field(default=0, compare=False)
+    who: str = field(default="", compare=False)
+    block: tuple[int, ...] | None = field(default=None, compare=False)
+    launch: int = field(default=0, compare=False)
+
+    @classmethod
+    def of(cls, task: Task, action: str, file: str, line: int, what: str, scope: str = "") -> Seen:
+        """An access that a task makes now."""
+        launch = id(task.launch) if task.launch is not None else 0
+        block = getattr(task, "index", None)
+        time = task.clock.get(task.agent, 0)
+        return cls(
+            task.agent, time, action, file, line, what, scope, task.rank, task.name, block, launch
+        )
+
+    def compatible(self, other: Seen) -> bool:
+        """Whether both are atomic, with scopes that include each other."""
+        if not self.scope or not other.scope:
+            return False
+        return self.rank == other.rank or self.scope == other.scope == "sys"
+
+    def __str__(self) -> str:
+        actions = {"read": "read", "write": "written", "atomic": "updated atomically"}
+        action = actions[self.action]
+        if self.what == "flag":
+            action = "read as a flag" if self.action == "read" else "set as a flag"
+        block = f", block {self.block}" if self.block is not None else ""
+        what = f" ({self.what}{block})" if self.what != "flag" else ""
+        return f"{action} by {self.who}{what}"
