@@ -12,7 +12,6 @@ import functools
 import itertools
 import math
 import os
-import threading
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from .codegen import generate
 from .errors import Unsupported
 from .explain import LaunchLog
 from .kernel import InterpretedKernel, Loaded, load_program, unseen
+from .locks import TRACING
 from .recorder import Recorder
 from .reports import declared_sequences, sanitizer_names
 from .session import Session
@@ -42,7 +42,7 @@ __all__ = ["interpret", "interpreted"]
 _GUARDS_OFF = "tl.disable_safe_memory_legalize"
 
 
-_lock = threading.RLock()
+_lock = TRACING
 _patches: list[tuple[Any, str, Any]] = []
 _users = 0
 # Per jit object (by identity: they are not hashable) its shadows by architecture and use.

@@ -179,13 +179,11 @@ def test_equality_with_a_flag_that_is_reset_hangs_or_reads_old_data():
         try:
             found = simulate(program, 2, seed=seed, sanitize="races")
         except DeadlockError as error:
-            assert "to be exactly 1: it is 0" in str(error)
-            assert "written last by rank 1" in str(error)
-            outcomes.add("deadlock")
+            outcomes.add(str(error))
         else:
             assert found.reports
-            outcomes.add("race")
-    assert "deadlock" in outcomes
+    hung = [text for text in outcomes if "to be exactly 1: it is 0" in text]
+    assert any("written last by rank 1" in text for text in hung)
 
 
 def test_a_pull_without_a_barrier_before_it():

@@ -130,7 +130,8 @@ class Races:
         heard = task.heard.get(old.agent)
         if heard is not None and old.action != "read":
             name, place = heard
-            return f": {name} is set at {place_of(place)} before that; set it behind what it stands for"
+            where = place_of(place)
+            return f": {name} is set at {where} before that; set it behind what it stands for"
         if old.scope and seen.scope:
             return ": both are flags, but ranks need the scope of the system (_sys) on both sides"
         if old.rank == seen.rank:

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from tlmatrix.interpreter.locks import tracing
+
 from . import here
 from .tasks import Request, Task
 
@@ -245,7 +247,8 @@ def enqueue(
     operation = Operation(what, work, _caller(), dict(rank.clock))
     stream.queue.append(operation)
     world = rank.world
-    if world.random.random() < world.lazy:
+    # An eager kernel is launched while it is traced: its rank keeps its turn.
+    if world.random.random() < world.lazy and not tracing():
         rank.here = operation.place
         world.wait(rank, None)
     return operation
