@@ -1,20 +1,31 @@
 """What TileLang makes of kernels with flags on Hopper: where threads wait, and who raises flags."""
 
+import functools
 import re
 
 import pytest
 import tilelang
 from tilelang import tvm
 
+from tlmatrix.backend.assembly import find_toolkit
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival, gemm_signalling
 from tlmatrix_kernels.gemm.kernel import gemm_kernel
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 
 
-def cuda_source(factory, *options):
+FACTORIES = {"plain": gemm_kernel, "waiting": gemm_on_arrival, "signalling": gemm_signalling}
+WHOLE = ("float16", "float16", False, True, "wide")
+
+
+@functools.cache
+def lowered(name, *options):
     with TARGET, tvm.transform.PassContext(opt_level=3):
-        source = tilelang.lower(factory.get_tir(*options), target=TARGET).kernel_source
+        return tilelang.lower(FACTORIES[name].get_tir(*options), target=TARGET).kernel_source
+
+
+def cuda_source(name, *options):
+    source = lowered(name, *options)
     return source[source.index('extern "C" __global__ void __launch_bounds__') :]
 
 
@@ -31,17 +42,17 @@ def loops(source):
 
 @pytest.fixture(scope="module")
 def plain():
-    return cuda_source(gemm_kernel, "float16", "float16", False, False, False, True, "wide")
+    return cuda_source("plain", "float16", "float16", False, False, False, True, "wide")
 
 
 @pytest.fixture(scope="module")
 def waiting():
-    return cuda_source(gemm_on_arrival, "float16", "float16", False, True, "wide")
+    return cuda_source("waiting", *WHOLE)
 
 
 @pytest.fixture(scope="module")
 def signalling():
-    return cuda_source(gemm_signalling, "float16", "float16", False, True, "wide")
+    return cuda_source("signalling", *WHOLE)
 
 
 def test_the_loops_over_k_are_those_of_the_plain_kernel(plain, waiting, signalling):
@@ -70,7 +81,23 @@ def test_threads_that_store_raise_the_flag_behind_their_stores(signalling):
 
 
 def test_threads_that_load_do_it_coherently_where_rows_arrive_meanwhile():
-    source = cuda_source(gemm_on_arrival, "float16", "float16", False, False)
+    source = cuda_source("waiting", "float16", "float16", False, False)
     head = source[: source.index("{")]
     assert "half_t* A" in head, "neither const nor __restrict__: no load ahead of the wait"
     assert "const half_t* __restrict__ B" in head
+
+
+@pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
+@pytest.mark.parametrize(
+    ("kernel", "flag"),
+    [
+        ("waiting", "ld.acquire.sys.global.s32"),
+        ("signalling", "atom.add.release.sys.global.s32"),
+    ],
+)
+def test_machine_code_has_flags_of_system_scope_and_spills_nothing(kernel, flag):
+    (assembled,) = find_toolkit().assemble(lowered(kernel, *WHOLE), "sm_90a", {}, [])
+    assert assembled.spills == assembled.stack == 0
+    assert assembled.registers <= 168, "what 384 threads may have"
+    for instruction in (flag, "wgmma.mma_async", "cp.async.bulk.tensor"):
+        assert assembled.has(instruction), instruction
