@@ -38,6 +38,10 @@ def reference(x):
 def scale(x, how="right"):
     if how == "raise":
         raise RuntimeError("the kernel gave up")
+    if how == "unknown":
+        from tlmatrix.interpreter import Unsupported
+
+        raise Unsupported("the interpreter does not model T.call_extern")
     if how == "refuse":
         raise ValueError("how must be right")
     if how == "exit" or (how == "exit_late" and len(x) >= 17):

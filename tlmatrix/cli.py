@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.config import BACKENDS, ConfigError, load_config
+from tlmatrix.config import BACKENDS, UNSUPPORTED, ConfigError, load_config
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tlmatrix",
         description="A test matrix for TileLang kernels: one YAML spec, every test.",
         epilog=f"exit codes:\n{ExitCode.table()}\n\nDefaults stand in [tool.tlmatrix] of "
-        "pyproject.toml:\nbackend, tier, seed, specs, results, timeout, coverage.",
+        "pyproject.toml:\nbackend, tier, seed, specs, results, timeout, coverage, unsupported.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())
@@ -128,6 +128,11 @@ def _add_run(commands: _Commands) -> None:
         action="store_const",
         const="off",
         help="do not count them, whatever the project sets",
+    )
+    run.add_argument(
+        "--unsupported",
+        choices=UNSUPPORTED,
+        help="cases whose kernels the interpreter does not model: skipped (tell) or errors (fail)",
     )
     run.set_defaults(command=_run)
 
@@ -256,6 +261,11 @@ def _add_fuzz(commands: _Commands) -> None:
         "--results", metavar="PATH", help="folder for results files, or a .jsonl file"
     )
     fuzz.add_argument("--timeout", type=float, metavar="SECONDS", help="a case may take this long")
+    fuzz.add_argument(
+        "--unsupported",
+        choices=UNSUPPORTED,
+        help="cases whose kernels the interpreter does not model: skipped (tell) or errors (fail)",
+    )
     fuzz.set_defaults(command=_fuzz)
 
 

@@ -7,6 +7,7 @@
     results = ".tlmatrix"
     timeout = 300
     coverage = "summary"
+    unsupported = "fail"
 
 An option of the command line wins over `TLMATRIX_BACKEND`, and that over this.
 """
@@ -23,13 +24,16 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BACKENDS", "COVERAGE", "Config", "ConfigError", "load_config"]
+__all__ = ["BACKENDS", "COVERAGE", "UNSUPPORTED", "Config", "ConfigError", "load_config"]
 
 BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
 """Names of backends that a user may give."""
 
 COVERAGE = ("off", "summary", "table")
 """What a run may say of the lines and guards of kernels that its cases exercise."""
+
+UNSUPPORTED = ("tell", "fail")
+"""What becomes of cases whose kernels the interpreter does not model: skipped, or errors."""
 
 
 class ConfigError(ValueError):
@@ -52,6 +56,7 @@ class Config:
     results: str = ".tlmatrix"
     timeout: float = 300.0
     coverage: str = "off"
+    unsupported: str = "tell"
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -62,6 +67,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "results": (str,),
     "timeout": (int, float),
     "coverage": (str,),
+    "unsupported": (str,),
 }
 _WORDS = {
     "backend": "one of " + ", ".join(BACKENDS),
@@ -71,6 +77,7 @@ _WORDS = {
     "results": "a folder",
     "timeout": "seconds a case",
     "coverage": "one of " + ", ".join(COVERAGE),
+    "unsupported": "one of " + ", ".join(UNSUPPORTED),
 }
 
 
@@ -115,6 +122,7 @@ def _read(file: Path, defaults: Config) -> Config:
             or isinstance(value, bool)
             or (key == "backend" and value not in BACKENDS)
             or (key == "coverage" and value not in COVERAGE)
+            or (key == "unsupported" and value not in UNSUPPORTED)
             or (key == "specs" and not all(_paths(value)))
         ):
             wrong.append(f"{place} {key} = {value!r}: must be {_WORDS[key]}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tlmatrix.config import BACKENDS, COVERAGE, ConfigError, load_config
+from tlmatrix.config import BACKENDS, COVERAGE, UNSUPPORTED, ConfigError, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -97,6 +97,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="count which lines and guards of interpreted kernels the cases exercise, and say so "
         "in a line (summary) or a table; off, the default, counts nothing",
+    )
+    group.addoption(
+        "--tlmatrix-unsupported",
+        choices=UNSUPPORTED,
+        default=None,
+        help="cases whose kernels the interpreter does not model: skipped and told (tell, the "
+        "default), or errors (fail)",
     )
 
 

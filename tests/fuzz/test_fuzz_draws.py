@@ -71,3 +71,31 @@ explore(cases, lambda case: print(case.id), count=50, first=7)
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == [
         "full_of_numbers.py"
     ]
+
+
+def test_no_hook_is_left_in_the_collection_of_garbage():
+    """Python prints a Ctrl-C that falls into one, and loses it."""
+    program = """
+import gc
+from hypothesis import given, strategies as st
+from tlmatrix.fuzz.draws import drawn_cases
+from tlmatrix.matrix import Case
+
+def case(rows):
+    hooks.extend(gc.callbacks)
+    return Case("x", {"rows": rows}, "fuzz")
+
+hooks = []
+assert len(drawn_cases(st.integers(1, 9).map(case), count=5, first=1)) == 5
+assert not hooks and not gc.callbacks
+
+@given(st.integers())
+def own(_):
+    pass
+
+own()
+assert len(gc.callbacks) == 1, "somebody's own tests still time it"
+assert len(drawn_cases(st.integers(1, 9).map(case), count=5, first=1)) == 5
+assert len(gc.callbacks) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

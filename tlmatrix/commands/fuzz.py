@@ -59,6 +59,7 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         workers=_workers(arguments.workers),
         timeout=arguments.timeout if arguments.timeout is not None else config.timeout,
         results=_results(arguments.results, config),
+        strict=(arguments.unsupported or config.unsupported) == "fail",
         roots=(config.root,),
     )
     _write_header(settings, targets)
@@ -77,7 +78,8 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
             code = ExitCode.INTERNAL
         else:
             reporter.end(shown)
-            code = ExitCode.FINDINGS if reporter.failed else ExitCode.OK
+            bad = reporter.failed or reporter.nothing_judged
+            code = ExitCode.FINDINGS if bad else ExitCode.OK
             records = RecordsWriter(settings.results)
             records.summary(reporter.summary(code))
             records.close()

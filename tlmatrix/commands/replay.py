@@ -98,7 +98,9 @@ def _holder(plans: Sequence[Plan], case_id: str) -> Plan:
 
 def _for_run(arguments: argparse.Namespace) -> argparse.Namespace:
     """The arguments as `tlmatrix run` has them; what it alone takes is not given."""
-    absent: dict[str, object] = dict.fromkeys(("resume", "arch", "coverage", "junitxml"))
+    absent: dict[str, object] = dict.fromkeys(
+        ("resume", "arch", "coverage", "junitxml", "unsupported")
+    )
     absent |= {"select": "", "exitfirst": False, "no_fuzz": True}
     return argparse.Namespace(**{**absent, **vars(arguments)})
 

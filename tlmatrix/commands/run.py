@@ -72,6 +72,7 @@ def pytest_arguments(
         ("--tlmatrix-results", arguments.results),
         ("--tlmatrix-resume", arguments.resume),
         ("--tlmatrix-coverage", arguments.coverage),
+        ("--tlmatrix-unsupported", arguments.unsupported),
         ("--timeout", arguments.timeout),
         ("--junitxml", arguments.junitxml),
     ):

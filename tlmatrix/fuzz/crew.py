@@ -66,7 +66,7 @@ class Settings:
     """What a search is asked for: `examples` of every spec, or `seconds` for all together.
 
     Without either, as many examples as the tier of each spec says. `timeout` is in seconds a case;
-    0 means none.
+    0 means none. With `strict`, a kernel that the interpreter does not model is an error.
     """
 
     tier: str
@@ -77,6 +77,7 @@ class Settings:
     workers: int
     timeout: float
     results: Path
+    strict: bool = False
     roots: tuple[Path, ...] = ()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import target as hypothesis_target
 from hypothesis.errors import Unsatisfiable
+from hypothesis.internal.conjecture import junkdrawer
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
 from tlmatrix.matrix.case import seed_from
@@ -58,6 +59,20 @@ def _in_place_of(name: str) -> Iterator[None]:
         AVAILABLE_PROVIDERS[name] = before
 
 
+@contextmanager
+def _without_hook() -> Iterator[None]:
+    """Keep Hypothesis from hooking into the collection of garbage, to time it for deadlines.
+
+    We have none; and a Ctrl-C that falls into such a hook is printed by Python, and lost.
+    """
+    before = junkdrawer._gc_initialized  # noqa: SLF001 - no public way
+    junkdrawer._gc_initialized = True  # noqa: SLF001
+    try:
+        yield
+    finally:
+        junkdrawer._gc_initialized = before  # noqa: SLF001
+
+
 def seed_of(*parts: object) -> int:
     """A seed for a part of a search; the same for equal parts, in every process."""
     return seed_from(repr(parts))
@@ -96,7 +111,7 @@ def explore(
             hypothesis_target(score, label=label)
 
     try:
-        with _in_place_of(backend):
+        with _in_place_of(backend), _without_hook():
             one()
     except (Enough, Unsatisfiable):
         return

@@ -71,7 +71,8 @@ def _runner(settings: Settings) -> Runner:
     from tlmatrix.run.runner import Runner
 
     torch.set_num_threads(1)
-    runner = Runner(backend_named(settings.backend), roots=settings.roots, asked=settings.backend)
+    backend = backend_named(settings.backend)
+    runner = Runner(backend, roots=settings.roots, asked=settings.backend, strict=settings.strict)
     runner.prepare()
     return runner
 

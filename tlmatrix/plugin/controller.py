@@ -86,8 +86,11 @@ class Controller:
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Nothing more will run."""
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Nothing more will run; a run of cases that judged none is no success."""
+        alone = session.testscollected == self._state.counts.total()
+        if exitstatus == pytest.ExitCode.OK and alone and self._state.nothing_judged:
+            session.exitstatus = exitstatus = pytest.ExitCode.TESTS_FAILED
         self._state.end(int(exitstatus))
         reporter = self._state.config.pluginmanager.getplugin("terminalreporter")
         reports = [] if reporter is None else _case_reports(reporter)
@@ -132,6 +135,11 @@ class Controller:
             for line in coverage_lines(state.covered, command, state.coverage, state.width):
                 terminalreporter.write_line(line)
         terminalreporter.write_line(f"tlmatrix: results in {state.shown_results}")
+        if state.refused:
+            from tlmatrix.report.text import refused_words
+
+            words = refused_words(state.refused, nothing=state.nothing_judged)
+            terminalreporter.write_line(f"tlmatrix: {words}", yellow=True)
         if state.interrupted:
             terminalreporter.write_line(
                 f"tlmatrix: to go on where this stopped: {state.resume_command()}"

@@ -77,6 +77,8 @@ class State:
         self.project = project
         self.interrupted = False
         self.counts: Counter[Status] = Counter()
+        self.refused = 0
+        """Cases that were skipped because the interpreter does not model their kernels."""
         self.shrinking = Shrinking()
         self._began: float | None = None
         self.groups_path: Path | None
@@ -90,6 +92,7 @@ class State:
             self.backend: str = worker["tlmatrix_backend"]
             self.seed: int = worker["tlmatrix_seed"]
             self.coverage: str = worker["tlmatrix_coverage"]
+            self.unsupported: str = worker["tlmatrix_unsupported"]
             self.architectures: tuple[str, ...] = tuple(worker["tlmatrix_architectures"])
             self.results_path = Path(worker["tlmatrix_results"])
             self.passed_before = frozenset(map(tuple, worker["tlmatrix_passed"]))
@@ -104,6 +107,7 @@ class State:
         self.backend = option.tlmatrix_backend or (header.backend if header else project.backend)
         self.seed = seed if seed is not None else header.seed if header else project.seed
         self.coverage = option.tlmatrix_coverage or project.coverage
+        self.unsupported = option.tlmatrix_unsupported or project.unsupported
         self.architectures = self._architectures(header)
         self.results_path = resumed.path.resolve() if resumed else self._new_results_path()
         self.passed_before = _passed(resumed)
@@ -137,6 +141,7 @@ class State:
             "tlmatrix_backend": self.backend,
             "tlmatrix_seed": self.seed,
             "tlmatrix_coverage": self.coverage,
+            "tlmatrix_unsupported": self.unsupported,
             "tlmatrix_architectures": list(self.architectures),
             "tlmatrix_results": str(self.results_path),
             "tlmatrix_passed": sorted(self.passed_before),
@@ -211,6 +216,7 @@ class State:
                 roots=(self.config.rootpath,),
                 asked=self.backend,
                 coverage=self.coverage != "off",
+                strict=self.unsupported == "fail",
             )
             self._runner.prepare()
         return self._runner
@@ -263,8 +269,10 @@ class State:
     def finished(self, result: CaseResult) -> None:
         """A result reached the process that reports."""
         from tlmatrix.run.events import CaseFinished
+        from tlmatrix.run.result import SkipReason
 
         self.counts[result.status] += 1
+        self.refused += result.reason is SkipReason.UNSUPPORTED
         self.config.hook.pytest_tlmatrix_event(event=CaseFinished(result))
 
     def end(self, exit_status: int) -> None:
@@ -300,6 +308,11 @@ class State:
             self._writer = None
         if self.groups_path is not None and not self.is_worker:
             shutil.rmtree(self.groups_path.parent, ignore_errors=True)
+
+    @property
+    def nothing_judged(self) -> bool:
+        """Whether the interpreter refused every kernel: no case says anything."""
+        return 0 < self.refused == self.counts.total()
 
     @property
     def shown_results(self) -> str:

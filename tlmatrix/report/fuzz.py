@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.coverage import gap_lines, summary
-from tlmatrix.report.text import count, describe_result
+from tlmatrix.report.text import count, describe_result, refused_words
 from tlmatrix.run.events import Summary
-from tlmatrix.run.result import FAILURES, Status
+from tlmatrix.run.result import FAILURES, SkipReason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +31,8 @@ __all__ = ["FuzzReporter"]
 
 _INTERVAL = 10.0
 """Seconds between two lines of progress."""
+_REASONS = 3
+"""Reasons that are told of one spec."""
 _GAPS = 12
 """Lines of what was never exercised; `tlmatrix coverage` has them all."""
 
@@ -44,6 +46,8 @@ class _Searched:
     seconds: float = 0.0
     counted: int = 0
     exhausted: bool = False
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Why examples did not run."""
 
 
 class FuzzReporter:
@@ -57,6 +61,7 @@ class FuzzReporter:
         self._coverage: Coverage | None = None
         self._begin = self._last = time.monotonic()
         self._places: dict[str, None] = {}
+        self._refused = 0
 
     def begin(self, words: str) -> None:
         """Say what is about to run."""
@@ -68,6 +73,9 @@ class FuzzReporter:
         searched = self._specs.setdefault(result.path, _Searched(result.spec))
         searched.counts[result.status] += 1
         searched.seconds += result.seconds
+        if result.status is Status.SKIPPED:
+            searched.skipped[result.message] += 1
+            self._refused += result.reason is SkipReason.UNSUPPORTED
         place = result.backend if result.arch in ("", result.backend) else result.arch
         if place:
             self._places[place] = None
@@ -109,6 +117,11 @@ class FuzzReporter:
         """The table of specs, what was never exercised, and the last words."""
         self._console.print()
         self._console.print(self._table())
+        self._lines(
+            (f"{searched.name}: {count(number, 'example')} skipped: {why}", "yellow")
+            for searched in self._specs.values()
+            for why, number in searched.skipped.most_common(_REASONS)
+        )
         if self._coverage is not None:
             self._tell_coverage(self._coverage, results)
         self._console.print(self._last_words(interrupted=interrupted), highlight=False)
@@ -118,6 +131,11 @@ class FuzzReporter:
     def failed(self) -> bool:
         """Whether anything failed."""
         return any(self._counts[status] for status in FAILURES)
+
+    @property
+    def nothing_judged(self) -> bool:
+        """Whether the interpreter refused every kernel: no example says anything."""
+        return 0 < self._refused == self._examples
 
     def summary(self, exit_status: int) -> Summary:
         """The last record of a search that came to its end."""
@@ -180,7 +198,10 @@ class FuzzReporter:
             words += f"; {count(len(self.found_), 'fault')}"
         if interrupted:
             words += "; interrupted"
-        style = "bold red" if self.failed else "bold yellow" if interrupted else "bold green"
+        if self._refused:
+            words += f"; {refused_words(self._refused, nothing=self.nothing_judged)}"
+        partial = interrupted or self._refused
+        style = "bold red" if self.failed else "bold yellow" if partial else "bold green"
         return Text(f"\n{words}", style=style)
 
     def _lines(self, lines: Iterable[tuple[str, str]]) -> None:

@@ -19,9 +19,9 @@ from rich.text import Text
 from tlmatrix.report.coverage import coverage_lines
 from tlmatrix.report.groups import Group, group_failures
 from tlmatrix.report.kernels import kernel_table
-from tlmatrix.report.text import count, describe_group
+from tlmatrix.report.text import count, describe_group, refused_words
 from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
-from tlmatrix.run.result import FAILURES, CaseResult, Status
+from tlmatrix.run.result import FAILURES, CaseResult, SkipReason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -216,7 +216,10 @@ class TerminalReport:
             words += f"; stopped early, {missing} not run"
         elif missing > 0:
             words += f"; {missing} not run"
-        partial = event.interrupted or missing > 0
+        refused = sum(result.reason is SkipReason.UNSUPPORTED for result in self._results)
+        if refused:
+            words += f"; {refused_words(refused, nothing=refused == len(self._results))}"
+        partial = event.interrupted or missing > 0 or refused > 0
         style = "bold red" if bad else "bold yellow" if partial else "bold green"
         return Text(f"\n{words}", style=style)
 

@@ -17,6 +17,7 @@ __all__ = [
     "describe_group",
     "describe_result",
     "number",
+    "refused_words",
 ]
 
 _LABEL = 10
@@ -33,6 +34,13 @@ def number(value: float | None) -> str:
     if value is None:
         return "?"
     return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def refused_words(cases: int, *, nothing: bool) -> str:
+    """That the interpreter does not model the kernels of some cases; `nothing` if of all."""
+    if nothing:
+        return "nothing was judged: the interpreter does not model these kernels"
+    return f"{count(cases, 'case')} not judged: the interpreter does not model their kernels"
 
 
 def describe_finding(finding: Finding, *, width: int = 100, full: bool = False) -> list[str]:

@@ -90,7 +90,7 @@ class Runner:
 
     `roots` are folders, besides the spec's own, that entries are imported from; `asked` is the
     backend as the user named it; `coverage` says whether results have theirs, where the backend
-    can count it.
+    can count it. With `strict`, a kernel that the interpreter does not model is an error.
     """
 
     backend: Backend
@@ -98,6 +98,7 @@ class Runner:
     roots: tuple[Path, ...] = ()
     asked: str = "auto"
     coverage: bool = False
+    strict: bool = False
     lost: str = ""
     """The case that left the backend unusable in this process; later ones are not run."""
     rank_seconds: float = 120.0
@@ -206,7 +207,7 @@ class Runner:
         except SpecError as error:
             return _spec_error(error, path)
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
-            outcome = _error(error, self.backend, watch)
+            outcome = _error(error, self.backend, watch, strict=self.strict)
         whole = watch.relations == "all" and case.origin != "fuzz"
         return outcome if bug is None else _with_bug(outcome, bug, whole=whole)
 
@@ -430,7 +431,7 @@ def _spec_error(error: SpecError, path: str) -> _Outcome:
     return _Outcome(Status.ERROR, (finding,))
 
 
-def _error(error: Exception, backend: Backend, watch: _Watch) -> _Outcome:
+def _error(error: Exception, backend: Backend, watch: _Watch, *, strict: bool) -> _Outcome:
     """What an exception says about the case that raised it."""
     if isinstance(error, ArchitectureError):
         return _Outcome(Status.SKIPPED, reason=SkipReason.ARCHITECTURE, message=str(error))
@@ -439,6 +440,12 @@ def _error(error: Exception, backend: Backend, watch: _Watch) -> _Outcome:
     if isinstance(error, FindingsError):
         return _Outcome(Status.FAILED, error.findings)
     raised = error.error if isinstance(error, EntryError) else error
+    if _is_unsupported(raised) and strict:
+        title = f"not judged: {raised}"
+        hint = "run it on a GPU; `--unsupported tell` leaves such cases out"
+        return _Outcome(
+            Status.ERROR, (Finding("unsupported", title, hint=hint, pattern="refused"),)
+        )
     if _is_unsupported(raised):
         return _Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
     place = "entry" if isinstance(error, EntryError) else watch.failed

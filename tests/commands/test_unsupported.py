@@ -1,0 +1,89 @@
+"""Kernels that the interpreter does not model: no run that leaves them out looks like a success."""
+
+import pytest
+
+from outside_project import Project, project
+from tlmatrix.run import Status, read_records
+
+__all__ = ["project"]
+
+_FUZZ = """\
+fuzz:
+  axes: {rows: 1..300}
+  examples: {quick: 6}
+"""
+_WHY = "the interpreter does not model T.call_extern"
+
+
+def _said(outcome) -> str:
+    """Its words, wherever lines end."""
+    return " ".join(outcome.out.split())
+
+
+def _statuses(project: Project) -> set[Status]:
+    (path,) = project.folder.rglob("*.jsonl")
+    return {result.status for result in read_records(path).results}
+
+
+def test_some_that_are_left_out_are_counted_in_the_last_line(project: Project) -> None:
+    project.spec(how="[right, unknown]", rows="[1]")
+    outcome = project.tlmatrix("run", "scale.yaml", "-n", "0")
+    assert outcome.code == 0, outcome.out
+    assert f"2 cases skipped: {_WHY}" in _said(outcome)
+    assert "2 passed, 2 skipped; 2 cases not judged: the interpreter does not" in _said(outcome)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_run_that_judges_nothing_is_no_success(project: Project, workers: str) -> None:
+    project.spec(how="[unknown]", rows="[1]")
+    outcome = project.tlmatrix("run", "scale.yaml", "-n", workers)
+    assert outcome.code == 1, outcome.out
+    assert "2 skipped; nothing was judged" in _said(outcome)
+
+
+def test_under_pytest_too(project: Project) -> None:
+    project.spec(how="[unknown]", rows="[1]")
+    outcome = project.pytest("scale.yaml")
+    assert outcome.code == 1, outcome.out
+    assert "tlmatrix: nothing was judged" in _said(outcome)
+
+
+def test_among_other_tests_pytest_says_so_and_goes_on(project: Project) -> None:
+    project.spec(how="[unknown]", rows="[1]")
+    (project.folder / "test_own.py").write_text("def test_own():\n    pass\n")
+    outcome = project.pytest("scale.yaml", "test_own.py")
+    assert outcome.code == 0, outcome.out
+    assert "tlmatrix: nothing was judged" in _said(outcome)
+
+
+def test_asked_to_fail_each_is_an_error_with_its_command(project: Project) -> None:
+    project.spec(how="[right, unknown]", rows="[1]")
+    outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "fail")
+    assert outcome.code == 1, outcome.out
+    assert f"unsupported: not judged: {_WHY}" in _said(outcome)
+    assert "how=unknown-rows=1'" in _said(outcome)
+    assert _statuses(project) == {Status.PASSED, Status.ERROR}
+
+
+def test_a_project_may_ask_for_it(project: Project) -> None:
+    (project.folder / "pyproject.toml").write_text('[tool.tlmatrix]\nunsupported = "fail"\n')
+    project.spec(how="[right, unknown]", rows="[1]")
+    assert project.tlmatrix("run", "scale.yaml", "-n", "0").code == 1
+    told = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "tell")
+    assert told.code == 0, told.out
+
+
+@pytest.mark.parametrize(
+    ("how", "more", "code", "words"),
+    [
+        ("[unknown]", (), 1, "nothing was judged"),
+        ("[right, unknown]", (), 0, "not judged: the interpreter does not model"),
+        ("[right, unknown]", ("--unsupported", "fail"), 1, "unsupported: not judged"),
+    ],
+)
+def test_a_search_says_the_same(project: Project, how, more, code, words) -> None:
+    project.spec(how=how, rows="[1]", more=_FUZZ)
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", *more)
+    assert outcome.code == code, outcome.out
+    assert words in _said(outcome)
+    assert more or f"skipped: {_WHY}" in _said(outcome)
