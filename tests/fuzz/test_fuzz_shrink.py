@@ -1,0 +1,49 @@
+"""Shrinking by itself: what is left of a case depends on what fails alone, and no kernel runs."""
+
+import pytest
+from fuzz_worlds import packed_spec
+
+from tlmatrix.fuzz.shrink import shrink
+from tlmatrix.matrix import Case
+
+
+def packed_case(**more):
+    values = {
+        "dtype": "float16", "kv_heads": 2, "head_dim": 64, "causal": False,
+        "seqlens": {"q": [17, 64, 3], "k": [5, 80, 9]},
+    }  # fmt: skip
+    return Case("packed", values | more, "fuzz")
+
+
+@pytest.mark.parametrize(
+    ("axis", "fails", "left"),
+    [
+        ("max_seqlen_q", lambda told, _: told is not None and told >= 90, 90),
+        ("max_seqlen_k", lambda told, longest: told is not None and told > longest, 1),
+        ("max_seqlen_k", lambda told, longest: told is None or told < longest + 7, None),
+    ],
+)
+def test_a_longest_length_is_told_as_little_too_large_as_goes(tmp_path, axis, fails, left):
+    spec = packed_spec(tmp_path, "right")
+
+    def failing(case):
+        longest = max(case.values["seqlens"][axis[-1]])
+        told = case.values.get(axis)
+        return (told is None or told >= longest) and fails(told, longest)
+
+    case = packed_case(**{axis: 210})
+    if left is None:
+        case = packed_case(**{axis: 81})
+    done = shrink(spec, case, failing, seconds=20)
+    assert done.ended
+    assert done.case.values.get(axis) == left
+    assert [len(lengths) for lengths in done.case.values["seqlens"].values()] == [1, 1]
+
+
+def test_what_is_not_told_is_not_made_up(tmp_path):
+    spec = packed_spec(tmp_path, "right")
+    done = shrink(
+        spec, packed_case(), lambda case: max(case.values["seqlens"]["q"]) >= 33, seconds=20
+    )
+    assert "max_seqlen_q" not in done.case.values
+    assert done.case.values["seqlens"]["q"] == [33]
