@@ -148,6 +148,18 @@ def post_tiles(blocks, n=64, early=False, counted=None):
 
 
 @tilelang.jit(out_idx=[])
+def wait_alone():
+    """Waits for a flag, and does nothing else: what comes behind it on the stream reads."""
+
+    @T.prim_func
+    def wait_alone(flags: T.Tensor((8,), "int32"), value: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            T.call_extern("int32", "tlm_wait_ge_acquire_sys", T.address_of(flags[0]), value)
+
+    return wait_alone
+
+
+@tilelang.jit(out_idx=[])
 def spin(function="tlm_load_acquire_sys"):
     """Reads a flag in a loop until it has a value."""
 

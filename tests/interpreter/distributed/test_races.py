@@ -277,6 +277,26 @@ def test_tiles_counted_on_a_flag_are_released_together():
         assert found.reports == ()
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_kernel_that_waits_orders_what_comes_behind_it_on_its_stream(missing):
+    def program(rank):
+        box = Box()
+        blocks = 2
+        if rank == 0:
+            target = symm_view(box, 1, blocks)
+            kernels.post_tiles(blocks)(torch.ones(blocks, N), target, box.flags_of(1))
+        else:
+            kernels.wait_alone()(box.flags, blocks - missing)
+            out = torch.empty(blocks, N)
+            out.copy_(symm_view(box, 1, blocks))
+
+    assert bool(reports(program)) is bool(missing)
+
+
+def symm_view(box, peer, blocks):
+    return box._handle.get_buffer(peer, (blocks, N), torch.float32)
+
+
 def test_a_tile_that_is_not_counted_races():
     assert any("elements [192:256] of x" in r.message for r in reports(counted(missing=1)))
     assert reports(counted(early=True))

@@ -58,10 +58,10 @@ class BlockLaunch:
             blocks.append(block)
             world.tasks.append(block)
         yield _Ended(blocks, self.kernel)
+        stream.tick()
         for block in blocks:
-            for agent, time in block.clock.items():
-                if agent not in world.retired and stream.clock.get(agent, 0) < time:
-                    stream.clock[agent] = time
+            stream.learn(block.clock)
+        world.forget(stream.clock)
         for act in self.after:
             act()
 

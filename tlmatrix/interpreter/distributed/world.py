@@ -116,6 +116,12 @@ class World:
         after = self.retired.get(agent)
         return after is not None and self.knows(clock, *after)
 
+    def forget(self, clock: Clock) -> None:
+        """Drop from a clock the agents that are over, where it knows what stands for them."""
+        for agent in [a for a in clock if a in self.retired]:
+            if self.knows(clock, *self.retired[agent]):
+                del clock[agent]
+
     # -- choosing
 
     def pick(self) -> Task | None:
