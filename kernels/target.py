@@ -3,10 +3,11 @@
 import torch
 from tilelang.backend.target import determine_target
 
-__all__ = ["HOPPER", "capability", "multiprocessors"]
+__all__ = ["BLACKWELL", "HOPPER", "capability", "multiprocessors"]
 
 # What tiles are tuned for first; meant where nothing is being compiled, in benchmarks and tests.
 HOPPER = 90
+BLACKWELL = 100
 
 
 def capability():

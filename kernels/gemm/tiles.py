@@ -14,7 +14,7 @@ ragged   rows that are no multiple of 16 bytes, loaded element by element: hardl
 
 from dataclasses import dataclass
 
-from tlmatrix_kernels.target import HOPPER
+from tlmatrix_kernels.target import BLACKWELL, HOPPER
 
 __all__ = ["SIZES", "Tiles", "gemm_tiles", "mixed_tiles", "size_for", "split_size", "split_tiles"]
 
@@ -73,6 +73,11 @@ MIXED_FLOATS = {
     "wide": Tiles(128, 128, 64, num_stages=4, threads=256),
     "narrow": Tiles(64, 128, 64, num_stages=4, threads=128),
 }
+# Blackwell multiplies them by mma.sync, whose operands are in registers too.
+MIXED_FLOATS_BLACKWELL = {
+    "wide": Tiles(64, 128, 64, num_stages=4, threads=256),
+    "narrow": Tiles(64, 64, 64, num_stages=4, threads=128),
+}
 MIXED_PREPARED = {
     "wide": Tiles(128, 128, 64, num_stages=3, threads=256),
     "narrow": Tiles(64, 64, 128, num_stages=3, threads=128),
@@ -105,7 +110,9 @@ def mixed_tiles(arch, size, *, product_dtype, prepared, whole_rows):
         return MIXED_AMPERE_PREPARED if prepared else MIXED_AMPERE
     if prepared:
         return MIXED_PREPARED[size]
-    return (MIXED_INTEGERS if product_dtype == "int8" else MIXED_FLOATS)[size]
+    if product_dtype == "int8":
+        return MIXED_INTEGERS[size]
+    return (MIXED_FLOATS if arch < BLACKWELL else MIXED_FLOATS_BLACKWELL)[size]
 
 
 def size_for(m, n, tiles, processors):

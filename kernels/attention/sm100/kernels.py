@@ -23,7 +23,7 @@ SM100_CONFIGS = PASS_CONFIGS | {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZ
 @tilelang.jit(pass_configs=SM100_CONFIGS)
 def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build a variant of the forward kernel: q, k, v to out and lse."""
-    tiles = tiles or sm100_tiles(variant, head_dim, head_dim_v)
+    tiles = tiles or sm100_tiles(variant, head_dim, head_dim_v, causal=causal, windowed=windowed)
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
 

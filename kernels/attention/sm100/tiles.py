@@ -22,7 +22,14 @@ class Sm100Tiles:
     part: int
 
 
-def sm100_tiles(variant: str, head_dim: int, head_dim_v: int) -> Sm100Tiles:
+def sm100_tiles(
+    variant: str,
+    head_dim: int,
+    head_dim_v: int,
+    *,
+    causal: bool = False,
+    windowed: bool = False,
+) -> Sm100Tiles:
     """Choose tiles: at most 227 KiB of shared memory and 512 columns of tensor memory.
 
     A tcgen05 product has 128 rows, the lanes of tensor memory. Shared memory holds q and out,
@@ -30,11 +37,14 @@ def sm100_tiles(variant: str, head_dim: int, head_dim_v: int) -> Sm100Tiles:
     192 KiB in all. Wider heads take fewer keys.
 
     In `ss` and `ts` 256 threads share the softmax. In `wasp` 128 do it, a warp loads, and a warp
-    issues products; a thread then holds a row of scores, and of wide sums a part.
+    issues products; a thread then holds a row of scores, and of wide sums a part. Beside 128 scores
+    the bounds of a mask find no registers (28 bytes spill, 200 with a window).
     """
     width_v = padded(head_dim_v)
     wide = max(padded(head_dim), width_v)
     keys = 128 if wide <= 128 else 64 if wide <= 192 else 32
+    if variant == "wasp" and causal:
+        keys = min(keys, 64 if windowed else 96)
     parts = (128, 96, 64, 32) if width_v <= 128 else (64, 32)
     part = next(part for part in parts if width_v % part == 0)
     if variant == "wasp":

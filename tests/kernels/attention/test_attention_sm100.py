@@ -147,11 +147,12 @@ def test_the_other_variants_do_not_fall_back(monkeypatch):
             sm100_attention(*inputs(20, 30), variant=variant)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_tiles_fit_shared_and_tensor_memory_at_every_head_dim(variant):
+def test_tiles_fit_shared_and_tensor_memory_at_every_head_dim(variant, causal):
     for head_dim in range(8, 257, 8):
         for head_dim_v in range(8, 257, 8):
-            tiles = sm100_tiles(variant, head_dim, head_dim_v)
+            tiles = sm100_tiles(variant, head_dim, head_dim_v, causal=causal)
             width, width_v = (-(-dim // 32) * 32 for dim in (head_dim, head_dim_v))
             rows = tiles.queries * (width + width_v)
             staged = tiles.stages * tiles.keys * (width + width_v)
