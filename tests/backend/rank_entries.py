@@ -38,6 +38,12 @@ def raising(a, b, rank):
     return all_gather_gemm(a, b)
 
 
+def waiting_alone(a, b, rank):
+    if rank == 1:
+        dist.barrier()
+    return all_gather_gemm(a, b)
+
+
 def hanging(a, b, rank):
     if rank == 1:
         time.sleep(1000)

@@ -96,17 +96,18 @@ def _misfits(
 
 
 def same_on_ranks(found: Iterable[tuple[int, Finding]], world: int) -> list[Finding]:
-    """Findings of ranks, each with its rank in the title; what ranks have in common is one."""
-    groups: dict[tuple[str, str | None, str], list[tuple[int, Finding]]] = {}
+    """Findings of ranks, each with its ranks in the title; those of one cause are one."""
+    groups: dict[tuple[str, str | None, str | None], dict[int, Finding]] = {}
     for rank, finding in found:
-        key = (finding.check, finding.tensor, finding.title)
-        groups.setdefault(key, []).append((rank, finding))
+        groups.setdefault(finding.cause, {}).setdefault(rank, finding)
     merged = []
     for group in groups.values():
-        ranks = [rank for rank, _ in group]
-        first = group[0][1]
-        title = f"{ranks_words(ranks, world)}: {first.title}"
-        merged.append(replace(first, title=title))
+        first = next(iter(group.values()))
+        title = f"{ranks_words(group, world)}: {first.title}"
+        others = [f"rank {r}: {each.title}" for r, each in group.items()]
+        alike = len({each.title for each in group.values()}) == 1
+        detail = "\n".join(filter(None, [first.detail, *(() if alike else others)]))
+        merged.append(replace(first, title=title, detail=detail or None))
     return merged
 
 

@@ -310,6 +310,7 @@ class _Judge:
             self._again,
             self._make_yardstick,
             deterministic=exact and self._deterministic,
+            in_a_row=self._execute.in_a_row if isinstance(self._execute, SeveralRanks) else None,
         )
 
 

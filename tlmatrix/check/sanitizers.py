@@ -100,10 +100,18 @@ class Watch:
         """The sanitizers that watch the run."""
         return self._wanted - {"nonfinite"}
 
-    def heard(self, problem: Problem, reports: Iterable[Report]) -> None:
-        """Take the reports of a run that was watched elsewhere, on several ranks."""
-        self._ownership = Ownership(self._spec, problem)
-        self._reports = [*self._reports, *reports]
+    @contextmanager
+    def watching_ranks(self, world: int) -> Iterator[None]:
+        """Kernels of simulated ranks called inside are watched.
+
+        Where there are several, their tensors are parts of the problem's: which rows belong to
+        which sequence only the spec can say.
+        """
+        problem = self._problem
+        if world > 1:
+            problem = replace(problem, dims={}, inputs={}, outputs={})
+        with self.watching(problem):
+            yield
 
     @property
     def stops(self) -> bool:

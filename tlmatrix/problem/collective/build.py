@@ -50,10 +50,10 @@ class Collective:
             "y",
             (row, col),
             torch_dtype(setting.dtype),
-            # A gather moves bits, and rounds nothing.
-            dtype.roundoff if setting.adds else 0.0,
+            # A gather rounds nothing, and a sum in float32 only once, as `lowp` does: beyond the
+            # order of the sum there is nothing for a floor to allow.
+            0.0,
             magnitude=lambda: self._sum(self.x.double().abs()),
-            # Nothing is rounded but the sum, in steps of at most float32, and at the end.
             spread=lambda: torch.zeros_like(self._exact),
             exponent=lambda: self._exact.new_zeros(()),
             arithmetic=None if setting.adds else 0.0,
