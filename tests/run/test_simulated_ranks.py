@@ -1,4 +1,4 @@
-"""A spec with the axis `world` on simulated ranks: each fault names its rank, what is right passes."""
+"""A spec on simulated ranks: each fault names its rank, and what is right passes."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ class _OnRank(InterpreterBackend):
     @contextmanager
     def active(self, turn: int = 0) -> Iterator[object]:  # noqa: ARG002
         """All ranks are in the backend already."""
-        yield
+        yield self
 
     def synchronize(self) -> None:
         """Wait for the rank's streams."""
