@@ -42,6 +42,7 @@ from tlmatrix_kernels.distributed import (
     gemm_reduce_scatter,
     reduce_scatter,
 )
+from tlmatrix_kernels.distributed.collectives import gather_single, reduce_scatter_single
 from tlmatrix_kernels.gemm import gemm
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _all_gather_gemm(context: Context, m: int, n: int, k: int, dtype: torch.dtyp
     whole = torch.empty(m, k, device="cuda", dtype=dtype)
 
     def gathered() -> torch.Tensor:
-        dist.all_gather_into_tensor(whole, a)
+        gather_single(whole, a)
         return whole
 
     def fused() -> torch.Tensor:
@@ -91,7 +92,7 @@ def _gemm_reduce_scatter(
     out = torch.empty(m // world, n, device="cuda", dtype=dtype)
 
     def scattered(x: torch.Tensor) -> torch.Tensor:
-        dist.reduce_scatter_tensor(out, x)
+        reduce_scatter_single(out, x)
         return out
 
     def fused() -> torch.Tensor:
@@ -115,7 +116,7 @@ def _all_gather(context: Context, m: int, n: int, _k: int, dtype: torch.dtype) -
     whole = torch.empty(m, n, device="cuda", dtype=dtype)
 
     def gathered() -> torch.Tensor:
-        dist.all_gather_into_tensor(whole, x)
+        gather_single(whole, x)
         return whole
 
     return {"nccl": gathered, "ours": lambda: all_gather(x, context=context)}
@@ -127,7 +128,7 @@ def _reduce_scatter(context: Context, m: int, n: int, _k: int, dtype: torch.dtyp
     out = torch.empty(m // context.world, n, device="cuda", dtype=dtype)
 
     def scattered() -> torch.Tensor:
-        dist.reduce_scatter_tensor(out, x)
+        reduce_scatter_single(out, x)
         return out
 
     return {"nccl": scattered, "ours": lambda: reduce_scatter(x, context=context)}

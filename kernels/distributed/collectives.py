@@ -6,7 +6,11 @@ import torch.distributed as dist
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.shares import shares
 
-__all__ = ["gathered", "scattered_sum"]
+__all__ = ["gather_single", "gathered", "reduce_scatter_single", "scattered_sum"]
+
+# What PyTorch 2.13 renames; earlier ones know only the second names.
+gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def gathered(x: torch.Tensor, rows: int, context: Context) -> torch.Tensor:
@@ -16,11 +20,11 @@ def gathered(x: torch.Tensor, rows: int, context: Context) -> torch.Tensor:
     x = x.contiguous()
     out = x.new_empty(rows, *x.shape[1:])
     if rows % context.world == 0:
-        dist.all_gather_into_tensor(out, x, group=context.group)
+        gather_single(out, x, group=context.group)
         return out
     padded = _padded(x, -(-rows // context.world))
     parts = x.new_empty(context.world, *padded.shape)
-    dist.all_gather_into_tensor(parts.flatten(0, 1), padded, group=context.group)
+    gather_single(parts.flatten(0, 1), padded, group=context.group)
     for part, (begin, end) in zip(parts, shares(rows, context.world), strict=True):
         out[begin:end] = part[: end - begin]
     return out
@@ -38,7 +42,7 @@ def scattered_sum(x: torch.Tensor, context: Context) -> torch.Tensor:
     else:
         whole = torch.cat([_padded(x[one:two], most) for one, two in shares(rows, world)])
     out = x.new_empty(most, *x.shape[1:])
-    dist.reduce_scatter_tensor(out, whole, group=context.group)
+    reduce_scatter_single(out, whole, group=context.group)
     return out[: end - begin]
 
 

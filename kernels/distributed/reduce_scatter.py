@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from tlmatrix_kernels.distributed.barriers import barrier
+from tlmatrix_kernels.distributed.collectives import reduce_scatter_single
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.pull import pull
@@ -79,7 +80,7 @@ def reduce_scatter_two_level(
     if count == 1:
         return out.copy_(sums.view(out.shape))
     mine = torch.empty(rows, columns, dtype=torch.float32, device=x.device)
-    dist.reduce_scatter_tensor(mine, sums.view(count * rows, columns), group=nodes)
+    reduce_scatter_single(mine, sums.view(count * rows, columns), group=nodes)
     return out.copy_(mine.view(out.shape))
 
 

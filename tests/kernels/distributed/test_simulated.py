@@ -1,0 +1,105 @@
+"""The operators on simulated ranks, beyond what specs say: nodes, and one context for all."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tlmatrix import simulate
+from tlmatrix_kernels.distributed import (
+    all_gather,
+    all_gather_gemm,
+    create_context,
+    gemm_reduce_scatter,
+    reduce_scatter,
+    reduce_scatter_two_level,
+)
+from tlmatrix_kernels.distributed.shares import share
+
+
+def signs(seed, *shape):
+    """Of -1, 0 and 1: sums are exact, so results are equal in every bit."""
+    source = torch.Generator().manual_seed(seed)
+    return torch.randint(-1, 2, shape, generator=source).half()
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1), (2, 2), (2, 4), (3, 2)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_row_is_summed_in_its_node_and_then_between_nodes(nodes, ranks, seed):
+    world = nodes * ranks
+
+    def program(rank):
+        inside = [dist.new_group(list(range(n * ranks, n * ranks + ranks))) for n in range(nodes)]
+        between = [dist.new_group(list(range(r, world, ranks))) for r in range(ranks)]
+        context = create_context(inside[rank // ranks])
+        assert (context.rank, context.world) == (rank % ranks, ranks)
+        right = []
+        for call in range(3):
+            x = signs(call, world, (call + 1) * world, 9)
+            out = reduce_scatter_two_level(x[rank], context=context, nodes=between[rank % ranks])
+            right.append(torch.equal(out, x.sum(0).chunk(world)[rank]))
+        return right
+
+    found = simulate(program, world=world, seed=seed, stragglers=True)
+    assert found.results == [[True] * 3] * world
+    assert not found.reports
+
+
+def calls(context, seed):
+    """What the calls of all operators, back to back on one context, got wrong."""
+    world, rank = context.world, context.rank
+    wrong = []
+    for call, (m, n, k) in enumerate([(5, 9, 8), (130, 24, 16), (1, 3, 5), (70, 129, 33)]):
+        a, b = signs(seed + call, m, k), signs(seed + call + 50, k, n)
+        terms_a, terms_b = signs(seed + call, world, m, k), signs(seed + call + 50, world, k, n)
+        begin, end = share(m, world, rank)
+        product = (terms_a.float() @ terms_b.float()).sum(0)[begin:end].half()
+        results = {
+            "gathered": (all_gather(a[begin:end], context=context, rows=m), a),
+            "product": (
+                all_gather_gemm(a[begin:end], b, context=context, m=m, overlap=True),
+                (a.float() @ b.float()).half(),
+            ),
+            "scattered": (
+                reduce_scatter(terms_a[rank], context=context),
+                terms_a.sum(0)[begin:end],
+            ),
+            "summed": (
+                gemm_reduce_scatter(terms_a[rank], terms_b[rank], context=context, overlap=True),
+                product,
+            ),
+        }
+        wrong += [
+            (call, name) for name, (got, want) in results.items() if not torch.equal(got, want)
+        ]
+    return wrong
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_operators_share_a_context_and_shapes_change_from_call_to_call(world, seed):
+    found = simulate(
+        lambda _: calls(create_context(), seed), world=world, seed=seed, stragglers=True
+    )
+    assert found.results == [[]] * world
+
+
+def test_counts_of_many_calls_pass_the_end_of_32_bits():
+    def program(rank):
+        context = create_context()
+        terms_a, terms_b = signs(0, 2, 6, 8), signs(1, 2, 8, 16)
+        right = []
+        for call in range(4):
+            if call == 2:  # as after some ten million calls
+                behind = 2**31 - 3 * 16 - 1
+                torch.cuda.synchronize()
+                dist.barrier()
+                flags = context.flags("gemm_reduce_scatter/done", 2).mine([2], torch.int32)
+                flags.add_(behind)
+                context.count("gemm_reduce_scatter", [behind] * 2)
+                dist.barrier()
+            out = gemm_reduce_scatter(terms_a[rank], terms_b[rank], context=context, overlap=True)
+            whole = (terms_a.float() @ terms_b.float()).sum(0).half()
+            right.append(torch.equal(out, whole[slice(*share(6, 2, rank))]))
+        return right
+
+    assert simulate(program, world=2, seed=0).results == [[True] * 4] * 2
