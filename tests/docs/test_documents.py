@@ -42,6 +42,10 @@ def test_stored_timings_read_as_the_document_shows(tmp_path, env):
     assert play(ROOT / "docs/bench.md", tmp_path, env) == 3
 
 
+def test_simulated_ranks_attend_to_a_split_sequence(tmp_path, env):
+    assert play(ROOT / "docs/sequence-attention.md", tmp_path, env) == 1
+
+
 def test_own_problems_judge_and_lint(tmp_path, env):
     assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 4
 

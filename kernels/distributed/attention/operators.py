@@ -121,9 +121,8 @@ def sequence_attention_varlen(
         cu_seqlens_q: [batch + 1] int32, the bounds of the *whole* sequences of queries, the same on
             every rank. Sequences may be empty, or shorter than there are ranks.
         cu_seqlens_k: the same of keys.
-        max_seqlen_q: at least the longest of the whole sequences, and a multiple of the number of
-            chunks (ranks, or twice that in zigzag order), so that a chunk of it is that of the
-            longest sequence or more. None takes the longest length.
+        max_seqlen_q: no *whole* sequence may be longer (that of a rank's shares, shorter by the
+            number of ranks, is refused); the longest length is taken if None.
         max_seqlen_k: the same of keys.
         context: as in `sequence_attention`, like the rest.
         causal: within its whole sequence, query i sees the keys ``j <= i + seqlen_k - seqlen_q``.

@@ -5,7 +5,6 @@ the rows which its share of them has. Every refusal is a ValueError that names t
 rule and the value it has.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,18 +91,19 @@ def check_dense_call(
     return Call(attention, order, rank, (whole_q,) * batch, (whole_k,) * batch, steps)
 
 
-def _check_max_seqlen(name: str, given, longest: int, sharding: Sharding) -> None:
+def _check_max_seqlen(name: str, given, lengths: Sequence[int], sharding: Sharding) -> None:
+    """A bound of the whole sequences; that of a rank's shares is the likely mistake."""
     if given is None:
         return
     if isinstance(given, bool) or not isinstance(given, int):
         _refuse(f"{name} must be an int or None, got {given!r}")
+    longest = max(lengths, default=0)
     if given < longest:
-        _refuse(f"{name} must be at least the longest sequence, {longest}, got {given}")
-    if given % sharding.chunks:
+        share = max(sharding.rows(longest, rank) for rank in range(sharding.world))
+        hint = f"; a rank has up to {share} of them" if given <= share else ""
         _refuse(
-            f"{name} must be a multiple of {sharding.chunks}, the chunks of {sharding.world} ranks "
-            f"in {sharding.order} order, got {given}; "
-            f"{math.ceil(given / sharding.chunks) * sharding.chunks} is"
+            f"{name} must be at least the longest of the whole sequences, {longest} rows over "
+            f"{sharding.world} ranks, got {given}{hint}"
         )
 
 
@@ -120,8 +120,8 @@ def check_packed_call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale
     )
     order = _sharding(sharding, world, steps)
-    _check_max_seqlen("max_seqlen_q", max_seqlen_q, max(lengths_q, default=0), order)
-    _check_max_seqlen("max_seqlen_k", max_seqlen_k, max(lengths_k, default=0), order)
+    _check_max_seqlen("max_seqlen_q", max_seqlen_q, lengths_q, order)
+    _check_max_seqlen("max_seqlen_k", max_seqlen_k, lengths_k, order)
     _check_share("q", q.shape[0], order, rank, lengths_q, "cu_seqlens_q")
     _check_share("k", k.shape[0], order, rank, lengths_k, "cu_seqlens_k")
     return Call(attention, order, rank, lengths_q, lengths_k, steps)

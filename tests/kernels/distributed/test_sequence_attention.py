@@ -117,10 +117,16 @@ REFUSED = [
     ({"sharding": "striped"}, "sharding must be one of contiguous, zigzag, got 'striped'"),
     ({"steps": 3}, "steps must be from 1 to the number of ranks, 2, got 3"),
     ({"steps": True}, "steps must be an int or None"),
-    ({"max_seqlen_q": 38}, "max_seqlen_q must be at least the longest sequence, 40, got 38"),
-    ({"max_seqlen_q": 42}, "max_seqlen_q must be a multiple of 4, .* got 42; 44 is"),
-    ({"max_seqlen_k": 30}, "max_seqlen_k must be at least the longest sequence, 36, got 30"),
-    ({"max_seqlen_k": 39}, "max_seqlen_k must be a multiple of 4, .* got 39; 40 is"),
+    (
+        {"max_seqlen_q": 38},
+        "max_seqlen_q must be at least the longest of the .* 40 rows .* got 38$",
+    ),
+    ({"max_seqlen_q": 20}, "got 20; a rank has up to 20 of them"),
+    (
+        {"max_seqlen_k": 30},
+        "max_seqlen_k must be at least the longest of the .* 36 rows .* got 30$",
+    ),
+    ({"max_seqlen_k": 18}, "over 2 ranks, got 18; a rank has up to 18 of them"),
     ({"max_seqlen_k": 40.0}, "max_seqlen_k must be an int or None"),
     ({"causal": 1}, "causal must be True or False"),
 ]
@@ -142,7 +148,7 @@ def test_bad_options_are_refused(options, words):
 
 def test_max_seqlen_may_be_given():
     case = Case.of("zigzag", 2, (40, 8), (36, 4), False)
-    options = {"max_seqlen_q": 40, "max_seqlen_k": 64}
+    options = {"max_seqlen_q": 40, "max_seqlen_k": 61}
     case.compare([calls[0] for calls in run_eagerly(2, program(case, None, **options))])
 
 
