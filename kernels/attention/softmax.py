@@ -88,11 +88,10 @@ def start(m, l, origin):
 def resume(acc, m, l, before, queries, query, head, scale, head_dim_v):
     """Go on from out and lse of other keys; a row that saw none of them has lse -inf."""
     rows, width = acc.shape
-    out, lse = before
     for i in T.Parallel(rows):
         m[i] = T.if_then_else(
             queries.holds(query + i),
-            lse[queries.statistic(head, query + i)] / scale,
+            before[1][queries.statistic(head, query + i)] / scale,
             -T.infinity("float32"),
         )
     for i in T.Parallel(rows):
@@ -100,7 +99,7 @@ def resume(acc, m, l, before, queries, query, head, scale, head_dim_v):
     for i, d in T.Parallel(rows, width):
         acc[i, d] = T.if_then_else(
             T.And(queries.holds(query + i), d < head_dim_v),
-            out[queries.index(head, query + i, d)],
+            before[0][queries.index(head, query + i, d)],
             0.0,
         )
 
