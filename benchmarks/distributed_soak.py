@@ -5,7 +5,8 @@
 Every operator of several ranks, in a random order that all ranks share, with random shapes, on one
 context. A random rank is often late by up to some milliseconds, on its main stream, before the call
 or behind it. Nothing synchronises but every 250th call, which says how many were wrong. Factors are
--1, 0 and 1, so all sums are exact and every result must be equal in every bit.
+-1, 0 and 1, so sums are exact and results must be equal in every bit; those of attention and their
+gradients, within 0.02 of what PyTorch's attention of the gathered keys gives.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tlmatrix_kernels.distributed import (
     reduce_scatter,
     reduce_scatter_two_level,
 )
+from tlmatrix_kernels.distributed.attention import sequence_attention
+from tlmatrix_kernels.distributed.attention.reference import gathered_attention
 from tlmatrix_kernels.distributed.shares import share
 
 PIECE = 250
@@ -83,7 +86,29 @@ def _gemm_scatter(
     return out != whole[slice(*share(m, context.world, context.rank))]
 
 
+def _attention(context: Context, m: int, n: int, k: int, source: torch.Generator) -> torch.Tensor:
+    """Forward and backward; causal or not and sharding by the shape."""
+    rows = 2 * (m % 190 + 1)
+    shape = (context.world, 1, rows, 4, 64)
+    q, keys, values = (
+        torch.randn(shape, generator=source, device="cuda").half()[context.rank] for _ in range(3)
+    )
+    options = {"causal": n % 2 == 0, "sharding": "zigzag" if k % 2 == 0 else "contiguous"}
+    results = []
+    for entry in (sequence_attention, gathered_attention):
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in (q, keys, values)]
+        out = entry(*leaves, context=context, **options)[0]
+        out.backward(q)
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    wrong = [
+        ~((got.float() - want.float()).abs() <= 0.02 + 0.02 * want.float().abs()).flatten()
+        for got, want in zip(*results, strict=True)
+    ]
+    return torch.cat(wrong)
+
+
 CHECKS: dict[str, Any] = {
+    "sequence_attention": _attention,
     "all_gather": _gather,
     "reduce_scatter": _scatter,
     "reduce_scatter_two_level": _levels,
