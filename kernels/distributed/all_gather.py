@@ -12,7 +12,7 @@ __all__ = ["all_gather"]
 
 
 def all_gather(x: torch.Tensor, *, context: Context, rows: int | None = None) -> torch.Tensor:
-    """The rows of all ranks, in the order of ranks.
+    """The rows of all ranks, in the order of ranks. May be captured to a CUDA graph.
 
     Args:
         x: [my rows, ...], of one dtype on all ranks.
@@ -40,14 +40,15 @@ def all_gather(x: torch.Tensor, *, context: Context, rows: int | None = None) ->
     epoch = context.begin("all_gather")
     most = -(-rows // world) * out[0].numel() * out.element_size()
     buffer = context.buffer(f"all_gather/{epoch % 2}", most)
-    buffer.mine(x.shape, x.dtype).copy_(x)
-    barrier(buffer)
-    side = context.side()
-    with torch.cuda.stream(side):
-        pull(
-            [peer for peer in arrivals(rank, world) if parts[peer].numel() > 0],
-            source=lambda peer: buffer.on(peer, parts[peer].shape, x.dtype),
-            target=lambda peer: parts[peer],
-        )
-    torch.cuda.current_stream().wait_stream(side)
+    with context.using(buffer):
+        buffer.mine(x.shape, x.dtype).copy_(x)
+        barrier(buffer)
+        side = context.side()
+        with torch.cuda.stream(side):
+            pull(
+                [peer for peer in arrivals(rank, world) if parts[peer].numel() > 0],
+                source=lambda peer: buffer.on(peer, parts[peer].shape, x.dtype),
+                target=lambda peer: parts[peer],
+            )
+        torch.cuda.current_stream().wait_stream(side)
     return out

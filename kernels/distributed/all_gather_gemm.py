@@ -54,13 +54,20 @@ def all_gather_gemm(
 
     Raises:
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
+        RuntimeError: `overlap` while a CUDA graph is captured.
     """
     check_dtypes(a, b)
     _, n, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     m = check_rows("a", a.shape[0], m, context, "m")
     if overlap is None:
-        overlap = overlap_pays("all_gather_gemm", context.world, m, n, k)
+        pays = overlap_pays("all_gather_gemm", context.world, m, n, k)
+        overlap = pays and not context.capturing()
+    if overlap and context.capturing():
+        raise RuntimeError(
+            "overlap=True cannot be captured to a graph, whose replays would wait for the epoch of "
+            "the capture: use overlap=False"
+        )
     if not overlap or context.world == 1:
         whole = gathered(a, m, context)
         return gemm(whole, b, transpose_b=transpose_b, out_dtype=out_dtype)

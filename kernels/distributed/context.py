@@ -1,5 +1,8 @@
 """What the operators of several ranks keep from call to call: buffers, flags, a stream, epochs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -11,6 +14,7 @@ __all__ = ["Context", "create_context"]
 
 SMALLEST = 1 << 16
 """Bytes of the smallest buffer: growing costs a synchronisation."""
+_GRAPH_CHANNEL = 1
 
 
 class Context:
@@ -55,7 +59,7 @@ class Context:
 
         Where the caller's stream is another than in the last call, it waits for that one.
         """
-        if self.world > 1:
+        if self.world > 1 and not self.capturing():  # a graph waits for nothing outside of it
             stream = torch.cuda.current_stream()
             if self._last is not None and self._last != stream:
                 stream.wait_stream(self._last)
@@ -82,15 +86,41 @@ class Context:
         self._stream.wait_stream(torch.cuda.current_stream())
         return self._stream
 
+    def capturing(self) -> bool:
+        """Whether the current stream is being captured to a CUDA graph."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    @contextmanager
+    def using(self, buffer: SymmetricBuffer) -> Iterator[None]:
+        """Around what a call does with a buffer, so that it may be captured to a CUDA graph.
+
+        Replays of a graph do not take turns: all use the half that was captured. So a graph has
+        barriers of its own, before the half is written and behind its last reader.
+        """
+        captured = self.capturing()
+        if captured:
+            barrier(buffer, _GRAPH_CHANNEL)
+        yield
+        if captured:
+            barrier(buffer, _GRAPH_CHANNEL)
+
     def buffer(self, name: str, size: int) -> SymmetricBuffer:
         """The symmetric buffer of that name, of at least `size` bytes; contents are not kept.
 
         All ranks ask for the same sizes. Growing waits for all ranks and for the device, so that
         nobody reads what is given up.
+
+        Raises:
+            RuntimeError: it is to grow while a graph is captured.
         """
         old = self._buffers.get(name)
         if old is not None and old.storage.numel() >= size:
             return old
+        if self.capturing():
+            raise RuntimeError(
+                f"buffer {name!r} is to grow to {size} bytes while a graph is captured: "
+                "call the operator twice with such shapes before"
+            )
         if old is not None:
             barrier(old)
             synchronize(self.device)

@@ -61,13 +61,20 @@ def gemm_reduce_scatter(
 
     Raises:
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
+        RuntimeError: `overlap` while a CUDA graph is captured.
     """
     check_dtypes(a, b)
     m, n, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     check_bias(bias, n, a.device)
     if overlap is None:
-        overlap = overlap_pays("gemm_reduce_scatter", context.world, m, n, k)
+        pays = overlap_pays("gemm_reduce_scatter", context.world, m, n, k)
+        overlap = pays and not context.capturing()
+    if overlap and context.capturing():
+        raise RuntimeError(
+            "overlap=True cannot be captured to a graph, whose replays would wait for the epoch of "
+            "the capture: use overlap=False"
+        )
     if not overlap or context.world == 1:
         parts = gemm(a, b, transpose_b=transpose_b, out_dtype=out_dtype)
         out = scattered_sum(parts, context)

@@ -16,7 +16,7 @@ __all__ = ["reduce_scatter", "reduce_scatter_two_level"]
 
 
 def reduce_scatter(x: torch.Tensor, *, context: Context) -> torch.Tensor:
-    """This rank's share of the rows of the sum over ranks.
+    """This rank's share of the rows of the sum over ranks. May be captured to a CUDA graph.
 
     Sums are float32, in the order of the ring, and rounded once: equal inputs give equal bits.
 
@@ -95,13 +95,14 @@ def _reduce(
         return
     epoch = context.begin("reduce_scatter")
     buffer = context.buffer(f"reduce_scatter/{epoch % 2}", x.numel() * x.element_size())
-    buffer.mine(x.shape, x.dtype).copy_(x)
-    barrier(buffer)
-    for (begin, end), target in zip(ranges, out, strict=True):
-        parts = x.new_empty(world - 1, end - begin, x.shape[1])
-        if parts.numel() > 0:
-            _pull_rows(buffer, x, begin, parts, rank)
-            add_in_ring_order(parts, x[begin:end], None, target)
+    with context.using(buffer):
+        buffer.mine(x.shape, x.dtype).copy_(x)
+        barrier(buffer)
+        for (begin, end), target in zip(ranges, out, strict=True):
+            parts = x.new_empty(world - 1, end - begin, x.shape[1])
+            if parts.numel() > 0:
+                _pull_rows(buffer, x, begin, parts, rank)
+                add_in_ring_order(parts, x[begin:end], None, target)
 
 
 def _pull_rows(

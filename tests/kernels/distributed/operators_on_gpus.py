@@ -3,6 +3,7 @@
 import torch
 
 from tlmatrix_kernels.distributed import (
+    all_gather,
     all_gather_gemm,
     gemm_reduce_scatter,
     reduce_scatter,
@@ -103,3 +104,45 @@ def large_products_right_and_the_same_twice(context):
     whole = (a.double() @ b.double()).sum(0)
     assert _close(outs[0], whole[slice(*share(m, world, rank))], dtype)
     assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+def graphs_replay_with_new_data(context):
+    """all_gather, reduce_scatter and the products without overlap, captured once."""
+    world, rank = context.world, context.rank
+    source = torch.Generator(device="cuda").manual_seed(13)
+    x, terms = (torch.zeros(shape, device="cuda").half() for shape in ((33, 64), (64, 40)))
+    a, b = (torch.zeros(shape, device="cuda").half() for shape in ((32, 64), (64, 48)))
+
+    def calls():
+        return (
+            all_gather(x, context=context),
+            reduce_scatter(terms, context=context),
+            all_gather_gemm(a, b, context=context, overlap=False),
+        )
+
+    for _ in range(3):
+        calls()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gathered, scattered, product = calls()
+    right = []
+    for turn in range(50):
+        if turn % 3 == rank:
+            torch.cuda._sleep(1_000_000)
+        whole = _random((world, 33, 64), torch.float16, source)
+        everywhere = _random((world, 64, 40), torch.float16, source)
+        rows, columns = (_random(s, torch.float16, source) for s in ((world, 32, 64), (64, 48)))
+        x.copy_(whole[rank])
+        terms.copy_(everywhere[rank])
+        a.copy_(rows[rank])
+        b.copy_(columns)
+        graph.replay()
+        right.append((gathered == whole.flatten(0, 1)).all())
+        wanted = everywhere.double().sum(0)[slice(*share(64, world, rank))]
+        right.append(_close(scattered, wanted, torch.float16))
+        wanted = rows.flatten(0, 1).double() @ columns.double()
+        right.append(_close(product, wanted, torch.float16))
+        if turn % 5 == 0:  # between replays, calls as ever
+            right.append((all_gather(x, context=context) == whole.flatten(0, 1)).all())
+    assert torch.stack(right).all(), [i for i, each in enumerate(right) if not each]

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from tlmatrix_kernels.distributed import all_gather, create_context
+from tlmatrix_kernels.distributed import (
+    all_gather,
+    all_gather_gemm,
+    create_context,
+    gemm_reduce_scatter,
+)
 from tlmatrix_kernels.distributed.pull import arrivals, signed
 
 
@@ -72,3 +77,15 @@ def test_counts_pass_to_kernels_by_their_low_32_bits():
     assert signed(2**31) == -(2**31)
     assert signed(2**32 + 3) == 3
     assert signed(2**32 - 1) == -1
+
+
+def test_what_a_graph_cannot_hold_is_refused(context, monkeypatch):
+    context.buffer("a", 100)
+    monkeypatch.setattr(type(context), "capturing", lambda self: True)
+    context.buffer("a", 100)
+    with pytest.raises(RuntimeError, match=r"buffer 'a' is to grow to 65537 bytes while a graph"):
+        context.buffer("a", 65537)
+    a = torch.zeros(8, 8, dtype=torch.float16)
+    for operator in (all_gather_gemm, gemm_reduce_scatter):
+        with pytest.raises(RuntimeError, match=r"captured .*: use overlap=False"):
+            operator(a, a, context=context, overlap=True)

@@ -37,6 +37,7 @@ def test_ranks_see_in_order_what_others_did(job, world):
         operators_on_gpus.products_whose_parts_travel,
         operators_on_gpus.sums_over_ranks,
         operators_on_gpus.large_products_right_and_the_same_twice,
+        operators_on_gpus.graphs_replay_with_new_data,
     ],
     ids=lambda job: job.__name__,
 )

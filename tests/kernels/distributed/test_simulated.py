@@ -81,6 +81,7 @@ def test_operators_share_a_context_and_shapes_change_from_call_to_call(world, se
         lambda _: calls(create_context(), seed), world=world, seed=seed, stragglers=True
     )
     assert found.results == [[]] * world
+    assert not found.reports
 
 
 def test_counts_of_many_calls_pass_the_end_of_32_bits():
