@@ -6,6 +6,7 @@ from fuzz_worlds import packed_cases, packed_spec, rows_cases, rows_spec
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.search import fuzz_spec, shrunk_failure
+from tlmatrix.interpreter import intercept, kernel
 from tlmatrix.matrix import Case
 from tlmatrix.run.result import Status
 
@@ -153,3 +154,25 @@ def test_nothing_is_written_where_a_search_runs(tmp_path, runner, monkeypatch):
     monkeypatch.chdir(folder)
     _search(spec, runner, rows_cases(spec), examples=20)
     assert not list(folder.iterdir())
+
+
+def test_kernels_are_traced_once_whatever_the_lengths(tmp_path, runner, monkeypatch):
+    made = []
+    generate = kernel.generate
+
+    def counted(func, **options):
+        made.append(options)
+        return generate(func, **options)
+
+    for module in (kernel, intercept):
+        monkeypatch.setattr(module, "generate", counted)
+    spec = packed_spec(tmp_path, "right")
+    one = {axis: values[0] for axis, values in spec.axes.items()}
+    cases = packed_cases(spec).map(
+        lambda case: Case("packed", one | {"seqlens": case.values["seqlens"]}, "fuzz")
+    )
+    _search(spec, runner, cases, examples=5)
+    begun = len(made)
+    report, results = _search(spec, runner, cases, examples=25, seed=2)
+    assert report.examples == len(results) == 25
+    assert 0 < begun == len(made)

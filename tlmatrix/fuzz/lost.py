@@ -32,7 +32,8 @@ __all__ = ["Children", "Lost", "crashed", "forked", "live", "shrunk_lost", "time
 _START = 120.0
 """Seconds that a child may take until it is ready."""
 _GRACE = 5
-"""Seconds after which a child ends itself, should nobody be left to end it."""
+"""Seconds that the end of a process may take; and after which a child whose time is up ends itself,
+should nobody be left to end it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Children:
         told = self._hear(limit)
         if isinstance(told, CaseResult):
             return told
+        if told == "gone":
+            process.join(_GRACE)  # Its line is closed first, and then there is an exit code.
         self.end()
         return timed_out(blank) if told == "late" else crashed(blank, process.exitcode)
 
@@ -108,7 +111,6 @@ class Children:
         if self._child is not None:
             process, line = self._child
             line.close()
-            process.join(0.2)  # One that crashed has an exit code of its own.
             process.kill()
             process.join()
             self._child = None
