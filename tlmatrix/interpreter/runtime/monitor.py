@@ -119,6 +119,7 @@ class Monitor:
         self._released: dict[tuple[Any, ...], set[int]] = {}
         self._acquired: set[int] = set()
         self._stretches: Stretches | None = None
+        self._noted: dict[tuple[int, str, int, int], Seen] = {}
         self._boundaries: dict[str, Boundaries] = {}
         self._declared: dict[str, Declared] = {}
         self._blank: dict[str, Array] = {}
@@ -214,12 +215,16 @@ class Monitor:
         world = here.world()
         if world is None or world.running is None:
             return
-        task, how = world.running, self._watch.sites[site]
-        file, line = (how.location.file, how.location.line) if how.location is not None else ("", 0)
-        scope = "gpu" if action == "atomic" or how.orders else ""
-        what = f"kernel {self._program.name}"
-        seen = Seen.of(task, action, file, line, what, scope)
-        view.note(place, replace(seen, block=self.block), task, name)
+        task = world.running
+        key = site, action, task.agent, task.clock.get(task.agent, 0)
+        seen = self._noted.get(key)
+        if seen is None:
+            how = self._watch.sites[site]
+            at = (how.location.file, how.location.line) if how.location is not None else ("", 0)
+            scope = "gpu" if action == "atomic" or how.orders else ""
+            what = f"kernel {self._program.name}"
+            seen = self._noted[key] = Seen.of(task, action, *at, what, scope)
+        view.note(place, seen, task, name)
 
     def _packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:
         declared = self._declared.get(name)
