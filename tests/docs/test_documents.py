@@ -54,6 +54,10 @@ def test_regressions_are_replayed_and_retired(tmp_path, env):
     assert play(ROOT / "docs/regressions.md", tmp_path, env) == 3
 
 
+def test_a_program_of_several_ranks_runs_and_its_bugs_are_told(tmp_path, env):
+    assert play(ROOT / "docs/ranks.md", tmp_path, env) == 3
+
+
 @pytest.mark.parametrize(
     ("document", "commands"), [("README.md", 4), ("docs/explain.md", 2), ("docs/fuzzing.md", 1)]
 )

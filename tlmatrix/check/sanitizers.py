@@ -260,7 +260,8 @@ def _hint(report: Report) -> str | None:
 
 def _told(report: Report, *, line: bool = True) -> str:
     """A report in one line."""
-    place = f" at {_source(report)}, in kernel {report.kernel}" if line else ""
+    kernel = f", in kernel {report.kernel}" if report.kernel else ""
+    place = f" at {_source(report)}{kernel}" if line else ""
     against = f", against {_against(report)}" if report.other is not None else ""
     message = report.message.split("\n", 1)[0]
     return f"{report.sanitizer}: {message}{place}{against}"

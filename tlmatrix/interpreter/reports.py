@@ -100,7 +100,7 @@ class Report:
 
     Attributes:
         sanitizer: its name in `SANITIZERS`.
-        kernel: the kernel's name.
+        kernel: the kernel's name; empty of what no kernel does: a copy between ranks.
         file: the Python file of the access.
         line: its line.
         buffer: the user's name of the buffer.
@@ -129,11 +129,12 @@ class Report:
     def __str__(self) -> str:
         block = f", block {self.block}" if self.block is not None else ""
         block += f", on rank {self.rank}" if self.rank is not None else ""
+        kernel = f", in kernel {self.kernel}" if self.kernel else ""
         other = f"\n  against a {self.other}" if self.other is not None else ""
         again = f"\n  and {self.count - 1} more like it" if self.count > 1 else ""
         return (
             f"{self.sanitizer}: {self.message}\n"
-            f"  at {self.file}:{self.line}, in kernel {self.kernel}{block}{other}{again}"
+            f"  at {self.file}:{self.line}{kernel}{block}{other}{again}"
         )
 
 

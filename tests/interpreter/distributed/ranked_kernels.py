@@ -148,6 +148,60 @@ def post_tiles(blocks, n=64, early=False, counted=None):
 
 
 @tilelang.jit(out_idx=[])
+def locked():
+    """Functions of the user's own: a lock around a sum that is no atomic."""
+
+    @T.prim_func
+    def locked(lock: T.Tensor((1,), "int32"), total: T.Tensor((1,), "int32")):
+        with T.Kernel(6, threads=32) as bx:
+            T.call_extern("int32", "test_acquire", T.address_of(lock[0]))
+            before = T.alloc_var("int32")
+            before = total[0]
+            total[0] = before + T.call_extern("int32", "test_double", bx)
+            T.call_extern("handle", "test_release", T.address_of(lock[0]))
+
+    return locked
+
+
+@tilelang.jit(out_idx=[])
+def unknown():
+    """Calls what nobody models."""
+
+    @T.prim_func
+    def unknown(x: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            x[0] = T.call_extern("int32", "test_unknown", 1)
+
+    return unknown
+
+
+@tilelang.jit(out_idx=[])
+def roles_and_flags():
+    """A flag in a kernel whose threads do different things."""
+
+    @T.prim_func
+    def roles_and_flags(x: T.Tensor((64,), "int32"), flags: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=64) as _:
+            x[T.get_thread_binding()] = 1
+            T.call_extern("int32", "tlm_wait_ge_acquire_sys", T.address_of(flags[0]), 1)
+
+    return roles_and_flags
+
+
+@tilelang.jit(out_idx=[])
+def spin_atomically():
+    """Spins on a flag with TileLang's own atomic load."""
+
+    @T.prim_func
+    def spin_atomically(flags: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            while T.atomic_load(flags[0], memory_order="acquire") < 1:
+                T.evaluate(0)
+
+    return spin_atomically
+
+
+@tilelang.jit(out_idx=[])
 def wait_alone():
     """Waits for a flag, and does nothing else: what comes behind it on the stream reads."""
 

@@ -50,7 +50,7 @@ def deadlock(world: World) -> DeadlockError:
     error = DeadlockError("\n".join(lines))
     first = min(waiting, key=_weight, default=None)
     if first is not None:
-        error.report = _report(world, first, waiting, lines)  # type: ignore[attr-defined]
+        error.report = _report(world, first, lines)  # type: ignore[attr-defined]
     return error
 
 
@@ -62,7 +62,7 @@ def _blocks(kernel: str, tasks: list[Task]) -> str:
     return f", kernel {kernel}, block{'s' * (len(indices) > 1)} {shown}"
 
 
-def _report(world: World, task: Task, waiting: list[Task], lines: list[str]) -> Report:
+def _report(world: World, task: Task, lines: list[str]) -> Report:
     file, line = task.place()
     request = task.request
     name, index = "", tuple[int, ...]()
@@ -75,16 +75,18 @@ def _report(world: World, task: Task, waiting: list[Task], lines: list[str]) -> 
     other = None
     if last is not None:
         other = Party(None, *last.place, "write", who=last.who)
-    del waiting
+    assert request is not None
+    why = "".join(f"; {text}" for text in request.why())
+    first = f"{task.name}{_blocks(task.kernel, [task])} waits {request.describe()}{why}"
     return Report(
         "barriers",
-        task.kernel or "none",
+        task.kernel,
         file,
         line,
         name,
         index,
         getattr(task, "index", None),
-        "\n  ".join(line.strip() if k == 0 else line for k, line in enumerate(lines)),
+        "\n".join([f"{first}; nobody can go on", *lines[1:]]),
         other,
         rank=task.rank,
     )

@@ -117,11 +117,12 @@ class Races:
         of = f"{name} ({storage})" if storage and name != "a tensor" else storage or name
         spelled = f"elements [{box}] of {of}" if box else of
         text = (
-            f"{spelled} {'are' if box else 'is'} {seen}, and before {old}, with nothing to order "
-            f"the two{self._advice(old, seen, task)}"
+            f"{spelled} {'are' if box else 'is'} {old}, then {seen}, and nothing orders the two"
+            f"{self._advice(old, seen, task)}"
         )
         party = Party(old.block, old.file, old.line, old.action, old.who)
-        kernel = task.kernel or seen.what
+        kernel = seen.what.removeprefix("kernel ") if seen.what.startswith("kernel ") else ""
+        kernel = task.kernel or kernel
         self._found[key] = Report(
             "races",
             kernel,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tlmatrix.interpreter.errors import DeadlockError
+from tlmatrix.interpreter.distributed import here
+from tlmatrix.interpreter.errors import DeadlockError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,12 @@ def stuck(*, moving: bool) -> bool:
         moving: whether this rank did something since its last turn.
     """
     world = _local.world
+    if here.world() is not None:
+        raise Unsupported(
+            "a kernel spins on a flag that only another stream or rank can raise, with an atomic "
+            "load; under simulate() the interpreter models waits by tlm_wait_* and tlm_load_* "
+            "(kernels/distributed/signals.py), in kernels whose threads play no roles"
+        )
     if world is None:
         return False
     with world.condition:
