@@ -84,21 +84,24 @@ class Fetch:
 
     def __init__(self, plan: Plan, rows: Sequence[int], own: Pair, context: Context) -> None:
         """`rows` are those of keys that each rank has, `own` k and v of this one."""
-        self._plan, self._own = plan, own
+        self._plan, self._own, self._rows = plan, own, tuple(rows)
         self._events: list[torch.cuda.Event] = []
         self._side: torch.cuda.Stream | None = None
         if context.world == 1:
             return
-        epoch, dtype, room = context.begin(OPERATOR), own.k.dtype, max(rows)
-        buffer = context.buffer(f"{OPERATOR}/{epoch % 2}", max(_bytes(own, room, dtype), 1))
-        self._peers = [
-            _on(buffer, peer, own, count, room, dtype) for peer, count in enumerate(rows)
-        ]
+        epoch = context.begin(OPERATOR)
+        size = max(_bytes(own, max(rows), own.k.dtype), 1)
+        self._buffer = context.buffer(f"{OPERATOR}/{epoch % 2}", size)
         self._memory = Pair(*(t.new_empty((plan.fetched, *t.shape[1:])) for t in (own.k, own.v)))
         self._side = context.side()
         with torch.cuda.stream(self._side):
-            self._peers[context.rank].copy_(own)
-            barrier(buffer)
+            self._of(context.rank).copy_(own)
+            barrier(self._buffer)
+
+    def _of(self, rank: int) -> Pair:
+        """The keys of a rank in its symmetric memory."""
+        dtype = self._own.k.dtype
+        return _on(self._buffer, rank, self._own, self._rows[rank], max(self._rows), dtype)
 
     def pull(self) -> None:
         """Enqueue the pulls of all steps, with an event behind each."""
@@ -107,8 +110,9 @@ class Fetch:
         with torch.cuda.stream(self._side):
             for number, step in enumerate(self._plan.steps[1:], 1):
                 target = self._memory.rows(self._plan.first_row(number), step.rows)
+                owners = {owner: self._of(owner) for owner in step.ranks} if step.rows else {}
                 for owner, source, row, count in copies(step):
-                    target.rows(row, count).copy_(self._peers[owner].rows(source, count))
+                    target.rows(row, count).copy_(owners[owner].rows(source, count))
                 event = torch.cuda.Event()
                 event.record(self._side)
                 self._events.append(event)
