@@ -103,6 +103,17 @@ def stale_when_called_again(x, *, context):
     return gathered(mine)
 
 
+def too_small_for_more(x, *, context):
+    """A buffer of the context that is made for the first call, and never grows."""
+    y = gathered(x)
+    if context.last is None:
+        context.last = torch.empty_like(y)
+    room = context.last
+    count = min(len(room), len(y))
+    room[:count] = y[:count]
+    return torch.cat([room[:count], torch.zeros_like(y[count:])]).clone()
+
+
 def differing(x, rank):
     y = gathered(x)
     if rank == 1 and y.numel():

@@ -116,6 +116,14 @@ def test_state_that_outlives_a_call_is_found_by_calls_in_a_row_on_one_context(ru
     assert {each.check for each in found} == {"repeat"}
 
 
+def test_a_context_must_fit_the_shapes_of_later_calls(runner):
+    found = findings(runner, COLLECTIVE + CONTEXT, "too_small_for_more")
+    # Of rows 12 and 25, only a longer call after a shorter one shows it.
+    assert {(each.check, each.tensor) for each in found} == {("repeat", "y")}
+    assert all(each.title.startswith("other_shapes: ") for each in found)
+    assert any("a call with rows=25 came between" in each.detail for each in found)
+
+
 def test_sums_in_low_precision_are_found(runner):
     text = COLLECTIVE + "tolerance: {default: {factor: 1.25}}\n"
     options = {"operation": "reduce_scatter", "world": 8}

@@ -95,6 +95,8 @@ def check_relation(
                 name for name in names if name and _same(mine[name], results[number].get(name))
             ]
             because = _data_or_state(stale, steady=not differing)
+            if relation.name != "repeat":
+                because = f"{relation.because}\n{because}"
         found += [_named(finding, relation, because) for finding in wrong]
     return found
 

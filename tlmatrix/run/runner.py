@@ -306,11 +306,16 @@ class Runner:
             takes = bound.binding.parameters
             return reject_problem(spec, case, _reject_of(spec, case), make, takes)
         from tlmatrix.problem.laws import with_properties
-        from tlmatrix.problem.sharding.whole import shared_out
 
         seed = case_seed(case, self.seed)
         made = with_properties(spec, bound.family, make(case.values), seed, self._environment())
-        return shared_out(spec, made)
+        if not has_ranks(spec):
+            return made
+        from tlmatrix.problem.sharding.whole import shared_out
+        from tlmatrix.run.shapes import with_other_shapes
+
+        whole = shared_out(spec, made)
+        return with_other_shapes(spec, case, whole, bound.family, seed, self.backend.device)
 
     def _with_agreements(
         self, bound: _Bound, spec: Spec, case: Case, problem: Problem, watch: _Watch
