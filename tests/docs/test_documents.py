@@ -50,6 +50,10 @@ def test_own_problems_judge_and_lint(tmp_path, env):
     assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 4
 
 
+def test_an_operator_of_several_ranks_is_tested_and_a_fault_names_its_rank(tmp_path, env):
+    assert play(ROOT / "docs/several-gpus.md", tmp_path, env) == 2
+
+
 def test_regressions_are_replayed_and_retired(tmp_path, env):
     assert play(ROOT / "docs/regressions.md", tmp_path, env) == 3
 

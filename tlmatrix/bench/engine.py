@@ -21,6 +21,7 @@ from tlmatrix.run.faults import fault_finding
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.models import DeclaredProblem
+from tlmatrix.spec.sharding import has_ranks
 from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def bench(
         refuse_unknown_axes(bind(spec, backend, roots=roots), family)
     except ArchitectureError as error:
         reason = str(error)
+    if has_ranks(spec):
+        reason = "several ranks are not timed here: this process has one GPU"
     configs = _configs(spec) if sweep else ()
     pairs = [(case, config) for case in cases for config in ({}, *configs)]
     if machine.warm is not None and len(pairs) > 1 and not reason:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.commands.cases import named_case, raw_index
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.spec.sharding import has_ranks
 
 if TYPE_CHECKING:
     import argparse
@@ -70,7 +71,10 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
     try:
         explanation = _followed(session, arguments, outputs.get(name), index)
     except NotMadeError as error:
-        print(f"{error}\n{_others(session)}")
+        if has_ranks(spec):
+            print("not followed: kernels of several ranks write it, each a part")
+        else:
+            print(f"{error}\n{_others(session)}")
     except Unsupported as error:
         print(f"not followed: {error}")
     except ValueError as error:

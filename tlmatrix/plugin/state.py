@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["State", "close_state", "set_state", "shown_path", "state_of"]
 
+RANK_SECONDS = 120.0
+"""How long the ranks of a case may take for a call, where the case itself may take longer."""
+
 _KEY = pytest.StashKey["State"]()
 _WIDEST = 120
 """Lines of prose longer than this are hard to read on any terminal."""
@@ -216,10 +219,17 @@ class State:
                 roots=(self.config.rootpath,),
                 asked=self.backend,
                 coverage=self.coverage != "off",
+                rank_seconds=self._rank_seconds(),
                 strict=self.unsupported == "fail",
             )
             self._runner.prepare()
         return self._runner
+
+    def _rank_seconds(self) -> float:
+        """Ranks that hang are to be told before their case runs out of time."""
+        own = self.config.getoption("timeout", None) or self.config.getini("timeout")
+        allowed = float(own or self.project.timeout or 0)
+        return min(RANK_SECONDS, 0.6 * allowed) if allowed else RANK_SECONDS
 
     def describe(self, result: CaseResult) -> str:
         """A case as pytest prints it: the first finding, and of others the title; `-v` for all."""

@@ -208,6 +208,9 @@ class Family(Protocol):
     A family may have an attribute `axes`, the names of all axes that it reads. With it, an axis
     that neither the family nor the entry takes is an error; without it, nobody can tell.
 
+    It may have `tensors`, the names of all that a case may have, results among them: `shards` of
+    others are errors then.
+
     It may have `optional`, those of `tlmatrix.spec.fields.OPTIONAL_AXES` that it reads: a case may
     have them though its spec does not. `cotangents` is whether its problems may have any (True).
     """

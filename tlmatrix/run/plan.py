@@ -10,6 +10,7 @@ from tlmatrix.matrix import expand, expired, reject_cases
 from tlmatrix.problem import family_for
 from tlmatrix.problem.laws import lint_properties
 from tlmatrix.problem.optional import lint_optional
+from tlmatrix.problem.sharding.lint import lint_shards
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.words import suggestion
 
@@ -68,6 +69,7 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
         *family.lint(spec),
         *lint_optional(spec, family),
         *lint_properties(spec, family),
+        *lint_shards(spec, family),
         *expired(spec),
     ]
     if tier not in spec.tiers:

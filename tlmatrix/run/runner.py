@@ -51,6 +51,12 @@ if TYPE_CHECKING:
 __all__ = ["Runner", "case_seed", "run_case"]
 
 
+_NOT_ASSEMBLED = (
+    "kernels of entries that several ranks call are not assembled; `--backend interpreter` runs "
+    "them on simulated ranks"
+)
+
+
 def case_seed(case: Case, seed: int = 0) -> int:
     """The seed of a case's inputs; 0 is the case's own, any other gives other inputs."""
     seed = seed or case.run_seed
@@ -198,6 +204,8 @@ class Runner:
             return _Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
         bug: KnownBug | None = None
         try:
+            if isinstance(self.backend, CompileBackend) and has_ranks(spec):
+                return _Outcome(Status.SKIPPED, reason=SkipReason.RANKS, message=_NOT_ASSEMBLED)
             if isinstance(self.backend, CompileBackend) and case.origin != "reject":
                 return self._assembled(self.backend, spec, case, watch)
             bug = known_bug(spec, case, self._environment())
@@ -264,8 +272,14 @@ class Runner:
     ) -> Callable[[Problem], Tensors]:
         """What runs the code under test, here or on several ranks; `watch` times and counts it."""
         turns = itertools.count()
-        timed = nullcontext if watch is None else lambda: watch.phase("entry")
         recorder = None if watch is None else watch.recorder
+
+        @contextmanager
+        def timed() -> Iterator[None]:
+            phase = nullcontext() if watch is None else watch.phase("entry")
+            with phase, counting(recorder):
+                yield
+
         if has_ranks(binding.spec):
             from tlmatrix.backend.ranks.runner import OnRanks
 
@@ -273,7 +287,7 @@ class Runner:
             return OnRanks(binding, place, lambda: next(turns), timed)
 
         def run_entry(problem: Problem) -> Tensors:
-            with timed(), counting(recorder):
+            with timed():
                 return execute(binding, problem, turn=next(turns))
 
         return run_entry

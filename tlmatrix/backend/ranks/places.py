@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from tlmatrix.backend.backends import CudaBackend, ProcessesBackend
 from tlmatrix.backend.errors import DevicesError
 from tlmatrix.backend.gpus import all_visible_gpus
 from tlmatrix.backend.ranks.crew import Crew
+from tlmatrix.backend.ranks.job import moved
 from tlmatrix.backend.ranks.lock import machine_lock
 
 if TYPE_CHECKING:
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
     from tlmatrix.check.sanitizers import Watch
 
 __all__ = ["Place", "place_for"]
+
+
+_MOST_CREWS = 2
+"""Worlds that have processes at a time: starting some costs seconds."""
 
 
 class Place(Protocol):
@@ -74,8 +81,10 @@ class CrewPlace:
             self._enter()
             crew.begin(binding.spec, self.roots)
             self._began = (binding, crew)
+        # Tensors of our GPU would come out of the wire on the same GPU in every process.
+        host = torch.device("cpu")
         try:
-            return crew.run(jobs, self.seconds)
+            return crew.run([moved(job, host) for job in jobs], self.seconds)
         finally:
             if not crew.running:
                 self._began = None
@@ -91,11 +100,12 @@ class CrewPlace:
                         f"it asks for {world} GPUs, and {there}; `--backend interpreter` runs it "
                         "on simulated ranks"
                     )
-            # Processes of another world would hold memory, and there is time to start anew.
-            for other in self._crews.values():
-                other.close()
-            self._crews = {world: Crew(world, self.kind, gpus[:world])}
-        return self._crews[world]
+            if len(self._crews) == _MOST_CREWS:
+                # Processes hold memory, of the GPU as well.
+                self._crews.pop(next(iter(self._crews))).close()
+            self._crews[world] = Crew(world, self.kind, gpus[:world])
+        crew = self._crews[world] = self._crews.pop(world)  # The last used comes last.
+        return crew
 
     def _enter(self) -> None:
         """Crews of other processes wait: they would share our GPUs."""

@@ -23,6 +23,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -93,6 +94,8 @@ class _Worker:
         import torch
         import torch.distributed as dist
 
+        from tlmatrix.backend.ranks.symmetric import SymmetricGuards
+
         self.rank, self.world, self.kind = rank, world, kind
         torch.set_num_threads(1)
         backend = "gloo"
@@ -107,6 +110,7 @@ class _Worker:
             timeout=timedelta(minutes=10),  # the crew's watchdog is sooner, and says more
         )
         self.member: Member | None = None
+        self.symmetric = SymmetricGuards() if kind == "cuda" else None
         _warm_up()
 
     def answer(self, kind: str, rest: list[Any]) -> tuple[Any, ...]:
@@ -118,6 +122,8 @@ class _Worker:
                 return ("done", _on_host(self._run(*rest)))
             case "end":
                 self.member = None
+                if self.symmetric is not None:
+                    self.symmetric.forget()
                 gc.collect()
                 return ("ready",)
         raise ValueError(f"no request {kind!r}")
@@ -145,7 +151,13 @@ class _Worker:
     def _run(self, job: Job) -> Any:  # noqa: ANN401 - an Answer
         assert self.member is not None
         self._lag(job)
-        return self.member.run(_on_device(job, self.member.binding.backend.device))
+        mine = _on_device(job, self.member.binding.backend.device)
+        if self.symmetric is None:
+            return self.member.run(mine)
+        with self.symmetric.watching():
+            answer = self.member.run(mine)
+        found = self.symmetric.findings()
+        return replace(answer, findings=(*answer.findings, *found))
 
     def _lag(self, job: Job) -> None:
         """Fall behind by a time that the job's seed says: on the host, or on the GPU."""

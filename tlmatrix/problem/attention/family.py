@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.axes import AXES, DATA_AXES, AxisError, Setting
-from tlmatrix.problem.attention.lint import lint
+from tlmatrix.problem.attention.lint import TENSORS, lint
 from tlmatrix.problem.attention.names import PROPERTIES
 from tlmatrix.problem.attention.sinks import sink_named
 from tlmatrix.problem.frame import Frame, compile_key
@@ -30,6 +30,7 @@ class AttentionFamily:
     axes = AXES
     optional = frozenset(OPTIONAL_AXES)
     properties = PROPERTIES
+    tensors = TENSORS
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.models import Spec
 
-__all__ = ["lint"]
+__all__ = ["TENSORS", "lint"]
 
 
 _NAMES = frozenset(
@@ -25,11 +25,12 @@ _NAMES = frozenset(
     }
 )  # fmt: skip
 _RESULTS = frozenset({"out", "lse", "dq", "dk", "dv", "dsink"})
-_TENSORS = (
+TENSORS = (
     _RESULTS
     | {"q", "k", "v", "do", "delta", "sink", "cu_seqlens_q", "cu_seqlens_k", "mask_q", "mask_k"}
     | (STORED_TENSORS - {"seqlens_k"})
 )
+"""The tensors that a case may have, results among them."""
 
 
 def lint(spec: Spec) -> Iterator[Issue]:
@@ -52,7 +53,7 @@ def lint(spec: Spec) -> Iterator[Issue]:
             "heads, kv_heads and groups together say the same thing twice; leave one out",
         )
     yield from _lint_lengths(spec)
-    yield from lint_arguments(spec, _NAMES, _TENSORS)
+    yield from lint_arguments(spec, _NAMES, TENSORS)
     yield from lint_results(spec, _RESULTS)
     windows = [value for value in axes.get("window", ()) if value is not None]
     stored = set(STORED) >= set(axes.get("layout", ("bshd",)))

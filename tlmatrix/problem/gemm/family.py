@@ -26,6 +26,7 @@ class GemmFamily:
     axes = AXES
     optional = OPTIONAL
     cotangents = False
+    tensors = ("a", "b", "c", "scale")
     properties = ("rows_permuted", "transposed", "scale_doubled")
 
     def lint(self, spec: Spec) -> Iterable[Issue]:

@@ -1,0 +1,81 @@
+"""Commands and a spec with the axis `world`: they work, or refuse by name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tlmatrix.backend import backend_named
+from tlmatrix.backend.backends import CudaBackend
+from tlmatrix.backend.gpus import ALL_GPUS, all_visible_gpus
+from tlmatrix.run import SkipReason, Status
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import SpecError, parse_spec
+
+BESIDE = Path(__file__).parent / "backend" / "ranks.yaml"
+GEMM = """
+name: all_gather_gemm
+problem: gemm
+entry: rank_entries:all_gather_gemm
+axes: {world: [2], dtype: [float32], m: [8], n: [4], k: [16], values: [normal]}
+shards: {a: {dim: m}, b: {dim: n}, c: {dim: n}}
+"""
+
+
+def only_case(spec):
+    (case,) = plan(spec).expansion
+    return case
+
+
+def test_no_kernel_of_several_ranks_is_assembled_and_the_case_says_so():
+    spec = parse_spec(GEMM, BESIDE)
+    result = Runner(backend_named("compile")).run(spec, only_case(spec))
+    assert (result.status, result.reason) == (Status.SKIPPED, SkipReason.RANKS)
+    assert "--backend interpreter" in result.message
+
+
+def test_a_case_of_more_gpus_than_there_are_is_skipped_with_that_reason(monkeypatch):
+    import torch
+
+    monkeypatch.setenv(ALL_GPUS, "0")
+    spec = parse_spec(GEMM, BESIDE)
+    runner = Runner(backend_named("interpreter"))
+    problem = runner._problem(runner._bind(spec), spec, only_case(spec))
+    backend = CudaBackend(torch.device("cuda", 0), "sm_90")
+    binding = runner._bind(spec).binding
+    run = runner._execution(type(binding)(**{**vars(binding), "backend": backend}))
+    with pytest.raises(RuntimeError, match="asks for 2 GPUs, and there is 1; `--backend interp"):
+        run(problem)
+
+
+def test_a_worker_with_one_gpu_knows_those_of_the_user(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert all_visible_gpus() == ("3",)
+    monkeypatch.setenv(ALL_GPUS, "0,1,3")
+    assert all_visible_gpus() == ("0", "1", "3")
+
+
+def test_a_tensor_that_the_problem_does_not_have_is_an_error_of_the_plan():
+    spec = parse_spec(GEMM.replace("a: {dim: m}", "q: {dim: m}"), BESIDE)
+    with pytest.raises(SpecError, match=r"the problem has no tensor 'q'\. Its tensors: a, b, c"):
+        plan(spec)
+
+
+def test_an_axis_that_only_shards_name_is_read():
+    text = GEMM.replace("values:", "order: [contiguous, zigzag], values:")
+    spec = parse_spec(text.replace("{dim: m}", "{dim: m, order: $order}"), BESIDE)
+    runner = Runner(backend_named("interpreter"))
+    statuses = {case["order"]: runner.run(spec, case).status for case in plan(spec).expansion}
+    # Rows gathered of a zigzag are not those of the whole.
+    assert statuses == {"contiguous": Status.PASSED, "zigzag": Status.FAILED}
+
+
+def test_under_torchrun_it_refuses_to_run_once_for_each_rank(tmp_path):
+    env = {**os.environ, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "tlmatrix", "list", str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "started by torchrun, once for each rank; run it once" in done.stderr
