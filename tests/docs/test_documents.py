@@ -63,7 +63,13 @@ def test_a_program_of_several_ranks_runs_and_its_bugs_are_told(tmp_path, env):
 
 
 @pytest.mark.parametrize(
-    ("document", "commands"), [("README.md", 4), ("docs/explain.md", 2), ("docs/fuzzing.md", 1)]
+    ("document", "commands"),
+    [
+        ("README.md", 4),
+        ("docs/explain.md", 2),
+        ("docs/fuzzing.md", 1),
+        ("docs/distributed-kernels.md", 2),
+    ],
 )
 def test_commands_in_a_clone_do_what_the_document_says(document, commands, tmp_path, env):
     for folder in ("kernels", "specs"):
