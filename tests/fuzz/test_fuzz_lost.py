@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from fuzz_worlds import rows_spec
 
+from tlmatrix.fuzz.crew import Settings
 from tlmatrix.fuzz.lost import Children, Lost, crashed, forked, shrunk_lost, timed_out
+from tlmatrix.fuzz.worker import spawned
 from tlmatrix.matrix import Case
 from tlmatrix.run import Status
 
@@ -93,3 +95,14 @@ def test_a_child_ends_when_nobody_is_left_to_ask_it(tmp_path, runner, line):
     process.join(20)
     assert process.exitcode == 0
     assert os.getpid() != process.pid
+
+
+def test_a_child_may_be_a_process_of_its_own_that_shares_nothing(tmp_path, runner):
+    spec = rows_spec(tmp_path, "dies")
+    case, blank = lost_case(runner, spec, 250, crashed)
+    small = Case("rows", {**case.values, "rows": 3}, "fuzz")
+    settings = Settings("quick", "interpreter", 1, None, 0, 1, 0.0, tmp_path / "results.jsonl")
+    children = Children(lambda: spawned(str(spec.path), settings))
+    statuses = [children.run(each, "all", blank, 60).status for each in (small, case)]
+    children.end()
+    assert statuses == [Status.PASSED, Status.CRASHED]

@@ -90,3 +90,26 @@ def test_some_mutants_are_found(tmp_path):
     records = [json.loads(line) for line in results.read_text().splitlines()]
     assert {record["mutant"].partition("/")[2] for record in records} == set(SOME)
     assert all(record["found"] and record["seen_by"] for record in records)
+
+
+def test_checks_that_find_nothing_that_others_miss_are_named_and_survivors_too():
+    def record(mutant, seen, **more):
+        return {
+            "mutant": mutant.id, "kind": mutant.kind, "check": seen[0] if seen else "",
+            "found": bool(seen), "seen_by": seen, "seconds": 1.0, "plain": "", "silent": True,
+            "cases": 7, "specs": ["gqa_varlen"], "trouble": "", **more,
+        }  # fmt: skip
+
+    first, second, third = MUTANTS[:3]
+    records = [
+        record(first, ["guards"]),
+        record(second, ["poison", "sanitizers"]),
+        record(third, []),
+    ]
+    told = "\n".join(mutant_score.describe([first, second, third], records))
+    (idle,) = [line for line in told.splitlines() if line.startswith("finds nothing")]
+    assert "poison" in idle
+    assert "sanitizers" in idle
+    assert "guards" not in idle
+    assert f"{third.id} survives (7 cases of gqa_varlen)" in told
+    assert "2 of 3 found, in 1.0 s (median)" in told

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Job", "work"]
+__all__ = ["Job", "spawned", "work"]
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,19 @@ def _shrunk(
     def begin() -> tuple[BaseProcess, Connection]:
         if runner.backend.name == "interpreter":
             return forked(runner, spec, job.path, line)
-        context = multiprocessing.get_context("spawn")
-        mine, theirs = context.Pipe()
-        process = context.Process(target=_child, args=(theirs, job.path, settings))
-        process.start()
-        theirs.close()
-        return process, mine
+        return spawned(job.path, settings)
 
     return shrunk_lost(spec, lost, Children(begin))
+
+
+def spawned(path: str, settings: Settings) -> tuple[BaseProcess, Connection]:
+    """A child that shares nothing with this process: it may use a GPU that this one uses."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_child, args=(theirs, path, settings))
+    process.start()
+    theirs.close()
+    return process, mine
 
 
 def _child(line: Connection, path: str, settings: Settings) -> None:
