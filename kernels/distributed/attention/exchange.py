@@ -18,6 +18,7 @@ fetch, hence after all pulls.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -87,11 +88,13 @@ class Fetch:
         self._plan, self._own, self._rows = plan, own, tuple(rows)
         self._events: list[torch.cuda.Event] = []
         self._side: torch.cuda.Stream | None = None
+        self._use = ExitStack()
         if context.world == 1:
             return
         epoch = context.begin(OPERATOR)
         size = max(_bytes(own, max(rows), own.k.dtype), 1)
         self._buffer = context.buffer(f"{OPERATOR}/{epoch % 2}", size)
+        self._use.enter_context(context.using(self._buffer))
         self._memory = Pair(*(t.new_empty((plan.fetched, *t.shape[1:])) for t in (own.k, own.v)))
         self._side = context.side()
         with torch.cuda.stream(self._side):
@@ -125,9 +128,10 @@ class Fetch:
         return self._memory.rows(self._plan.first_row(step), self._plan.steps[step].rows)
 
     def wait_all(self) -> None:
-        """Let the current stream wait for everything that was enqueued here."""
+        """Let the current stream wait for everything that was enqueued here; the last thing."""
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
+        self._use.close()
 
 
 def sums_of(

@@ -53,3 +53,33 @@ def back_to_back_with_stragglers(context):
         for got, expected in zip((out, *gradients), (want, *wanted), strict=True):
             worst = (got.float() - expected).abs().max()
             assert worst <= 0.02 * expected.abs().max(), (causal, got.shape, float(worst))
+
+
+def replayed_from_a_graph(context):
+    """A captured call, replayed with other data and beside calls that are not."""
+    source = torch.Generator(device="cuda").manual_seed(11 + context.rank)
+    shapes = ((1, 256, 4, 64), (1, 256, 2, 64), (1, 256, 2, 64))
+    held = [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+
+    def fill():
+        for tensor in held:
+            tensor.normal_(generator=source)
+
+    def call():
+        return sequence_attention(*held, context=context, causal=True, steps=2)[0]
+
+    fill()
+    for _ in range(2):  # kernels are compiled, buffers have their size
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for turn in range(12):
+        fill()
+        if turn % 5 == context.rank:
+            torch.cuda._sleep(2_000_000)
+        graph.replay()
+        got = captured.clone()
+        want = call()
+        assert torch.equal(got, want), turn
