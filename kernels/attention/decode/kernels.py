@@ -47,7 +47,7 @@ def _block(q, k, v, out, lse, keys, span, split, place, groups, scale, dims, til
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def cache_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, tiles=None):
     """Build the kernel that reads a cache."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v)
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed)
     batch, max_seqlen, heads, kv_heads = T.dynamic("batch, max_seqlen, heads, kv_heads")
     splits = T.dynamic("splits")
 
@@ -77,7 +77,7 @@ def cache_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, tiles
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def paged_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, page_size, tiles=None):
     """Build the kernel that reads pages; `page_size` divides the keys of a tile, or they it."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v, page_size)
+    tiles = tiles or tiles_for(head_dim, head_dim_v, page_size, windowed=windowed)
     batch, pages, max_pages, heads, kv_heads = T.dynamic("batch, pages, max_pages, heads, kv_heads")
     splits = T.dynamic("splits")
 

@@ -119,7 +119,7 @@ def _decode(call: Decode, q, stored, sink, longest: int, build):
         out, lse = _results(call, q)
         lse[:] = float("-inf") if sink is None else sink
         return out.zero_(), lse
-    tiles = tiles_for(call.head_dim, call.head_dim_v)
+    tiles = tiles_for(call.head_dim, call.head_dim_v, windowed=call.window is not None)
     splits = call.splits or choose_splits(call, q, longest, tiles)
     return launch(call, q, stored, sink, min(splits, MOST), build)
 
