@@ -12,6 +12,9 @@ a call of
     torch seq   NCCL's collective and torch.matmul
     gemm        this project's GEMM alone: T_compute
     nccl        the collective alone: T_comm
+    tiles       the overlapped kernel alone, its rows there already, or nobody waiting for them
+    pulls       the copies alone that it overlaps with, and a barrier
+    sum         the sum in the order of the ring alone
 
 and the efficiency of the overlapped ones, (T_compute + T_comm - T) / min(T_compute, T_comm): with 1
 the shorter is wholly hidden behind the longer, with 0 it is no better than both in turn.
@@ -43,7 +46,14 @@ from tlmatrix_kernels.distributed import (
     reduce_scatter,
 )
 from tlmatrix_kernels.distributed.collectives import gather_single, reduce_scatter_single
+from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival, gemm_signalling
+from tlmatrix_kernels.distributed.ring import add_in_ring_order
+from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.swizzle import panel_height
+from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm import gemm
+from tlmatrix_kernels.gemm.tiles import gemm_tiles, size_for
+from tlmatrix_kernels.target import HOPPER, multiprocessors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +88,23 @@ def _all_gather_gemm(context: Context, m: int, n: int, k: int, dtype: torch.dtyp
         "torch": fused,
         "gemm": lambda: gemm(whole, w, transpose_b=True),
         "nccl": gathered,
+        "tiles": partial(_tiles_on_arrival, context, whole, w),
+        "pulls": partial(all_gather, a, context=context),
     }
+
+
+def _tiles_on_arrival(context: Context, whole: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The kernel of all_gather_gemm, whose flags are all up."""
+    m, n = whole.shape[0], w.shape[0]
+    names = dtype_name(whole.dtype), dtype_name(whole.dtype)
+    out = whole.new_empty(m, n)
+    size = size_for(m, n, gemm_tiles(HOPPER, "wide", whole_rows=True), multiprocessors(w.device))
+    tiles = gemm_tiles(HOPPER, size, whole_rows=True)
+    first = -(-share(m, context.world, context.rank)[0] // tiles.block_m)
+    ready = torch.ones(context.world, dtype=torch.int32, device="cuda")
+    panel = panel_height(m, context.world, tiles.block_m)
+    gemm_on_arrival(*names, True, True, size)(whole, w, out, ready, 1, first, panel)
+    return out
 
 
 def _gemm_reduce_scatter(
@@ -107,7 +133,32 @@ def _gemm_reduce_scatter(
         "torch": fused,
         "gemm": lambda: gemm(a, w, transpose_b=True),
         "nccl": lambda: scattered(product),
+        "tiles": partial(_tiles_signalling, context, a, w),
+        "pulls": partial(reduce_scatter, product, context=context),
+        "sum": partial(_summed, context, product),
     }
+
+
+def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The kernel of gemm_reduce_scatter, for which nobody waits."""
+    m, n = a.shape[0], w.shape[0]
+    names = dtype_name(a.dtype), dtype_name(a.dtype)
+    out = a.new_empty(m, n)
+    size = size_for(m, n, gemm_tiles(HOPPER, "wide", whole_rows=True), multiprocessors(w.device))
+    tiles = gemm_tiles(HOPPER, size, whole_rows=True)
+    first = share(m, context.world, (context.rank + 1) % context.world)[0] // tiles.block_m
+    done = torch.zeros(context.world, dtype=torch.int32, device="cuda")
+    panel = panel_height(m, context.world, tiles.block_m)
+    gemm_signalling(*names, True, True, size)(a, w, out, done, first, panel)
+    return out
+
+
+def _summed(context: Context, product: torch.Tensor) -> torch.Tensor:
+    """The sum of as many rows as a rank gets, of as many parts as there are ranks."""
+    parts = product.view(context.world, -1, product.shape[1])
+    out = torch.empty_like(parts[0])
+    add_in_ring_order(parts[:-1], parts[-1], None, out)
+    return out
 
 
 def _all_gather(context: Context, m: int, n: int, _k: int, dtype: torch.dtype) -> Candidates:
