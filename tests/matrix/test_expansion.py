@@ -16,6 +16,14 @@ def ids(expansion):
     return [case.id for case in expansion.cases]
 
 
+def ids_of(cases):
+    return (case.id for case in cases)
+
+
+def values_of(cases):
+    return [dict(case.values) for case in cases]
+
+
 def values(expansion):
     return [dict(case.values) for case in expansion.cases]
 
@@ -92,6 +100,16 @@ def test_a_sample_is_drawn_from_what_rules_leave_and_grows_by_adding():
     assert sample(7) == sample(7)
     assert sample(7) != sample(7, seed=1)
     assert set(sample(1000)) == every
+
+
+@pytest.mark.parametrize("strategy", ["sample", "first"])
+def test_more_than_there_is_of_a_large_matrix_is_not_made_at_once(strategy):
+    axes = {name: list(range(10)) for name in "abcdefghijkl"}
+    spec = spec_from(axes, tiers={"quick": {"strategy": strategy, "size": 2**63}})
+    expansion = expand(spec)
+    assert expansion.count() == 10**12
+    assert len(set(islice(ids_of(expansion), 5))) == 5
+    assert set(map(len, values_of(expansion.some(3)))) == {12}
 
 
 def test_a_sample_meets_every_case_alike():

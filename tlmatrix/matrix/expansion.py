@@ -189,6 +189,8 @@ def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expan
 
 
 def _picked(spec: Spec, plan: Plan, space: Space) -> tuple[tuple[Row, ...] | None, Proof | None]:
+    if plan.strategy in (Strategy.FIRST, Strategy.SAMPLE) and plan.size >= space.count:
+        return None, None  # the product itself, which may be too large to be made at once
     match plan.strategy:
         case Strategy.PRODUCT:
             return None, None
@@ -220,9 +222,7 @@ def _check_zip(spec: Spec, plan: Plan) -> None:
 
 
 def _sample(space: Space, size: int, seed: int) -> tuple[Row, ...]:
-    """`size` rows, or all there are; uniform, and a larger sample begins with a smaller one."""
-    if size >= space.count:
-        return tuple(space)
+    """`size` rows of more; uniform, and a larger sample begins with a smaller one."""
     generator = random.Random(seed)  # noqa: S311 - reproducible, not secret
     drawn: dict[int, None] = {}
     while len(drawn) < size:
