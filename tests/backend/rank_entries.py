@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 def gathered(x):
     """The rows of all ranks."""
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([x.shape[0]]))
+    sizes = [
+        torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(dist.get_world_size())
+    ]
+    dist.all_gather(sizes, torch.tensor([x.shape[0]], device=x.device))
     rows = [int(size) for size in sizes]
     padded = x.new_zeros(max(rows), *x.shape[1:])
     padded[: x.shape[0]] = x
@@ -141,3 +143,43 @@ def writes_to_its_shard(x):
     y = gathered(x)
     x.zero_()
     return y
+
+
+def _symmetric(x, context):
+    """My buffer in symmetric memory, as large as x, and what reaches those of others."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    if context.last is None or context.last[0].shape != x.shape:
+        buffer = symm_mem.empty(*x.shape, dtype=x.dtype, device=x.device)
+        context.last = buffer, symm_mem.rendezvous(buffer, context.group)
+    return context.last
+
+
+def pulled(x, *, context, barriers=2):
+    """Rows of all ranks, each pulled from the buffer of its rank."""
+    buffer, handle = _symmetric(x, context)
+    buffer.copy_(x)
+    if barriers:
+        handle.barrier(0)
+    y = x.new_empty(context.world * x.shape[0], x.shape[1])
+    for rank, rows in enumerate(y.chunk(context.world)):
+        rows.copy_(handle.get_buffer(rank, x.shape, x.dtype))
+    if barriers > 1:
+        handle.barrier(1)
+    return y
+
+
+def pulled_before_it_is_there(x, *, context):
+    return pulled(x, context=context, barriers=0)
+
+
+def overwritten_while_others_pull(x, *, context):
+    return pulled(x, context=context, barriers=1)
+
+
+def never_signalled(x, *, context):
+    """Rank 1 puts no signal that rank 0 waits for."""
+    _buffer, handle = _symmetric(x, context)
+    if context.rank == 0:
+        handle.wait_signal(1, 0)
+    return pulled(x, context=context)

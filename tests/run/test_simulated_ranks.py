@@ -151,3 +151,33 @@ def test_a_length_that_ranks_do_not_divide_is_an_error_of_the_spec(runner):
     (finding,) = result.findings
     assert (result.status, finding.check) == (Status.ERROR, "spec")
     assert "which 3 ranks cannot share evenly" in finding.title
+
+
+PULLED = COLLECTIVE.replace("[12, 25]", "[12]").replace("[balanced]", "[none]") + CONTEXT
+
+
+def test_pulls_between_two_barriers_pass_every_check(runner):
+    assert [each.title for each in findings(runner, PULLED, "pulled", world=2)] == []
+
+
+def test_a_pull_that_nothing_orders_after_the_write_is_a_race(runner):
+    found = findings(runner, PULLED, "pulled_before_it_is_there", world=2)
+    races = [each for each in found if each.check == "sanitizers"]
+    assert races
+    assert races[0].title.startswith("races: ")
+    assert "by rank" in races[0].against
+    assert "rank_entries.py" in races[0].source
+    assert "a barrier of the ranks" in races[0].hint
+
+
+def test_a_buffer_that_the_next_call_overwrites_is_found_by_calls_in_a_row(runner):
+    """One call alone is right: there is no barrier only between it and the next."""
+    found = findings(runner, PULLED, "overwritten_while_others_pull", world=2)
+    assert {each.check for each in found} & {"repeat", "determinism", "sanitizers"}
+
+
+def test_a_signal_that_never_comes_is_told_with_who_waits_for_whom(runner):
+    found = findings(runner, PULLED, "never_signalled", world=2)
+    told = "\n".join(f"{each.title}\n{each.detail}" for each in found)
+    assert "rank 0" in told
+    assert "rank_entries.py" in told

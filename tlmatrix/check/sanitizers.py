@@ -255,6 +255,11 @@ def _hint(report: Report) -> str | None:
             "a full tile stored at the last rows of a sequence reaches into the next one: bound "
             "the store by the length"
         )
+    if report.sanitizer == "races" and report.rank is not None:
+        return (
+            "order the two: a barrier of the ranks, an event between streams, or a flag released "
+            "after the first and acquired before the second"
+        )
     return _HINTS.get(report.sanitizer)
 
 
@@ -276,5 +281,7 @@ def _against(report: Report) -> str | None:
     if other is None:
         return None
     block = f" by block {other.block}" if other.block is not None else ""
+    if other.who:
+        block += f" of {other.who}" if block else f" by {other.who}"
     place = f" at {short_path(other.file)}:{other.line}" if other.file else ""
     return f"a {other.action}{block}{place}"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 __all__ = ["caller", "spelled"]
 
-_OWN = str(Path(__file__).resolve().parents[1])
+_OWN = f"{Path(__file__).resolve().parents[2]}/"
+"""Of the whole package: its guards stand between an operation and the user's line as well."""
 _LIBRARIES = ("/site-packages/torch/", "/lib/python3", _OWN)
 
 
