@@ -112,6 +112,39 @@ def _no_visible_key(evidence: Evidence) -> str | None:
     return f"rows with no visible key must come out as 0{cause}"
 
 
+def _of_another_rank(evidence: Evidence) -> str | None:
+    """Ranks that return what is another's."""
+    for axis, side in enumerate(evidence.pattern.sides):
+        if not side.whole_ranks:
+            continue
+        owner = torch.tensor(side.dim.owner, device=evidence.deviation.got.device)
+
+        def rows(
+            tensor: torch.Tensor, rank: int, owner: torch.Tensor = owner, axis: int = axis
+        ) -> torch.Tensor:
+            mine = tensor.movedim(axis, 0)[owner == rank]
+            return torch.nan_to_num(mine.double())
+
+        found = {}
+        for rank in side.ranks:
+            got, own = (rows(each, rank) for each in _sides(evidence))
+            for other in sorted(set(side.dim.owner or ()) - {rank}):
+                expected = rows(evidence.deviation.expected, other)
+                near = expected.shape == got.shape and bool(
+                    (got - expected).square().sum() < 1e-4 * (got - own).square().sum()
+                )
+                if near:
+                    found[rank] = other
+        if len(found) == len(side.ranks):
+            pairs = ", ".join(f"rank {r} has what is rank {o}'s" for r, o in found.items())
+            return f"{pairs}: an offset of another rank?"
+    return None
+
+
+def _sides(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor]:
+    return evidence.deviation.got, evidence.deviation.expected
+
+
 def _permuted(evidence: Evidence) -> str | None:
     """Regions of a dimension (heads) that hold each other's values."""
     expected, got = evidence.deviation.expected, evidence.deviation.got
@@ -290,6 +323,7 @@ _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
     _never_written,
     _no_visible_key,
     _all_zero,
+    _of_another_rank,
     _mask,
     _alignment,
     _permuted,
