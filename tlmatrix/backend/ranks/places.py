@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Place", "place_for"]
 
 
+_COMPILING = 2
+"""How many times as long the first run of a case may take on GPUs: kernels are compiled in it."""
 _MOST_CREWS = 2
 """Worlds that have processes at a time: starting some costs seconds."""
 
@@ -74,17 +76,19 @@ class CrewPlace:
         watch: Watch | None = None,  # noqa: ARG002 - nothing watches compiled kernels
     ) -> list[Answer]:
         """See `Place.run`."""
-        world = len(jobs)
+        world, seconds = len(jobs), self.seconds
         crew = self._crew(world)
         if self._began is None or self._began[0] is not binding or self._began[1] is not crew:
             self.end()
             self._enter()
             crew.begin(binding.spec, self.roots)
             self._began = (binding, crew)
+            if self.kind == "cuda":
+                seconds *= _COMPILING
         # Tensors of our GPU would come out of the wire on the same GPU in every process.
         host = torch.device("cpu")
         try:
-            return crew.run([moved(job, host) for job in jobs], self.seconds)
+            return crew.run([moved(job, host) for job in jobs], seconds)
         finally:
             if not crew.running:
                 self._began = None
