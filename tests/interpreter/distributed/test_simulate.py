@@ -212,3 +212,26 @@ def test_ranks_may_trace_the_same_kernel_at_the_same_time():
     for seed in range(8):
         found = simulate(program, WORLD, seed=seed, stragglers=True)
         assert found.results == [rank + seed + 0.5 for rank in range(WORLD)]
+
+
+def test_the_host_waits_for_nothing_that_is_enqueued():
+    def program(rank):
+        own = symm_mem.empty(8, dtype=torch.int32)
+        handle = symm_mem.rendezvous(own, dist.group.WORLD)
+        own.zero_()
+        handle.barrier()
+        torch.cuda.synchronize()
+        kernels.wait_alone()(own, 1)
+        # All of this is behind a wait that only what comes last ends.
+        own[4:].copy_(torch.ones(4, dtype=torch.int32))
+        handle.put_signal(rank, 3)
+        event = torch.cuda.current_stream().record_event()
+        assert not event.query()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            symm_mem._SymmetricMemory.stream_write_value32(own.view(torch.uint32), 0, 1)
+        torch.cuda.synchronize()
+        return own.tolist()
+
+    for seed in range(6):
+        assert simulate(program, 2, seed=seed).results[0][4:] == [1, 1, 1, 1]

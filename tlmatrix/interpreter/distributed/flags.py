@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Flag", "FlagWait", "Write", "access", "acquire", "atomic", "release", "wait_for"]
 
+_REMEMBERED = 256
+"""Writes of a flag that are remembered."""
 _SPINS = 3
 """Reads of an unchanged flag in turn after which a task counts as waiting for it."""
 
@@ -49,6 +51,19 @@ class Head:
     last: Write
 
 
+Heads = dict[tuple[int, str, bool], Head]
+
+
+@dataclass
+class Step:
+    """One write of a flag: what it made of it, and what was made known with it."""
+
+    write: Write
+    atomic: bool
+    key: tuple[int, str, bool]
+    clock: Clock
+
+
 @dataclass
 class Flag:
     """What is known of a flag.
@@ -59,12 +74,58 @@ class Flag:
         writes: the last write of each rank.
         last: the last write.
         version: how often it was written.
+        steps: the last writes, in order.
+        before: its value before them.
     """
 
-    heads: dict[tuple[int, str, bool], Head] = field(default_factory=dict)
+    heads: Heads = field(default_factory=dict)
     writes: dict[int, Write] = field(default_factory=dict)
     last: Write | None = None
     version: int = 0
+    steps: list[Step] = field(default_factory=list)
+    before: int | None = None
+    known: dict[int, Heads] = field(default_factory=dict)
+
+    def note(self, step: Step) -> None:
+        """Remember a write; of many the last ones."""
+        self.steps.append(step)
+        if len(self.steps) > 2 * _REMEMBERED:
+            self.before = None
+            del self.steps[:_REMEMBERED]
+            self.known.clear()
+
+    def since(self, holds: Callable[[int], bool]) -> Heads:
+        """What was known when a condition began to hold that has held since then.
+
+        A wait for it may have ended then: nothing that came later is ordered before it.
+        """
+        first = len(self.steps)
+        while first > 0 and holds(self.steps[first - 1].write.value):
+            first -= 1
+        if first == len(self.steps):
+            # Written by something else than flag functions.
+            return self.heads
+        if first == 0:
+            if self.before is None:
+                return self.heads
+            if holds(self.before):
+                return {}
+        found = self.known.get(first)
+        if found is None:
+            found = self.known[first] = self._heads(first)
+        return found
+
+    def _heads(self, place: int) -> Heads:
+        """What was made known by a write and those that its value comes from."""
+        start = place
+        while start > 0 and self.steps[start].atomic:
+            start -= 1
+        heads: Heads = {}
+        for step in self.steps[start : place + 1]:
+            head = heads.setdefault(step.key, Head({}, step.write))
+            join(head.clock, step.clock)
+            head.last = step.write
+        return heads
 
 
 def _here() -> tuple[World, Task]:
@@ -78,9 +139,9 @@ def _flag(world: World, pointer: Pointer) -> Flag:
     return world.flags.setdefault(pointer.address, Flag())
 
 
-def acquire(flag: Flag, task: Task, scope: str, name: str, *, acquires: bool) -> None:
+def acquire(heads: Heads, task: Task, scope: str, name: str, *, acquires: bool) -> None:
     """A task has read a flag: it learns what releases of sufficient scope made known."""
-    for (rank, written, releases), head in flag.heads.items():
+    for (rank, written, releases), head in heads.items():
         same = rank == task.rank
         if acquires and releases and (same or written == scope == "sys"):
             task.learn(head.clock)
@@ -112,6 +173,7 @@ def release(flag: Flag, task: Task, write: Write, *, releases: bool, atomic: boo
     head = flag.heads.setdefault(key, Head({}, write))
     join(head.clock, task.clock)
     head.last = write
+    flag.note(Step(write, atomic, key, dict(task.clock)))
     task.tick()
     flag.writes[task.rank] = flag.last = write
     flag.version += 1
@@ -140,9 +202,11 @@ def access(
     if world.accesses is not None:
         world.accesses.flag(pointer, scope, write=change is not None)
     if atomic:
-        acquire(flag, task, scope, str(pointer), acquires=order in ("acquire", "acq_rel"))
+        acquire(flag.heads, task, scope, str(pointer), acquires=order in ("acquire", "acq_rel"))
     if change is None:
         return old
+    if not flag.steps:
+        flag.before = old
     pointer.store(change(old))
     write = Write(int(pointer.load()), task.name, task.rank, task.place(), scope, task.agent)
     release(flag, task, write, releases=order in ("release", "acq_rel"), atomic=atomic)
@@ -244,7 +308,7 @@ def atomic(
     world, task = _here()
     pointer = Pointer(array, index, name)
     flag = _flag(world, pointer)
-    acquire(flag, task, "gpu", str(pointer), acquires=acquires)
+    acquire(flag.heads, task, "gpu", str(pointer), acquires=acquires)
     if releases:
         value = pointer.load()
         write = Write(int(value), task.name, task.rank, place, "gpu", task.agent)
@@ -260,7 +324,19 @@ def wait_for(
     seen = int(pointer.load())
     if world.accesses is not None:
         world.accesses.flag(pointer, scope, write=False)
-    acquire(_flag(world, pointer), task, scope, str(pointer), acquires=order == "acquire")
+    flag = _flag(world, pointer)
+    heads = flag.since(lambda found: _COMPARE[compare][0](found, int(value)))
+    if heads is not flag.heads:
+        words = _COMPARE[compare][1]
+        reason = (
+            f"{pointer} has been {words} {value} since an earlier write, so that the wait for it "
+            "may end too early; wait for a later value (an epoch, the whole count)"
+        )
+        doubt = task.doubts.setdefault(reason, {})
+        for (rank, written, releases), head in flag.heads.items():
+            if releases and order == "acquire" and (rank == task.rank or written == scope == "sys"):
+                join(doubt, head.clock)
+    acquire(heads, task, scope, str(pointer), acquires=order == "acquire")
     return seen
 
 

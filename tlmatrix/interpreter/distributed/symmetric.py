@@ -83,6 +83,12 @@ class Memory:
         return str(found) if found is not None else ""
 
 
+def _array(tensor: torch.Tensor) -> Any:
+    """A tensor's memory, to be used later: the host waits for nothing here."""
+    with torch._C.DisableTorchFunction():  # noqa: SLF001  # has no public name
+        return tensor.numpy()
+
+
 def _rank() -> Rank:
     rank = here.rank()
     if rank is None:
@@ -261,7 +267,7 @@ class Handle:
                 f"which has {len(pad)} signals; see torch.distributed._symmetric_memory."
                 "set_signal_pad_size"
             )
-        return Pointer(pad.numpy(), (index,), "signal_pad")
+        return Pointer(_array(pad), (index,), "signal_pad")
 
     def _put(self, peer: int, channel: int) -> Iterator[Request]:
         """Wait until the signal is free, and set it."""
@@ -315,7 +321,7 @@ def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> 
         raise InterpreterError(
             f"flags {offset} to {offset + count - 1} are written of a tensor that has {len(flags)}"
         )
-    array = flags.view(torch.int32).numpy()
+    array = _array(flags.view(torch.int32))
 
     def work(_stream: Stream) -> None:
         for k in range(offset, offset + count):

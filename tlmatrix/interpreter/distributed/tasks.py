@@ -63,6 +63,7 @@ class Task:
         generator: its work, yielding requests; None for a host, whose work is its thread.
         request: what it waits for; None if it can go on.
         wakes: the step of the scheduler before which it is not chosen.
+        priority: how urgent it is, where the scheduler goes by that.
         launch: of a block its launch.
         kernel: the kernel's name, while it runs one.
         heard: the flags that told it of others, and where they were set, by agent.
@@ -77,6 +78,7 @@ class Task:
         self.generator: Iterator[Request | None] | None = None
         self.request: Request | None = None
         self.wakes = 0
+        self.priority: float | None = None
         self.launch: object = None
         self.kernel = ""
         self.doubts: dict[str, Clock] = {}

@@ -34,6 +34,12 @@ _BEHIND = 400
 """The most steps that it does."""
 
 
+_URGENT = 0.5
+"""How many interleavings go by priorities."""
+_DEMOTED = 0.05
+"""How often the most urgent task becomes the least urgent."""
+
+
 class Stopped(BaseException):  # no error of this rank, and not for it to catch
     """Another rank failed."""
 
@@ -103,6 +109,8 @@ class World:
         self._agents = 0
         # How readily a host lets others run when it only enqueues; differs between seeds.
         self.lazy = self.random.choice((0.0, 0.1, 0.5))
+        # Whether tasks have priorities, or an equal chance each time.
+        self.urgency = self.random.random() < _URGENT
 
     def agent(self) -> int:
         """A new number for clocks."""
@@ -127,6 +135,8 @@ class World:
     def pick(self) -> Task | None:
         """A task that can go on; None if there is none."""
         tasks = self.tasks
+        if self.urgency:
+            return self._most_urgent()
         count = len(tasks)
         start = self.random.randrange(count) if count else 0
         asleep: Task | None = None
@@ -145,6 +155,31 @@ class World:
                 continue
             return task
         return asleep
+
+    def _most_urgent(self) -> Task | None:
+        """The ready task of the highest priority; priorities change at random points.
+
+        So some tasks lag far behind (probabilistic concurrency testing, Burckhardt et al. 2010).
+        """
+        best: Task | None = None
+        asleep: Task | None = None
+        for task in self.tasks:
+            if not task.ready:
+                continue
+            if task.priority is None:
+                task.priority = self.random.random()
+            if task.wakes > self.steps:
+                if asleep is None or task.wakes < asleep.wakes:
+                    asleep = task
+            elif best is None or best.priority is None or task.priority > best.priority:
+                best = task
+        if best is None:
+            return asleep
+        if self.random.random() < _DEMOTED:
+            best.priority = -self.random.random()
+        if self.stragglers and self.random.random() < _STRAGGLE:
+            best.wakes = self.steps + self.random.randrange(_BEHIND)
+        return best
 
     # -- running
 
