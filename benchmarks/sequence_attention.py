@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import itertools
 import json
 import multiprocessing
 import os
@@ -33,6 +34,7 @@ import socket
 import statistics
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 TICKS_PER_MS = 2_000_000
 """Of `torch.cuda._sleep`, about, on an H200."""
+DIM = 128
+"""Of every head."""
 HOST_MS = 1.5
 """What the host may take to enqueue a call."""
 
@@ -61,7 +65,7 @@ class Case:
     heads: int
     kv_heads: int
     causal: bool
-    dim: int = 128
+    dim: int = DIM
     sharding: str = "zigzag"
 
     def __str__(self) -> str:
@@ -344,6 +348,54 @@ def rank_main(rank: int, world: int, port: int, options: argparse.Namespace, tol
         raise
 
 
+def variants(options: argparse.Namespace, world: int) -> list[tuple]:
+    """The kernels that all cases need: (name of the factory, what it is called with)."""
+    from tlmatrix_kernels.distributed.attention.plan import plan_for
+    from tlmatrix_kernels.distributed.attention.shards import Sharding
+
+    found: dict[tuple, None] = {}
+    for kv_heads, mask, tokens, steps in itertools.product(
+        options.kv_heads, options.masks, options.tokens, {1, min(2, world), world}
+    ):
+        dtype, shape = options.dtype, (options.heads // kv_heads, DIM, DIM)
+        for rank in range(world):
+            plan = plan_for(
+                Sharding("zigzag", world), rank, (tokens,), (tokens,), mask == "causal", steps
+            )
+            launches = [launch for step in plan.steps for launch in step.launches]
+            for place, launch in enumerate(launches):
+                last = dtype if place == len(launches) - 1 else "float32"
+                name = "forward_again" if place else "forward"
+                found[name, dtype, last, *shape, launch.causal] = None
+                if options.backward:
+                    found["key_sums", dtype, *shape, launch.causal] = None
+                    found["query_sums", dtype, *shape, launch.causal] = None
+    return list(found)
+
+
+def build(name: str, *arguments: Any) -> float:
+    """Compile one kernel, which the cache on disk then has; the seconds it took."""
+    from tlmatrix_kernels.distributed.attention import kernels
+
+    begin = time.monotonic()
+    getattr(kernels, name)(*arguments)
+    return time.monotonic() - begin
+
+
+def build_all(needed: list[tuple], limit: float) -> None:
+    """Compile side by side, before there are ranks that would each do it."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(needed), os.cpu_count() or 1), mp_context=spawn) as pool:
+        jobs = {pool.submit(build, *each): each for each in needed}
+        try:
+            for job in as_completed(jobs, timeout=limit):
+                told = f"{job.result():.0f} s" if job.exception() is None else job.exception()
+                print(f"  {' '.join(map(str, jobs[job]))}: {told}", flush=True)
+        except TimeoutError:
+            print(f"! compiling took more than {limit:.0f} s; ranks do the rest", flush=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 def show(what: dict) -> None:
     """A result as lines of text."""
     if "failed" in what:
@@ -386,11 +438,16 @@ def main() -> None:
     world = options.world or torch.cuda.device_count()
     if world < 2 or torch.cuda.device_count() < world:
         parser.error(f"{max(world, 2)} GPUs are needed, there are {torch.cuda.device_count()}")
+    begin = time.monotonic()
+    needed = variants(options, world)
+    print(f"compiling {len(needed)} kernels", flush=True)
+    build_all(needed, options.limit / 2)
+    print(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spawn = multiprocessing.get_context("spawn")
-    told, found, until = spawn.Queue(), [], time.monotonic() + options.limit
+    told, found, until = spawn.Queue(), [], begin + options.limit
     ranks = [
         spawn.Process(target=rank_main, args=(rank, world, port, options, told))
         for rank in range(world)

@@ -2,18 +2,22 @@
 
 Rows are packed (layout thd, see `tlmatrix_kernels.attention.rows`), dense batches as well: q, out
 and do are [total_q, heads, dim], k and v [total_k, kv_heads, dim] the memory of one step, lse and
-delta [heads, total_q]. Run r owns the query rows from cu_runs[r] up to cu_runs[r + 1], [runs + 1]
-int32. What the runs see in one launch is a table, [count, 4] int32, one row for the blocks of one
-run, those with the most work first:
+delta [heads, total_q]. What the runs see in one launch is a table, [count, 6] int32, one row for
+the blocks of one run, those with the most work first:
 
 ======  =========================================================================================
 column  meaning
 ======  =========================================================================================
-0       the run
-1       the first row of its keys
-2       how many there are; 0 for a run that sees none in this launch
-3       query i of the run sees the keys j <= i + this (where `causal`)
+0       the first row of its queries
+1       how many there are
+2       the first of their padded rows (backward)
+3       the first row of its keys
+4       how many there are; 0 for a run that sees none in this launch
+5       query i of the run sees the keys j <= i + this (where `causal`)
 ======  =========================================================================================
+
+(All that a block needs is in one row at constant columns: with a lookup behind a lookup the
+compiler guards each and takes twice as long.)
 
 What a block does is written in `tlmatrix_kernels.attention.forward` and `backward`. Forward
 launches follow one another over the same rows: all but the last store out in float32, and all but
@@ -36,7 +40,7 @@ from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
 __all__ = ["COLUMNS", "forward", "forward_again", "key_sums", "query_sums"]
 
-COLUMNS = 4
+COLUMNS = 6
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,28 @@ class _Static:
     count: object
 
 
-def _rows(cu_runs, ranges, place, total_q, total_k):
+@dataclass(frozen=True)
+class Run(Rows):
+    """The rows of one run; where its padded rows begin is told."""
+
+    first_padded: object = 0
+
+    @property
+    def padded(self):
+        """The first of the run's padded rows."""
+        return self.first_padded
+
+
+def _rows(ranges, place, total_q, total_k):
     """The queries and the keys of the blocks of one row of the table."""
-    run = ranges[place, 0]
-    start = cu_runs[run]
-    queries = Rows("thd", run, start, cu_runs[run + 1] - start, total_q)
-    return queries, Rows("thd", run, ranges[place, 1], ranges[place, 2], total_k)
+    queries = Run(
+        "thd", 0, ranges[place, 0], ranges[place, 1], total_q, first_padded=ranges[place, 2]
+    )
+    return queries, Rows("thd", 0, ranges[place, 3], ranges[place, 4], total_k)
 
 
 def _mask(causal, queries, keys, ranges, place):
-    return RangeMask(causal, False, queries.length, keys.length, 0, ranges[place, 3])
+    return RangeMask(causal, False, queries.length, keys.length, 0, ranges[place, 5])
 
 
 @T.macro
@@ -104,14 +120,14 @@ def _unseen(before, out, lse, queries, query, head, head_dim_v, rows):
 
 
 @T.macro
-def _forward(q, k, v, cu_runs, ranges, before, out, lse, longest_run, scale, of):
+def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, of):
     tiles = of.tiles
     tile_count = T.ceildiv(longest_run, tiles.queries)
     with T.Kernel(
         *block_order(of.causal, tile_count, of.heads), of.count, threads=tiles.threads
     ) as (first, second, place):
         tile, head = tile_and_head(of.causal, first, second)
-        queries, keys = _rows(cu_runs, ranges, place, q.shape[0], k.shape[0])
+        queries, keys = _rows(ranges, place, q.shape[0], k.shape[0])
         query, queries = _query_tile(of.causal, tile, tiles.queries, queries)
         mask = _mask(of.causal, queries, keys, ranges, place)
         nothing = -T.infinity("float32")
@@ -130,7 +146,7 @@ def _forward(q, k, v, cu_runs, ranges, before, out, lse, longest_run, scale, of)
 def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build the first launch: q, k and v to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
-    total_q, total_k, bounds, count = T.dynamic("total_q, total_k, bounds, count")
+    total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
     of = _Static(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
 
@@ -139,14 +155,13 @@ def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         q: T.Tensor((total_q, heads, head_dim), dtype),
         k: T.Tensor((total_k, kv_heads, head_dim), dtype),
         v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
-        cu_runs: T.Tensor((bounds,), "int32"),
         ranges: T.Tensor((count, COLUMNS), "int32"),
         out: T.Tensor((total_q, heads, head_dim_v), out_dtype),
         lse: T.Tensor((heads, total_q), "float32"),
         longest_run: T.int32,
         scale: T.float32,
     ):
-        _forward(q, k, v, cu_runs, ranges, None, out, lse, longest_run, scale, of)
+        _forward(q, k, v, ranges, None, out, lse, longest_run, scale, of)
 
     return sequence_forward
 
@@ -155,7 +170,7 @@ def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
 def forward_again(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build a later launch: q, k, v, and the out and lse so far, to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
-    total_q, total_k, bounds, count = T.dynamic("total_q, total_k, bounds, count")
+    total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
     of = _Static(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
 
@@ -164,7 +179,6 @@ def forward_again(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=
         q: T.Tensor((total_q, heads, head_dim), dtype),
         k: T.Tensor((total_k, kv_heads, head_dim), dtype),
         v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
-        cu_runs: T.Tensor((bounds,), "int32"),
         ranges: T.Tensor((count, COLUMNS), "int32"),
         out_before: T.Tensor((total_q, heads, head_dim_v), "float32"),
         lse_before: T.Tensor((heads, total_q), "float32"),
@@ -173,9 +187,7 @@ def forward_again(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=
         longest_run: T.int32,
         scale: T.float32,
     ):
-        _forward(
-            q, k, v, cu_runs, ranges, (out_before, lse_before), out, lse, longest_run, scale, of
-        )
+        _forward(q, k, v, ranges, (out_before, lse_before), out, lse, longest_run, scale, of)
 
     return sequence_forward_again
 
@@ -188,7 +200,7 @@ def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).key_block
     total_q, padded_q, total_k = T.dynamic("total_q, padded_q, total_k")
-    bounds, count, heads, kv_heads = T.dynamic("bounds, count, heads, kv_heads")
+    count, heads, kv_heads = T.dynamic("count, heads, kv_heads")
     k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
 
     @T.prim_func
@@ -199,7 +211,6 @@ def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         do: T.Tensor((total_q, heads, head_dim_v), dtype),
         row_lse: T.Tensor((heads, padded_q), "float32"),
         row_delta: T.Tensor((heads, padded_q), "float32"),
-        cu_runs: T.Tensor((bounds,), "int32"),
         ranges: T.Tensor((count, COLUMNS), "int32"),
         dk_sum: T.Tensor(k_shape, "float32"),
         dv_sum: T.Tensor(v_shape, "float32"),
@@ -214,7 +225,7 @@ def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         ):
             tile, kv_head = tile_and_head(causal, first, second)
             key = tile * tiles.keys
-            queries, keys = _rows(cu_runs, ranges, place, total_q, total_k)
+            queries, keys = _rows(ranges, place, total_q, total_k)
             mask = _mask(causal, queries, keys, ranges, place)
             gradients = bwd.KeyGradients(dk_sum, dv_sum, heads=groups)
             if mask.seen_by_queries(key, tiles.keys, tiles.queries):
@@ -232,7 +243,7 @@ def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build the query blocks of one launch: they add to dq."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).query_block
     total_q, padded_q, total_k = T.dynamic("total_q, padded_q, total_k")
-    bounds, count, heads, kv_heads = T.dynamic("bounds, count, heads, kv_heads")
+    count, heads, kv_heads = T.dynamic("count, heads, kv_heads")
 
     @T.prim_func
     def sequence_query_sums(
@@ -242,7 +253,6 @@ def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         do: T.Tensor((total_q, heads, head_dim_v), dtype),
         row_lse: T.Tensor((heads, padded_q), "float32"),
         row_delta: T.Tensor((heads, padded_q), "float32"),
-        cu_runs: T.Tensor((bounds,), "int32"),
         ranges: T.Tensor((count, COLUMNS), "int32"),
         dq_sum: T.Tensor((total_q, heads, head_dim), "float32"),
         longest_run: T.int32,
@@ -255,7 +265,7 @@ def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
             place,
         ):
             tile, head = tile_and_head(causal, first, second)
-            queries, keys = _rows(cu_runs, ranges, place, total_q, total_k)
+            queries, keys = _rows(ranges, place, total_q, total_k)
             query, queries = _query_tile(causal, tile, tiles.queries, queries)
             mask = _mask(causal, queries, keys, ranges, place)
             if mask.sees_keys(query, tiles.queries, tiles.keys):

@@ -197,16 +197,19 @@ def tables_of(call: Call, steps: int, device: torch.device) -> Tables:
     plan = plans_of(call, steps)[call.rank]
     ends = [row + length for row, length in plan.runs]
     found = [
-        tuple(_table(_table_rows(launch, len(plan.runs)), device) for launch in step.launches)
+        tuple(_table(_table_rows(launch, plan), device) for launch in step.launches)
         for step in plan.steps
     ]
     return Tables(_table([[0, *ends]], device)[0], tuple(found))
 
 
-def _table_rows(launch: Launch, runs: int) -> list[list[int]]:
-    there = {each.run for each in launch.ranges}
-    rows = [[each.run, each.row, each.length, each.offset] for each in launch.ranges]
-    return rows + [[run, 0, 0, 0] for run in range(runs) if run not in there]
+def _table_rows(launch: Launch, plan: Plan) -> list[list[int]]:
+    seen = [(each.run, [each.row, each.length, each.offset]) for each in launch.ranges]
+    there = {run for run, _ in seen}
+    seen += [(run, [0, 0, 0]) for run in range(len(plan.runs)) if run not in there]
+    return [
+        [*plan.runs[run], padded_start(plan.runs[run][0], run), *columns] for run, columns in seen
+    ]
 
 
 def _static(call: Call, launch: Launch) -> tuple:
@@ -244,7 +247,7 @@ def attend(
             attention.dtype, attention.dtype if last else "float32", *_static(call, launch)
         )
         kernel(
-            q, keys.k, keys.v, tables.cu_runs, ranges, *before, out, lse,
+            q, keys.k, keys.v, ranges, *before, out, lse,
             plan.longest_run, attention.scale,
         )  # fmt: skip
         before = (out, lse)
@@ -287,7 +290,7 @@ class _Gradients:
             kernel = build(self.call.attention.dtype, *_static(self.call, launch))
             kernel(
                 self.q, keys.k, keys.v, self.do, self.row_lse, self.row_delta,
-                self.tables.cu_runs, ranges, *sums, longest(launch), scale,
+                ranges, *sums, longest(launch), scale,
             )  # fmt: skip
 
     def add_keys(self, step: int, keys: Pair, sums: Pair) -> None:
