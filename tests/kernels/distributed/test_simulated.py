@@ -84,6 +84,25 @@ def test_operators_share_a_context_and_shapes_change_from_call_to_call(world, se
     assert not found.reports
 
 
+@pytest.mark.parametrize(("m", "world"), [(1, 2), (1, 3), (2, 3)])
+def test_a_rank_without_rows_runs_ahead_no_further_than_its_peers_pull(m, world):
+    """It waits for nobody's product: only the barrier keeps it from the half that is still read."""
+    a, b = signs(0, world, m, 32), signs(1, world, 32, 64)
+    whole = (a.float() @ b.float()).sum(0).half()
+
+    def program(rank):
+        context = create_context()
+        outs = [
+            gemm_reduce_scatter(a[rank], b[rank], context=context, overlap=True) for _ in range(4)
+        ]
+        return all(torch.equal(out, whole[slice(*share(m, world, rank))]) for out in outs)
+
+    for seed in range(4):
+        found = simulate(program, world=world, seed=seed, stragglers=True)
+        assert found.results == [True] * world
+        assert not found.reports
+
+
 def test_counts_of_many_calls_pass_the_end_of_32_bits():
     def program(rank):
         context = create_context()
