@@ -71,6 +71,9 @@ def calls(context, seed):
         wrong += [
             (call, name) for name, (got, want) in results.items() if not torch.equal(got, want)
         ]
+    for name in ("all_gather_gemm/ready", "gemm_reduce_scatter/done"):
+        behind = context.flags(name, world).storage.view(torch.int32)[world:]
+        wrong += [(name, "behind the flags")] * int(len(behind) == 0 or behind.any())
     return wrong
 
 
