@@ -376,7 +376,7 @@ class InterpretedKernel:
     ) -> Iterator[BlockLaunch]:
         """Run the launch; of a kernel that waits for flags yields the blocks, to be run."""
         if session is None or (session.log is None and not session.sanitizers):
-            yield from self._run(values, symbols)
+            yield from self._run(session, values, symbols)
             return
         if session.log is None:
             yield from self._run_sanitized(session, values, symbols)
@@ -387,14 +387,15 @@ class InterpretedKernel:
         if session.sanitizers:
             yield from self._run_sanitized(session, values, symbols)
         else:
-            yield from self._run(values, symbols)
+            yield from self._run(session, values, symbols)
         session.trace_launch(launch)
 
     def _run_sanitized(
         self, session: Session, values: list[Any], symbols: dict[str, int]
     ) -> Iterator[BlockLaunch]:
         def execute(values: list[Any], watch: Any, traced: bool) -> Iterator[BlockLaunch]:
-            return self._run(values, symbols, self.variant(session, traced=traced), watch)
+            loaded = self.variant(session, traced=traced)
+            return self._run(session, values, symbols, loaded, watch)
 
         # No mode of a caller sees what is done; while blocks are run elsewhere none is changed.
         steps = launch(self, session, values, execute)
@@ -458,12 +459,13 @@ class InterpretedKernel:
         """
         arguments = [values[p.name] for p in self._parameters]
         for _ in self._run(
-            arguments, dict(symbols), self._recorded(wide=wide), recorder, wide=wide
+            current(), arguments, dict(symbols), self._recorded(wide=wide), recorder, wide=wide
         ):
             raise AssertionError("a recorded program waits for nothing")
 
     def _run(
         self,
+        session: Session | None,
         values: list[Any],
         symbols: dict[str, int],
         loaded: Loaded | None = None,
@@ -471,8 +473,10 @@ class InterpretedKernel:
         *,
         wide: bool = False,
     ) -> Iterator[BlockLaunch]:
-        """Run a variant of the program; a sanitized or recorded one calls `watch`."""
-        session = current()
+        """Run a variant of the program; a sanitized or recorded one calls `watch`.
+
+        The session is that of the call: a launch of a simulated rank may run in another thread.
+        """
         recorder = session.recorder if session is not None else None
         if loaded is None:
             loaded = self._loaded

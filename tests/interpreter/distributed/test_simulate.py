@@ -235,3 +235,19 @@ def test_the_host_waits_for_nothing_that_is_enqueued():
 
     for seed in range(6):
         assert simulate(program, 2, seed=seed).results[0][4:] == [1, 1, 1, 1]
+
+
+def test_lines_are_counted_in_whichever_thread_a_launch_runs():
+    def program(rank):
+        side, x, y = torch.cuda.Stream(), torch.randn(64).half(), torch.zeros(64).half()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            kernels.shifted(rank % 2)(x, y)
+        torch.cuda.current_stream().wait_stream(side)
+        return y
+
+    for sanitize in (False, True):
+        with interpret(coverage=True, sanitize=sanitize) as run:
+            for seed in range(4):
+                simulate(program, 4, seed=seed)
+        assert run.coverage
