@@ -12,7 +12,8 @@ LEAST_FLOP = {
 }
 """By operator and ranks: floating point operations of *one rank's* product from which on it pays.
 
-Other numbers of ranks take the line of the next smaller one.
+Other numbers of ranks take the line of the next smaller one. Estimates from the speed of NVLink and
+of the kernels, not measurements: `benchmarks/distributed.py` says where the lines are.
 """
 
 
