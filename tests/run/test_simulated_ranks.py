@@ -174,7 +174,7 @@ def test_a_pull_that_nothing_orders_after_the_write_is_a_race(runner):
 def test_a_buffer_that_the_next_call_overwrites_is_found_by_calls_in_a_row(runner):
     """One call alone is right: there is no barrier only between it and the next."""
     found = findings(runner, PULLED, "overwritten_while_others_pull", world=2)
-    assert {each.check for each in found} & {"repeat", "determinism", "sanitizers"}
+    assert {each.check for each in found} >= {"sanitizers"}
 
 
 def test_a_signal_that_never_comes_is_told_with_who_waits_for_whom(runner):

@@ -27,7 +27,7 @@ from tlmatrix.check.sanitizers import Watch
 from tlmatrix.check.tolerance import Yardstick
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tlmatrix.matrix.case import Case
     from tlmatrix.problem.model import Problem, Relation, Tensors
@@ -94,6 +94,8 @@ class _Judge:
         self._deterministic = deterministic
         self._told = told
         self._suspicious = False
+        self._between: list[Finding] = []
+        """What sanitizers found between calls in a row."""
         self._yardstick = Yardstick(problem, spec.tolerance, arch)
         self._watch = Watch(spec, problem) if "sanitizers" in checks else None
 
@@ -128,6 +130,7 @@ class _Judge:
         else:
             checks = frozenset(check for check in checks if wanted(check, relations))
             found += self._all(checks - same, usable, made)
+        found += self._between
         if checks & same:
             skipped = [check for check in FURTHER if check in checks & same]
             note = f"{' and '.join(skipped)} were left out: they would fail for the same reason"
@@ -299,8 +302,18 @@ class _Judge:
             yield self._again(self._problem)
 
     def _several_in_a_row(self, count: int) -> Iterator[Tensors]:
+        yield from self._watched_row([self._problem] * count)
+
+    def _watched_row(self, problems: Sequence[Problem]) -> list[Tensors]:
+        """Calls in a row, in which nothing may race: a call with the one before, most of all."""
         assert isinstance(self._execute, SeveralRanks)
-        yield from self._execute.in_a_row([self._problem] * count)
+        if self._watch is None:
+            return self._execute.in_a_row(problems)
+        watch = Watch(self._spec, self._problem, only=frozenset({"races"}))
+        try:
+            return self._execute.in_a_row(problems, watch=watch)
+        finally:
+            self._between += watch.findings({}, [], self._execute)
 
     def _related(self, relation: Relation, mine: Tensors, *, exact: bool) -> list[Finding]:
         return check_relation(
@@ -310,7 +323,7 @@ class _Judge:
             self._again,
             self._make_yardstick,
             deterministic=exact and self._deterministic,
-            in_a_row=self._execute.in_a_row if isinstance(self._execute, SeveralRanks) else None,
+            in_a_row=self._watched_row if self._in_a_row else None,
         )
 
 

@@ -34,7 +34,7 @@ class SeveralRanks(ABC):
         """
 
     @abstractmethod
-    def in_a_row(self, problems: Sequence[Problem]) -> list[Tensors]:
+    def in_a_row(self, problems: Sequence[Problem], *, watch: Watch | None = None) -> list[Tensors]:
         """The results of calls one after the other on one context, none waited for in between."""
 
 

@@ -65,13 +65,15 @@ _HINTS = {
 class Watch:
     """The sanitizers' view of one run of an entry."""
 
-    def __init__(self, spec: Spec, problem: Problem) -> None:
+    def __init__(self, spec: Spec, problem: Problem, only: frozenset[str] | None = None) -> None:
         from tlmatrix.interpreter import DEFAULT_SANITIZERS
 
         self._spec = spec
         self._problem = problem
         options = spec.sanitizers
         self._wanted = (DEFAULT_SANITIZERS | {*options.also}) - {*options.without}
+        if only is not None:
+            self._wanted &= only
         # Of the problem that the entry is given, once it is.
         self._ownership = Ownership(spec, problem)
         self._reports: list[Report] = []

@@ -54,9 +54,9 @@ class OnRanks(SeveralRanks):
         results, findings = self._run([problem], poison=poison, watch=watch)
         return results[0], findings
 
-    def in_a_row(self, problems: Sequence[Problem]) -> list[Tensors]:
+    def in_a_row(self, problems: Sequence[Problem], *, watch: Watch | None = None) -> list[Tensors]:
         """See `SeveralRanks.in_a_row`."""
-        return list(self._run(problems)[0])
+        return list(self._run(problems, watch=watch)[0])
 
     def _run(
         self,
