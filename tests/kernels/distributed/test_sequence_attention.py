@@ -5,7 +5,7 @@ import torch
 from eager_ranks import run_eagerly
 from sequence_cases import Case
 
-from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter import interpret, simulate
 from tlmatrix_kernels.distributed.attention import (
     sequence_attention,
     sequence_attention_varlen,
@@ -169,3 +169,23 @@ def test_shards_have_the_rows_of_their_rank():
         sequence_attention(q[None], k[None], v[None], context=context, seqlen_q=40, seqlen_k=41)
     with pytest.raises(ValueError, match="seqlen_k must be an int of at least 0"):
         sequence_attention(q[None], k[None], v[None], context=context, seqlen_q=40, seqlen_k=-1)
+
+
+def test_keys_may_be_overwritten_behind_a_call():
+    case = Case.of("contiguous", 2, (40,), (40,), True)
+
+    def program(rank):
+        context = create_context()
+        q, k, v = (t.detach() for t in case.shards(rank)[0])
+        out, _ = sequence_attention_varlen(
+            q, k, v, *case.bounds, context=context, causal=True, sharding="contiguous", steps=2
+        )
+        k.fill_(7)  # enqueued: rank 0 pulls nothing, but rank 1 pulls these from it
+        return out
+
+    for seed in range(4):
+        found = simulate(program, world=2, seed=seed, stragglers=True)
+        assert found.reports == ()
+        for rank, out in enumerate(found.results):
+            want = case.want[0][case.places(rank)[0]]
+            torch.testing.assert_close(out.double(), want, rtol=0.02, atol=0.005)
