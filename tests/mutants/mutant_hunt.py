@@ -3,14 +3,13 @@
 Runs in a forked child of a process that has imported everything but the kernels, so that a mutant
 costs no import of PyTorch, TileLang or the framework: the child puts a folder with the mutated
 kernels in front of the import path and runs cases as `tlmatrix run` does, of each spec in the
-order of its tier, of the specs in turn, and then the tier's number of drawn cases. The first case
-that does not pass is then judged by each check alone, to know which of them see the bug by
-themselves.
+order of its tier, of the specs in turn by the time they take, and then the tier's number of drawn
+cases. The first case that does not pass is then judged by each check alone, to know which of them
+see the bug by themselves.
 
 Beside it, the plain tests of `baseline` judge the same kernels.
 """
 
-import itertools
 import multiprocessing
 import os
 import sys
@@ -108,11 +107,23 @@ class Plans:
         return [spec for spec in self.specs if spec.name in chosen]
 
     def tier(self, specs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """(spec, case) of the specs' tiers: each in its running order, the specs in turn."""
-        turns = itertools.zip_longest(
-            *([(spec, case) for case in self._cases[spec.name]] for spec in specs)
-        )
-        yield from (pair for turn in turns for pair in turn if pair is not None)
+        """(spec, case) of the specs' tiers, each in its running order.
+
+        The next is always of the spec that has taken the least time: dear cases of one would
+        else leave no time for those of another that shows the bug.
+        """
+        left = {spec.name: (spec, iter(self._cases[spec.name])) for spec in specs}
+        spent = dict.fromkeys(left, 0.0)
+        while left:
+            name = min(left, key=spent.__getitem__)
+            spec, cases = left[name]
+            case = next(cases, None)
+            if case is None:
+                del left[name]
+                continue
+            begin = time.perf_counter()
+            yield spec, case
+            spent[name] += time.perf_counter() - begin
 
     def plain_tests(self, mutant: Mutant) -> list[PlainTest]:
         """The plain tests whose entry reaches what the mutant changes."""
