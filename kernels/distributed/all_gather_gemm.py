@@ -4,7 +4,7 @@ import torch
 
 from tlmatrix_kernels.alignment import ready as aligned
 from tlmatrix_kernels.distributed.barriers import barrier
-from tlmatrix_kernels.distributed.choose import overlap_pays
+from tlmatrix_kernels.distributed.choose import overlaps
 from tlmatrix_kernels.distributed.collectives import gathered
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival
@@ -60,15 +60,7 @@ def all_gather_gemm(
     _, n, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     m = check_rows("a", a.shape[0], m, context, "m")
-    if overlap is None:
-        pays = overlap_pays("all_gather_gemm", context.world, m, n, k)
-        overlap = pays and not context.capturing()
-    if overlap and context.capturing():
-        raise RuntimeError(
-            "overlap=True cannot be captured to a graph, whose replays would wait for the epoch of "
-            "the capture: use overlap=False"
-        )
-    if not overlap or context.world == 1:
+    if not overlaps("all_gather_gemm", overlap, context, m, n, k):
         whole = gathered(a, m, context)
         return gemm(whole, b, transpose_b=transpose_b, out_dtype=out_dtype)
     out = torch.empty(m, n, dtype=out_dtype, device=a.device)

@@ -4,7 +4,9 @@ Below a size, a kernel after a collective is faster: barriers, flags and copies 
 some tens of microseconds, however little there is to overlap.
 """
 
-__all__ = ["LEAST_FLOP", "overlap_pays"]
+from tlmatrix_kernels.distributed.context import Context
+
+__all__ = ["LEAST_FLOP", "overlap_pays", "overlaps"]
 
 LEAST_FLOP = {
     "all_gather_gemm": {2: 2.0e11, 4: 1.0e11, 8: 1.0e11},
@@ -24,3 +26,20 @@ def overlap_pays(operator: str, world: int, m: int, n: int, k: int) -> bool:
     table = LEAST_FLOP[operator]
     line = max((ranks for ranks in table if ranks <= world), default=min(table))
     return 2.0 * m * n * k >= table[line]
+
+
+def overlaps(operator: str, asked: bool | None, context: Context, m: int, n: int, k: int) -> bool:
+    """Whether a call overlaps: as `asked`, else where it pays; a world of one never does.
+
+    Raises:
+        RuntimeError: asked for while a CUDA graph is captured.
+    """
+    if asked is None:
+        pays = overlap_pays(operator, context.world, m, n, k)
+        return pays and not context.capturing()
+    if asked and context.capturing():
+        raise RuntimeError(
+            "overlap=True cannot be captured to a graph, whose replays would wait for the epoch of "
+            "the capture: use overlap=False"
+        )
+    return asked and context.world > 1

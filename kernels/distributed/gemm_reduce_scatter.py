@@ -4,7 +4,7 @@ import torch
 
 from tlmatrix_kernels.alignment import ready as aligned
 from tlmatrix_kernels.distributed.barriers import barrier
-from tlmatrix_kernels.distributed.choose import overlap_pays
+from tlmatrix_kernels.distributed.choose import overlaps
 from tlmatrix_kernels.distributed.collectives import scattered_sum
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_signalling
@@ -67,15 +67,7 @@ def gemm_reduce_scatter(
     m, n, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     check_bias(bias, n, a.device)
-    if overlap is None:
-        pays = overlap_pays("gemm_reduce_scatter", context.world, m, n, k)
-        overlap = pays and not context.capturing()
-    if overlap and context.capturing():
-        raise RuntimeError(
-            "overlap=True cannot be captured to a graph, whose replays would wait for the epoch of "
-            "the capture: use overlap=False"
-        )
-    if not overlap or context.world == 1:
+    if not overlaps("gemm_reduce_scatter", overlap, context, m, n, k):
         parts = gemm(a, b, transpose_b=transpose_b, out_dtype=out_dtype)
         out = scattered_sum(parts, context)
         return out if bias is None else (out.float() + bias.float()).to(out_dtype)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tlmatrix_kernels.distributed.shares import share
+
 __all__ = ["ORDERS", "Chunk", "Sharding"]
 
 ORDERS = ("contiguous", "zigzag")
@@ -65,12 +67,12 @@ class Sharding:
 
     def start(self, length: int, chunk: int) -> int:
         """The position at which the chunk of a sequence of this length begins."""
-        size, longer = divmod(length, self.chunks)
-        return chunk * size + min(chunk, longer)
+        return share(length, self.chunks, chunk)[0]
 
     def size(self, length: int, chunk: int) -> int:
         """How many rows the chunk has."""
-        return self.start(length, chunk + 1) - self.start(length, chunk)
+        begin, end = share(length, self.chunks, chunk)
+        return end - begin
 
     def rows(self, length: int, rank: int) -> int:
         """How many rows of a sequence of this length the rank has."""
