@@ -1,4 +1,4 @@
-"""A lock that the processes of a machine share."""
+"""Locks that the processes of a machine share; the system frees them when a process ends."""
 
 from __future__ import annotations
 
@@ -12,16 +12,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["machine_lock"]
+__all__ = ["file_lock", "machine_slot"]
 
 
 @contextmanager
-def machine_lock(name: str) -> Iterator[None]:
-    """Held by one process of this user at a time; the system frees it when that ends."""
-    path = Path(tempfile.gettempdir()) / f"tlmatrix-{name}-{os.getuid()}.lock"
+def file_lock(path: Path) -> Iterator[None]:
+    """Held by one process, and one thread of it, at a time."""
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def machine_slot(name: str, slots: int) -> Iterator[None]:
+    """One of `slots` places of this user's processes on the machine; waits while all are taken."""
+    paths = [
+        Path(tempfile.gettempdir()) / f"tlmatrix-{name}-{os.getuid()}-{slot}.lock"
+        for slot in range(slots)
+    ]
+    for path in paths:
+        file = path.open("w", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            continue
+        try:
+            yield
+        finally:
+            file.close()
+        return
+    with file_lock(paths[os.getpid() % slots]):
+        yield

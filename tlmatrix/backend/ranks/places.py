@@ -16,7 +16,7 @@ from tlmatrix.backend.errors import DevicesError
 from tlmatrix.backend.gpus import all_visible_gpus
 from tlmatrix.backend.ranks.crew import Crew
 from tlmatrix.backend.ranks.job import moved
-from tlmatrix.backend.ranks.lock import machine_lock
+from tlmatrix.backend.ranks.lock import machine_slot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,11 @@ _COMPILING = 2
 """How many times as long the first run of a case may take on GPUs: kernels are compiled in it."""
 _MOST_CREWS = 2
 """Worlds that have processes at a time: starting some costs seconds."""
+_AT_A_TIME = 8
+"""Cases of several GPUs that workers have under way at a time: most of it, they compile.
+
+More would wait for one another: GPUs turn from process to process every few milliseconds, and a
+rank that waits for a peer needs the turns of both."""
 
 
 class Place(Protocol):
@@ -112,9 +117,9 @@ class CrewPlace:
         return crew
 
     def _enter(self) -> None:
-        """Crews of other processes wait: they would share our GPUs."""
+        """Have a place on the GPUs, which crews of other processes share."""
         if self.kind == "cuda" and self._lock is None:
-            self._lock = machine_lock("gpus")
+            self._lock = machine_slot("gpus", _AT_A_TIME)
             self._lock.__enter__()
 
     def end(self) -> None:

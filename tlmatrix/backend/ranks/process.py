@@ -94,12 +94,14 @@ class _Worker:
         import torch
         import torch.distributed as dist
 
+        from tlmatrix.backend.ranks.compiling import compile_in_turn
         from tlmatrix.backend.ranks.symmetric import SymmetricGuards
 
         self.rank, self.world, self.kind = rank, world, kind
         torch.set_num_threads(1)
         backend = "gloo"
         if kind == "cuda":
+            compile_in_turn(Path(store).with_name("compiling"))
             torch.cuda.set_device(rank)
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
