@@ -297,3 +297,39 @@ def test_a_vector_atomic_whose_elements_a_layout_places_apart_is_an_error():
     torch.testing.assert_close(placed, x)
     with pytest.raises(RuntimeError, match=r"adds to 4 elements side by side from Y\[0, 0\] on"):
         quads(4)(x, torch.zeros(16, 16))
+
+
+@tilelang.jit
+def optional_scale(scaled_rows: bool):
+    n, groups, step = T.dynamic("n"), T.dynamic("groups"), T.dynamic("step")
+
+    @T.prim_func
+    def scale(
+        X: T.Tensor((n,), "float32"),
+        S: T.StridedTensor((n, groups), (step, 1), "float32"),
+        Y: T.Tensor((n,), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(n, 4), threads=32) as bx:
+            for i in T.Parallel(4):
+                if scaled_rows:
+                    Y[bx * 4 + i] = X[bx * 4 + i] * S[bx * 4 + i, 0]
+                else:
+                    Y[bx * 4 + i] = X[bx * 4 + i] + groups + step
+
+    return scale
+
+
+def test_dimensions_that_only_an_absent_tensor_has_are_zero():
+    x, y = torch.ones(6), torch.empty(6)
+    optional_scale(False)(x, None, y)
+    assert y.eq(1).all()
+
+
+def test_strides_of_an_empty_tensor_are_bound():
+    nothing = torch.empty(0)
+    optional_scale(True)(nothing, torch.empty(0, 3), nothing)
+
+
+def test_a_tensor_that_is_read_may_not_be_absent():
+    with pytest.raises(TypeError, match="argument S must be a tensor, got NoneType"):
+        optional_scale(True)(torch.ones(6), None, torch.empty(6))

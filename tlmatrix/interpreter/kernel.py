@@ -201,6 +201,7 @@ class InterpretedKernel:
 
     def _bind_symbols(self, values: list[Any], symbols: dict[str, int]) -> None:
         pending: list[tuple[Parameter, Any, str, int, str | int, int]] = []
+        absent: list[Parameter] = []
         known = self._program.symbols
         for k in self._inputs:
             p, value = self._parameters[k], values[k]
@@ -210,6 +211,7 @@ class InterpretedKernel:
                     symbols[p.name] = int(value)
                 continue
             if value is None and not p.used:
+                absent.append(p)
                 continue
             self._check_tensor(p, value)
             for axis, (want, got) in enumerate(zip(p.shape, value.shape, strict=True)):
@@ -221,7 +223,12 @@ class InterpretedKernel:
                     symbols[want] = got
                 else:
                     pending.append((p, value, "shape", axis, want, got))
-            if 0 in value.shape or (k in self._packed and value.is_contiguous()):
+            if k in self._packed and value.is_contiguous():
+                continue
+            if 0 in value.shape:
+                for want, got in zip(p.strides, value.stride(), strict=True):
+                    if isinstance(want, str) and want in known:
+                        symbols.setdefault(want, got)
                 continue
             for axis, (want, got) in enumerate(zip(p.strides, value.stride(), strict=True)):
                 if value.shape[axis] == 1:
@@ -239,6 +246,11 @@ class InterpretedKernel:
             if expected_value != got:
                 shown = f"{want} = {expected_value}" if str(want) != str(expected_value) else want
                 raise self._mismatch(p, what, axis, str(shown), got, value)
+        # As TileLang binds what only tensors have that are not there.
+        for p in absent:
+            for want in (*(p.shape or ()), *p.strides):
+                if isinstance(want, str) and want in known:
+                    symbols.setdefault(want, 0)
 
     @cached_property
     def _packed(self) -> frozenset[int]:

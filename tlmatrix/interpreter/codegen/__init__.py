@@ -8,11 +8,14 @@ from typing import Any
 from tlmatrix.interpreter.errors import Unsupported
 
 from .budget import SharedMemory, shared_memory, tensor_memory
+from .builtins import without_builtins
+from .conditions import with_boolean_conditions
 from .context import Buf
 from .covered import Counted, CoverageMixin
 from .firsts import written_first
 from .flags import FlagMixin, calls_models
 from .recorded import Loop, Record, RecordedMixin, Spot
+from .returns import without_returns
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
 from .source import Location, location_of
 from .steady import SteadyMixin
@@ -380,7 +383,8 @@ def generate(
     from tlmatrix.interpreter.roles.generate import RoleMixin
     from tlmatrix.interpreter.roles.threads import needs_roles
 
-    func = scalarized(without_thread_loops(func))
+    func = without_returns(without_thread_loops(func))
+    func = scalarized(with_boolean_conditions(without_builtins(func)))
 
     def variant(base: type[_Generator], **options: Any) -> Any:
         return (_covered(base) if covered else base)(func, guard=guard, **options)

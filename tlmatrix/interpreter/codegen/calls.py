@@ -7,6 +7,7 @@ from typing import Any
 
 from tlmatrix.interpreter.runtime.mathematics import to_int, wrap
 
+from .builtins import HALF_TOWARD_ZERO
 from .expressions import op_name
 from .memory import MemoryMixin
 from .values import LOW_PRECISION, Val, is_float, is_int, literal, numpy_name, numpy_type
@@ -74,6 +75,7 @@ _IEEE = {
     "tl.max_nan": "np.maximum",
     "tl.min_nan": "np.minimum",
 }
+_PROMOTED = frozenset({"int8", "uint8", "int16", "uint16"})
 _BITWISE = {
     "tirx.bitwise_and": "&",
     "tirx.bitwise_or": "|",
@@ -216,6 +218,10 @@ class CallMixin(MemoryMixin):
     def _call_tirx_call_extern(self, node: Any, dtype: str) -> Val:
         """`T.print`; any other function is the user's own CUDA."""
         name = str(getattr(node.args[0], "value", node.args[0]))
+        if name == HALF_TOWARD_ZERO:
+            half = self.rounded(self.settled(self.expr(node.args[1])))
+            code = f"half_toward_zero({half.code})"
+            return self.named(code, dtype, (half,), exact=True) if half.axes else Val(code, dtype)
         if name not in ("debug_print_var", "debug_print_buffer_value"):
             raise self.refuse(f"the operation tirx.call_extern of {node.args[0]}")
         value = self.rounded(self.settled(self.expr(node.args[-1])))
@@ -266,6 +272,9 @@ class CallMixin(MemoryMixin):
             a = self.settled(a)
         if a.lit is not None and b.lit is not None:
             return literal(a.lit << b.lit if symbol == "<<" else a.lit >> b.lit, dtype)
+        if symbol == "<<" and dtype in _PROMOTED:
+            # C shifts an int: what leaves the narrow dtype is there until it is stored.
+            a, dtype = self.cast(a, "int32"), "int32"
         value = self.pure(f"({a.code} {symbol} {b.code})", dtype, (a, b))
         if symbol == ">>":
             if a.lo is not None and a.lo >= 0:
@@ -287,8 +296,23 @@ class CallMixin(MemoryMixin):
         return code
 
     def _call_tirx_popcount(self, node: Any, dtype: str) -> Val:
-        value = self.expr(node.args[0])
-        return self.pure(f"popcount({value.code})", dtype, (value,), lo=0, hi=64)
+        return self._of_bits("popcount", node, dtype)
+
+    def _call_tirx_clz(self, node: Any, dtype: str) -> Val:
+        return self._of_bits("leading_zeros", node, dtype)
+
+    def _call_tl___ffs(self, node: Any, dtype: str) -> Val:
+        return self._of_bits("first_set", node, dtype)
+
+    def _of_bits(self, function: str, node: Any, dtype: str) -> Val:
+        """A count that a function of an integer and its number of bits makes."""
+        value = self.settled(self.expr(node.args[0]))
+        bits = int(value.dtype.lstrip("uint"))
+        code = f"{function}({value.code}, {bits})"
+        if value.scalar:
+            return Val(code, dtype, lo=0, hi=bits)
+        found = self.named(f"{code}.astype(np.{numpy_type(dtype)})", dtype, (value,))
+        return replace(found, lo=0, hi=bits)
 
     def _call_tirx_reinterpret(self, node: Any, dtype: str) -> Val:
         value = self.rounded(self.settled(self.expr(node.args[0])))

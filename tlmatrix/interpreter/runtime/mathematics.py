@@ -24,6 +24,9 @@ __all__ = [
     "erf",
     "exp2",
     "exp10",
+    "first_set",
+    "half_toward_zero",
+    "leading_zeros",
     "log",
     "log2",
     "mod",
@@ -84,7 +87,8 @@ erf = _mixed(torch.erf, _np_erf)
 
 def round_away(x: Any, out: Any = None) -> Any:
     """Round half away from zero, as C's `round`."""
-    return np.copysign(np.floor(np.abs(x) + x.dtype.type(0.5)), x, out)
+    whole = np.trunc(x)
+    return np.add(whole, np.copysign(np.abs(x - whole) >= x.dtype.type(0.5), x), out)
 
 
 def exp10(x: Any, out: Any = None) -> Any:
@@ -183,9 +187,42 @@ def show(message: str, value: Any, mask: Any) -> None:
     sys.stdout.write(f"{message}: {value}\n")
 
 
-def popcount(x: Any) -> Any:
-    """How many bits are set."""
+def popcount(x: Any, bits: int) -> Any:
+    """How many of `bits` bits are set."""
     if isinstance(x, np.ndarray):
-        unsigned = x.view(x.dtype.str.replace("i", "u"))
-        return np.bitwise_count(unsigned).astype(x.dtype)
-    return (x & 0xFFFFFFFFFFFFFFFF).bit_count()
+        return np.bitwise_count(_unsigned(x))
+    return (x & ((1 << bits) - 1)).bit_count()
+
+
+def leading_zeros(x: Any, bits: int) -> Any:
+    """How many of the highest of `bits` bits are clear before the first that is set."""
+    if not isinstance(x, np.ndarray):
+        return bits - (x & ((1 << bits) - 1)).bit_length()
+    unsigned = _unsigned(x)
+    out = np.full(x.shape, bits, np.int64)
+    for bit in range(bits):  # the last that is set decides
+        out[(unsigned >> unsigned.dtype.type(bit)) & 1 != 0] = bits - 1 - bit
+    return out
+
+
+def first_set(x: Any, bits: int) -> Any:
+    """Which bit is the lowest that is set, from 1; 0 if none is."""
+    if not isinstance(x, np.ndarray):
+        x &= (1 << bits) - 1
+        return (x & -x).bit_length()
+    return np.where(x == 0, 0, bits - leading_zeros(x & -x, bits))
+
+
+def _unsigned(x: Any) -> Any:
+    return x.view(x.dtype.str.replace("i", "u"))
+
+
+def half_toward_zero(x: Any) -> Any:
+    """Float32 to float16 towards zero, as CUDA's `__float2half_rz`; as float32."""
+    values = np.array(x, np.float32, ndmin=1)
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    bits = halves.view(np.uint16)
+    bits[np.abs(halves.astype(np.float32)) > np.abs(values)] -= 1
+    found = halves.astype(np.float32)
+    return found.reshape(x.shape) if isinstance(x, np.ndarray) else found[0]
