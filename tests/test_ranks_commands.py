@@ -10,7 +10,7 @@ import pytest
 from tlmatrix.backend import backend_named
 from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.backend.gpus import ALL_GPUS, all_visible_gpus
-from tlmatrix.run import SkipReason, Status
+from tlmatrix.run import Status
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import SpecError, parse_spec
@@ -28,13 +28,6 @@ shards: {a: {dim: m}, b: {dim: n}, c: {dim: n}}
 def only_case(spec):
     (case,) = plan(spec).expansion
     return case
-
-
-def test_no_kernel_of_several_ranks_is_assembled_and_the_case_says_so():
-    spec = parse_spec(GEMM, BESIDE)
-    result = Runner(backend_named("compile")).run(spec, only_case(spec))
-    assert (result.status, result.reason) == (Status.SKIPPED, SkipReason.RANKS)
-    assert "--backend interpreter" in result.message
 
 
 def test_a_case_of_more_gpus_than_there_are_is_skipped_with_that_reason(monkeypatch):

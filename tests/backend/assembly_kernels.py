@@ -2,6 +2,10 @@
 
 import tilelang
 import tilelang.language as T
+import torch
+import torch.distributed as dist
+
+from tlmatrix_kernels.distributed import signals
 
 UNSAFE = {tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True}
 
@@ -113,3 +117,41 @@ def laid_out():
             T.atomic_add(Y, tile)
 
     return laid_out_sum
+
+
+@tilelang.jit
+def waiting():
+    """Doubles once every rank has raised its flag: run before them, it would wait for ever."""
+    n, world = T.dynamic("n, world")
+
+    @T.prim_func
+    def double_when_told(
+        X: T.Tensor((n,), "float32"),
+        flags: T.Tensor((world,), "int32"),
+        Y: T.Tensor((n,), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(n, 128), threads=128) as block:
+            T.import_source(signals.source(128))
+            for rank in T.serial(world):
+                signals.wait(flags, rank, 1)
+            for i in T.Parallel(128):
+                Y[block * 128 + i] = X[block * 128 + i] * 2
+
+    return double_when_told
+
+
+def doubled_on_ranks(x, rank, world, kernel="double"):
+    """All ranks launch one kernel for their part of x, and the last one another, by its name."""
+    y = torch.empty_like(x)
+    double()(x, y)
+    dist.barrier()
+    if rank == world - 1:
+        if kernel == "missing":
+            raise ValueError("no kernel for the last rank")
+        if kernel == "alone":
+            dist.barrier()
+        elif kernel == "waiting":
+            waiting()(x, torch.zeros(world, dtype=torch.int32), y)
+        else:
+            KERNELS[kernel]()(x, y)
+    return y

@@ -9,10 +9,9 @@ from tlmatrix.backend import CompileBackend
 from tlmatrix.backend.assembly import find_toolkit
 from tlmatrix.backend.backends import ARCHITECTURES
 
-ALL = sorted((Path(__file__).parents[2] / "specs").glob("*.yaml"))
-# An entry of several ranks is assembled in tests/kernels/distributed: nothing runs here, and ranks
-# that do not run do not meet.
-SPECS = [path for path in ALL if "world" not in tlmatrix.load(path).axes]
+SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.yaml"))
+WITHOUT_KERNELS = {"all_gather", "sequence_attention_reference"}
+"""Specs whose entries launch none: copy engines move rows, PyTorch computes."""
 FIRST = "sm_90a"
 """What a spec's case is assembled for, if the spec names it; else the first that it names."""
 EVERY_ARCHITECTURE = {"attention_forward_kernel", "gemm", "gemm_mixed", "gemm_split_k"}
@@ -42,6 +41,9 @@ def test_a_case_of_every_spec_is_assembled_within_its_budget(path, arch):
     assert len(results) == 1, "a smoke case is one case"
     (result,) = results
     assert not result.failed, str(results)
+    if path.stem in WITHOUT_KERNELS:
+        assert not result.kernels, "it launches kernels: take it from the list"
+        return
     assert result.kernels, "the case launches no kernel: give the tier smoke other values"
     assert {fact["arch"] for fact in result.kernels} == {arch}
     if result.status is tlmatrix.Status.SKIPPED:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import CompileBackend, EntryError, execute
 from tlmatrix.backend.assembly import over_budget
-from tlmatrix.check.finding import Finding
+from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.spec.sharding import has_ranks
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
@@ -38,29 +39,45 @@ def assembled(
 ) -> AssembledCase:
     """Trace what the code under test launches, forward and backward, and assemble it.
 
+    Where several ranks call it, that is what any of them launches; equal kernels count once.
+
     Raises:
         BindingError: arguments or results do not fit what the spec says.
     """
     backend = binding.backend
     assert isinstance(backend, CompileBackend)
     backend.launched.clear()
-    findings = []
+    findings: list[Finding] = []
     try:
-        execute(binding, problem)
+        _trace(binding, problem)
+    except FindingsError as error:
+        findings += error.findings
     except EntryError as error:
         words = f"{type(error.error).__name__}: {error.error}".splitlines()[0]
+        where = f"{error.where}, " if error.where else ""
         findings.append(
             Finding(
                 check="entry",
-                title=f"traced for {backend.target}, raises {words}",
+                title=f"{where}traced for {backend.target}, raises {words}",
                 detail=user_traceback(error.error),
                 pattern=f"{backend.target} {type(error.error).__name__}",
             )
         )
-    assemblies = tuple(assembler.assemble(kernel, backend.target) for kernel in backend.launched)
+    made = [assembler.assemble(kernel, backend.target) for kernel in backend.launched]
+    assemblies = tuple({each.key: each for each in made}.values())
     findings += over_budget(spec, case.values, assemblies)
     missing = tuple(dict.fromkeys(each.missing for each in assemblies if each.missing))
     return AssembledCase(assemblies, tuple(findings), missing)
+
+
+def _trace(binding: Binding, problem: Problem) -> None:
+    """Call the code under test; the backend notes what is launched."""
+    if has_ranks(binding.spec):
+        from tlmatrix.backend.ranks.runner import trace_on_ranks
+
+        trace_on_ranks(binding, problem)
+    else:
+        execute(binding, problem)
 
 
 def kernel_facts(assembly: Assembly) -> list[dict[str, Any]]:

@@ -48,8 +48,6 @@ class SkipReason(StrEnum):
     """The kernels are written for other architectures than the backend's."""
     TOOLKIT = "toolkit"
     """The CUDA toolkit here cannot assemble the kernels."""
-    RANKS = "ranks"
-    """The backend runs one rank, and the case has several."""
     GPUS = "gpus"
     """The case asks for more GPUs than there are."""
     DEVICE = "device"

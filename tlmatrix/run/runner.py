@@ -51,12 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["Runner", "case_seed", "run_case"]
 
 
-_NOT_ASSEMBLED = (
-    "kernels of entries that several ranks call are not assembled; `--backend interpreter` runs "
-    "them on simulated ranks"
-)
-
-
 def case_seed(case: Case, seed: int = 0) -> int:
     """The seed of a case's inputs; 0 is the case's own, any other gives other inputs."""
     seed = seed or case.run_seed
@@ -204,8 +198,6 @@ class Runner:
             return _Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
         bug: KnownBug | None = None
         try:
-            if isinstance(self.backend, CompileBackend) and has_ranks(spec):
-                return _Outcome(Status.SKIPPED, reason=SkipReason.RANKS, message=_NOT_ASSEMBLED)
             if isinstance(self.backend, CompileBackend) and case.origin != "reject":
                 return self._assembled(self.backend, spec, case, watch)
             bug = known_bug(spec, case, self._environment())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tlmatrix.check.sanitizers import Watch
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["OnRanks"]
+__all__ = ["OnRanks", "trace_on_ranks"]
 
 
 class OnRanks(SeveralRanks):
@@ -65,21 +65,8 @@ class OnRanks(SeveralRanks):
         poison: bool | None = None,
         watch: Watch | None = None,
     ) -> tuple[list[Gathered], list[Finding]]:
-        spec, turn = self._binding.spec, self._turns()
-        sharings = [Sharding.of(spec, problem) for problem in problems]
-        world = sharings[0].world
-        jobs = [
-            Job(
-                tuple(
-                    Call.of(sharding.of_rank(problem, rank))
-                    for problem, sharding in zip(problems, sharings, strict=True)
-                ),
-                poison=poison,
-                turn=turn,
-                straggle=turn,
-            )
-            for rank in range(world)
-        ]
+        sharings = [Sharding.of(self._binding.spec, problem) for problem in problems]
+        jobs = _jobs(problems, sharings, poison=poison, turn=self._turns())
         with self._timed():
             answers = self._place.run(self._binding, jobs, watch)
         device = _device(problems[0])
@@ -91,7 +78,42 @@ class OnRanks(SeveralRanks):
             ]
             found.append(gathered(problem, sharding, of_ranks))
         told = [(rank, each) for rank, answer in enumerate(answers) for each in answer.findings]
-        return found, same_on_ranks(told, world)
+        return found, same_on_ranks(told, len(jobs))
+
+
+def trace_on_ranks(binding: Binding, problem: Problem) -> None:
+    """Call the entry on simulated ranks, on a backend that runs no kernel and notes each launch.
+
+    Raises:
+        EntryError: the entry raised, on the ranks that it says.
+        BindingError: arguments or results do not fit what the spec says.
+        FindingsError: ranks wait for each other for ever.
+    """
+    from tlmatrix.backend.ranks.simulated import SimulatedPlace
+
+    SimulatedPlace().run(binding, _jobs([problem], [Sharding.of(binding.spec, problem)]))
+
+
+def _jobs(
+    problems: Sequence[Problem],
+    sharings: Sequence[Sharding],
+    *,
+    poison: bool | None = None,
+    turn: int = 0,
+) -> list[Job]:
+    """What each rank is to do: call the entry for one problem after the other."""
+    return [
+        Job(
+            tuple(
+                Call.of(sharding.of_rank(problem, rank))
+                for problem, sharding in zip(problems, sharings, strict=True)
+            ),
+            poison=poison,
+            turn=turn,
+            straggle=turn,
+        )
+        for rank in range(sharings[0].world)
+    ]
 
 
 def _device(problem: Problem) -> torch.device | None:
