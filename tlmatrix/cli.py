@@ -316,6 +316,9 @@ def _add_explain(commands: _Commands) -> None:
         "--buffer", metavar="NAME", help="follow --index of this parameter of the last kernel"
     )
     explain.add_argument("--block", metavar="I,J,…", help="of several blocks, the one to follow")
+    explain.add_argument(
+        "--rank", type=int, metavar="R", help="of several ranks, the one whose kernels are followed"
+    )
     explain.add_argument("--seed", type=int, help="as for run")
     explain.add_argument("--full", action="store_true", help="show every turn of every loop")
     explain.add_argument(

@@ -30,15 +30,31 @@ CHECK = "ranks"
 
 
 class Gathered(dict[str, torch.Tensor]):
-    """Whole results by name; `copies[r]` are rank r's of those that every rank has whole."""
+    """Whole results by name; `copies[r]` are rank r's of those that every rank has whole.
 
-    def __init__(self, tensors: Tensors, copies: Sequence[Tensors]) -> None:
+    `returned[r]` are the tensors that rank r returned, and `given[r]` the inputs that it got.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        copies: Sequence[Tensors],
+        returned: Sequence[Tensors],
+        given: Sequence[Tensors],
+    ) -> None:
         super().__init__(tensors)
         self.copies = tuple(copies)
+        self.returned = tuple(returned)
+        self.given = tuple(given)
 
 
-def gathered(problem: Problem, sharding: Sharding, results: Sequence[Tensors]) -> Gathered:
-    """The whole results of what each rank returned, by rank.
+def gathered(
+    problem: Problem,
+    sharding: Sharding,
+    results: Sequence[Tensors],
+    given: Sequence[Tensors] = (),
+) -> Gathered:
+    """The whole results of what each rank returned, by rank; `given` are the ranks' inputs.
 
     Raises:
         FindingsError: a rank returned nothing of a name, or another shape or dtype than it must.
@@ -64,7 +80,7 @@ def gathered(problem: Problem, sharding: Sharding, results: Sequence[Tensors]) -
             whole[name] = first
             for rank, each in enumerate(results):
                 copies[rank][name] = each[name]
-    return Gathered(whole, copies)
+    return Gathered(whole, copies, results, given)
 
 
 def _misfits(

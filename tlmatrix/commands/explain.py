@@ -11,29 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.cases import named_case, raw_index
+from tlmatrix.commands.explain_inputs import depends
+from tlmatrix.commands.explain_place import place_of
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.spec.sharding import has_ranks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-    import torch
-
+    from tlmatrix.commands.explain_place import Place
     from tlmatrix.config import Config
     from tlmatrix.interpreter import Explanation, Session
+    from tlmatrix.interpreter.explain import Launch, LaunchLog
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, TensorInfo, Tensors
-    from tlmatrix.run.influence import Influence, Part
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
 
 __all__ = ["explain"]
 
 _LABEL = 10
-_GROUPS = 16
-"""Turns of a loop whose reads of one input are replaced apart; neighbours of more go together."""
 
 
 def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
@@ -61,20 +59,19 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
             raise UsageError(f"the case raises {error.error!r}: no output to explain") from error
     print(f"{spec.name}: {case.id}\nseed {seed}\n")
     explanation: Explanation | None = None
+    place: Place | None = None
     if arguments.buffer is not None:
         index = _numbers(arguments.index or "", "--index")
     else:
         index = _checked(name, index, outputs)
-        for line in _heading(problem, outputs, name, index):
+        place = place_of(spec, problem, outputs, name, index, arguments.rank)
+        for line in _heading(problem, outputs, place):
             print(line)
         print()
     try:
-        explanation = _followed(session, arguments, outputs.get(name), index)
+        explanation = _followed(session, arguments, place, index)
     except NotMadeError as error:
-        if has_ranks(spec):
-            print("not followed: kernels of several ranks write it, each a part")
-        else:
-            print(f"{error}\n{_others(session)}")
+        print(f"{error}\n{_others(session, arguments.rank)}")
     except Unsupported as error:
         print(f"not followed: {error}")
     except ValueError as error:
@@ -82,12 +79,12 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
     if explanation is not None:
         for line in _told(explanation, full=arguments.full):
             print(line)
-    if arguments.buffer is None:
+    if place is not None:
         if explanation is not None:
-            for line in _verdict(explanation, problem, name, index):
+            for line in _verdict(explanation, problem, place):
                 print(line)
         if not arguments.no_inputs:
-            for line in _depends(runner, spec, case, problem, explanation, (name, index)):
+            for line in depends(runner, spec, case, problem, explanation, place):
                 print(line)
     if arguments.picture and explanation is not None:
         _draw(session, explanation, Path(arguments.picture))
@@ -138,7 +135,7 @@ def _checked(name: str, index: tuple[int, ...] | None, outputs: Tensors) -> tupl
 def _followed(
     session: Session,
     arguments: argparse.Namespace,
-    tensor: torch.Tensor | None,
+    place: Place | None,
     index: tuple[int, ...],
 ) -> Explanation:
     """The explanation of the output's element, or of `--buffer` of a kernel."""
@@ -147,31 +144,36 @@ def _followed(
     assert session.log is not None
     log = session.log
     block = _numbers(arguments.block, "--block") if arguments.block else None
-    if arguments.buffer is None:
-        assert tensor is not None
-        launch, buffer, place = log.find(tensor, index)
-        return explain_element(log, launch, buffer, place, block=block)
-    found = [launch for launch in log.launches if arguments.buffer in launch.written]
+    if place is not None:
+        launch, buffer, at = log.find(place.returned, place.mine)
+        return explain_element(log, launch, buffer, at, block=block)
+    found = [each for each in _launches(log, arguments.rank) if arguments.buffer in each.written]
     if not found:
-        raise UsageError(f"--buffer: no kernel writes {arguments.buffer!r}\n{_others(session)}")
+        others = _others(session, arguments.rank)
+        raise UsageError(f"--buffer: no kernel writes {arguments.buffer!r}\n{others}")
     return explain_element(log, found[-1], arguments.buffer, index, block=block)
 
 
-def _others(session: Session) -> str:
+def _launches(log: LaunchLog, rank: int | None) -> list[Launch]:
+    """The launches, of one rank if one is asked for."""
+    return [launch for launch in log.launches if rank in (None, launch.rank)]
+
+
+def _others(session: Session, rank: int | None) -> str:
     """What can be followed instead."""
     assert session.log is not None
-    if not session.log.launches:
-        return "the case ran no kernel"
-    lines = [f"  {launch}: {', '.join(sorted(launch.written))}" for launch in session.log.launches]
+    launches = _launches(session.log, rank)
+    if not launches:
+        return "the case ran no kernel" + ("" if rank is None else f" on rank {rank}")
+    lines = [f"  {launch}: {', '.join(sorted(launch.written))}" for launch in launches]
     told = "\n".join(lines)
     return f"what kernels wrote can be followed with --buffer NAME --index I,J,…:\n{told}"
 
 
-def _heading(
-    problem: Problem, outputs: Tensors, name: str, index: tuple[int, ...]
-) -> Iterator[str]:
+def _heading(problem: Problem, outputs: Tensors, place: Place) -> Iterator[str]:
     from tlmatrix.report.text import number
 
+    name, index = place.name, place.index
     info: TensorInfo = problem.outputs[name]
     words = []
     for dim, at in zip(info.dims, index, strict=False):
@@ -181,6 +183,8 @@ def _heading(
     if problem.has_reference:
         told = f"expected {number(float(problem.reference()[name][index]))}, {told}"
     yield f"  {'values':<{_LABEL}}{told}"
+    if place.words:
+        yield f"  {'of':<{_LABEL}}{place.words}"
 
 
 def _told(explanation: Explanation, *, full: bool) -> Iterator[str]:
@@ -189,18 +193,16 @@ def _told(explanation: Explanation, *, full: bool) -> Iterator[str]:
     yield from told(explanation, full=full, width=screen_width(120))
 
 
-def _verdict(
-    explanation: Explanation, problem: Problem, name: str, index: tuple[int, ...]
-) -> Iterator[str]:
+def _verdict(explanation: Explanation, problem: Problem, place: Place) -> Iterator[str]:
     """Whether it is precision or mathematics: is the float64 run nearer to the reference?"""
     exact = explanation.exact
     if exact is None or explanation.earlier is not None or len(explanation.writers) != 1:
         return
-    if not problem.has_reference:
+    if not problem.has_reference or any(source.made_by for source in explanation.sources):
         return
-    if explanation.index != index and explanation.buffer != name:
+    if explanation.index != place.mine and explanation.buffer != place.name:
         return
-    reference = float(problem.reference()[name][index])
+    reference = float(problem.reference()[place.name][place.index])
     error, wide = abs(explanation.value - reference), abs(exact - reference)
     yield ""
     yield f"  {'reference':<{_LABEL}}{reference:.6g}"
@@ -214,115 +216,6 @@ def _verdict(
             f"  {'':<{_LABEL}}a float64 run comes to it ({wide:.1e} of "
             f"{error:.1e}): what is left is precision"
         )
-
-
-# What the element depends on ----------------------------------------------------------------
-
-
-def _depends(
-    runner: Runner,
-    spec: Spec,
-    case: Case,
-    problem: Problem,
-    explanation: Explanation | None,
-    element: tuple[str, tuple[int, ...]],
-) -> Iterator[str]:
-    from tlmatrix.run.influence import influences
-
-    yield ""
-    parts = _parts(problem, explanation)
-    try:
-        found = influences(runner, spec, case, *element, parts)
-    except LookupError as error:
-        yield f"which inputs it depends on is not known: {error}"
-        return
-    yield "with other values in a part of an input the element changes by"
-    yield from _table(found, problem)
-
-
-def _parts(problem: Problem, explanation: Explanation | None) -> list[Part]:
-    """Each input in parts: what the block read in each turn, and what it did not read."""
-    import torch
-
-    from tlmatrix.interpreter.explain.words import turn_words
-    from tlmatrix.run.influence import Part
-
-    read = _reads(problem, explanation)
-    parts: list[Part] = []
-    for name, tensor in problem.inputs.items():
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        left = torch.ones(tensor.numel(), dtype=torch.bool)
-        mine: list[Part] = []
-        for loops, flat in read.get(name, ()):
-            fresh = flat[left[flat]]
-            left[fresh] = False
-            if len(fresh):
-                mine.append(Part(name, fresh, turn_words(loops) or "outside of loops"))
-        step = -(-len(mine) // _GROUPS) or 1
-        for start in range(0, len(mine), step):
-            some = mine[start : start + step]
-            words = some[0].read if len(some) == 1 else f"{some[0].read} to {some[-1].read}"
-            parts.append(Part(name, torch.cat([p.elements for p in some]), words))
-        rest = torch.nonzero(left).flatten()
-        if len(rest):
-            words = "not read" if mine else "not read by this kernel"
-            parts.append(Part(name, rest, words if explanation is not None else "not known"))
-    return parts
-
-
-def _reads(
-    problem: Problem, explanation: Explanation | None
-) -> Mapping[str, Sequence[tuple[tuple[tuple[str, int], ...], torch.Tensor]]]:
-    """What the followed blocks read of each input of the case, by turn."""
-    import torch
-
-    found: dict[str, list[tuple[tuple[tuple[str, int], ...], torch.Tensor]]] = {}
-    names = {
-        (tensor.data_ptr(), tensor.numel()): name
-        for name, tensor in problem.inputs.items()
-        if tensor.is_contiguous()
-    }
-    step = explanation
-    while step is not None:
-        for source in step.sources:
-            tensor = step.tensors(source.buffer)
-            name = names.get((tensor.data_ptr(), tensor.numel()))
-            if name is not None and tensor.is_contiguous():
-                turns = ((loops, torch.from_numpy(flat)) for loops, flat in source.turns)
-                found.setdefault(name, []).extend(turns)
-        step = step.earlier
-    return found
-
-
-def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
-    from tlmatrix.interpreter.explain.spelling import place_of
-
-    rows = [("input", "read in", "kernel", "reference", "")]
-    for influence in found:
-        part = influence.part
-        place = place_of(part.elements.numpy(), tuple(problem.inputs[part.input].shape))
-        if not place.startswith("["):
-            place = f"{len(part.elements)} elements"
-        name = f"{part.input}{place if place.startswith('[') else ': ' + place}"
-        verdict = influence.verdict
-        rows.append(
-            (
-                f"  {name}" if influence.narrowed else name,
-                "" if influence.narrowed else part.read,
-                _change(influence.kernel),
-                _change(influence.reference),
-                "" if verdict in ("alike", "neither") else f"<- {verdict}",
-            )
-        )
-    widths = [max(len(row[c]) for row in rows) for c in range(5)]
-    for row in rows:
-        cells = [text.ljust(w) for text, w in zip(row, widths, strict=True) if w]
-        yield ("  " + "  ".join(cells)).rstrip()
-
-
-def _change(value: float) -> str:
-    return "0" if value == 0 else f"{value:+.3e}"
 
 
 # Pictures -----------------------------------------------------------------------------------

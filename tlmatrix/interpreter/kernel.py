@@ -191,7 +191,7 @@ class InterpretedKernel:
         session = current()
         rank = here.rank()
         if rank is not None:
-            enqueue_kernel(self, lambda: self._running(session, values, symbols))
+            enqueue_kernel(self, lambda: self._running(session, values, symbols, rank.number))
         else:
             for blocks in self._running(session, values, symbols):
                 blocks.run_alone()
@@ -384,7 +384,11 @@ class InterpretedKernel:
         return found
 
     def _running(
-        self, session: Session | None, values: list[Any], symbols: dict[str, int]
+        self,
+        session: Session | None,
+        values: list[Any],
+        symbols: dict[str, int],
+        rank: int | None = None,
     ) -> Iterator[BlockLaunch]:
         """Run the launch; of a kernel that waits for flags yields the blocks, to be run."""
         if session is None or (session.log is None and not session.sanitizers):
@@ -395,12 +399,15 @@ class InterpretedKernel:
             return
         # What was called is kept, so that it can be explained.
         named = {p.name: v for p, v in zip(self._parameters, values, strict=True)}
-        launch = session.log.before(self, named, symbols)
+        with unseen():
+            launch = session.log.before(self, named, symbols, rank)
         if session.sanitizers:
             yield from self._run_sanitized(session, values, symbols)
         else:
             yield from self._run(session, values, symbols)
-        session.trace_launch(launch)
+        with unseen():
+            launch.ended()
+            session.trace_launch(launch)
 
     def _run_sanitized(
         self, session: Session, values: list[Any], symbols: dict[str, int]

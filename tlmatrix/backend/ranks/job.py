@@ -49,13 +49,17 @@ class Call:
             dict(problem.gradient_of),
         )
 
+    def given(self) -> dict[str, torch.Tensor]:
+        """The inputs, by name."""
+        return {name: self.names[name] for name in self.inputs}
+
     def problem(self, extra: Mapping[str, Any]) -> Problem:
         """The problem again, with more names."""
         names = {**self.names, **extra}
         return Problem(
             values=self.values,
             names=names,
-            inputs={name: names[name] for name in self.inputs},
+            inputs=self.given(),
             outputs={},
             returns=self.returns,
             cotangents={output: names[name] for output, name in self.cotangents.items()},

@@ -76,7 +76,8 @@ class OnRanks(SeveralRanks):
                 {name: tensor.to(device) for name, tensor in answer.results[number].items()}
                 for answer in answers
             ]
-            found.append(gathered(problem, sharding, of_ranks))
+            given = [job.calls[number].given() for job in jobs]
+            found.append(gathered(problem, sharding, of_ranks, given))
         told = [(rank, each) for rank, answer in enumerate(answers) for each in answer.findings]
         return found, same_on_ranks(told, len(jobs))
 

@@ -13,7 +13,7 @@ from .conditions import with_boolean_conditions
 from .context import Buf
 from .covered import Counted, CoverageMixin
 from .firsts import written_first
-from .flags import FlagMixin, calls_models
+from .flags import FlagMixin, calls_models, is_flag_call
 from .recorded import Loop, Record, RecordedMixin, Spot
 from .returns import without_returns
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
@@ -327,6 +327,11 @@ class _RecordedGenerator(RecordedMixin, _Generator):
         super()._bind_parameters()
         self.note_whole_kernel(self.func)
 
+    def _stmt_Evaluate(self, node: Any) -> None:
+        # The launch is over: its waits have ended, and nobody waits for what it signals.
+        if not is_flag_call(node.value):
+            super()._stmt_Evaluate(node)
+
 
 def widened(func: Any) -> Any:
     """The PrimFunc with float64 in the place of every float dtype: the same program, exact.
@@ -392,10 +397,6 @@ def generate(
     program: Program
     flags = calls_models(func)
     if recorded:
-        if flags:
-            raise Unsupported(
-                f"kernel {func.attrs['global_symbol']} cannot be traced: its blocks wait for flags"
-            )
         if needs_roles(func):
             raise Unsupported(
                 f"kernel {func.attrs['global_symbol']} cannot be traced: its threads play roles"

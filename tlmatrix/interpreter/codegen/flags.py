@@ -20,8 +20,9 @@ from .source import Writer
 from .statements import StatementMixin
 from .values import Val, is_float, is_int, literal
 
-__all__ = ["FlagMixin", "calls_models"]
+__all__ = ["FlagMixin", "calls_models", "is_flag_call"]
 
+_FLAGS = "tlm_"
 _PRINTS = ("debug_print_var", "debug_print_buffer_value")
 
 
@@ -38,6 +39,14 @@ def calls_models(func: Any) -> bool:
 
     tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
     return found
+
+
+def is_flag_call(node: Any) -> bool:
+    """Whether an expression is a call of one of the functions for flags (`distributed.flags`)."""
+    if type(node).__name__ != "Call" or op_name(node) != "tirx.call_extern":
+        return False
+    name = extern_name(node)
+    return name.startswith(_FLAGS) and is_modelled(name)
 
 
 def extern_name(call: Any) -> str:

@@ -49,14 +49,20 @@ def mapped(launch: Launch, target: tuple[str, int] | None = None) -> Mapper:
     """Run a launch again, for who wrote what.
 
     Raises:
-        Unsupported: the kernel's threads play roles, or its arguments have been changed since.
+        Unsupported: the kernel's threads play roles, its blocks tell each other by flags what
+            they have written, or its arguments have been changed since.
     """
     changed = launch.changed_since()
     if changed:
         raise Unsupported(
             f"{launch} cannot be run again: PyTorch has changed {', '.join(changed)} since"
         )
-    mapper = Mapper(launch.kernel.recorded(wide=False), target)
+    record = launch.kernel.recorded(wide=False)
+    if launch.kernel.waits and not record.independent:
+        raise Unsupported(
+            f"{launch} cannot be run again: its blocks use flags, and read what the kernel writes"
+        )
+    mapper = Mapper(record, target)
     launch.kernel.run_recorded(_arguments(launch), launch.symbols, mapper, wide=False)
     return mapper
 
@@ -106,6 +112,7 @@ def explain_element(
     return Explanation(
         kernel=launch.kernel.name,
         launch=launch.number,
+        rank=launch.rank,
         buffer=buffer,
         index=tuple(index),
         shape=shape,
@@ -122,7 +129,7 @@ def explain_element(
         exact=None if last is None or last.exact is None else float(last.exact[0]),
         no_exact=walk.no_exact,
         earlier=walk.earlier(log),
-        tensors=launch.before.get,
+        tensors=launch.live.get,
     )
 
 

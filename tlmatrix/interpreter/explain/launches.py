@@ -35,6 +35,7 @@ class Launch:
         before: its arguments as they were.
         written: names of the parameters that it writes.
         unchanged: of each argument the version that PyTorch counts.
+        rank: the simulated rank that called it; None outside a simulation.
     """
 
     number: int
@@ -44,9 +45,19 @@ class Launch:
     before: dict[str, Any]
     written: frozenset[str]
     unchanged: dict[str, int] = field(default_factory=dict)
+    rank: int | None = None
 
     def __str__(self) -> str:
-        return f"launch {self.number}, {self.kernel.name}"
+        where = "" if self.rank is None else f" on rank {self.rank}"
+        return f"launch {self.number}{where}, {self.kernel.name}"
+
+    def ended(self) -> None:
+        """Note that the launch is over: what its blocks waited for has come since it began."""
+        if not self.kernel.waits:
+            return
+        for name, tensor in self.live.items():
+            if isinstance(tensor, torch.Tensor) and name not in self.written:
+                self.before[name] = tensor.clone()
 
     def changed_since(self) -> list[str]:
         """Arguments that PyTorch has changed in place since the launch."""
@@ -64,7 +75,11 @@ class LaunchLog:
         self.launches: list[Launch] = []
 
     def before(
-        self, kernel: InterpretedKernel, values: Mapping[str, Any], symbols: Mapping[str, int]
+        self,
+        kernel: InterpretedKernel,
+        values: Mapping[str, Any],
+        symbols: Mapping[str, int],
+        rank: int | None = None,
     ) -> Launch:
         """Note a launch that is about to run."""
         usage = kernel.usage
@@ -96,6 +111,7 @@ class LaunchLog:
             before,
             written & tensors.keys(),
             {name: tensor._version for name, tensor in tensors.items()},  # noqa: SLF001 - as above
+            rank,
         )
         self.launches.append(launch)
         return launch

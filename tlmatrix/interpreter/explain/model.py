@@ -180,6 +180,7 @@ class Explanation:
         exact: what a float64 run of the same block makes of it.
         no_exact: why there is no such run.
         earlier: the explanation of the one element of an earlier launch that this one was made of.
+        rank: the simulated rank that launched it; None outside a simulation.
     """
 
     kernel: str
@@ -200,6 +201,7 @@ class Explanation:
     exact: float | None
     no_exact: str
     earlier: Explanation | None = None
+    rank: int | None = None
     tensors: Callable[[str], Any] = field(compare=False, repr=False, default=lambda _name: None)
     """The argument of a parameter, by name."""
 

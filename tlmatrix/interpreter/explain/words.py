@@ -38,10 +38,10 @@ def turn_words(loops: Sequence[tuple[str, int]]) -> str:
 
 def told(explanation: Explanation, *, full: bool = False, width: int = 120) -> Iterator[str]:
     """The lines of an explanation; `full` shows every turn of every loop."""
-    yield (
-        f"{element(explanation)} of kernel {explanation.kernel}, launch {explanation.launch} "
-        f"({explanation.dtype})"
-    )
+    launch = f"launch {explanation.launch}"
+    if explanation.rank is not None:
+        launch += f" on rank {explanation.rank}"
+    yield (f"{element(explanation)} of kernel {explanation.kernel}, {launch} ({explanation.dtype})")
     for label, text in _facts(explanation):
         yield f"  {label:<{_LABEL}}{text}"
     yield ""

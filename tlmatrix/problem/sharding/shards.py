@@ -60,6 +60,16 @@ class Split:
         before, after = whole[: self.axis], whole[self.axis + 1 :]
         return (*before, *after) if self.own else (*before, len(self.rows[rank]), *after)
 
+    def place(self, index: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """The rank that has an element of the whole, and the element's index in its part."""
+        before, at, after = index[: self.axis], index[self.axis], index[self.axis + 1 :]
+        for rank, rows in enumerate(self.rows):
+            found = torch.nonzero(rows == at).flatten()
+            if len(found):
+                mine = () if self.own else (int(found[0]),)
+                return rank, (*before, *mine, *after)
+        raise IndexError(f"no rank has {at} of dimension {self.axis}")
+
     def put(self, whole: torch.Tensor, part: torch.Tensor, rank: int) -> None:
         """Write a rank's part, of the right shape, to its place."""
         if self.own:
