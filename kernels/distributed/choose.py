@@ -37,7 +37,7 @@ def overlaps(operator: str, asked: bool | None, context: Context, m: int, n: int
     if asked is None:
         pays = overlap_pays(operator, context.world, m, n, k)
         return pays and not context.capturing()
-    if asked and context.capturing():
+    if asked and context.world > 1 and context.capturing():
         raise RuntimeError(
             "overlap=True cannot be captured to a graph, whose replays would wait for the epoch of "
             "the capture: use overlap=False"

@@ -88,7 +88,8 @@ class Context:
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured to a CUDA graph."""
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        streams = self.device.type == "cuda" or self.world > 1  # simulated ranks have them too
+        return streams and torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def using(self, buffer: SymmetricBuffer) -> Iterator[None]:

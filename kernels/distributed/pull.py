@@ -56,7 +56,7 @@ def write_flag(flags: torch.Tensor, index: int, value: int) -> None:
     """
     unsigned, low = flags.view(torch.uint32), value & 0xFFFFFFFF
     write = symm_mem._SymmetricMemory.stream_write_value32  # noqa: SLF001  (has no public name)
-    if flags.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         write = symm_mem._SymmetricMemory.memset32  # noqa: SLF001  (what a graph can hold)
     write(unsigned, index, low)
 

@@ -12,6 +12,7 @@ them, and the allowances of relations are what rounding can do to numbers of the
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.determinism import compare_runs
@@ -304,14 +305,15 @@ class _Judge:
     def _several_in_a_row(self, count: int) -> Iterator[Tensors]:
         yield from self._watched_row([self._problem] * count)
 
-    def _watched_row(self, problems: Sequence[Problem]) -> list[Tensors]:
+    def _watched_row(self, problems: Sequence[Problem], *, captured: bool = False) -> list[Tensors]:
         """Calls in a row, in which nothing may race: a call with the one before, most of all."""
         assert isinstance(self._execute, SeveralRanks)
+        run = self._execute.captured if captured else self._execute.in_a_row
         if self._watch is None:
-            return self._execute.in_a_row(problems)
+            return run(problems)
         watch = Watch(self._spec, self._problem, only=frozenset({"races"}))
         try:
-            return self._execute.in_a_row(problems, watch=watch)
+            return run(problems, watch=watch)
         finally:
             self._between += watch.findings({}, [], self._execute)
 
@@ -323,7 +325,9 @@ class _Judge:
             self._again,
             self._make_yardstick,
             deterministic=exact and self._deterministic,
-            in_a_row=self._watched_row if self._in_a_row else None,
+            in_a_row=partial(self._watched_row, captured=relation.captured)
+            if self._in_a_row
+            else None,
         )
 
 

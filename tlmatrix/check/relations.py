@@ -76,9 +76,13 @@ def check_relation(
     except NotSharedError:
         return []  # Ranks cannot share what the relation asks for.
     except Exception as error:
+        if relation.refused is not None:
+            return _refused(relation, error)
         if isinstance(error, SpecError) and relation.sides is not None:
             raise  # What the spec names is wrong, and not the entry.
         return [_named(raised(check, error), relation, relation.because)]
+    if relation.refused is not None:
+        return _refused(relation, None)
     exact = relation.exact and deterministic
     if pair is not None:
         differing = _apart(relation, pair, mine, yardstick, exact=exact)
@@ -99,6 +103,24 @@ def check_relation(
                 because = f"{relation.because}\n{because}"
         found += [_named(finding, relation, because) for finding in wrong]
     return found
+
+
+def _refused(relation: Relation, error: Exception | None) -> list[Finding]:
+    """What is wrong with how an entry refuses to be captured to a CUDA graph."""
+    assert relation.refused is not None
+    name, words = relation.refused
+    wanted = f"{name} with {words!r} in its message"
+    check = CHECK_OF_KIND[relation.kind]
+    if error is None:
+        title = f"the call is captured, where the spec says that it is refused: no {wanted}"
+        hint = "what the host decides in a call is the same in every replay: refuse, or say `when`"
+        return [_named(Finding(check, title, pattern="accepted", hint=hint), relation, "")]
+    inner = getattr(error, "error", error)
+    kinds = [each.__name__ for each in type(inner).__mro__]
+    if name.rpartition(":")[2] in kinds and words in str(inner):
+        return []
+    found = raised(check, error, f"{wanted} was due when the call was captured: ")
+    return [_named(found, relation, "")]
 
 
 def raised(check: str, error: Exception, words: str = "") -> Finding:

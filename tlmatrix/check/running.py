@@ -37,6 +37,10 @@ class SeveralRanks(ABC):
     def in_a_row(self, problems: Sequence[Problem], *, watch: Watch | None = None) -> list[Tensors]:
         """The results of calls one after the other on one context, none waited for in between."""
 
+    @abstractmethod
+    def captured(self, problems: Sequence[Problem], *, watch: Watch | None = None) -> list[Tensors]:
+        """The results of replays of one call, captured to a CUDA graph with the first problem."""
+
 
 def run_guarded(
     execute: Callable[[Problem], Tensors],

@@ -148,6 +148,9 @@ class Relation:
 
     Where what must come out depends on the results, or comes from elsewhere, `sides` makes both
     in place of `problems`, `left` and `right`. `words` say what the problem is compared with.
+
+    With `captured`, the problems are replays of one call that was captured to a CUDA graph; with
+    `refused` as well, the entry must raise that exception (its name, words of its message).
     """
 
     name: str
@@ -160,6 +163,8 @@ class Relation:
     because: str = ""
     words: str = "the problem itself"
     sides: Sides | None = None
+    captured: bool = False
+    refused: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -318,10 +318,12 @@ class Runner:
         if not has_ranks(spec):
             return made
         from tlmatrix.problem.sharding.whole import shared_out
+        from tlmatrix.run.graphs import with_cuda_graph
         from tlmatrix.run.shapes import with_other_shapes
 
         whole = shared_out(spec, made)
-        return with_other_shapes(spec, case, whole, bound.family, seed, self.backend.device)
+        whole = with_other_shapes(spec, case, whole, bound.family, seed, self.backend.device)
+        return with_cuda_graph(spec, case, whole, self._environment())
 
     def _with_agreements(
         self, bound: _Bound, spec: Spec, case: Case, problem: Problem, watch: _Watch

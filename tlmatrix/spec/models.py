@@ -29,6 +29,7 @@ from tlmatrix.spec.fields import (
     TileSize,
     also_one_of,
 )
+from tlmatrix.spec.graphs import CudaGraph, Refusal
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.parts import (
     Bench,
@@ -69,6 +70,7 @@ __all__ = [
     "AllowanceChange",
     "AssemblyRule",
     "Bench",
+    "CudaGraph",
     "DeclaredProblem",
     "DeterminismRule",
     "Fuzz",
@@ -81,6 +83,7 @@ __all__ = [
     "PackedRows",
     "Property",
     "Range",
+    "Refusal",
     "Regression",
     "Reject",
     "Retired",
@@ -223,6 +226,15 @@ class Spec(Model):
         "none does, bitwise. `bounded` alone is short for one rule that always holds.",
         examples=[[{"when": "backward == 'atomic'", "mode": "bounded"}], "bounded"],
         json_schema_extra=lambda schema: also_one_of(schema, {"enum": ["bitwise", "bounded"]}),
+    )
+    cuda_graph: Annotated[
+        CudaGraph | None, BeforeValidator(lambda value: None if value is False else value)
+    ] = Field(
+        default=None,
+        description="Whether a call of the entry may be captured to a CUDA graph: then, in the "
+        "check `repeat`, it is captured once and replayed with other data, calls that are not "
+        "captured in between, on simulated ranks as on GPUs. For specs with the axis `world`.",
+        examples=[True, {"when": "not causal"}],
     )
     assembly: tuple[AssemblyRule, ...] = Field(
         default=(),

@@ -30,7 +30,7 @@ def sharding_faults(
     """
     yield from _world_faults(spec)
     if axes and WORLD not in axes:
-        for key in ("shards", "context"):
+        for key in ("shards", "context", "cuda_graph"):
             if key in spec.model_fields_set:
                 message = f"'{key}' is for several ranks; add the axis world: [1, 2, 4]"
                 yield Fault((key,), message, at_key=True)
@@ -39,6 +39,9 @@ def sharding_faults(
             "a factory's kernel runs on one rank: give 'entry', a function that every rank calls"
         )
         yield Fault(("factory",), message, at_key=True)
+    if spec.cuda_graph is not None and "repeat" not in spec.checks and "checks" not in broken:
+        message = "'cuda_graph' is never tried: 'checks' leaves out 'repeat'"
+        yield Fault(("cuda_graph",), message, at_key=True)
     for name, shard in spec.shards.items():
         yield from _shard_faults(spec, name, shard, axes, whole="shards" not in broken)
 

@@ -38,6 +38,8 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Sanitizers", models.SanitizerOptions),
     ("Packed rows", models.PackedRows),
     ("A determinism rule", models.DeterminismRule),
+    ("CUDA graphs", models.CudaGraph),
+    ("A refusal", models.Refusal),
     ("An assembly rule", models.AssemblyRule),
     ("Fuzzing", models.Fuzz),
     ("Packed batches", models.FuzzLengths),

@@ -166,6 +166,9 @@ def _rule_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     for index, each in enumerate(spec.determinism):
         path = ("determinism", index, "when")
         yield from _unknown_names(each.when, axes, RUN_NAMES, spec, path)
+    if spec.cuda_graph is not None:
+        when = spec.cuda_graph.when
+        yield from _unknown_names(when, axes, RUN_NAMES, spec, ("cuda_graph", "when"))
     for key in ("properties", "agree"):
         for index, condition in enumerate(getattr(spec, key)):
             if condition.when is not None:

@@ -86,6 +86,7 @@ def test_what_a_graph_cannot_hold_is_refused(context, monkeypatch):
     with pytest.raises(RuntimeError, match=r"buffer 'a' is to grow to 65537 bytes while a graph"):
         context.buffer("a", 65537)
     a = torch.zeros(8, 8, dtype=torch.float16)
+    context.world = 2  # one alone does not overlap
     for operator in (all_gather_gemm, gemm_reduce_scatter):
         with pytest.raises(RuntimeError, match=r"captured .*: use overlap=False"):
             operator(a, a, context=context, overlap=True)

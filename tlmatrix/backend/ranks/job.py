@@ -73,12 +73,14 @@ class Job:
 
     `poison` is what fresh memory holds between canaries (True: NaN; False: zeros; None: no
     canaries). `turn` counts the runs of a case. `straggle` seeds the delays of ranks; 0: none.
+    With `captured`, the calls are replays of the first one, captured to a CUDA graph.
     """
 
     calls: tuple[Call, ...]
     poison: bool | None = None
     turn: int = 0
     straggle: int = 0
+    captured: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.ranks.job import Call, Job
@@ -58,15 +59,21 @@ class OnRanks(SeveralRanks):
         """See `SeveralRanks.in_a_row`."""
         return list(self._run(problems, watch=watch)[0])
 
+    def captured(self, problems: Sequence[Problem], *, watch: Watch | None = None) -> list[Tensors]:
+        """See `SeveralRanks.captured`."""
+        return list(self._run(problems, watch=watch, captured=True)[0])
+
     def _run(
         self,
         problems: Sequence[Problem],
         *,
         poison: bool | None = None,
         watch: Watch | None = None,
+        captured: bool = False,
     ) -> tuple[list[Gathered], list[Finding]]:
         sharings = [Sharding.of(self._binding.spec, problem) for problem in problems]
         jobs = _jobs(problems, sharings, poison=poison, turn=self._turns())
+        jobs = [replace(job, captured=captured) for job in jobs]
         with self._timed():
             answers = self._place.run(self._binding, jobs, watch)
         device = _device(problems[0])

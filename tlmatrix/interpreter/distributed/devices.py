@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import here, symmetric
+from .graphs import Capturing, Graph
 from .records import ThreadsWorld
 from .streams import Event, Stream, synchronize
 
@@ -77,7 +78,7 @@ _CUDA: dict[str, Callable[..., Any]] = {
     "device": lambda *_device: nullcontext(),
     "get_device_properties": _properties,
     "get_device_capability": _capability,
-    "is_current_stream_capturing": lambda: False,
+    "is_current_stream_capturing": lambda: _rank().stream.capture is not None,
 }
 
 
@@ -94,6 +95,11 @@ _SYMMETRIC: dict[str, Callable[..., Any]] = {
     "is_symm_mem_enabled_for_group": lambda _name: True,
     "set_backend": lambda _name: None,
     "get_backend": lambda _device: "CUDA",
+}
+
+_FLAGS: dict[str, Callable[..., Any]] = {
+    "stream_write_value32": symmetric.stream_write_value,
+    "memset32": symmetric.write_value,
 }
 
 
@@ -134,10 +140,12 @@ def _install() -> None:
         _answer(torch.cuda, name, simulated)
     _replace(torch.cuda, "Stream", _class(torch.cuda.Stream, _stream, Stream))
     _replace(torch.cuda, "Event", _class(torch.cuda.Event, Event, Event))
+    _replace(torch.cuda, "CUDAGraph", _class(torch.cuda.CUDAGraph, Graph, Graph))
+    _replace(torch.cuda, "graph", _class(torch.cuda.graph, Capturing, Capturing))
     for name, simulated in _SYMMETRIC.items():
         _answer(symm_mem, name, simulated)
-    for name in ("stream_write_value32", "memset32"):
-        _answer(symm_mem._SymmetricMemory, name, symmetric.write_value)  # noqa: SLF001
+    for name, simulated in _FLAGS.items():
+        _answer(symm_mem._SymmetricMemory, name, simulated)  # noqa: SLF001
     _replace(c10d, "_world", ThreadsWorld(c10d._world))  # noqa: SLF001  # per thread meanwhile
     _isolate(True)
 

@@ -40,12 +40,9 @@ class _Work:
     def wait(self, timeout: Any = None) -> bool:
         """The current stream waits for it, as NCCL's does."""
         del timeout
-        operation = self.operation
-
-        def work(_stream: Stream) -> Iterator[Request]:
-            yield Done(operation, f"for {operation.what}")
-
-        enqueue(f"wait for {operation.what}", work)
+        rank = here.rank()
+        assert rank is not None
+        rank.stream.wait_for(self.operation, f"for {self.operation.what}")
         return True
 
     def is_completed(self) -> bool:
@@ -147,7 +144,7 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
                     accesses.touch(tensor, "write", what)
 
         enqueued = enqueue(what, operation)
-        if not getattr(opts, "asyncOp", False):
+        if not getattr(opts, "asyncOp", False) and enqueued.capture is None:
             rank.here = place
             rank.world.wait(rank, Done(enqueued, f"for {what} to end"))
         return _Work(enqueued, writes)

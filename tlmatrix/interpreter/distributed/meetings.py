@@ -102,10 +102,16 @@ def arrive(
 
 
 def meet(key: tuple[Any, ...], what: str, members: tuple[int, ...], data: Any) -> list[Any]:
-    """The host meets those of other ranks; what each brought, in the order of `members`."""
+    """The host meets those of other ranks; what each brought, in the order of `members`.
+
+    Raises:
+        RuntimeError: its stream is being captured.
+    """
     rank = here.rank()
     assert rank is not None
     rank.here = caller()
+    if rank.stream.capture is not None:
+        rank.stream.capture.refuse(what)
     meeting = arrive(rank, rank, key, what, members, data, rank.here, None)
     rank.world.wait(rank, Met(meeting))
     return [meeting.brought[m] for m in members]

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .graphs import captured_at_once
 from .places import caller
 from .rooms import Room
 from .streams import Done, enqueue
@@ -72,10 +73,12 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
         free = self._free.get(func)
         if free is None:
             free = self._free[func] = _is_free(func)
-        if free or not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
-            return func(*args, **kwargs)
         rank = self._rank
         stream = rank.stream
+        if not free and stream.capture is not None:
+            return self._capture(func, args, kwargs)
+        if free or not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
+            return func(*args, **kwargs)
         last = stream.last()
         if last is not None:
             rank.here = caller()
@@ -87,12 +90,31 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
 
     def _note(self, stream: Stream, func: Any, args: Any, kwargs: Any) -> None:
         """Note what an operation that runs at once reads and writes."""
-        accesses = self._rank.world.accesses
-        assert accesses is not None
         stream.learn(self._rank.clock)
         stream.tick()
-        name = str(func).removeprefix("aten.")
+        self._touch(stream, func, args, kwargs, caller())
+        stream.tick()
+
+    def _capture(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Capture an operation that runs at once."""
         place = caller()
+        accesses = self._rank.world.accesses
+
+        def note(stream: Stream, made: list[torch.Tensor]) -> None:
+            if accesses is None:
+                return
+            self._touch(stream, func, args, kwargs, place)
+            for tensor in made:
+                accesses.touch(tensor, "write", str(func).removeprefix("aten."), task=stream)
+
+        return captured_at_once(func, args, kwargs, note)
+
+    def _touch(
+        self, stream: Stream, func: Any, args: Any, kwargs: Any, place: tuple[str, int]
+    ) -> None:
+        accesses = self._rank.world.accesses
+        assert accesses is not None
+        name = str(func).removeprefix("aten.")
         for argument, value in zip(func._schema.arguments, args, strict=False):  # noqa: SLF001
             writes = argument.alias_info is not None and argument.alias_info.is_write
             for tensor in tree_leaves(value):
@@ -105,7 +127,6 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
                 writes = argument.alias_info is not None and argument.alias_info.is_write
                 action = "write" if writes else "read"
                 accesses.touch(value, action, name, task=stream, place=place)
-        stream.tick()
 
     def _enqueue(self, func: Any, what: str, args: Any, kwargs: Any) -> Any:
         args = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.roles.clocks import Clock
 
+    from .graphs import Capture
     from .world import Rank
 
-__all__ = ["Event", "Operation", "Stream", "enqueue", "synchronize"]
+__all__ = ["Done", "Event", "Operation", "Stream", "enqueue", "synchronize", "waiting"]
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Operation:
         knows: what the host knew then.
         done: whether it is over.
         clock: what is known once it is over.
+        capture: what it is captured to, in place of being run.
     """
 
     what: str
@@ -41,6 +43,7 @@ class Operation:
     knows: Clock
     done: bool = False
     clock: Clock = field(default_factory=dict)
+    capture: Capture | None = None
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Stream(Task):
     Attributes:
         queue: what is enqueued and not over, the running one first.
         label: its name: "default", or a number.
+        capture: what it is being captured to.
     """
 
     def __init__(self, rank: Rank, label: str) -> None:
@@ -94,6 +98,7 @@ class Stream(Task):
         self.host = rank
         self.label = label
         self.queue: deque[Operation] = deque()
+        self.capture: Capture | None = None
         self.generator = self._run()
         self.request = _Work(self)
         rank.streams.append(self)
@@ -149,9 +154,16 @@ class Stream(Task):
 
     def wait_event(self, event: Event) -> None:
         """What is enqueued from now on waits for an event."""
-        target = event.operation
-        if target is not None:
-            enqueue(f"wait for {event}", _waiting(target, f"for {event}"), self)
+        if event.operation is not None:
+            self.wait_for(event.operation, f"for {event}")
+
+    def wait_for(self, target: Operation, what: str) -> None:
+        """What is enqueued from now on waits for an operation."""
+        capture = self.capture or target.capture
+        if capture is not None:
+            capture.wait(self, target, what)
+        else:
+            enqueue(f"wait {what}", waiting(target, what), self)
 
     def wait_stream(self, stream: Stream) -> None:
         """What is enqueued from now on waits for what `stream` has been given."""
@@ -175,7 +187,9 @@ class Stream(Task):
         return f"<simulated stream {self.label} of rank {self.rank}>"
 
 
-def _waiting(target: Operation, what: str) -> Callable[[Stream], Iterator[Request]]:
+def waiting(target: Operation, what: str) -> Callable[[Stream], Iterator[Request]]:
+    """Work of a stream that waits for an operation."""
+
     def work(_stream: Stream) -> Iterator[Request]:
         yield Done(target, what)
 
@@ -202,6 +216,8 @@ class Event:
     def synchronize(self) -> None:
         """The host waits for it."""
         if self.operation is not None:
+            if self.operation.capture is not None:
+                self.operation.capture.refuse("waiting for an event")
             rank = _rank()
             rank.here = _caller()
             rank.world.wait(rank, Done(self.operation, f"for {self}"))
@@ -245,6 +261,8 @@ def enqueue(
     rank = _rank()
     stream = stream if stream is not None else rank.stream
     operation = Operation(what, work, _caller(), dict(rank.clock))
+    if stream.capture is not None:
+        return stream.capture.note(stream, operation)
     stream.queue.append(operation)
     world = rank.world
     # An eager kernel is launched while it is traced: its rank keeps its turn.
@@ -258,6 +276,8 @@ def synchronize(stream: Stream | None = None) -> None:
     """The host waits for a stream, or for all streams of its rank."""
     rank = _rank()
     for each in [stream] if stream is not None else list(rank.streams):
+        if each.capture is not None:
+            each.capture.refuse("waiting for a stream")
         last = each.last()
         if last is not None:
             rank.here = _caller()

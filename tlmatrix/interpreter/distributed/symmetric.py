@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .tasks import Request
     from .world import Rank
 
-__all__ = ["Handle", "Memory", "empty", "rendezvous", "write_value"]
+__all__ = ["Handle", "Memory", "empty", "rendezvous", "stream_write_value", "write_value"]
 
 PAD_BYTES = 2048
 """The size of a signal pad, as PyTorch gives it where `set_signal_pad_size` is not called."""
@@ -309,7 +309,7 @@ class Handle:
 
 
 def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
-    """`stream_write_value32` and `memset32`: the current stream sets flags, with no kernel.
+    """`memset32`: the current stream sets flags, with no kernel.
 
     What the stream did before is made known to who acquires them, on any rank.
 
@@ -329,3 +329,16 @@ def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> 
 
     enqueue(f"write of {val} to flag {offset}", work)
     return tensor
+
+
+def stream_write_value(tensor: torch.Tensor, offset: int, val: int) -> torch.Tensor:
+    """`stream_write_value32`: as `write_value`, but of one flag, and of nothing that is captured.
+
+    Raises:
+        InterpreterError: for a flag past the end of the tensor.
+        RuntimeError: the current stream is captured to a CUDA graph.
+    """
+    capture = _rank().stream.capture
+    if capture is not None:
+        capture.refuse("stream_write_value32 (memset32 can be captured)")
+    return write_value(tensor, offset, val)

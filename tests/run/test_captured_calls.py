@@ -1,0 +1,108 @@
+"""`cuda_graph`: a call is captured once and replayed with other data, on simulated ranks."""
+
+from pathlib import Path
+
+import pytest
+
+from tlmatrix.backend import backend_named
+from tlmatrix.run import Status
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import SpecError, parse_spec
+
+HERE = Path(__file__).parent
+TEXT = """
+name: gather
+problem: collective
+entry: captured_entries:ENTRY
+context: captured_entries:create_context
+cuda_graph: GRAPH
+axes:
+  world: [3]
+  operation: [all_gather]
+  dtype: [bfloat16]
+  rows: [25]
+  cols: [64]
+  uneven: [balanced]
+  values: [normal]
+"""
+REFUSED = "{when: world == 1, otherwise: {raises: RuntimeError, matching: cannot be captured}}"
+
+
+@pytest.fixture(scope="module")
+def runner():
+    found = Runner(backend_named("interpreter"))
+    yield found
+    found.close()
+
+
+def judged(runner, entry, graph="true"):
+    text = TEXT.replace("ENTRY", entry).replace("GRAPH", graph)
+    spec = parse_spec(text, HERE / f"{entry}.yaml")
+    (case,) = plan(spec).cases()
+    made = runner.run(spec, case, relations={"repeat"})
+    assert "cuda_graph" in made.relations or graph == "false"
+    return made
+
+
+@pytest.mark.parametrize("entry", ["barriers_on_both_sides", "collective"])
+def test_what_may_be_captured_passes(runner, entry):
+    result = judged(runner, entry)
+    assert (result.status, result.findings) == (Status.PASSED, ())
+
+
+def test_a_half_that_the_host_chose_at_the_capture_is_found(runner):
+    """As calls it is right: without `cuda_graph` nobody knows."""
+    assert judged(runner, "halves_that_take_turns", "false").status is Status.PASSED
+    found = judged(runner, "halves_that_take_turns").findings
+    assert {each.check for each in found} == {"sanitizers"}
+    assert "of a graph" in found[0].title
+    assert "memory is used again before all have read it" in found[0].title
+
+
+def test_old_data_in_a_replay_is_found(runner):
+    (finding,) = judged(runner, "what_the_first_call_found").findings
+    assert finding.title.startswith("cuda_graph: y: ")
+    assert "captured to a CUDA graph once, and replayed with other data" in finding.detail
+    assert "state is kept between calls" in finding.detail
+
+
+def test_a_host_that_reads_while_it_captures_is_found_with_its_line(runner):
+    (finding,) = judged(runner, "reading_on_the_host").findings
+    assert finding.check == "repeat"
+    assert "operation not permitted when stream is capturing" in finding.title
+    assert "captured_entries.py" in finding.detail
+
+
+def test_a_refusal_that_is_declared_is_tried(runner):
+    assert judged(runner, "refusing", REFUSED).status is Status.PASSED
+    (finding,) = judged(runner, "barriers_on_both_sides", REFUSED).findings
+    assert finding.title == (
+        "cuda_graph: the call is captured, where the spec says that it is refused: no "
+        "RuntimeError with 'cannot be captured' in its message"
+    )
+    (finding,) = judged(runner, "reading_on_the_host", REFUSED).findings
+    assert "RuntimeError with 'cannot be captured' in its message was due" in finding.title
+
+
+def test_a_refusal_that_is_not_declared_is_a_finding(runner):
+    (finding,) = judged(runner, "refusing").findings
+    assert "this gather cannot be captured" in finding.title
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("  world: [3]\n", "", "'cuda_graph' is for several ranks"),
+        ("axes:", "checks: [numeric]\naxes:", "'cuda_graph' is never tried"),
+        ("GRAPH", "{when: overlap}", "unknown name 'overlap'"),
+        ("GRAPH", "{unless: world == 1}", "unless"),
+        ("GRAPH", "{otherwise: {raises: RuntimeError}}", "matching"),
+        ("GRAPH", "maybe", "cuda_graph"),
+    ],
+)
+def test_what_is_wrong_with_the_key_is_said_at_its_place(old, new, words):
+    text = TEXT.replace(old, new).replace("GRAPH", "true").replace("ENTRY", "collective")
+    with pytest.raises(SpecError) as error:
+        parse_spec(text, HERE / "wrong.yaml")
+    assert any(words in issue.message and issue.line > 1 for issue in error.value.issues)

@@ -1,0 +1,64 @@
+"""A call captured to a CUDA graph, and replayed with other data, where the spec allows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.problem.relate import repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Problem, Relation, RelationKind
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["CUDA_GRAPH", "with_cuda_graph"]
+
+CUDA_GRAPH = "cuda_graph"
+"""What the relation is called in findings."""
+
+
+def with_cuda_graph(
+    spec: Spec, case: Case, problem: Problem, environment: Mapping[str, str]
+) -> Problem:
+    """The problem with one more repeated call, captured and replayed, as `cuda_graph` says."""
+    rule = spec.cuda_graph
+    if rule is None:
+        return problem
+    allowed = bool(rule.when.evaluate({**case.values, **environment}))
+    refusal = None if allowed else rule.otherwise
+    if not allowed and refusal is None:
+        return problem
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        yield from problem.relations(kind)
+        if kind != "repeat":
+            return
+        other = next(
+            (each.problems[0] for each in problem.relations(kind) if each.name == "repeat"), None
+        )
+        if other is not None and _same_but_for_data(problem, other):
+            because = "the call was captured to a CUDA graph once, and replayed with other data"
+            relation = repeated(other, problem, because)
+            refused = None if refusal is None else (refusal.raises, refusal.matching)
+            yield replace(relation, name=CUDA_GRAPH, captured=True, refused=refused)
+
+    return replace(problem, relations=relations)
+
+
+def _same_but_for_data(problem: Problem, other: Problem) -> bool:
+    """Whether only tensors differ: a replay has the numbers that the capture was called with."""
+    if problem.names.keys() != other.names.keys():
+        return False
+    return all(_alike(value, other.names[name]) for name, value in problem.names.items())
+
+
+def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401 - any argument of an entry
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return bool(one == other) if type(one) is type(other) else False
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and one.stride() == other.stride()
