@@ -11,6 +11,7 @@ from tlmatrix.interpreter.codegen.source import Writer
 from tlmatrix.interpreter.codegen.statements import StatementMixin
 
 from .proxies import fenced_statements
+from .sharing import Uses, shared_uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.codegen.tileops import Region
     from tlmatrix.interpreter.codegen.values import Val
 
-__all__ = ["AsynchronousMixin", "conflict"]
+__all__ = ["AsynchronousMixin"]
 
 _ASYNCHRONOUS = frozenset(
     {
@@ -69,11 +70,6 @@ _REGIONS = ("tl.region", "tl.tileop.region")
 _BYTES = re.compile(r"(\d+)$")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^\s*(?:for )?([A-Za-z_]\w*)(?: =| in) ")
-
-
-def conflict(earlier: dict[Any, bool], later: dict[Any, bool]) -> bool:
-    """Whether one buffer is used in both and written in one."""
-    return any(b in earlier and (written or earlier[b]) for b, written in later.items())
 
 
 class AsynchronousMixin(StatementMixin):
@@ -137,41 +133,9 @@ class AsynchronousMixin(StatementMixin):
         tvm.tirx.stmt_functor.post_order_visit(node, visit)
         return found
 
-    def shared_uses(self, node: Any) -> dict[Any, bool]:
-        """Shared buffers that a statement accesses itself, and whether it writes them.
-
-        TileLang puts barriers between such accesses; it leaves asynchronous ones to the user.
-        """
-        from tilelang import tvm
-
-        uses: dict[Any, bool] = {}
-        skipped: list[Any] = []
-        written: list[Any] = []
-
-        def look(child: Any) -> None:
-            if isinstance(child, tvm.tirx.Call):
-                if op_name(child) == "tl.ptx_cp_async":
-                    skipped.extend(a.args[0] for a in child.args[:2])
-                if op_name(child) in _ASYNCHRONOUS:
-                    calls = (a for a in child.args if isinstance(a, tvm.tirx.Call))
-                    skipped.extend(a.args[0] for a in calls if op_name(a) in _REGIONS)
-                elif op_name(child) in _REGIONS and int(child.args[1]) & 2:
-                    written.append(child.args[0])
-
-        def note(child: Any) -> None:
-            if isinstance(child, (tvm.tirx.BufferLoad, tvm.tirx.BufferStore)):
-                scope = str(child.buffer.scope())
-                if not scope.startswith("shared") or scope.endswith("barrier"):
-                    return
-                if any(child.same_as(s) for s in skipped):
-                    return
-                writes = isinstance(child, tvm.tirx.BufferStore)
-                writes = writes or any(child.same_as(s) for s in written)
-                uses[child.buffer] = uses.get(child.buffer, False) or writes
-
-        tvm.tirx.stmt_functor.post_order_visit(node, look)
-        tvm.tirx.stmt_functor.post_order_visit(node, note)
-        return uses
+    def shared_uses(self, node: Any) -> Uses:
+        """What a statement accesses itself of shared memory."""
+        return shared_uses(node, _ASYNCHRONOUS)
 
     def prepare_tracking(self, body: Any, roles: int) -> None:
         """Find out whether accesses can race, and of which buffers."""

@@ -19,8 +19,8 @@ from tlmatrix.interpreter.codegen.expressions import op_name
 from tlmatrix.interpreter.codegen.source import Writer
 from tlmatrix.interpreter.codegen.values import Val, is_float, literal, numpy_name
 
-from .asynchronous import conflict
 from .jumps import JumpMixin, jumps
+from .sharing import Uses, conflict
 from .threads import ThreadIndex, _reads_flags
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class RoleMixin(JumpMixin):
         self.barrier_counts: list[tuple[Any, list[int]]] = []
         self.arrivals: dict[str, list[tuple[int, str]]] = {}
         # Shared buffers used before the first and after the last barrier of a sequence.
-        self._tail: tuple[dict[Any, bool], dict[Any, bool]] = ({}, {})
+        self._tail = (Uses(), Uses())
         self._case_groups: list[tuple[Any, tuple[int, ...]]] = []
         self._keys: dict[Any, int] = {}
         self._of_launch = self.prologue
@@ -367,16 +367,15 @@ class RoleMixin(JumpMixin):
             return
         if self.in_lanes and jumps(node):
             raise self.refuse("a jump of some threads in code that several roles share")
-        head: dict[Any, bool] | None = None
-        since: dict[Any, bool] = {}
+        head: Uses | None = None
+        since = Uses()
         for child in node.seq:
             uses = self.shared_uses(child)
             if conflict(since, uses):
                 head = since if head is None else head
-                since = {}
+                since = Uses()
                 self.w.line(f"yield me.sync_group({self.group})")
-            for buffer, written in uses.items():
-                since[buffer] = since.get(buffer, False) or written
+            since.include(uses)
             self.stmt(child)
         self._tail = (since if head is None else head, since)
 
