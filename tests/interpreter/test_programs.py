@@ -90,6 +90,27 @@ def test_a_copy_to_the_host_is_a_copy(execute):
     assert "[1.0, 1.0, 1.0, 1.0] [6.0, 6.0, 6.0, 6.0]" in done.stdout, done.stderr
 
 
+def test_operators_registered_with_torch_see_tensors_of_the_device(execute):
+    done = execute(
+        """
+        @torch.library.custom_op("tlm_programs::doubled", mutates_args=())
+        def doubled(x: torch.Tensor) -> torch.Tensor:
+            assert x.is_cuda and x.device.type == "cuda"
+            return double(x.shape[0])(x)
+
+        @torch.library.custom_op("tlm_programs::tripled", mutates_args=(), device_types="cuda")
+        def tripled(x: torch.Tensor) -> torch.Tensor:
+            return x + doubled(x) + torch.zeros(x.shape[0], device="cuda")
+
+        tripled.register_autograd(lambda ctx, grad: 3 * grad)
+        x = torch.ones(100, device="cuda", requires_grad=True)
+        tripled(x).sum().backward()
+        assert x.grad.eq(3).all() and torch.ops.tlm_programs.doubled(x).eq(2).all()
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_time_is_invented_and_the_script_goes_on(execute):
     done = execute(
         """

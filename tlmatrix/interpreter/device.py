@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 from torch.overrides import TorchFunctionMode
+
+from .customops import registering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +98,10 @@ def stand_in(*, arch: str = "sm_90a", sms: int = 8) -> Iterator[None]:
         # TileLang reads whether there is a device when it is imported: after torch answers.
         for owner, name, value in _tilelang_answers(properties, note):
             _replace(stack, owner, name, value)
-        stack.enter_context(_OnTheCpu())
+        mode = _OnTheCpu()
+        register = registering(mode, CustomOpDef.register_kernel)
+        _replace(stack, CustomOpDef, "register_kernel", register)
+        stack.enter_context(mode)
         yield
 
 
