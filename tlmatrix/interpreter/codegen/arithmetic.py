@@ -19,10 +19,20 @@ class ArithmeticMixin(ExpressionBase):
 
     def _arith(self, node: Any, symbol: str, function: str) -> Val:
         dtype = str(node.dtype)
+        if dtype == "bool":
+            return self._of_conditions(node, symbol)
         a, b = self.expr(node.a), self.expr(node.b)
         if is_float(dtype):
             return self.float_op(function, symbol, a, b, dtype)
         return self._int_arith(symbol, a, b, dtype)
+
+    def _of_conditions(self, node: Any, symbol: str) -> Val:
+        """A product of conditions holds where both hold, a sum where one does."""
+        from tilelang import tvm
+
+        if symbol not in "*+":
+            raise self.refuse("a difference of conditions")
+        return self.expr((tvm.tirx.And if symbol == "*" else tvm.tirx.Or)(node.a, node.b))
 
     def float_op(self, function: str, symbol: str, a: Val, b: Val, dtype: str) -> Val:
         """A float operation of two arguments."""

@@ -8,16 +8,20 @@ any access to shared, fragment or local memory: there, outside is an error.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .context import Buf, Context
 from .values import Affine, Val, literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "Access",
     "BoundsMixin",
     "Dim",
     "add",
+    "constant",
     "constant_index",
     "scalar_affine",
     "subtract",
@@ -228,6 +232,13 @@ def wrapped_index(index: Val, n: Val) -> Val:
 def scalar_affine(value: Val) -> Affine | None:
     """A scalar integer as an affine form without axes."""
     return Affine(value, ()) if value.scalar else None
+
+
+def constant(dims: Iterable[Dim]) -> bool:
+    """Whether a slice is the same wherever it stands: it begins and ends at constants."""
+    return all(
+        d.base.lit is not None and (d.extent is None or d.extent.lit is not None) for d in dims
+    )
 
 
 def constant_index(index: Any) -> bool:

@@ -200,7 +200,11 @@ class LogicMixin(ArithmeticMixin):
                 for text in lines:
                     self.w.lines.append("    " + text)
                     self.w.locations.append(self.w.location)
-                self.w.line(f"{name} = {self.as_scalar(value)}")
+                chosen = self.as_scalar(value)
+                if value.axes != axes:
+                    shape, kind = self.shape_of(axes), numpy_type(numpy_name(dtype))
+                    chosen = f"np.full({shape}, {chosen}, np.{kind})"
+                self.w.line(f"{name} = {chosen}")
         return Val(name, dtype, axes, exact=exact)
 
     def select(self, test: Val, a: Val, b: Val, dtype: str) -> Val:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .bounds import Access, add, constant_index
+from .bounds import Access, add, constant, constant_index
 from .logic import LogicMixin
 from .values import LOW_PRECISION, Val, is_float, is_int, literal, memory_name, numpy_type
 
@@ -151,9 +151,8 @@ class MemoryMixin(LogicMixin):
             permutation = ", ".join(str(axes.index(a)) for a in order)
             tail = ", ".join(":" if p in axes else "None" for p in range(self.rank))
             code = f"{buf.code}[{', '.join(parts)}].transpose({permutation})[{tail}]"
-        if all(d.base.lit is not None for d in access.dims) and buf.static_shape is not None:
-            return self._hoisted(buf, code)
-        return code
+        fixed = constant(access.dims) and buf.static_shape is not None
+        return self._hoisted(buf, code) if fixed else code
 
     def _with_missing_axes(self, parts: list[str], access: Access) -> list[str]:
         out: list[str] = []

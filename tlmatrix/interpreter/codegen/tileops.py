@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .bounds import Dim, add, constant_index, wrapped_index
+from .bounds import Dim, add, constant, constant_index, wrapped_index
 from .calls import CallMixin
 from .expressions import op_name
 from .values import Val, is_float, is_float8, is_int
@@ -98,7 +98,7 @@ class TileOpMixin(CallMixin):
         while parts and parts[-1] == ":":
             parts.pop()
         code = f"{region.buf.code}[{', '.join(parts)}]"
-        fixed = all(d.base.lit is not None for d in region.dims)
+        fixed = constant(region.dims)
         # One element has no view to make once: its name would be a copy of the value.
         if fixed and region.ranges and region.buf.static_shape is not None:
             return self._hoisted(region.buf, code)

@@ -72,6 +72,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^\s*(?:for )?([A-Za-z_]\w*)(?: =| in) ")
 
 
+def _synchronizes(name: str) -> bool:
+    return name in _SYNCHRONIZING or name in _COMMITS or name == "tirx.tvm_storage_sync"
+
+
 class AsynchronousMixin(StatementMixin):
     """Overrides what waits, arrives, or completes later."""
 
@@ -300,6 +304,19 @@ class AsynchronousMixin(StatementMixin):
             return
         if name in _FENCES:
             return
+        if self.mask is None or self.mask.scalar or not _synchronizes(name):
+            self._evaluate(node, name)
+            return
+        # Where no thread comes nobody waits, and nothing arrives.
+        with self.w.block(f"if np.any({self.mask.code})"):
+            start = len(self.w.lines)
+            self._evaluate(node, name)
+            if len(self.w.lines) == start:
+                self.w.line("pass")
+
+    def _evaluate(self, node: Any, name: str) -> None:
+        """Write what synchronizes, and every other call as always."""
+        call = node.value
         if name == "tirx.tvm_storage_sync":
             self._sync(call)
         elif name == "tl.sync_grid":
