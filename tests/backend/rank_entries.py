@@ -183,3 +183,10 @@ def never_signalled(x, *, context):
     if context.rank == 0:
         handle.wait_signal(1, 0)
     return pulled(x, context=context)
+
+
+def unordered_for_huge_values(x, *, context):
+    """Leaves the barriers out where some rank has a huge value."""
+    most = x.abs().amax().float()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return pulled(x, context=context, barriers=0 if most > 1000 else 2)

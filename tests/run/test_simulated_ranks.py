@@ -177,6 +177,13 @@ def test_a_buffer_that_the_next_call_overwrites_is_found_by_calls_in_a_row(runne
     assert {each.check for each in found} >= {"sanitizers"}
 
 
+def test_a_race_that_only_other_data_bring_is_found_in_the_run_with_them(runner):
+    """The run with huge values is watched as the first one is, and as calls in a row are."""
+    found = findings(runner, PULLED, "unordered_for_huge_values", world=2)
+    assert {each.check for each in found} >= {"sanitizers"}
+    assert any(each.title.startswith("races: ") and "rank 1" in each.title for each in found)
+
+
 def test_a_signal_that_never_comes_is_told_with_who_waits_for_whom(runner):
     found = findings(runner, PULLED, "never_signalled", world=2)
     told = "\n".join(f"{each.title}\n{each.detail}" for each in found)

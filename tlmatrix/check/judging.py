@@ -11,6 +11,7 @@ them, and the allowances of relations are what rounding can do to numbers of the
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -96,7 +97,7 @@ class _Judge:
         self._told = told
         self._suspicious = False
         self._between: list[Finding] = []
-        """What sanitizers found between calls in a row."""
+        """What sanitizers found in later runs of several ranks."""
         self._yardstick = Yardstick(problem, spec.tolerance, arch)
         self._watch = Watch(spec, problem) if "sanitizers" in checks else None
 
@@ -131,7 +132,8 @@ class _Judge:
         else:
             checks = frozenset(check for check in checks if wanted(check, relations))
             found += self._all(checks - same, usable, made)
-        found += self._between
+        known = {finding.pattern for finding in found}
+        found += [finding for finding in self._between if finding.pattern not in known]
         if checks & same:
             skipped = [check for check in FURTHER if check in checks & same]
             note = f"{' and '.join(skipped)} were left out: they would fail for the same reason"
@@ -188,9 +190,14 @@ class _Judge:
 
     def _again(self, problem: Problem) -> Tensors:
         """A later run; guarded too where the first one misused memory, for it may corrupt ours."""
-        if not self._suspicious:
+        if not isinstance(self._execute, SeveralRanks):
+            if self._suspicious:
+                return run_guarded(self._execute, problem, poison=True)[0]
             return self._execute(problem)
-        return run_guarded(self._execute, problem, poison=True)[0]
+        with self._watching() as watch:
+            if self._suspicious:
+                return self._execute.guarded(problem, poison=True, watch=watch)[0]
+            return self._execute.in_a_row([problem], watch=watch)[0]
 
     def _judged(self, name: str) -> bool:
         """Whether a tensor's values are looked at by themselves."""
@@ -309,13 +316,22 @@ class _Judge:
         """Calls in a row, in which nothing may race: a call with the one before, most of all."""
         assert isinstance(self._execute, SeveralRanks)
         run = self._execute.captured if captured else self._execute.in_a_row
+        with self._watching() as watch:
+            return run(problems, watch=watch)
+
+    @contextmanager
+    def _watching(self) -> Iterator[Watch | None]:
+        """A later run of several ranks, with another interleaving, in which nothing may race."""
         if self._watch is None:
-            return run(problems)
+            yield None
+            return
         watch = Watch(self._spec, self._problem, only=frozenset({"races"}))
         try:
-            return run(problems, watch=watch)
+            yield watch
         finally:
-            self._between += watch.findings({}, [], self._execute)
+            known = {finding.pattern for finding in self._between}
+            found = watch.findings({}, [], self._execute)
+            self._between += [finding for finding in found if finding.pattern not in known]
 
     def _related(self, relation: Relation, mine: Tensors, *, exact: bool) -> list[Finding]:
         return check_relation(
