@@ -88,7 +88,7 @@ class Context:
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured to a CUDA graph."""
-        streams = self.device.type == "cuda" or self.world > 1  # simulated ranks have them too
+        streams = self.device.type == "cuda" or self.group is not None  # simulated ones as well
         return streams and torch.cuda.is_current_stream_capturing()
 
     @contextmanager

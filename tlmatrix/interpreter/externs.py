@@ -40,7 +40,7 @@ class Pointer:
         if not all(0 <= i < n for i, n in zip(self.index, shape, strict=True)):
             raise InterpreterError(
                 f"index out of bounds: the address of {self} is taken, but {self.name} has shape "
-                f"{tuple(shape)}"
+                f"{tuple(shape)}{_owner(self.array)}"
             )
 
     def __str__(self) -> str:
@@ -65,6 +65,21 @@ class Pointer:
             if self.array.dtype.kind == "i" and value >> (bits - 1):
                 value -= 1 << bits
         self.array[self.index] = value
+
+
+def _owner(array: Any) -> str:
+    """Whose symmetric memory an array is, in words; empty where it is none."""
+    from .distributed import here
+
+    world = here.world()
+    if world is None or world.memory is None:
+        return ""
+    address = array.__array_interface__["data"][0]
+    found = world.memory.find(address)
+    if found is None:
+        return ""
+    first = address - found.begin
+    return f", bytes {first} to {first + array.nbytes} of {found}, which has {found.size} bytes"
 
 
 def model_extern(name: str, model: Callable[..., Any]) -> None:

@@ -191,6 +191,8 @@ class InterpretedKernel:
         session = current()
         rank = here.rank()
         if rank is not None:
+            lend = rank.world.memory.borrowed
+            values = [lend(v) if isinstance(v, torch.Tensor) else v for v in values]
             enqueue_kernel(self, lambda: self._running(session, values, symbols, rank.number))
         else:
             for blocks in self._running(session, values, symbols):

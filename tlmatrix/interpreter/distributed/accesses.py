@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .places import caller
 from .races import Races
-from .seen import Seen
+from .seen import FREE, Seen
+from .tasks import Task
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.externs import Pointer
     from tlmatrix.interpreter.reports import Report
 
-    from .tasks import Task
-    from .world import World
+    from .world import Rank, World
 
 __all__ = ["Accesses", "View"]
 
@@ -124,16 +125,29 @@ class Accesses:
         world = self.world
         return bool(world.memory.allocations) or any(len(r.streams) > 1 for r in world.ranks)
 
-    def follow(self, tensor: torch.Tensor, name: str) -> None:
-        """Follow a piece of symmetric memory, known by a name."""
+    def follow(self, tensor: torch.Tensor, name: str, lent: torch.Tensor | None = None) -> None:
+        """Follow a piece of symmetric memory, known by a name; `lent` is the same memory."""
         storage = tensor.untyped_storage()
-        self._shadows[storage._cdata] = _Shadow(storage, 4, name)  # noqa: SLF001  # its identity
+        shadow = _Shadow(storage, 4, name)
+        for each in (tensor, lent):
+            if each is not None:
+                self._shadows[each.untyped_storage()._cdata] = shadow  # noqa: SLF001  # its identity
+
+    def free(self, tensor: torch.Tensor, rank: Rank) -> None:
+        """A rank gives up a piece of symmetric memory: all of it is as if written by its host."""
+        shadow = self._shadows[tensor.untyped_storage()._cdata]  # noqa: SLF001  # its identity
+        host = Task(rank.number, f"rank {rank.number}", self.world.agent())
+        host.learn(rank.clock)
+        view = View(self, shadow.name, shadow.writes, shadow.reads, False)
+        seen = Seen.of(host, "write", *caller(), FREE)
+        view.note((slice(0, len(shadow.writes), 1), None), seen, host, "")
 
     def _shadow(self, tensor: torch.Tensor, size: int) -> _Shadow | None:
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001  # its identity
         found = self._shadows.get(key)
-        if found is None or not found.alive:
+        # What was lent is over before its memory is: another storage may have its identity then.
+        if found is None or not found.alive or found.base != storage.data_ptr():
             if not any(len(r.streams) > 1 for r in self.world.ranks) or storage.nbytes() == 0:
                 return None
             found = self._shadows[key] = _Shadow(storage, size, "")

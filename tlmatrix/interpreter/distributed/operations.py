@@ -129,9 +129,12 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
                 accesses.touch(value, action, name, task=stream, place=place)
 
     def _enqueue(self, func: Any, what: str, args: Any, kwargs: Any) -> Any:
-        args = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
-        target = args[0]
         world = self._rank.world
+        given = args[0]
+        args = tuple(
+            world.memory.borrowed(a.detach()) if isinstance(a, torch.Tensor) else a for a in args
+        )
+        target = args[0]
 
         # A copy of contiguous memory is the copy engine's; the rest are kernels.
         engine = what == "zero" or (
@@ -154,7 +157,7 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
                 func(*args, **kwargs)
 
         enqueue(what, work)
-        return target
+        return given
 
 
 class HostReads(TorchFunctionMode):

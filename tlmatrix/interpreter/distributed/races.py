@@ -10,6 +10,7 @@ import numpy as np
 from tlmatrix.interpreter.reports import Party, Report
 
 from .places import spelled as place_of
+from .seen import FREE
 
 if TYPE_CHECKING:
     from .seen import Seen
@@ -99,6 +100,8 @@ class Races:
             # Blocks of one launch are the monitor's.
             if seen.launch and old.launch == seen.launch and not (old.scope or seen.scope):
                 continue
+            if old.what == FREE:
+                return old
             if old.compatible(seen) or self._world.knows(task.clock, old.agent, old.time):
                 continue
             return old
@@ -116,10 +119,13 @@ class Races:
         first, box = _region(memory, bad)
         of = f"{name} ({storage})" if storage and name != "a tensor" else storage or name
         spelled = f"elements [{box}] of {of}" if box else of
-        text = (
-            f"{spelled} {'are' if box else 'is'} {old}, then {seen}, and nothing orders the two"
-            f"{self._advice(old, seen, task)}"
-        )
+        text = f"{spelled} {'are' if box else 'is'} {old}, then {seen}"
+        if old.what == FREE:
+            text += ": who uses it must be done before, or keep the tensor"
+        elif seen.what == FREE:
+            text += ", and nothing orders the two: let all ranks meet in between, and the host wait"
+        else:
+            text += f", and nothing orders the two{self._advice(old, seen, task)}"
         party = Party(old.block, old.file, old.line, old.action, old.who)
         kernel = seen.what.removeprefix("kernel ") if seen.what.startswith("kernel ") else ""
         kernel = task.kernel or kernel

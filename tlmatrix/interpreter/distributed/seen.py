@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .tasks import Task
 
-__all__ = ["Seen"]
+__all__ = ["FREE", "Seen"]
+
+FREE = "free"
+"""The operation of a host that lets go of symmetric memory."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Seen:
         action = actions[self.action]
         if self.what == "flag":
             action = "read as a flag" if self.action == "read" else "set as a flag"
+        if self.what == FREE:
+            return f"freed by {self.who}, which let go of it"
         block = f", block {self.block}" if self.block is not None else ""
         what = f" ({self.what}{block})" if self.what != "flag" else ""
         return f"{action} by {self.who}{what}"

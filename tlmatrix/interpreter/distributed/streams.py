@@ -260,11 +260,13 @@ def enqueue(
     """Enqueue an operation on a stream of this thread's rank; now and then others run meanwhile."""
     rank = _rank()
     stream = stream if stream is not None else rank.stream
+    world = rank.world
+    if world.memory is not None:
+        world.memory.free(rank)
     operation = Operation(what, work, _caller(), dict(rank.clock))
     if stream.capture is not None:
         return stream.capture.note(stream, operation)
     stream.queue.append(operation)
-    world = rank.world
     # An eager kernel is launched while it is traced: its rank keeps its turn.
     if world.random.random() < world.lazy and not tracing():
         rank.here = operation.place

@@ -6,11 +6,14 @@ Buffers start as poison (NaN, or an integer no index can be), signal pads as zer
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.externs import Pointer
@@ -35,7 +38,7 @@ PAD_BYTES = 2048
 """The size of a signal pad, as PyTorch gives it where `set_signal_pad_size` is not called."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Allocation:
     """A piece of symmetric memory of one rank.
 
@@ -43,16 +46,34 @@ class Allocation:
         rank: whose it is.
         number: its number among those of its rank.
         kind: "symmetric buffer" or "signal pad".
-        whole: its bytes.
+        whole: its bytes, for as long as the simulation.
+        lent: the memory as the rank got it; over when it has let go of every view.
+        handles: those that the rank has of it.
+        pads: the signal pads that go with it.
+        freed: whether the rank has let go of all that, and gone on.
     """
 
     rank: int
     number: int
     kind: str
     whole: torch.Tensor
+    lent: StorageWeakRef | None = None
+    handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
+    pads: list[Allocation] = field(default_factory=list)
+    freed: bool = False
+
+    def __post_init__(self) -> None:
+        self.begin, self.size = self.whole.data_ptr(), len(self.whole)
 
     def __contains__(self, address: int) -> bool:
-        return self.whole.data_ptr() <= address < self.whole.data_ptr() + len(self.whole)
+        return self.begin <= address < self.begin + self.size
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its rank has let go of it."""
+        if self.lent is None or self.handles:
+            return False
+        return bool(self.lent.expired())  # type: ignore[no-untyped-call]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.number} of rank {self.rank}"
@@ -76,6 +97,29 @@ class Memory:
     def find(self, address: int) -> Allocation | None:
         """Whose an address is."""
         return next((a for a in self.allocations if address in a), None)
+
+    def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor for what runs later: a GPU does not keep the memory that it was given."""
+        found = self.find(tensor.data_ptr()) if self.allocations and tensor.numel() else None
+        if found is None or found.lent is None:
+            return tensor
+        start = tensor.data_ptr() - found.begin
+        if start % tensor.element_size():
+            return tensor
+        place = start // tensor.element_size()
+        with torch.no_grad(), _disable_current_modes():
+            again = torch.empty(0, dtype=tensor.dtype)
+            return again.set_(found.whole.untyped_storage(), place, tensor.shape, tensor.stride())
+
+    def free(self, rank: Rank) -> None:
+        """Give up what a rank has let go of; told when it goes on, not when its program ends."""
+        for each in self.allocations:
+            if each.rank != rank.number or each.freed or not each.abandoned:
+                continue
+            for gone in (each, *each.pads):
+                gone.freed = True
+                if rank.world.accesses is not None:
+                    rank.world.accesses.free(gone.whole, rank)
 
     def describe(self, address: int) -> str:
         """Whose an address is, in words; empty where it is nobody's."""
@@ -109,10 +153,13 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
         content = np.full(max(count, 1) * dtype.itemsize, 255, np.uint8)
     else:
         content = np.full(max(count, 1), poison(name), name)
+    rank.world.memory.free(rank)
     found = rank.world.memory.allocate(rank.number, content, "symmetric buffer")
-    tensor: torch.Tensor = found.whole[: count * dtype.itemsize].view(dtype).view(shape)
+    lent = torch.from_numpy(content.view(np.uint8))
+    found.lent = StorageWeakRef(lent.untyped_storage())  # type: ignore[no-untyped-call]
     if rank.world.accesses is not None:
-        rank.world.accesses.follow(found.whole, str(found))
+        rank.world.accesses.follow(found.whole, str(found), lent)
+    tensor: torch.Tensor = lent[: count * dtype.itemsize].view(dtype).view(shape)
     return tensor
 
 
@@ -138,8 +185,7 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
     known = rank.state.setdefault("rendezvous", {})
     key = (id(own), group.group_name)
     if key in known:
-        handle: Handle = known[key]
-        return handle
+        return Handle(rank, members, *known[key])
     pad = memory.allocate(rank.number, np.zeros(memory.pad_bytes, np.uint8), "signal pad")
     if rank.world.accesses is not None:
         rank.world.accesses.follow(pad.whole, str(pad))
@@ -152,9 +198,9 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
         raise ValueError(
             f"rendezvous: the buffers must have one size on all ranks, in bytes they have {spelled}"
         )
-    handle = Handle(rank, members, [b for b, _ in brought], [p for _, p in brought])
-    known[key] = handle
-    return handle
+    own.pads.append(pad)
+    known[key] = [b for b, _ in brought], [p for _, p in brought]
+    return Handle(rank, members, *known[key])
 
 
 class Handle:
@@ -173,6 +219,7 @@ class Handle:
         self._members = members
         self._buffers = buffers
         self._pads = pads
+        buffers[members.index(rank.number)].handles.add(self)
 
     @property
     def rank(self) -> int:
@@ -321,7 +368,7 @@ def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> 
         raise InterpreterError(
             f"flags {offset} to {offset + count - 1} are written of a tensor that has {len(flags)}"
         )
-    array = _array(flags.view(torch.int32))
+    array = _array(_rank().world.memory.borrowed(flags.view(torch.int32)))
 
     def work(_stream: Stream) -> None:
         for k in range(offset, offset + count):

@@ -1,0 +1,128 @@
+"""Symmetric memory of simulated ranks: what lies outside of it, and what has been given back."""
+
+from __future__ import annotations
+
+import pytest
+import ranked_kernels as kernels
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+
+from tlmatrix import simulate
+from tlmatrix.interpreter import InterpreterError
+
+N = 64
+SEEDS = range(6)
+
+
+class Box:
+    """A symmetric buffer of every rank, cleared."""
+
+    def __init__(self):
+        self.own = symm_mem.empty((N,), dtype=torch.float32)
+        self.handle = symm_mem.rendezvous(self.own, dist.group.WORLD)
+        self.own.zero_()
+        self.handle.barrier()
+
+    def of(self, peer):
+        return self.handle.get_buffer(peer, (N,), torch.float32)
+
+
+def told(program, world=2, **options):
+    """All reports of some interleavings."""
+    return {
+        str(report)
+        for seed in SEEDS
+        for report in simulate(program, world=world, seed=seed, **options).reports
+    }
+
+
+@pytest.mark.parametrize("index", [-1, 8])
+@pytest.mark.parametrize("sanitize", [True, False])
+def test_a_flag_outside_of_a_signal_pad_is_an_error_that_names_pad_rank_and_sizes(index, sanitize):
+    def program(rank):
+        box = Box()
+        if rank == 0:
+            pad = box.handle.get_signal_pad(1).view(torch.int32)[-8:]
+            kernels.post()(torch.zeros(N), torch.empty(N), pad, index, 1)
+        torch.cuda.synchronize()
+
+    words = (
+        rf"flags\[{index}\] is taken, but flags has shape \(8,\), bytes 2016 to 2048 of signal "
+        r"pad 0 of rank 1, which has 2048 bytes"
+    )
+    with pytest.raises(InterpreterError, match=words):
+        simulate(program, world=2, sanitize=sanitize)
+
+
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        (lambda h: h.get_signal_pad(1, (8,), torch.int32, 505), "signal pad 0 of rank 1 has 2048"),
+        (lambda h: h.get_buffer(1, (N,), torch.float32, 1), "symmetric buffer 0 of rank 1 has 256"),
+        (lambda h: h.put_signal(1, 300), "beyond signal pad 0 of rank 1, which has 512 signals"),
+    ],
+)
+def test_views_and_signals_past_the_end_are_errors(view, words):
+    with pytest.raises(InterpreterError, match=words):
+        simulate(lambda _rank: view(Box().handle), world=2)
+
+
+def regrown(*, meets=True, waits=True, keeps=False):
+    """Every rank reads its neighbour's buffer, then makes another one in the place of its own."""
+
+    def program(rank):
+        box, other = Box(), 1 - rank
+        got = torch.empty(N)
+        box.own.fill_(float(rank))
+        box.handle.barrier()
+        got.copy_(box.of(other))
+        if meets:
+            box.handle.barrier()
+        if waits:
+            torch.cuda.synchronize()
+        kept = [box] if keeps else []
+        box = None
+        Box()
+        kept.clear()
+        return got[0].item()
+
+    return program
+
+
+def test_memory_that_all_are_done_with_may_be_given_back():
+    assert told(regrown()) == told(regrown(), stragglers=True) == set()
+    assert simulate(regrown(), world=2).results == [1.0, 0.0]
+
+
+def test_memory_that_is_kept_is_not_given_back():
+    assert told(regrown(meets=False, waits=False, keeps=True)) == set()
+
+
+@pytest.mark.parametrize("what", [{"meets": False}, {"waits": False}])
+def test_memory_that_is_given_back_while_a_rank_reads_it_is_told(what):
+    """The ranks have not met, or their hosts did not wait until they have."""
+    reports = told(regrown(**what))
+    words = "which let go of it"
+    freed = [report for report in reports if words in report]
+    assert any("symmetric buffer 0 of rank" in report for report in freed), reports
+    assert any("test_symmetric.py" in report for report in freed)
+
+
+def test_what_is_used_after_it_was_given_back_is_told_with_who_gave_it_back():
+    def program(rank):
+        box, other = Box(), 1 - rank
+        there = box.of(other)
+        dist.barrier()
+        if rank == 1:
+            box = Box.__new__(Box)  # lets go of the first one
+            box.own = symm_mem.empty((N,), dtype=torch.float32)
+        dist.barrier()
+        if rank == 0:
+            there.fill_(1.0)
+        torch.cuda.synchronize()
+
+    (report,) = told(program)
+    assert "symmetric buffer 0 of rank 1 are freed by rank 1" in report
+    assert "then written by rank 0, stream default (fill)" in report
+    assert "who uses it must be done before, or keep the tensor" in report
