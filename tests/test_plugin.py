@@ -264,6 +264,10 @@ def test_resuming_runs_only_what_did_not_pass(project: Project) -> None:
     outcome = project.pytest(".", "-q", "-n", "0", "--tlmatrix-resume", "out.jsonl")
     assert "2 failed, 2 deselected" in outcome.out
     assert len(_results(project.folder / "out.jsonl")) == 4
+    elsewhere = ("--results", "new.jsonl")
+    outcome = project.tlmatrix("run", "--resume", "out.jsonl", "-n", "0", *elsewhere)
+    assert outcome.code == 2
+    assert "--results new.jsonl: a run that goes on adds to its own file, out.jsonl" in outcome.out
 
 
 # Workers ------------------------------------------------------------------------------------

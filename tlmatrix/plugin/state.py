@@ -367,6 +367,12 @@ class State:
             return None
         from tlmatrix.run.records import RecordsError, read_records
 
+        given = self.config.option.tlmatrix_results
+        if given is not None and Path(given).resolve() != Path(path).resolve():
+            raise pytest.UsageError(
+                f"--results {given}: a run that goes on adds to its own file, {path}; leave "
+                "--results out, and copy that file first if it is to stay as it is"
+            )
         try:
             return read_records(Path(path))
         except (OSError, RecordsError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,3 +34,7 @@ class SpecError(ValueError):
     def __init__(self, issues: Iterable[Issue]) -> None:
         self.issues = tuple(sorted(set(issues)))
         super().__init__("\n".join(str(issue) for issue in self.issues))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[Issue, ...]]]:
+        """How it is pickled: with its issues; the message alone would be taken for them."""
+        return type(self), (self.issues,)

@@ -165,7 +165,8 @@ def _attention(q, k, v, lengths_q, lengths_k, context, causal, sharding, scale):
         )
     ]
     if not found:
-        return q.new_zeros((0, q.shape[1], v.shape[2])), q.new_zeros((q.shape[1], 0)).float()
+        lse = q.new_zeros((q.shape[1], 0)).float()
+        return q.new_zeros((0, q.shape[1], v.shape[2])) + _nothing_of(q, k, v), lse
     return torch.cat([out for out, _ in found]), torch.cat([lse for _, lse in found], 1).detach()
 
 
@@ -175,7 +176,7 @@ def _one_sequence(q, k, v, places, causal: bool, scale: float):
     groups = q.shape[1] // k.shape[1]
     keys, values = (t.to(wide).repeat_interleave(groups, 1) for t in (k, v))
     if keys.shape[0] == 0:
-        out = q.new_zeros((*q.shape[:2], v.shape[2])) + 0 * q.sum()
+        out = q.new_zeros((*q.shape[:2], v.shape[2])) + _nothing_of(q, k, v)
         return out, q.new_full((q.shape[1], q.shape[0]), float("-inf"), dtype=wide)
     scores = torch.einsum("ihd,jhd->hij", q.to(wide), keys) * scale
     seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
@@ -187,6 +188,11 @@ def _one_sequence(q, k, v, places, causal: bool, scale: float):
     lse = scores.logsumexp(-1).masked_fill(blind, float("-inf"))
     out = torch.einsum("hij,jhd->ihd", scores.softmax(-1), values)
     return out.masked_fill(blind[:, None, None], 0.0).to(q.dtype), lse
+
+
+def _nothing_of(*tensors):
+    """Zero, that depends on tensors all the same: their gradients are zeros, and not missing."""
+    return sum(tensor[..., :0].sum() for tensor in tensors)
 
 
 def gathered_sdpa(

@@ -54,6 +54,18 @@ def test_nothing_to_attend_to():
     assert lse.shape == (2, 0)
 
 
+@pytest.mark.parametrize("keys", [[0, 0, 0], [0]])
+def test_gradients_of_what_nothing_depends_on_are_zeros(keys):
+    """Keys of no row, or no sequences: each input has a gradient of its own shape all the same."""
+    bounds = torch.tensor([0, 2, 3][: len(keys)], dtype=torch.int32)
+    q = torch.randn(int(bounds[-1]), 2, 32, requires_grad=True)
+    k, v = (torch.zeros(0, 1, 32, requires_grad=True) for _ in "kv")
+    out, _ = gathered_attention_varlen(q, k, v, bounds, torch.tensor(keys, dtype=torch.int32))
+    gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    assert [gradient.count_nonzero().item() for gradient in gradients] == [0, 0, 0]
+    assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]
+
+
 @pytest.mark.parametrize("order", ["contiguous", "zigzag"])
 def test_gathered_shards_are_put_in_order(order):
     sharding, whole = Sharding(order, 3), torch.arange(24).view(2, 12)

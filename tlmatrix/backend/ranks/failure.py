@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from dataclasses import dataclass, replace
 
@@ -41,9 +42,18 @@ class Failure:
             time.monotonic(),
         )
 
-    def plain(self) -> Failure:
-        """The same with an exception that can be pickled: one of a like-named type."""
-        return replace(self, error=RuntimeError(f"{self.kind}: {self.message}"))
+    def travelling(self) -> Failure:
+        """The same with an exception that arrives as it left, when it is pickled.
+
+        One that cannot be pickled, or that becomes another by it (its class makes the message of
+        what it is given, say), is replaced by a `RuntimeError` that tells its type and message.
+        """
+        try:
+            there = pickle.loads(pickle.dumps(self.error))  # noqa: S301 - what we just wrote
+            same = type(there) is type(self.error) and str(there) == self.message
+        except Exception:  # noqa: BLE001 - anything may be in an exception
+            same = False
+        return self if same else replace(self, error=RuntimeError(f"{self.kind}: {self.message}"))
 
     @property
     def alike(self) -> tuple[str, str]:

@@ -79,12 +79,12 @@ def _serve(connection: Connection, given: argparse.Namespace) -> None:
 
 
 def _pickled(answer: tuple[Any, ...]) -> bytes:
+    if answer[0] == "failed":
+        return pickle.dumps(("failed", answer[1].travelling()))
     try:
         return pickle.dumps(answer)
-    except Exception as error:  # noqa: BLE001 - an exception that holds what cannot travel
-        if answer[0] == "failed":
-            return pickle.dumps(("failed", answer[1].plain()))
-        return pickle.dumps(("failed", Failure.of(error)))
+    except Exception as error:  # noqa: BLE001 - a result that holds what cannot travel
+        return pickle.dumps(("failed", Failure.of(error).travelling()))
 
 
 class _Worker:
