@@ -13,14 +13,14 @@ from tlmatrix.spec.issues import Issue
 ISSUES = [Issue(Path("a.yaml"), 5, 8, "entry: no gradient"), Issue(Path("a.yaml"), 7, 1, "axes")]
 
 
-class Measured(ValueError):
+class MeasuredError(ValueError):
     """Makes its message of what it is given, as `pickle` does not expect."""
 
     def __init__(self, size):
         super().__init__(f"{size} rows are too many")
 
 
-class Holding(ValueError):
+class HoldingError(ValueError):
     """Holds what cannot be pickled."""
 
     def __init__(self, message):
@@ -49,8 +49,8 @@ def test_findings_stay_findings():
     ("error", "told"),
     [
         (ValueError("no such shard"), "ValueError: no such shard"),
-        (Measured(7), "RuntimeError: Measured: 7 rows are too many"),
-        (Holding("at 3"), "RuntimeError: Holding: at 3"),
+        (MeasuredError(7), "RuntimeError: MeasuredError: 7 rows are too many"),
+        (HoldingError("at 3"), "RuntimeError: HoldingError: at 3"),
     ],
 )
 def test_an_error_of_any_class_is_told_with_its_type_and_message(error, told):
