@@ -14,11 +14,14 @@ steps n    `sequence_attention` in n steps: 1 fetches all keys first, 2 attends 
 chosen     the same with the steps that the operator chooses
 
 The efficiency of overlapping is (compute + nccl - time) / min(compute, nccl): 1 where the shorter
-of the two is hidden whole, 0 where both are done in turn.
+of the two is hidden whole, 0 where both are done in turn. It is taken in every round, from the
+three times of that round; what is told is the median, and the middle half of the rounds.
 
 A time is the median over the rounds of the slowest rank's. A round makes a few calls back to back,
-enqueued while the GPUs sleep, so what is timed is the GPUs' work and not the host's. What fails is
-told, and the rest goes on; results are printed as they are there, and as JSON with --json.
+enqueued while the GPUs sleep, so what is timed is the GPUs' work and not the host's. Long calls
+heat a GPU and lower its clock by more than a gather costs, so each has a rest before it, and every
+round another order. What fails is told, and the rest goes on; results are printed as they are
+there, and as JSON with --json.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import json
 import multiprocessing
 import os
 import queue
+import random
 import socket
 import statistics
 import time
@@ -54,6 +58,8 @@ DIM = 128
 """Of every head."""
 HOST_MS = 1.5
 """What the host may take to enqueue a call."""
+REST = 0.03
+"""Seconds without work before each measurement."""
 
 
 @dataclass(frozen=True)
@@ -250,25 +256,32 @@ def measure(case: Case, context: Any, options: argparse.Namespace, tell: Callabl
         and not name.startswith("both")
         and "compute" in contenders
     }
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    times: dict[str, list[float]] = {name: [timed(call, 2)] for name, call in contenders.items()}
+    order = random.Random(case.tokens)
     for _ in range(options.rounds):
-        for name, call in contenders.items():
-            calls = max(2, min(20, int(30 / max(times[name][0], 0.05)))) if times[name] else 2
-            times[name].append(timed(call, calls))
-    medians = {name: statistics.median(found[1:] or found) for name, found in times.items()}
+        for name in order.sample(list(contenders), len(contenders)):
+            time.sleep(REST)
+            calls = max(2, min(20, int(30 / max(times[name][0], 0.05))))
+            times[name].append(timed(contenders[name], calls))
+    times = {name: found[1:] for name, found in times.items()}
+    medians = {name: statistics.median(found) for name, found in times.items()}
     tell({"case": asdict(case), "named": str(case), "ms": medians, "off": difference,
           "chosen": bench.chosen(), "spread": {n: [min(f), max(f)] for n, f in times.items()},
           "tflops": case.flops / 1e9 / medians["compute"] if "compute" in medians else None,
-          "efficiency": efficiencies(medians)})  # fmt: skip
+          "efficiency": efficiencies(times)})  # fmt: skip
 
 
-def efficiencies(ms: dict[str, float]) -> dict[str, float]:
-    """Of whatever overlaps, against the kernel and NCCL in turn."""
-    if not {"compute", "nccl"} <= ms.keys():
+def efficiencies(times: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Of whatever overlaps, against the kernel and NCCL in turn: lower quartile, median, upper."""
+    if not {"compute", "nccl"} <= times.keys():
         return {}
-    compute, nccl = ms["compute"], ms["nccl"]
-    names = [name for name in ms if name.startswith("steps") or name in {"chosen", "in turn"}]
-    return {name: (compute + nccl - ms[name]) / min(compute, nccl) for name in names}
+    found = {}
+    for name, taken in times.items():
+        if name.startswith("steps") or name in {"chosen", "in turn"}:
+            rounds = zip(times["compute"], times["nccl"], taken, strict=True)
+            rates = [(compute + nccl - time) / min(compute, nccl) for compute, nccl, time in rounds]
+            found[name] = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
+    return found
 
 
 def moments(case: Case, context: Any, options: argparse.Namespace, tell: Callable) -> None:
@@ -410,11 +423,10 @@ def show(what: dict) -> None:
         print(f"\n{what['named']}{rate}; chosen: {what['chosen']} steps")
         for name, ms in what["ms"].items():
             low, high = what["spread"][name]
-            extra = (
-                f"  efficiency {what['efficiency'][name]:6.2f}"
-                if name in what["efficiency"]
-                else ""
-            )
+            extra = ""
+            if name in what["efficiency"]:
+                least, middle, most = what["efficiency"][name]
+                extra = f"  efficiency {middle:6.2f} ({least:.2f} to {most:.2f})"
             extra += f"  off {what['off'][name]:.2g}" if name in what["off"] else ""
             print(f"  {name:22} {ms:9.3f}  ({low:.3f} to {high:.3f}){extra}", flush=True)
 
@@ -430,7 +442,7 @@ def main() -> None:
         "--masks", nargs="+", choices=["full", "causal"], default=["full", "causal"]
     )
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--limit", type=float, default=540, help="seconds for everything")
     parser.add_argument("--json", type=Path)
