@@ -1,5 +1,7 @@
 """All-gather and GEMM at once: tiles of the rows that are here are made while others arrive."""
 
+from dataclasses import dataclass
+
 import torch
 
 from tlmatrix_kernels.alignment import ready as aligned
@@ -8,20 +10,18 @@ from tlmatrix_kernels.distributed.choose import overlaps
 from tlmatrix_kernels.distributed.collectives import gathered
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival
+from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+from tlmatrix_kernels.distributed.ordered import OrderedCall, ordered_gemm, signature
 from tlmatrix_kernels.distributed.pull import arrivals, pull, signed, write_flag
 from tlmatrix_kernels.distributed.shares import shares
-from tlmatrix_kernels.distributed.swizzle import panel_height
-from tlmatrix_kernels.distributed.validate import check_rows
-from tlmatrix_kernels.dtypes import dtype_name
+from tlmatrix_kernels.distributed.validate import check_rows, check_share
 from tlmatrix_kernels.gemm import gemm
-from tlmatrix_kernels.gemm.tiles import gemm_tiles, size_for
 from tlmatrix_kernels.gemm.validate import (
     check_dtypes,
     check_operands,
     check_out_dtype,
     rows_aligned,
 )
-from tlmatrix_kernels.target import capability, multiprocessors
 
 __all__ = ["all_gather_gemm"]
 
@@ -34,6 +34,7 @@ def all_gather_gemm(
     transpose_b: bool = False,
     out_dtype: torch.dtype | None = None,
     m: int | None = None,
+    n: int | None = None,
     overlap: bool | None = None,
 ) -> torch.Tensor:
     """`all_gather(a) @ op(b)`: the rows of all ranks times what each has of the columns.
@@ -46,6 +47,8 @@ def all_gather_gemm(
         out_dtype: of the result: that of `a`, unless given (float16, bfloat16 or float32).
         m: rows of `a` on all ranks together, where they do not all have as many: then each has its
             share (`torch.tensor_split`).
+        n: columns of `b` on all ranks together, of which each has its share: so all ranks make the
+            same choice of `overlap` without a word to each other.
         overlap: whether tiles are made while rows arrive; by default where that is faster than a
             collective and then a kernel (`choose`). All ranks must agree.
 
@@ -56,22 +59,69 @@ def all_gather_gemm(
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
         RuntimeError: `overlap` while a CUDA graph is captured.
     """
-    check_dtypes(a, b)
-    _, n, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
-    out_dtype = check_out_dtype(out_dtype, None, a.dtype)
-    m = check_rows("a", a.shape[0], m, context, "m")
-    if not overlaps("all_gather_gemm", overlap, context, m, n, k):
-        whole = gathered(a, m, context)
-        return gemm(whole, b, transpose_b=transpose_b, out_dtype=out_dtype)
-    out = torch.empty(m, n, dtype=out_dtype, device=a.device)
-    if k == 0 or m == 0:
+    key = signature(a, b, "all_gather_gemm", transpose_b, out_dtype, m, n)
+    call = context.prepared(
+        key, lambda: _checked(a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, m=m, n=n)
+    )
+    if not overlaps("all_gather_gemm", overlap, context, (call.m, call.k), call.n, n):
+        whole = gathered(a, call.m, context)
+        return gemm(whole, b, transpose_b=transpose_b, out_dtype=call.out_dtype)
+    out = torch.empty(call.m, call.n, dtype=call.out_dtype, device=a.device)
+    if call.k == 0 or call.m == 0:
         return out.zero_()
-    _overlapped(a, aligned(b), out, transpose_b, context)
+    _overlapped(call, a, aligned(b), out, context)
     return out
 
 
+@dataclass(frozen=True)
+class _Half:
+    """The gathered rows in one half of the symmetric memory, where each rank's are, and flags."""
+
+    buffer: SymmetricBuffer
+    ready: torch.Tensor
+    whole: torch.Tensor
+    parts: list[torch.Tensor]
+    theirs: list[torch.Tensor]
+
+
+def _checked(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    context: Context,
+    *,
+    transpose_b: bool,
+    out_dtype: torch.dtype | None,
+    m: int | None,
+    n: int | None,
+) -> OrderedCall:
+    check_dtypes(a, b)
+    _, columns, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
+    out_dtype = check_out_dtype(out_dtype, None, a.dtype)
+    rows = check_rows("a", a.shape[0], m, context, "m")
+    if n is not None:
+        check_share("b", "columns", columns, n, context, "n")
+    return OrderedCall(rows, columns, k, out_dtype, transpose_b, shares(rows, context.world))
+
+
+def _half(call: OrderedCall, dtype: torch.dtype, number: int, context: Context) -> _Half:
+    """That half of the buffer for such a call."""
+    shape = [call.m, call.k]
+    buffer = context.buffer(f"all_gather_gemm/{number}", call.m * call.k * dtype.itemsize)
+    half = call.halves.get(number)
+    if half is None or half.buffer is not buffer:
+        whole = buffer.mine(shape, dtype)
+        parts = [whole[begin:end] for begin, end in call.cuts]
+        theirs = [
+            buffer.on(peer, shape, dtype)[begin:end] for peer, (begin, end) in enumerate(call.cuts)
+        ]
+        world = context.world
+        ready = context.flags("all_gather_gemm/ready", world).mine([world], torch.int32)
+        half = call.halves[number] = _Half(buffer, ready, whole, parts, theirs)
+    return half
+
+
 def _overlapped(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, transpose_b: bool, context: Context
+    call: OrderedCall, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, context: Context
 ) -> None:
     """`out` = all rows of `a` times op(b).
 
@@ -80,33 +130,33 @@ def _overlapped(
     flags behind them, take no multiprocessor, so tiles may fill the GPU and wait.
     """
     rank, world = context.rank, context.world
-    (m, n), k = out.shape, a.shape[1]
-    cuts = shares(m, world)
     epoch = context.begin("all_gather_gemm")
-    buffer = context.buffer(f"all_gather_gemm/{epoch % 2}", m * k * a.element_size())
-    flags = context.flags("all_gather_gemm/ready", world).mine([world], torch.int32)
-    whole = buffer.mine([m, k], a.dtype)
-    whole[slice(*cuts[rank])].copy_(a)
-    barrier(buffer)
-    write_flag(flags, rank, epoch)
+    half = _half(call, a.dtype, epoch % 2, context)
+    half.parts[rank].copy_(a)
+    barrier(half.buffer)
+    write_flag(half.ready, rank, epoch)
     side = context.side()
     with torch.cuda.stream(side):
         pull(
             arrivals(rank, world),
-            source=lambda peer: buffer.on(peer, [m, k], a.dtype)[slice(*cuts[peer])],
-            target=lambda peer: whole[slice(*cuts[peer])],
-            arrived=lambda peer: write_flag(flags, peer, epoch),
+            source=half.theirs.__getitem__,
+            target=half.parts.__getitem__,
+            arrived=lambda peer: write_flag(half.ready, peer, epoch),
         )
-    if n > 0:
-        whole_rows = rows_aligned(whole, b)
-        wide = gemm_tiles(capability(), "wide", whole_rows=whole_rows)
-        size = size_for(m, n, wide, multiprocessors(a.device))
-        tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
-        kernel = gemm_on_arrival(
-            dtype_name(a.dtype), dtype_name(out.dtype), transpose_b, whole_rows, size
-        )
-        # The first row of tiles that has only rows of ours, or one that has some.
-        first = -(-cuts[rank][0] // tiles.block_m) % -(-m // tiles.block_m)
-        panel = panel_height(m, world, tiles.block_m)
-        kernel(whole, b, out, flags, signed(epoch), first, panel)
+    if call.n > 0:
+        whole_rows = rows_aligned(half.whole, b)
+        launch = call.launches.get(whole_rows)
+        if launch is None:
+            # First the tiles that have only rows of ours, or the one that has some.
+            launch = call.launches[whole_rows] = ordered_gemm(
+                gemm_on_arrival,
+                b,
+                out,
+                world,
+                call.cuts[rank][0],
+                transpose_b=call.transpose_b,
+                whole_rows=whole_rows,
+                whole_tile=True,
+            )
+        launch.kernel(half.whole, b, out, half.ready, signed(epoch), launch.first, launch.panel)
     torch.cuda.current_stream().wait_stream(side)

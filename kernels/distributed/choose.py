@@ -28,18 +28,43 @@ def overlap_pays(operator: str, world: int, m: int, n: int, k: int) -> bool:
     return 2.0 * m * n * k >= table[line]
 
 
-def overlaps(operator: str, asked: bool | None, context: Context, m: int, n: int, k: int) -> bool:
+def overlaps(
+    operator: str,
+    asked: bool | None,
+    context: Context,
+    sizes: tuple[int, int],
+    mine: int,
+    total: int | None,
+) -> bool:
     """Whether a call overlaps: as `asked`, else where it pays; a world of one never does.
+
+    All ranks answer alike, also where their shares differ.
+
+    Args:
+        operator: as in `LEAST_FLOP`.
+        asked: what the caller wants; None leaves it to this function.
+        context: see `create_context`.
+        sizes: m, and that of n and k that all ranks have alike.
+        mine: the other one, this rank's share of it.
+        total: of `mine` on all ranks. Without it the ranks agree on the largest share in the first
+            call with such a second size, and keep to it.
 
     Raises:
         RuntimeError: asked for while a CUDA graph is captured.
     """
+    if context.world == 1:
+        return False
     if asked is None:
-        pays = overlap_pays(operator, context.world, m, n, k)
-        return pays and not context.capturing()
-    if asked and context.world > 1 and context.capturing():
+        if context.capturing():
+            return False
+        if total is None:
+            most = context.largest((operator, sizes[1]), mine)
+        else:
+            most = -(-total // context.world)
+        return overlap_pays(operator, context.world, *sizes, most)
+    if asked and context.capturing():
         raise RuntimeError(
             "overlap=True cannot be captured to a graph, whose replays would wait for the epoch of "
             "the capture: use overlap=False"
         )
-    return asked and context.world > 1
+    return asked

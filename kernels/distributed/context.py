@@ -1,7 +1,8 @@
 """What the operators of several ranks keep from call to call: buffers, flags, a stream, epochs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,11 @@ __all__ = ["Context", "create_context"]
 
 SMALLEST = 1 << 16
 """Bytes of the smallest buffer: growing costs a synchronisation."""
+MOST_PREPARED = 256
+"""Calls that are kept ready: more kinds than a model has layers."""
 _GRAPH_CHANNEL = 1
+
+Prepared = TypeVar("Prepared")
 
 
 class Context:
@@ -48,6 +53,8 @@ class Context:
         self._buffers: dict[str, SymmetricBuffer] = {}
         self._epochs: dict[str, int] = {}
         self._counts: dict[str, list[int]] = {}
+        self._agreed: dict[tuple[Any, ...], int] = {}
+        self._prepared: dict[tuple[Any, ...], Any] = {}
         self._stream: torch.cuda.Stream | None = None
         self._last: torch.cuda.Stream | None = None
 
@@ -76,6 +83,35 @@ class Context:
         self._counts[operator] = after = [old + new for old, new in zip(before, added, strict=True)]
         return after
 
+    def prepared(self, key: tuple[Any, ...], make: Callable[[], Prepared]) -> Prepared:
+        """What `make` gave when a call with this key was first made: checked, and its kernel found.
+
+        Nothing of a key depends on what its tensors hold. What peers' memory it has must be looked
+        up again once a buffer has grown: then all is forgotten.
+        """
+        found = self._prepared.get(key)
+        if found is None:
+            found = make()
+            if len(self._prepared) >= MOST_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[key] = found
+        return found
+
+    def largest(self, key: tuple[Any, ...], mine: int) -> int:
+        """The largest `mine` of all ranks in the first call with this key; a collective in that.
+
+        Args:
+            key: of values that are the same on all ranks, or some would wait for the others.
+            mine: of this rank.
+        """
+        if self.world == 1:
+            return mine
+        if key not in self._agreed:
+            most = torch.tensor([mine], device=self.device)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
+            self._agreed[key] = int(most)
+        return self._agreed[key]
+
     def side(self) -> torch.cuda.Stream:
         """The stream of pulls and reductions; it waits for what is enqueued on the current one.
 
@@ -88,8 +124,12 @@ class Context:
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured to a CUDA graph."""
-        streams = self.device.type == "cuda" or self.group is not None  # simulated ones as well
-        return streams and torch.cuda.is_current_stream_capturing()
+        if self.device.type != "cuda" and self.group is None:
+            return False
+        try:  # simulated ranks have streams as well, CPU processes none
+            return torch.cuda.is_current_stream_capturing()
+        except RuntimeError:
+            return False
 
     @contextmanager
     def using(self, buffer: SymmetricBuffer) -> Iterator[None]:
@@ -125,6 +165,7 @@ class Context:
         if old is not None:
             barrier(old)
             synchronize(self.device)
+            self._prepared.clear()
         grown = max(SMALLEST, 1 << (size - 1).bit_length())
         new = allocate(grown, self.device, self.group, self.rank, self.world)
         self._buffers[name] = new

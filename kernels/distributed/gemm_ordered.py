@@ -23,27 +23,70 @@ split; the sum is raised by the threads that store (see `signals`). What a tile 
 a flag that is nearly always there, and one atomic.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.swizzle import ordered_tile
 from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
-from tlmatrix_kernels.gemm.tiles import gemm_tiles
+from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
 from tlmatrix_kernels.target import capability
 
 __all__ = ["gemm_on_arrival", "gemm_signalling"]
 
 
+@dataclass(frozen=True)
+class _Static:
+    """What a kernel is compiled for; M, N and K are symbolic."""
+
+    tiles: Tiles
+    transpose_b: bool
+    M: Any
+    N: Any
+    K: Any
+    a_shape: Any
+    b_shape: Any
+    a_box: Any
+    b_box: Any
+    options: Any
+
+
+def _static(dtype, transpose_b, whole_rows, size):
+    orientation = (False, transpose_b)
+    tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
+    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
+    return _Static(
+        tiles, transpose_b, M, N, K,
+        *shapes(orientation, M, N, K),
+        *shapes(orientation, tiles.block_m, tiles.block_n, tiles.block_k),
+        {} if whole_rows else NO_TMA,
+    )  # fmt: skip
+
+
+def _begin(rows, world, rank):
+    """The first of the rows of `rank`, as `shares.share` has it, of expressions."""
+    return rank * (rows // world) + T.min(rank, rows % world)
+
+
+def _ordered(tile, first, panel, of):
+    """The row and column of tiles at which block `tile` is, as expressions."""
+    tiles_m, tiles_n = T.ceildiv(of.M, of.tiles.block_m), T.ceildiv(of.N, of.tiles.block_n)
+    return ordered_tile(tile, tiles_m, tiles_n, first, panel, T.min)
+
+
 @T.macro
-def _sum_tile(A, B, a_tile, b_tile, acc, m, n, steps, transpose_b, tiles, options):
-    """`acc` = tile (bm, bn) of A @ op(B)."""
+def _sum_tile(A, B, a_tile, b_tile, acc, m, n, of):
+    """`acc` = the tile of A @ op(B) whose first element is [m, n]."""
+    tiles, turned = of.tiles, of.transpose_b
     T.clear(acc)
-    for step in T.Pipelined(steps, num_stages=tiles.num_stages):
+    for step in T.Pipelined(T.ceildiv(of.K, tiles.block_k), num_stages=tiles.num_stages):
         k = step * tiles.block_k
-        T.copy(box(A, False, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=options)
-        T.copy(box(B, transpose_b, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=options)
-        T.gemm(a_tile, b_tile, acc, transpose_B=transpose_b)
+        T.copy(box(A, False, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=of.options)
+        T.copy(box(B, turned, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=of.options)
+        T.gemm(a_tile, b_tile, acc, transpose_B=turned)
 
 
 @tilelang.jit
@@ -51,49 +94,41 @@ def gemm_on_arrival(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
     """Build the kernel; it is called with (A, B, C, ready, epoch, first, panel)."""
-    orientation = (False, transpose_b)
-    tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
-    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
-    world = T.dynamic("world")
-    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = shapes(orientation, M, N, K)
-    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
-    options = {} if whole_rows else NO_TMA
+    of = _static(dtype, transpose_b, whole_rows, size)
+    M, N, world = of.M, of.N, T.dynamic("world")
+    block_m, block_n = of.tiles.block_m, of.tiles.block_n
 
     @T.prim_func
     def gemm_arrival(
-        A: T.Tensor(a_shape, dtype),
-        B: T.Tensor(b_shape, dtype),
+        A: T.Tensor(of.a_shape, dtype),
+        B: T.Tensor(of.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         ready: T.Tensor([world], "int32"),
         epoch: T.int32,
         first: T.int32,
         panel: T.int32,
     ):
-        with T.Kernel(T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=tiles.threads) as tile:
+        with T.Kernel(
+            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=of.tiles.threads
+        ) as tile:
             T.annotate_restrict_buffers(A)
-            T.import_source(signals.source(tiles.threads))
-            a_tile = T.alloc_shared(a_box, dtype)
-            b_tile = T.alloc_shared(b_box, dtype)
+            T.import_source(signals.source(of.tiles.threads))
+            a_tile = T.alloc_shared(of.a_box, dtype)
+            b_tile = T.alloc_shared(of.b_box, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
-            at_m, at_n = ordered_tile(
-                tile, T.ceildiv(M, block_m), T.ceildiv(N, block_n), first, panel, T.min
-            )
+            at_m, at_n = _ordered(tile, first, panel, of)
             # Variables, or the divisions would be made again wherever a row or column is used.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
             m, n = bm * block_m, bn * block_n
             for owner in T.serial(world):
-                begin = owner * (M // world) + T.min(owner, M % world)
-                end = (owner + 1) * (M // world) + T.min(owner + 1, M % world)
+                begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)
                 if begin < m + block_m and end > m and begin < end:
                     signals.wait(ready, owner, epoch)
-            _sum_tile(
-                A, B, a_tile, b_tile, acc, m, n, T.ceildiv(K, block_k), transpose_b, tiles, options
-            )
+            _sum_tile(A, B, a_tile, b_tile, acc, m, n, of)
             T.copy(acc, C[bm * block_m, bn * block_n])
 
     return gemm_arrival
@@ -104,46 +139,38 @@ def gemm_signalling(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
     """Build the kernel; it is called with (A, B, C, done, first, panel)."""
-    orientation = (False, transpose_b)
-    tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
-    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
-    world = T.dynamic("world")
-    block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = shapes(orientation, M, N, K)
-    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
-    options = {} if whole_rows else NO_TMA
+    of = _static(dtype, transpose_b, whole_rows, size)
+    M, N, world = of.M, of.N, T.dynamic("world")
+    block_m, block_n = of.tiles.block_m, of.tiles.block_n
 
     @T.prim_func
     def gemm_signals(
-        A: T.Tensor(a_shape, dtype),
-        B: T.Tensor(b_shape, dtype),
+        A: T.Tensor(of.a_shape, dtype),
+        B: T.Tensor(of.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         done: T.Tensor([world], "int32"),
         first: T.int32,
         panel: T.int32,
     ):
-        with T.Kernel(T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=tiles.threads) as tile:
-            T.import_source(signals.source(tiles.threads))
-            a_tile = T.alloc_shared(a_box, dtype)
-            b_tile = T.alloc_shared(b_box, dtype)
+        with T.Kernel(
+            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=of.tiles.threads
+        ) as tile:
+            T.import_source(signals.source(of.tiles.threads))
+            a_tile = T.alloc_shared(of.a_box, dtype)
+            b_tile = T.alloc_shared(of.b_box, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
-            at_m, at_n = ordered_tile(
-                tile, T.ceildiv(M, block_m), T.ceildiv(N, block_n), first, panel, T.min
-            )
+            at_m, at_n = _ordered(tile, first, panel, of)
             # Variables, or the divisions would be made again wherever a row or column is used.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
             m, n = bm * block_m, bn * block_n
-            _sum_tile(
-                A, B, a_tile, b_tile, acc, m, n, T.ceildiv(K, block_k), transpose_b, tiles, options
-            )
+            _sum_tile(A, B, a_tile, b_tile, acc, m, n, of)
             T.copy(acc, C[bm * block_m, bn * block_n])
             for owner in T.serial(world):
-                begin = owner * (M // world) + T.min(owner, M % world)
-                end = (owner + 1) * (M // world) + T.min(owner + 1, M % world)
+                begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)
                 rows = T.min(end, m + block_m) - T.max(begin, m)
                 if rows > 0:
                     signals.add(done, owner, rows * T.min(N - n, block_n))

@@ -1,5 +1,7 @@
 """GEMM and reduce-scatter at once: parts of the product travel while others are made."""
 
+from dataclasses import dataclass
+
 import torch
 
 from tlmatrix_kernels.alignment import ready as aligned
@@ -8,21 +10,19 @@ from tlmatrix_kernels.distributed.choose import overlaps
 from tlmatrix_kernels.distributed.collectives import scattered_sum
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_signalling
+from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+from tlmatrix_kernels.distributed.ordered import OrderedCall, ordered_gemm, signature
 from tlmatrix_kernels.distributed.pull import wait_flag
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
-from tlmatrix_kernels.distributed.shares import share, shares
-from tlmatrix_kernels.distributed.swizzle import panel_height
-from tlmatrix_kernels.distributed.validate import check_bias
-from tlmatrix_kernels.dtypes import dtype_name
+from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed.validate import check_bias, check_share
 from tlmatrix_kernels.gemm import gemm
-from tlmatrix_kernels.gemm.tiles import gemm_tiles, size_for
 from tlmatrix_kernels.gemm.validate import (
     check_dtypes,
     check_operands,
     check_out_dtype,
     rows_aligned,
 )
-from tlmatrix_kernels.target import capability, multiprocessors
 
 __all__ = ["gemm_reduce_scatter"]
 
@@ -38,6 +38,7 @@ def gemm_reduce_scatter(
     context: Context,
     transpose_b: bool = False,
     out_dtype: torch.dtype | None = None,
+    k: int | None = None,
     overlap: bool | None = None,
 ) -> torch.Tensor:
     """This rank's share of the rows of `sum over ranks of a @ op(b)`, plus `bias`.
@@ -52,9 +53,10 @@ def gemm_reduce_scatter(
         context: see `create_context`.
         transpose_b: whether `b` is stored transposed.
         out_dtype: of the result: that of `a`, unless given (float16, bfloat16 or float32).
+        k: of all ranks together, of which each has its share: so all ranks make the same choice of
+            `overlap` without a word to each other.
         overlap: whether parts travel while others are made; by default where that is faster than a
-            kernel and then a collective (`choose`). All ranks must agree: give it where they do not
-            all have as much of k.
+            kernel and then a collective (`choose`). All ranks must agree.
 
     Returns:
         [my rows, n] in `out_dtype`, a new tensor; m rows are shared as `torch.tensor_split` does.
@@ -63,36 +65,80 @@ def gemm_reduce_scatter(
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
         RuntimeError: `overlap` while a CUDA graph is captured.
     """
-    check_dtypes(a, b)
-    m, n, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
-    out_dtype = check_out_dtype(out_dtype, None, a.dtype)
-    check_bias(bias, n, a.device)
-    if not overlaps("gemm_reduce_scatter", overlap, context, m, n, k):
-        parts = gemm(a, b, transpose_b=transpose_b, out_dtype=out_dtype)
+    key = signature(a, b, "gemm_reduce_scatter", transpose_b, out_dtype, k)
+    call = context.prepared(
+        key, lambda: _checked(a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, k=k)
+    )
+    check_bias(bias, call.n, a.device)
+    if not overlaps("gemm_reduce_scatter", overlap, context, (call.m, call.n), call.k, k):
+        parts = gemm(a, b, transpose_b=transpose_b, out_dtype=call.out_dtype)
         out = scattered_sum(parts, context)
-        return out if bias is None else (out.float() + bias.float()).to(out_dtype)
-    begin, end = share(m, context.world, context.rank)
-    if -(-m // context.world) * n > MOST_ELEMENTS:
+        return out if bias is None else (out.float() + bias.float()).to(call.out_dtype)
+    if -(-call.m // context.world) * call.n > MOST_ELEMENTS:
         raise ValueError(
-            f"a rank's share of [{m}, {n}] must have at most {MOST_ELEMENTS} elements, which "
-            f"it counts in 32 bits: use overlap=False"
+            f"a rank's share of [{call.m}, {call.n}] must have at most {MOST_ELEMENTS} elements, "
+            f"which it counts in 32 bits: use overlap=False"
         )
-    out = torch.empty(end - begin, n, dtype=out_dtype, device=a.device)
-    if m > 0 and n > 0:
-        if k == 0:  # a slice of nothing: zeros to add
-            a, b = a.new_zeros(m, 8), b.new_zeros((n, 8) if transpose_b else (8, n))
+    begin, end = call.cuts[context.rank]
+    out = torch.empty(end - begin, call.n, dtype=call.out_dtype, device=a.device)
+    if call.m > 0 and call.n > 0:
+        if call.k == 0:  # a slice of nothing: zeros to add
+            a = a.new_zeros(call.m, 8)
+            b = b.new_zeros((call.n, 8) if transpose_b else (8, call.n))
         if bias is not None:
             bias = bias.float().contiguous()
-        _overlapped(aligned(a), aligned(b), bias, out, transpose_b, context)
+        _overlapped(call, aligned(a), aligned(b), bias, out, context)
     return out
 
 
+@dataclass(frozen=True)
+class _Half:
+    """Products in one half of the symmetric memory; of each rank's our rows, and its counts."""
+
+    buffer: SymmetricBuffer
+    done: list[torch.Tensor]
+    product: torch.Tensor
+    ours: list[torch.Tensor]
+
+
+def _checked(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    context: Context,
+    *,
+    transpose_b: bool,
+    out_dtype: torch.dtype | None,
+    k: int | None,
+) -> OrderedCall:
+    check_dtypes(a, b)
+    m, n, mine = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
+    out_dtype = check_out_dtype(out_dtype, None, a.dtype)
+    if k is not None:
+        check_share("a", "columns", mine, k, context, "k")
+    return OrderedCall(m, n, mine, out_dtype, transpose_b, shares(m, context.world))
+
+
+def _half(call: OrderedCall, number: int, context: Context) -> _Half:
+    """That half of the buffer for such a call."""
+    shape, dtype = [call.m, call.n], call.out_dtype
+    buffer = context.buffer(f"gemm_reduce_scatter/{number}", call.m * call.n * dtype.itemsize)
+    half = call.halves.get(number)
+    if half is None or half.buffer is not buffer:
+        begin, end = call.cuts[context.rank]
+        ranks = range(context.world)
+        flags = context.flags("gemm_reduce_scatter/done", context.world)
+        done = [flags.on(peer, [context.world], torch.int32) for peer in ranks]
+        ours = [buffer.on(peer, shape, dtype)[begin:end] for peer in ranks]
+        half = call.halves[number] = _Half(buffer, done, buffer.mine(shape, dtype), ours)
+    return half
+
+
 def _overlapped(
+    call: OrderedCall,
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    transpose_b: bool,
     context: Context,
 ) -> None:
     """`out` = my rows of the sum over ranks of a @ op(b).
@@ -103,34 +149,33 @@ def _overlapped(
     kernel waits for nobody, so nothing is starved of a place to run.
     """
     rank, world = context.rank, context.world
-    m, n = a.shape[0], out.shape[1]
-    cuts = shares(m, world)
-    begin, end = cuts[rank]
     epoch = context.begin("gemm_reduce_scatter")
-    buffer = context.buffer(f"gemm_reduce_scatter/{epoch % 2}", m * n * out.element_size())
-    flags = context.flags("gemm_reduce_scatter/done", world)
-    product = buffer.mine([m, n], out.dtype)
-    whole_rows = rows_aligned(a, b)
-    wide = gemm_tiles(capability(), "wide", whole_rows=whole_rows)
-    size = size_for(m, n, wide, multiprocessors(a.device))
-    tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
-    counts = [(last - first) * n for first, last in cuts]
+    half = _half(call, epoch % 2, context)
+    counts = [(last - first) * call.n for first, last in call.cuts]
     total = context.count("gemm_reduce_scatter", counts)[rank]
 
     side = context.side()
-    kernel = gemm_signalling(
-        dtype_name(a.dtype), dtype_name(out.dtype), transpose_b, whole_rows, size
-    )
-    first = cuts[(rank + 1) % world][0] // tiles.block_m % -(-m // tiles.block_m)
-    panel = panel_height(m, world, tiles.block_m)
-    kernel(a, b, product, flags.mine([world], torch.int32), first, panel)
+    whole_rows = rows_aligned(a, b)
+    launch = call.launches.get(whole_rows)
+    if launch is None:
+        launch = call.launches[whole_rows] = ordered_gemm(
+            gemm_signalling,
+            a,
+            half.product,
+            world,
+            call.cuts[(rank + 1) % world][0],
+            transpose_b=call.transpose_b,
+            whole_rows=whole_rows,
+            whole_tile=False,
+        )
+    launch.kernel(a, b, half.product, half.done[rank], launch.first, launch.panel)
     with torch.cuda.stream(side):
-        barrier(buffer)
+        barrier(half.buffer)
         if out.numel() > 0:
             parts = out.new_empty(world - 1, *out.shape)
             for slot, peer in enumerate(ring(rank, world)):
-                wait_flag(flags.on(peer, [world], torch.int32), rank, total)
-                parts[slot].copy_(buffer.on(peer, [m, n], out.dtype)[begin:end])
-            wait_flag(flags.mine([world], torch.int32), rank, total)
-            add_in_ring_order(parts, product[begin:end], bias, out)
+                wait_flag(half.done[peer], rank, total)
+                parts[slot].copy_(half.ours[peer])
+            wait_flag(half.done[rank], rank, total)
+            add_in_ring_order(parts, half.ours[rank], bias, out)
     torch.cuda.current_stream().wait_stream(side)

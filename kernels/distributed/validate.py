@@ -6,7 +6,7 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.shares import share
 from tlmatrix_kernels.gemm.validate import OUT_DTYPES, names
 
-__all__ = ["check_bias", "check_reducible", "check_rows"]
+__all__ = ["check_bias", "check_reducible", "check_rows", "check_share"]
 
 
 def check_rows(
@@ -19,13 +19,24 @@ def check_rows(
     """
     if total is None:
         return mine * context.world
+    check_share(name, "rows", mine, total, context, keyword)
+    return total
+
+
+def check_share(
+    name: str, what: str, mine: int, total: int, context: Context, keyword: str
+) -> None:
+    """This rank's share of `total`, given as `keyword`, is what it has: `mine` of `what`.
+
+    Raises:
+        ValueError: it is another.
+    """
     begin, end = share(total, context.world, context.rank)
     if end - begin != mine:
         raise ValueError(
-            f"{name} must have {end - begin} rows on rank {context.rank}, its share of "
+            f"{name} must have {end - begin} {what} on rank {context.rank}, its share of "
             f"{keyword}={total} among {context.world} ranks, got {mine}"
         )
-    return total
 
 
 def check_reducible(name: str, tensor: torch.Tensor) -> None:
