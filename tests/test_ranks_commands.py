@@ -10,6 +10,7 @@ import pytest
 from tlmatrix.backend import backend_named
 from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.backend.gpus import ALL_GPUS, all_visible_gpus
+from tlmatrix.launchers import idle_rank, without_launcher
 from tlmatrix.run import Status
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
@@ -66,9 +67,22 @@ def test_an_axis_that_only_shards_name_is_read():
     assert statuses == {"contiguous": Status.PASSED, "zigzag": Status.FAILED}
 
 
-def test_under_torchrun_it_refuses_to_run_once_for_each_rank(tmp_path):
-    env = {**os.environ, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}
-    command = [sys.executable, "-m", "tlmatrix", "list", str(tmp_path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "started by torchrun, once for each rank; run it once" in done.stderr
+def test_of_the_processes_of_torchrun_the_first_alone_does_what_is_asked(tmp_path):
+    (tmp_path / "gemm.yaml").write_text(GEMM)
+    told = []
+    for rank in "01":
+        env = {**os.environ, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": rank}
+        command = [sys.executable, "-m", "tlmatrix", "list", str(tmp_path / "gemm.yaml")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+        told.append((done.stdout, done.stderr))
+    assert "all_gather_gemm" in told[0][0]
+    assert told[1][0] == ""
+    assert told[1][1].startswith("tlmatrix: rank 1 of 2 that torchrun started: rank 0 runs all")
+
+
+def test_the_environment_of_our_ranks_has_nothing_of_a_launcher():
+    given = {"RANK": "1", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "a", "HOME": "/here"}
+    assert without_launcher(given) == {"HOME": "/here"}
+    assert idle_rank({"RANK": "1", "WORLD_SIZE": "2"}) == "", "a rank of the user's own launcher"
+    assert idle_rank({**given, "RANK": "0"}) == ""

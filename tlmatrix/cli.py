@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.config import BACKENDS, UNSUPPORTED, ConfigError, load_config
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.launchers import idle_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tlmatrix.spec.issues import SpecError
 
     try:
-        _refuse_launchers()
+        idle = idle_rank()
+        if idle:
+            print(f"tlmatrix: {idle}", file=sys.stderr)
+            return ExitCode.OK
         code: ExitCode = arguments.command(arguments, load_config(Path.cwd()))
     except SpecError as error:
         print(error, file=sys.stderr)
@@ -46,15 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     return code
-
-
-def _refuse_launchers() -> None:
-    """Under torchrun every process would run all cases, and write to the same results."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UsageError(
-            "started by torchrun, once for each rank; run it once, without: where a spec has the "
-            "axis world, tlmatrix starts the processes of its ranks itself"
-        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tlmatrix.config import BACKENDS, COVERAGE, UNSUPPORTED, ConfigError, load_config
+from tlmatrix.launchers import idle_rank
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -162,6 +163,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from tlmatrix.plugin.state import state_of
 
     state = state_of(config)
+    if idle_rank():
+        left_out = set(_cases(items))
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     if config.getoption("tlmatrix_only"):
         kept = {item: None for item in _cases(items) if item.case.origin == "regression"}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -180,6 +185,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif state.project.timeout and not own_timeout:
         for item in cases:
             item.add_marker(pytest.mark.timeout(state.project.timeout))
+
+
+def pytest_report_header() -> str | None:
+    """Say why a process that a launcher started runs no cases."""
+    idle = idle_rank()
+    return f"tlmatrix: {idle}" if idle else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A process that leaves all cases to another has done what it should."""
+    if idle_rank() and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(tryfirst=True)

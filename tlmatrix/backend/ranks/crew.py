@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.ranks.failure import Failure, raise_failures
 from tlmatrix.backend.ranks.hang import hang, lost
+from tlmatrix.launchers import without_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -180,15 +181,13 @@ class Crew:
 
     def _environment(self) -> Mapping[str, str]:
         """That of a rank: one thread, no multicast, and the GPUs of all ranks, for peers to map."""
-        found = {**os.environ, **_NO_MULTICAST, "PYTHONUNBUFFERED": "1"}
+        found = {**without_launcher(os.environ), **_NO_MULTICAST, "PYTHONUNBUFFERED": "1"}
         found |= dict.fromkeys(_ONE_THREAD, "1")
         found["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(_root()), os.environ.get("PYTHONPATH", "")])
         )
         found.setdefault("GLOO_SOCKET_IFNAME", "lo")
         found["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus)
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            found.pop(name, None)  # of a launcher that started us
         return found
 
     def _kill(self) -> None:
