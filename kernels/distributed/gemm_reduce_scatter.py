@@ -44,7 +44,7 @@ def gemm_reduce_scatter(
     """This rank's share of the rows of `sum over ranks of a @ op(b)`, plus `bias`.
 
     Each rank has a slice of k. Its product is rounded once, to the dtype of the result; the sum
-    over ranks is float32 (with `overlap`; else as `torch.distributed` adds), and rounded once more.
+    over ranks, and the bias, is float32, and rounded once more.
 
     Args:
         a: [m, my k]; float16 or bfloat16.
@@ -72,8 +72,7 @@ def gemm_reduce_scatter(
     check_bias(bias, call.n, a.device)
     if not overlaps("gemm_reduce_scatter", overlap, context, (call.m, call.n), call.k, k):
         parts = gemm(a, b, transpose_b=transpose_b, out_dtype=call.out_dtype)
-        out = scattered_sum(parts, context)
-        return out if bias is None else (out.float() + bias.float()).to(call.out_dtype)
+        return scattered_sum(parts, context, bias)
     if -(-call.m // context.world) * call.n > MOST_ELEMENTS:
         raise ValueError(
             f"a rank's share of [{call.m}, {call.n}] must have at most {MOST_ELEMENTS} elements, "

@@ -44,6 +44,21 @@ def test_a_row_is_summed_in_its_node_and_then_between_nodes(nodes, ranks, seed):
     assert not found.reports
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_sums_of_products_are_float32_overlapped_or_not(overlap):
+    """Ones beside 2048 are lost where a 16-bit sum goes from rank to rank: 2048 + 1 is 2048."""
+    world, bias = 4, torch.tensor([0.5] * 8)
+
+    def program(rank):
+        a = torch.full((8, 1), 2048.0 if rank == 0 else 1.0).half()
+        ones = torch.ones(1, 8).half()
+        context = create_context()
+        return gemm_reduce_scatter(a, ones, bias, context=context, overlap=overlap)
+
+    found = simulate(program, world=world)
+    assert torch.equal(torch.cat(found.results), torch.full((8, 8), 2048 + 3 + 0.5).half())
+
+
 def calls(context, seed):
     """What the calls of all operators, back to back on one context, got wrong."""
     world, rank = context.world, context.rank
