@@ -1,12 +1,11 @@
 """Barriers: of all ranks in the order of a stream, and of all blocks of all ranks in a kernel."""
 
 import tilelang.language as T
-import torch
 
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 
-__all__ = ["barrier", "meet", "synchronize"]
+__all__ = ["barrier", "meet"]
 
 
 def barrier(buffer: SymmetricBuffer, channel: int = 0) -> None:
@@ -39,9 +38,3 @@ def meet(counter, index, expected):
     """
     signals.add(counter, index, 1, order="acq_rel", scope="sys")
     signals.wait(counter, index, expected, order="acquire", scope="sys")
-
-
-def synchronize(device: torch.device) -> None:
-    """The host waits for everything enqueued on the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from tlmatrix_kernels.distributed.barriers import barrier, synchronize
+from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer, allocate
 
 __all__ = ["Context", "create_context"]
@@ -124,12 +124,17 @@ class Context:
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured to a CUDA graph."""
-        if self.device.type != "cuda" and self.group is None:
+        if not self._has_streams:
             return False
         try:  # simulated ranks have streams as well, CPU processes none
             return torch.cuda.is_current_stream_capturing()
         except RuntimeError:
             return False
+
+    @property
+    def _has_streams(self) -> bool:
+        """Whether anything may be asynchronous: on GPUs, and on simulated ranks."""
+        return self.device.type == "cuda" or self.group is not None
 
     @contextmanager
     def using(self, buffer: SymmetricBuffer) -> Iterator[None]:
@@ -164,7 +169,8 @@ class Context:
             )
         if old is not None:
             barrier(old)
-            synchronize(self.device)
+            if self._has_streams:
+                torch.cuda.synchronize(self.device)
             self._prepared.clear()
         grown = max(SMALLEST, 1 << (size - 1).bit_length())
         new = allocate(grown, self.device, self.group, self.rank, self.world)

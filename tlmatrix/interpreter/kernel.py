@@ -442,11 +442,13 @@ class InterpretedKernel:
         """What the kernel does with each parameter: "read", "write", "atomic"."""
         found = kernel_usage(self.prim_func)
         outputs = {str(self._parameters[k].name): frozenset({"write"}) for k in self.out_idx}
+        buffers = self.prim_func.buffer_map
         return outputs | {
-            str(buffer.name): frozenset(
-                next((v for data, v in found.items() if data.same_as(buffer.data)), set())
+            parameter.name: frozenset(
+                next((v for data, v in found.items() if data.same_as(buffers[key].data)), set())
             )
-            for buffer in self.prim_func.buffer_map.values()
+            for key, parameter in zip(self.prim_func.params, self._parameters, strict=True)
+            if key in buffers
         }
 
     def recorded(self, *, wide: bool) -> Record:

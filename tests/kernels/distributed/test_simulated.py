@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from tlmatrix import simulate
 from tlmatrix_kernels.distributed import (
+    Context,
     all_gather,
     all_gather_gemm,
     create_context,
@@ -141,3 +142,23 @@ def test_counts_of_many_calls_pass_the_end_of_32_bits():
         return right
 
     assert simulate(program, world=2, seed=0).results == [[True] * 4] * 2
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_buffer_that_grows_is_given_up_when_nobody_uses_it(waits, monkeypatch):
+    """Rows of the third call do not fit the memory that the first one still may be read from."""
+    if not waits:
+        monkeypatch.setattr(Context, "_has_streams", False)
+
+    def program(rank):
+        context = create_context()
+        terms = [torch.full((rows, 16), rank + 1.0).half() for rows in (8, 8, 4000, 4000, 40)]
+        outs = [all_gather(x, context=context) for x in terms]
+        return [out.float().sum().item() for out in outs]
+
+    for seed in range(3):
+        found = simulate(program, world=3, seed=seed, stragglers=True)
+        assert found.results == [[rows * 16 * 6.0 for rows in (8, 8, 4000, 4000, 40)]] * 3
+        freed = [str(report) for report in found.reports if "which let go of it" in str(report)]
+        assert bool(freed) is not waits
+        assert len(freed) == len(found.reports)

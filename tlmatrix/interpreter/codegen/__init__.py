@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
 
@@ -22,6 +23,9 @@ from .steady import SteadyMixin
 from .threadloops import without_thread_loops
 from .values import FLOATS, LOW_PRECISION, Val, is_float, is_int
 from .vectors import scalarized
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "Counted",
@@ -170,7 +174,9 @@ class _Generator(SteadyMixin):
             if param not in self.func.buffer_map:
                 continue
             buffer = self.func.buffer_map[param]
-            name, dtype = str(buffer.name), str(buffer.dtype)
+            # Whatever is known of a parameter is known by its name.
+            name = _unlike(str(buffer.name), [p.name for p in self.parameters])
+            dtype = str(buffer.dtype)
             if not (is_float(dtype) or is_int(dtype) or dtype == "bool"):
                 raise self.refuse(f"a parameter of dtype {dtype} ({name})")
             code = self.w.fresh(name)
@@ -190,6 +196,12 @@ class _Generator(SteadyMixin):
                 tuple(n.lit if n.lit is not None else n.code for n in strides),
                 used=buffer in used,
             )
+
+
+def _unlike(name: str, known: Sequence[str]) -> str:
+    """A name that is not known yet: `x`, of a second one `x (2)`."""
+    names = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
+    return next(each for each in names if each not in known)
 
 
 def _used_buffers(func: Any) -> set[Any]:

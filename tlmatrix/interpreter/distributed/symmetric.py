@@ -203,6 +203,40 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
     return Handle(rank, members, *known[key])
 
 
+@dataclass
+class _Signals:
+    """The signal pads of all ranks; what is enqueued has these, and not the user's handle."""
+
+    host: Rank
+    rank: int
+    pads: list[Allocation]
+
+    def slot(self, owner: int, channel: int, of: int) -> Pointer:
+        """A signal of rank `of` in the pad of another one."""
+        world = len(self.pads)
+        pad = self.pads[owner].whole.view(torch.uint32)
+        index = channel * world + of
+        if not 0 <= index < len(pad):
+            raise InterpreterError(
+                f"channel {channel} of {world} ranks is beyond {self.pads[owner]}, "
+                f"which has {len(pad)} signals; see torch.distributed._symmetric_memory."
+                "set_signal_pad_size"
+            )
+        return Pointer(_array(pad), (index,), "signal_pad")
+
+    def put(self, peer: int, channel: int) -> Iterator[Request]:
+        """Wait until the signal is free, and set it."""
+        slot = self.slot(peer, channel, self.rank)
+        yield FlagWait(self.host.world, slot, "eq", 0)
+        access(slot, "release", "sys", lambda _old: 1)
+
+    def take(self, peer: int, channel: int) -> Iterator[Request]:
+        """Wait until a signal is set, and free it."""
+        slot = self.slot(self.rank, channel, peer)
+        yield FlagWait(self.host.world, slot, "eq", 1)
+        access(slot, "acq_rel", "sys", lambda _old: 0)
+
+
 class Handle:
     """What `rendezvous` gives: the buffers and signal pads of all ranks of a group."""
 
@@ -219,6 +253,7 @@ class Handle:
         self._members = members
         self._buffers = buffers
         self._pads = pads
+        self._signals = _Signals(rank, members.index(rank.number), pads)
         buffers[members.index(rank.number)].handles.add(self)
 
     @property
@@ -305,54 +340,34 @@ class Handle:
 
     # -- signals, on the current stream
 
-    def _slot(self, owner: int, channel: int, of: int) -> Pointer:
-        pad = self._pads[owner].whole.view(torch.uint32)
-        index = channel * self.world_size + of
-        if not 0 <= index < len(pad):
-            raise InterpreterError(
-                f"channel {channel} of {self.world_size} ranks is beyond {self._pads[owner]}, "
-                f"which has {len(pad)} signals; see torch.distributed._symmetric_memory."
-                "set_signal_pad_size"
-            )
-        return Pointer(_array(pad), (index,), "signal_pad")
-
-    def _put(self, peer: int, channel: int) -> Iterator[Request]:
-        """Wait until the signal is free, and set it."""
-        slot = self._slot(peer, channel, self.rank)
-        yield FlagWait(self._host.world, slot, "eq", 0)
-        access(slot, "release", "sys", lambda _old: 1)
-
-    def _take(self, peer: int, channel: int) -> Iterator[Request]:
-        """Wait until a signal is set, and free it."""
-        slot = self._slot(self.rank, channel, peer)
-        yield FlagWait(self._host.world, slot, "eq", 1)
-        access(slot, "acq_rel", "sys", lambda _old: 0)
-
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """What the current stream is given from now on comes after what all ranks' were given."""
         del timeout_ms
-        self._slot(self.rank, channel, self.world_size - 1)
+        signals, rank, world = self._signals, self.rank, self.world_size
+        signals.slot(rank, channel, world - 1)
 
         def work(_stream: Stream) -> Iterator[Request]:
-            yield Room(self._host, f"barrier on channel {channel}")
-            for step in range(1, self.world_size):
-                yield from self._put((self.rank + step) % self.world_size, channel)
-            for step in range(1, self.world_size):
-                yield from self._take((self.rank + step) % self.world_size, channel)
+            yield Room(signals.host, f"barrier on channel {channel}")
+            for step in range(1, world):
+                yield from signals.put((rank + step) % world, channel)
+            for step in range(1, world):
+                yield from signals.take((rank + step) % world, channel)
 
         enqueue(f"barrier on channel {channel}", work)
 
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Signal a rank from the current stream."""
         del timeout_ms
-        self._slot(dst_rank, channel, self.rank)
-        enqueue(f"put_signal to {dst_rank}", lambda _stream: self._put(dst_rank, channel))
+        signals = self._signals
+        signals.slot(dst_rank, channel, self.rank)
+        enqueue(f"put_signal to {dst_rank}", lambda _stream: signals.put(dst_rank, channel))
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """The current stream waits for the signal of a rank."""
         del timeout_ms
-        self._slot(self.rank, channel, src_rank)
-        enqueue(f"wait_signal of {src_rank}", lambda _stream: self._take(src_rank, channel))
+        signals = self._signals
+        signals.slot(self.rank, channel, src_rank)
+        enqueue(f"wait_signal of {src_rank}", lambda _stream: signals.take(src_rank, channel))
 
 
 def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
