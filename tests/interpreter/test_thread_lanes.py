@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix.interpreter import Unsupported, interpret
+from tlmatrix.interpreter import InterpreterError, Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -443,3 +443,51 @@ def test_a_copy_whose_predicate_fails_reads_nothing_and_writes_zeros(rows, dtype
         got = kernel(rows)(a)
     assert torch.equal(got, expected)
     assert not run.reports
+
+
+def row_of(rows, pick):
+    """A kernel that copies the row that `pick` makes of each thread's number of a row."""
+
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            X: T.Tensor((rows, 64), "float32"),
+            chosen: T.Tensor((64,), "int32"),
+            Y: T.Tensor((64,), "float32"),
+        ):
+            with T.Kernel(1, threads=64):
+                tx = T.get_thread_binding()
+                f = T.alloc_fragment((64,), "float32")
+                mine = T.alloc_local((1,), "int32")
+                mine[0] = chosen[tx]
+                row = pick(mine[0], tx)
+                if row >= 0:
+                    T.copy(X[row, :], f)
+                    for i in T.Parallel(64):
+                        f[i] = f[i] + T.cast(row, "float32")
+                    T.copy(f, Y)
+
+        return main
+
+    return kernel()
+
+
+def test_what_every_thread_has_the_same_of_may_index_a_tile():
+    x, y = torch.randn(6, 64), torch.empty(64)
+    row_of(6, lambda row, tx: row % 6)(x, torch.full((64,), 10, dtype=torch.int32), y)
+    assert torch.equal(y, x[4] + 4)
+
+
+def test_threads_that_do_not_come_need_not_agree():
+    x, y = torch.randn(6, 64), torch.empty(64)
+    chosen = torch.full((64,), -7, dtype=torch.int32)
+    chosen[5] = 3
+    row_of(6, lambda row, tx: T.if_then_else(tx % 2 == 1, row, -1))(x, chosen, y)
+    assert torch.equal(y, x[3] + 3)
+
+
+def test_threads_that_come_with_different_tiles_are_told():
+    chosen = torch.arange(64, dtype=torch.int32) % 2
+    with pytest.raises(InterpreterError, match="row differs between the threads that do it"):
+        row_of(6, lambda row, tx: row)(torch.randn(6, 64), chosen, torch.empty(64))

@@ -83,6 +83,10 @@ class RoleMixin(JumpMixin):
         self.arrivals: dict[str, list[tuple[int, str]]] = {}
         # Shared buffers used before the first and after the last barrier of a sequence.
         self._tail = (Uses(), Uses())
+        # Which threads do together what is being generated; None for all.
+        self._left: Val | None = None
+        # Variables of which every thread has its own value.
+        self._of_threads: set[Any] = set()
         self._case_groups: list[tuple[Any, tuple[int, ...]]] = []
         self._keys: dict[Any, int] = {}
         self._of_launch = self.prologue
@@ -408,6 +412,9 @@ class RoleMixin(JumpMixin):
                 self.deferred[node.var] = node.value
             return
         super()._stmt_Bind(node)
+        bound = self.vars.get(node.var)
+        if self.in_lanes and isinstance(bound, Val) and bound.axes:
+            self._of_threads.add(node.var)
 
     def _stmt_IfThenElse(self, node: Any) -> None:
         if self.threads is None:
@@ -471,22 +478,22 @@ class RoleMixin(JumpMixin):
         if not self.in_lanes:
             yield
             return
-        saved = self.axes, self.rank, self.mask
+        saved, outer = (self.axes, self.rank, self.mask), self._left
         self.axes, self.rank, self.mask = [], 0, None
-        mask = saved[2]
+        mask = self._left = saved[2]
         if mask is None:
             yield
         else:
             test = mask.code if mask.scalar else f"{mask.code}.any()"
             with self.w.block(f"if {test}"):
                 yield
-        self.axes, self.rank, self.mask = saved
+        (self.axes, self.rank, self.mask), self._left = saved, outer
 
     @contextmanager
     def _with_lanes_again(self) -> Iterator[None]:
         saved = self.axes, self.rank, self.mask
         assert self.lanes is not None
-        self.axes, self.rank, self.mask = [self.lanes], 1, None
+        self.axes, self.rank, self.mask = [self.lanes], 1, self._left
         yield
         self.axes, self.rank, self.mask = saved
 
@@ -538,7 +545,12 @@ class RoleMixin(JumpMixin):
     def _expr_Var(self, node: Any) -> Val:
         if self.threads is not None and self.threads.is_axis(node):
             return self._thread(self.threads.axis_of(node))
-        return super()._expr_Var(node)
+        value = super()._expr_Var(node)
+        if node in self._of_threads and self.lanes is not None and not self.in_lanes:
+            # What threads do together may only use what is the same for all of them.
+            with self._with_lanes_again():
+                return self._uniform(value, str(node.name))
+        return value
 
     _expr_SizeVar = _expr_Var
 
