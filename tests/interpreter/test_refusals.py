@@ -57,6 +57,18 @@ def shuffle():
     return main
 
 
+@tilelang.jit
+def pairs():
+    @T.prim_func
+    def main(X: T.Tensor((2,), "bfloat16"), Y: T.Tensor((32,), "bfloat16")):
+        with T.Kernel(1, threads=32):
+            p = T.alloc_local((2,), "bfloat16x2")
+            p[0] = T.bfloat16x2(X[0], X[1])  # here
+            Y[0] = X[0]
+
+    return main
+
+
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "float4_e2m1fn"])
 def test_elements_of_less_than_a_byte_are_refused(dtype):
     @tilelang.jit
@@ -79,6 +91,7 @@ def test_elements_of_less_than_a_byte_are_refused(dtype):
         (barrier, "shared.cluster_barrier"),
         (extern, "call_extern"),
         (shuffle, "shfl"),
+        (pairs, "memory of bfloat16x2 elements (p)"),
     ],
 )
 def test_refused_by_name_and_line(factory, word):

@@ -491,3 +491,33 @@ def test_threads_that_come_with_different_tiles_are_told():
     chosen = torch.arange(64, dtype=torch.int32) % 2
     with pytest.raises(InterpreterError, match="row differs between the threads that do it"):
         row_of(6, lambda row, tx: row)(torch.randn(6, 64), chosen, torch.empty(64))
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_memory_of_a_thread_is_a_lanes_own_in_a_parallel_loop(sanitize):
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            X: T.Tensor((4, 64), "float32"),
+            Y: T.Tensor((4, 64), "float32"),
+            Z: T.Tensor((64,), "float32"),
+        ):
+            with T.Kernel(1, threads=64):
+                tx = T.get_thread_binding()
+                v = T.alloc_var("float32")
+                w = T.alloc_local((2,), "float32")
+                v = 2.0
+                w[0] = 3.0
+                for i, j in T.Parallel(4, 64):
+                    w[1] = X[i, j] * v
+                    Y[i, j] = w[1] + w[0]
+                Z[tx] = w[0] + v
+
+        return main
+
+    x, y, z = torch.randn(4, 64), torch.empty(4, 64), torch.empty(64)
+    with interpret(sanitize=sanitize, on_report="raise"):
+        kernel()(x, y, z)
+    assert torch.equal(y, x * 2 + 3)
+    assert z.eq(5).all()

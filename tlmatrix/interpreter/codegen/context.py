@@ -38,6 +38,7 @@ class Buf:
         variable: whether the buffer is a Python variable (a `T.alloc_var`).
         safe: code of what a guarded load outside yields.
         lane_axes: axes along which a local buffer has one copy a lane, in a parallel loop.
+        of_threads: whether those lanes are the threads, outside of parallel loops.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Buf:
     variable: bool = False
     safe: str = "0"
     lane_axes: tuple[int, ...] = ()
+    of_threads: bool = False
     views: dict[str, str] = field(default_factory=dict)
 
     @property

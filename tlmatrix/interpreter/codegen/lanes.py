@@ -81,8 +81,13 @@ class LaneMixin(StoreMixin):
             code = self.temp(f"{buf.code}_lanes")
             np_dtype = numpy_name(buf.dtype)
             source = f"np.array([{buf.code}], {np_dtype!r})" if buf.variable else buf.code
+            if buf.lane_axes:
+                # Every thread has one: what they agree on goes in, and comes out again.
+                source = f"collapse({buf.code}, {len(buf.shape)})"
             self.w.line(f"{code} = lanes({source}, ({shape},))")
-            self.buffers[buffer] = replace(buf, code=code, variable=False, lane_axes=axes, views={})
+            self.buffers[buffer] = replace(
+                buf, code=code, variable=False, lane_axes=axes, of_threads=False, views={}
+            )
             self.on_spread(buf, self.buffers[buffer])
         self.stmt(node.body)
         for buffer, buf in saved.items():
@@ -90,7 +95,8 @@ class LaneMixin(StoreMixin):
             if buf.variable:
                 self.w.line(f"{buf.code} = agreed({code})")
             else:
-                self.w.line(f"{buf.code}[...] = collapse({code}, {len(buf.shape)})")
+                last = "[..., None]" if buf.lane_axes else ""
+                self.w.line(f"{buf.code}[...] = collapse({code}, {len(buf.shape)}){last}")
             self.on_collapse(buf, self.buffers[buffer])
             self.buffers[buffer] = buf
 

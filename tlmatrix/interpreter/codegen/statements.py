@@ -24,6 +24,7 @@ _IGNORED_ATTRIBUTES = frozenset(
         "tir.assume",
         "pragma_unroll",
         "tl.min_blocks_per_sm",
+        "async_scope",  # TVM's: TileLang has no pass that looks at it
     }
 )
 _IGNORED_CALLS = frozenset(

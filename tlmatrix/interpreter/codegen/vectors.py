@@ -6,6 +6,7 @@ loop whose iterations do not see each other's stores.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tlmatrix.interpreter.errors import Unsupported
@@ -112,6 +113,9 @@ class _Scalarizer:
     def _stored(self, store: Any, lanes: int) -> Any:
         from tilelang import tvm
 
+        if re.search(r"x\d+$", str(store.buffer.dtype)):
+            self._refuse(store, f"memory of {store.buffer.dtype} elements ({store.buffer.name})")
+            return None
         shifted = False
 
         def visit(node: Any) -> None:

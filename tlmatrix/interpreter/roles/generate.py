@@ -321,6 +321,7 @@ class RoleMixin(JumpMixin):
             scope,
             rounding=self.rounding_of(dtype),
             lane_axes=(0,),
+            of_threads=True,
         )
 
     # -- statements
@@ -497,15 +498,6 @@ class RoleMixin(JumpMixin):
         yield
         self.axes, self.rank, self.mask = saved
 
-    def _expand_locals(self, node: Any) -> dict[Any, tuple[int, ...]]:
-        found = super()._expand_locals(node)
-        for buffer in found:
-            if self.lanes is not None and self.buffer(buffer).lane_axes:
-                raise self.refuse(
-                    f"T.Parallel writing {buffer.name}, of which every thread has its own"
-                )
-        return found
-
     # -- expressions
 
     def expr(self, node: Any) -> Val:
@@ -537,7 +529,7 @@ class RoleMixin(JumpMixin):
         """The value at indices of a buffer."""
         if buf.scope == "shared.barrier":
             raise self.refuse(f"reading the barrier {buf.name}")
-        if buf.lane_axes and self.lanes is not None and not self.in_lanes:
+        if buf.of_threads and self.lanes is not None and not self.in_lanes:
             with self._with_lanes_again():
                 return self._uniform(super().load(buf, nodes), f"{buf.name}")
         return super().load(buf, nodes)
