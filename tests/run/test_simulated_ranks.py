@@ -147,6 +147,22 @@ def test_bad_input_must_be_refused_on_every_rank(runner):
         assert runner.run(spec, case).status is status
 
 
+def test_a_shard_of_another_length_can_be_asked_to_be_refused(runner):
+    """Every rank gets what the reject says; where the split length stays, its part of it."""
+    base = GEMM.replace("ENTRY", "refusing_rows").replace("WORLD", "3").partition("rejects:")[0]
+    rejects = (
+        ("a.shape: [40, 12]", "of 17 rows, got 40", Status.PASSED),
+        ("a.shape: [12]", "of 17 rows, got 12", Status.PASSED),
+        ("a.shape: [17, 12]", "rows, got", Status.FAILED),
+    )
+    for change, words, status in rejects:
+        text = f"rejects:\n  - {{set: {{{change}}}, raises: ValueError, matching: '{words}'}}\n"
+        spec = parse_spec(base + text, HERE / "refusing_rows.yaml")
+        (case,) = [case for case in plan(spec).cases() if case.origin == "reject"]
+        result = runner.run(spec, case)
+        assert result.status is status, (change, result.findings, result.message)
+
+
 def test_a_length_that_ranks_do_not_divide_is_an_error_of_the_spec(runner):
     (result,) = results(runner, GEMM.replace(", uneven: balanced", ""), "all_gather_gemm")
     (finding,) = result.findings

@@ -50,7 +50,13 @@ class Split:
     own: bool = False
 
     def of(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """What a rank has of a whole tensor: a copy."""
+        """What a rank has of a whole tensor: a copy.
+
+        Of bad input that has another length than what is split, every rank has all.
+        """
+        length = sum(len(rows) for rows in self.rows)
+        if self.axis >= tensor.ndim or tensor.shape[self.axis] != length:
+            return tensor.clone()
         if self.own:
             return tensor.select(self.axis, rank).clone()
         return _bits(tensor).index_select(self.axis, self._on(tensor, rank)).view(tensor.dtype)
