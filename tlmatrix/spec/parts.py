@@ -208,7 +208,8 @@ class Reject(Model):
         description="What is bad: axes and other arguments of the entry with their bad values. "
         "A tensor can get another dtype or device (`k.dtype: float64`), or another shape "
         "(`k: {shape: [3, 5]}`); of a tensor that ranks share every rank gets it as it is, if the "
-        "length that is split is another one. Other axes take their first values that obey the `where` rules.",
+        "length that is split is another one. Other axes take their first values that obey the "
+        "`where` rules.",
         examples=[{"groups": 0}, {"k.dtype": "float64"}, {"k": {"shape": [3, 5]}}],
     )
     raises: Annotated[str, Field(pattern=EXCEPTION)] = Field(
