@@ -95,9 +95,12 @@ def bench(
         refuse_unknown_axes(bind(spec, backend, roots=roots), family)
     except ArchitectureError as error:
         reason = str(error)
-    if has_ranks(spec):
-        reason = "several ranks are not timed here: this process has one GPU"
     configs = _configs(spec) if sweep else ()
+    if has_ranks(spec) and not reason:
+        yield from _on_ranks(
+            spec, cases, machine, path, baselines, configs, schedule or Schedule(), roots, drawn
+        )
+        return
     pairs = [(case, config) for case in cases for config in ({}, *configs)]
     if machine.warm is not None and len(pairs) > 1 and not reason:
         machine.warm(spec, pairs, roots)
@@ -124,6 +127,49 @@ def bench(
         yield timed
         del problem, ways
         backend.release()
+
+
+def _on_ranks(
+    spec: Spec,
+    cases: Sequence[Case],
+    machine: Machine,
+    path: str,
+    baselines: Sequence[str] | None,
+    configs: Sequence[Mapping[str, Value]],
+    schedule: Schedule,
+    roots: tuple[Path, ...],
+    drawn: Mapping[str, Value],
+) -> Iterator[CaseTimes]:
+    """Time cases whose entry several ranks call, a process each."""
+    from tlmatrix.bench.ranks import RankTimer, ways_on_ranks
+
+    named = spec.bench.baselines if spec.bench is not None else ()
+    ways, refused = ways_on_ranks(ENTRY, named if baselines is None else baselines, configs)
+    family, timer = family_for(spec), RankTimer(machine.backend, roots)
+    try:
+        for case in cases:
+            untimed = CaseTimes(spec.name, path, case.id, dict(case.values))
+            values = {**drawn, **case.values}
+            try:
+                problem = family.problem(
+                    spec, values, seed=case.seed, device=machine.backend.device
+                )
+            except Exception as error:  # noqa: BLE001 - as for one GPU
+                words = _words(error, machine.backend)
+                yield replace(untimed, implementations=(_entry(State.FAILED, words),))
+                continue
+            before = dict(machine.clocks())
+            timed = timer.timed(untimed, spec, problem, ways, schedule)
+            yield replace(
+                timed,
+                dtype=str(case.values.get("dtype", "")) or _dtype(problem),
+                implementations=(*timed.implementations, *refused),
+                clocks={"before": before, "after": dict(machine.clocks())},
+            )
+            del problem
+            machine.backend.release()
+    finally:
+        timer.close()
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,21 @@ class Samples:
     host: float = 0.0
 
 
-def in_turn(calls: Mapping[str, Call], clock: Clock, schedule: Schedule) -> dict[str, Samples]:
+def _alone(value: float) -> float:
+    return value
+
+
+def in_turn(
+    calls: Mapping[str, Call],
+    clock: Clock,
+    schedule: Schedule,
+    agree: Callable[[float], float] = _alone,
+) -> dict[str, Samples]:
     """Time each call once a round; each round begins with another one.
 
     The number of rounds is fixed before the first: one that waited for a narrow interval would
-    stop at the luckiest.
+    stop at the luckiest. Where several ranks do this in step, `agree` gives them all the same
+    number for what each of them measured.
     """
     warm: dict[str, list[Timing]] = {name: [] for name in calls}
     for _ in range(schedule.warmup):
@@ -70,7 +80,7 @@ def in_turn(calls: Mapping[str, Call], clock: Clock, schedule: Schedule) -> dict
         median(max(timing.device, timing.host) for timing in timings) + 0.5
         for timings in warm.values()
     )
-    rounds = min(max(int(schedule.seconds * 1e3 / once), schedule.least), schedule.most)
+    rounds = min(max(int(schedule.seconds * 1e3 / agree(once)), schedule.least), schedule.most)
     names = list(calls)
     for number in range(rounds):
         first = number % len(names)
@@ -80,8 +90,10 @@ def in_turn(calls: Mapping[str, Call], clock: Clock, schedule: Schedule) -> dict
     return found
 
 
-def cuda_clock(device: torch.device) -> Clock:
+def cuda_clock(device: torch.device, meet: Callable[[], None] | None = None) -> Clock:
     """A clock of device events, each call after a flush of the L2 cache.
+
+    `meet` enqueues what several devices wait for, so that their calls begin together.
 
     While the device flushes, and then spins for as long as the host takes to launch the call, the
     call's kernels queue up behind the first event: time in which the device only waits for the
@@ -105,6 +117,8 @@ def cuda_clock(device: torch.device) -> Clock:
         flush.zero_()
         if lead:
             spin(int((1.5 * lead + 0.05) * ticks))
+        if meet is not None:
+            meet()
         start.record()
         begin = time.perf_counter()
         call()

@@ -86,6 +86,18 @@ class Crew:
         """
         return [answer[1] for answer in self._ask_each([("job", job) for job in jobs], seconds)]
 
+    def work(
+        self, function: str, arguments: Sequence[tuple[Any, ...]], seconds: float
+    ) -> list[Any]:
+        """What `module:function` gives on each rank, called with (backend, rank, world, …).
+
+        `arguments` are what comes behind these, by rank. Errors are those of `run`.
+        """
+        if not self._processes:
+            self._start()
+        requests = [("work", function, each, list(sys.path)) for each in arguments]
+        return [answer[1] for answer in self._ask_each(requests, seconds)]
+
     def end(self) -> None:
         """The case ended: contexts go, processes stay."""
         if self._began and self._processes:

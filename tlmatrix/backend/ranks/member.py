@@ -75,7 +75,7 @@ class Member:
 
     def _problem(self, call: Call) -> Problem:
         names = {"rank": self.rank, "world": self.world, "group": self.group}
-        return self._with_context(call.problem(names))
+        return self.with_context(call.problem(names))
 
     def _replayed(self, job: Job) -> Answer:
         """Capture the first call to a CUDA graph, and replay it with the data of each.
@@ -122,7 +122,7 @@ class Member:
             results = execute(self.binding, problem, turn=job.turn, wait=wait)
         return results, guards.findings(results) if guards is not None else []
 
-    def _with_context(self, problem: Problem) -> Problem:
+    def with_context(self, problem: Problem) -> Problem:
         """The problem with the spec's `context`, made at the first call of the case."""
         spec = self.binding.spec
         if spec.context is None:

@@ -7,7 +7,7 @@ one case there.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.ranks.job import Answer, Job
     from tlmatrix.check.sanitizers import Watch
 
-__all__ = ["Place", "place_for"]
+__all__ = ["CrewPlace", "Place", "place_for"]
 
 
 _COMPILING = 2
@@ -97,6 +97,17 @@ class CrewPlace:
         finally:
             if not crew.running:
                 self._began = None
+
+    def work(self, function: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What a function gives on each rank, see `Crew.work`; `arguments` are by rank.
+
+        Raises:
+            DevicesError: there are fewer GPUs than ranks.
+        """
+        crew = self._crew(len(arguments))
+        self.end()
+        self._enter()
+        return crew.work(function, arguments, self.seconds)
 
     def _crew(self, world: int) -> Crew:
         if world not in self._crews:

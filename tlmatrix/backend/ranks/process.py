@@ -6,6 +6,8 @@ ends. Requests and answers are pickled tuples, whose first entry says what they 
     ("begin", spec, roots, paths, asked)   -> ("ready",)          a case begins, on a new context
     ("job", job)                           -> ("done", answer)    see `tlmatrix.backend.ranks.job`
     ("end",)                               -> ("ready",)          the case ended: its context goes
+    ("work", function, arguments, paths)   -> ("done", result)    `module:function` of ours, called
+                                                                  with (backend, rank, world, …)
 
 In place of an answer comes `("failed", failure)`.
 """
@@ -25,6 +27,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +131,8 @@ class _Worker:
                     self.symmetric.forget()
                 gc.collect()
                 return ("ready",)
+            case "work":
+                return ("done", self._work(*rest))
         raise ValueError(f"no request {kind!r}")
 
     def _begin(self, spec: Any, roots: tuple[Path, ...], paths: list[str]) -> None:  # noqa: ANN401
@@ -139,6 +144,13 @@ class _Worker:
         sys.path.extend(path for path in paths if path not in sys.path)
         binding = bind(spec, self._backend(), roots=roots)
         self.member = Member(binding, self.rank, self.world, dist.group.WORLD)
+
+    def _work(self, function: str, arguments: tuple[Any, ...], paths: list[str]) -> Any:  # noqa: ANN401
+        sys.path.extend(path for path in paths if path not in sys.path)
+        module, _, name = function.partition(":")
+        return getattr(import_module(module), name)(
+            self._backend(), self.rank, self.world, *arguments
+        )
 
     def _backend(self) -> Backend:
         from tlmatrix.backend.backends import CudaBackend, InterpreterBackend
