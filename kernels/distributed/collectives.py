@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.ring import add_in_ring_order
 from tlmatrix_kernels.distributed.shares import shares
 
 __all__ = ["gather_single", "gathered", "reduce_scatter_single", "scattered_sum"]
@@ -39,23 +40,24 @@ def scattered_sum(
     comes by; so each rank is sent its rows of all, adds them in float32, and rounds once.
     """
     rows, world = x.shape[0], context.world
-    parts = x[None]
+    if bias is not None:
+        bias = bias.float().contiguous()
+    most = -(-rows // world)
+    begin, end = shares(rows, world)[context.rank]
+    parts = (
+        x.contiguous().view(world, most, x.shape[1])
+        if rows % world == 0
+        else torch.stack([_padded(x[one:two], most) for one, two in shares(rows, world)])
+    )
     if world > 1:
-        most = -(-rows // world)
-        begin, end = shares(rows, world)[context.rank]
-        if rows % world == 0:
-            whole = x.contiguous()
-        else:
-            whole = torch.cat([_padded(x[one:two], most) for one, two in shares(rows, world)])
-        found = torch.empty_like(whole)
-        dist.all_to_all_single(found, whole, group=context.group)
-        parts = found.view(world, most, *x.shape[1:])[:, : end - begin]
+        found = torch.empty_like(parts)
+        dist.all_to_all_single(found, parts, group=context.group)
+        parts = found
     elif bias is None:
         return x
-    out = parts.sum(0, dtype=torch.float32)
-    if bias is not None:
-        out += bias
-    return out.to(x.dtype)
+    out = torch.empty_like(parts[0])
+    add_in_ring_order(parts[1:], parts[0], bias, out)
+    return out[: end - begin]
 
 
 def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:

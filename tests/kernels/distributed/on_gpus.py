@@ -19,8 +19,8 @@ from tlmatrix_kernels.distributed import all_gather, create_context, signals
 from tlmatrix_kernels.distributed.barriers import barrier, meet
 from tlmatrix_kernels.distributed.pull import arrivals, pull, signed, wait_flag, write_flag
 
-LIMIT = 240
-"""Seconds until a rank that has not answered is ended."""
+LIMIT = 420
+"""Seconds until a rank that has not answered is ended; nearly all of it may be compiling."""
 
 
 def run_on_ranks(job, world):
