@@ -32,7 +32,7 @@ def all_gather_then_torch(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, m: int, transpose_b: bool = False
 ) -> torch.Tensor:
     """The collective of `torch.distributed`, then `torch.matmul`."""
-    return gathered(a, m, context) @ (b.T if transpose_b else b)
+    return gathered(a, m, context) @ _turned(b, transpose_b)
 
 
 def torch_all_gather_matmul(
@@ -44,9 +44,8 @@ def torch_all_gather_matmul(
         NotImplementedError: ranks with different shares, or one rank.
     """
     _refuse_uneven(m, context)
-    b = b.T if transpose_b else b
     fused = torch.ops.symm_mem.fused_all_gather_matmul
-    return fused(a, [b], 0, context.group.group_name, return_A=False)[1][0]
+    return fused(a, [_turned(b, transpose_b)], 0, context.group.group_name, return_A=False)[1][0]
 
 
 def gemm_then_reduce_scatter(
@@ -65,7 +64,7 @@ def torch_then_reduce_scatter(
         NotImplementedError: ranks with different shares, or one rank.
     """
     _refuse_uneven(m, context)
-    product = a @ (b.T if transpose_b else b)
+    product = a @ _turned(b, transpose_b)
     out = product.new_empty(m // context.world, product.shape[1])
     reduce_scatter_single(out, product, group=context.group)
     return out
@@ -80,9 +79,13 @@ def torch_matmul_reduce_scatter(
         NotImplementedError: ranks with different shares, or one rank.
     """
     _refuse_uneven(m, context)
-    b = b.T if transpose_b else b
     fused = torch.ops.symm_mem.fused_matmul_reduce_scatter
-    return fused(a, b, "sum", 0, context.group.group_name)
+    return fused(a, _turned(b, transpose_b), "sum", 0, context.group.group_name)
+
+
+def _turned(b: torch.Tensor, transpose_b: bool) -> torch.Tensor:
+    """[k, n], whichever way it is stored."""
+    return b.T if transpose_b else b
 
 
 def _refuse_uneven(m: int, context: Context) -> None:

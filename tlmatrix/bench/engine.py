@@ -10,14 +10,14 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tlmatrix.backend import ArchitectureError, EntryError, refuse_unknown_axes
+from tlmatrix.backend import ArchitectureError, refuse_unknown_axes
 from tlmatrix.backend.binding import bind
 from tlmatrix.bench.baselines import torch_run
 from tlmatrix.bench.candidates import Candidate, CannotError, candidate, distance, entry_run
 from tlmatrix.bench.results import CaseTimes, Implementation, PassTimes, State
 from tlmatrix.bench.timing import Clock, Schedule, in_turn
+from tlmatrix.bench.words import error_words, first_sentence
 from tlmatrix.problem import family_for
-from tlmatrix.run.faults import fault_finding
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.models import DeclaredProblem
@@ -118,7 +118,7 @@ def bench(
                 spec, {**drawn, **case.values}, seed=case.seed, device=backend.device
             )
         except Exception as error:  # noqa: BLE001 - a case too large for the machine is a result
-            words = _words(error, backend)
+            words = error_words(error, backend)
             yield replace(untimed, implementations=(_entry(State.FAILED, words),))
             continue
         ways = _ways(spec, problem, backend, roots, baselines, configs)
@@ -155,7 +155,7 @@ def _on_ranks(
                     spec, values, seed=case.seed, device=machine.backend.device
                 )
             except Exception as error:  # noqa: BLE001 - as for one GPU
-                words = _words(error, machine.backend)
+                words = error_words(error, machine.backend)
                 yield replace(untimed, implementations=(_entry(State.FAILED, words),))
                 continue
             before = dict(machine.clocks())
@@ -239,7 +239,7 @@ def _timed(
         try:
             passes.append(PassTimes(name, work, in_turn(calls, machine.clock, schedule)))
         except Exception as error:  # noqa: BLE001 - the GPU's faults come when they come
-            told = [_entry(State.FAILED, _words(error, backend)), *told[1:]]
+            told = [_entry(State.FAILED, error_words(error, backend)), *told[1:]]
             break
     return replace(
         case,
@@ -257,7 +257,7 @@ def _tried(
     try:
         expected = problem.lowp()
     except Exception as error:  # noqa: BLE001 - as for the problem
-        return {}, [_entry(State.FAILED, f"its reference: {_words(error, backend)}")]
+        return {}, [_entry(State.FAILED, f"its reference: {error_words(error, backend)}")]
     ready: dict[str, Candidate] = {}
     told: list[Implementation] = []
     for name, way in ways.items():
@@ -270,11 +270,11 @@ def _tried(
             backend.synchronize()
             wrong = distance(problem, expected, found.results)
         except (CannotError, NotImplementedError) as error:
-            tell(State.CANNOT, _sentence(str(error)))
+            tell(State.CANNOT, first_sentence(str(error)))
         except SpecError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever an implementation raises is its result
-            tell(State.FAILED, _words(error, backend))
+            tell(State.FAILED, error_words(error, backend))
             if backend.broken():
                 return {}, told
         else:
@@ -282,20 +282,6 @@ def _tried(
                 ready[name] = found
             tell(State.WRONG if wrong else State.TIMED, wrong or "")
     return ready, told
-
-
-def _words(error: Exception, backend: Backend) -> str:
-    raised = error.error if isinstance(error, EntryError) else error
-    finding = fault_finding(raised, backend, "entry", 0)
-    if finding is not None:
-        return f"{finding.check}: {finding.title}"
-    first = _sentence(str(raised))
-    return f"{type(raised).__name__}: {first}" if first else type(raised).__name__
-
-
-def _sentence(text: str) -> str:
-    """The first sentence of a message: PyTorch's may go on for pages."""
-    return text.strip().partition("\n")[0].partition(". ")[0]
 
 
 def _dtype(problem: Problem) -> str:

@@ -18,6 +18,7 @@ from tlmatrix.backend.ranks.job import moved
 from tlmatrix.backend.ranks.member import Member
 from tlmatrix.bench.candidates import CannotError, candidate, entry_run
 from tlmatrix.bench.timing import Samples, Schedule, Timing, cuda_clock, in_turn
+from tlmatrix.bench.words import error_words, first_sentence
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
@@ -93,11 +94,11 @@ def time_on_rank(
                 found = candidate(run, problem)
                 backend.synchronize()
             except (CannotError, NotImplementedError) as error:
-                told[way.name] = OnRank(cannot=str(error) or type(error).__name__)
+                told[way.name] = OnRank(cannot=first_sentence(str(error)) or type(error).__name__)
             except SpecError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it raises is its result
-                told[way.name] = OnRank(failed=f"{type(error).__name__}: {error}")
+                told[way.name] = OnRank(failed=error_words(error, backend))
             if found is not None:
                 told[way.name] = OnRank(_on_host(found.results))
             if _least(found is not None) and found is not None:
