@@ -134,4 +134,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    found: object = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = found  # asked for once: functions that run often import from here
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import numbers
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -602,19 +602,20 @@ class InterpretedKernel:
 def environment(session: Session | None) -> Iterator[None]:
     """What generated programs of a session run in."""
     threads = torch.get_num_threads()
-    with ExitStack() as stack:
-        stack.enter_context(np.errstate(all="ignore"))
-        stack.enter_context(unseen())
-        stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
-        if session is not None and session.tf32:
-            stack.callback(TF32.reset, TF32.set(True))
-        if session is not None and session.arch.startswith("sm_90"):
-            stack.callback(FLOAT8_BITS.reset, FLOAT8_BITS.set(_HOPPER_FLOAT8_BITS))
+    tf32 = TF32.set((session is not None and session.tf32) or TF32.get())
+    hopper = session is not None and session.arch.startswith("sm_90")
+    bits = FLOAT8_BITS.set(_HOPPER_FLOAT8_BITS if hopper else FLOAT8_BITS.get())
+    if threads != 1:
+        # Tiles are too small to share: a second thread costs more than it brings.
+        torch.set_num_threads(1)
+    try:
+        with np.errstate(all="ignore"), unseen(), torch._C.DisableTorchFunction():  # noqa: SLF001
+            yield
+    finally:
         if threads != 1:
-            # Tiles are too small to share: a second thread costs more than it brings.
-            torch.set_num_threads(1)
-            stack.callback(torch.set_num_threads, threads)
-        yield
+            torch.set_num_threads(threads)
+        FLOAT8_BITS.reset(bits)
+        TF32.reset(tf32)
 
 
 def unseen() -> AbstractContextManager[object]:

@@ -13,13 +13,14 @@ from .builtins import without_builtins
 from .conditions import with_boolean_conditions
 from .context import Buf
 from .covered import Counted, CoverageMixin
+from .cutting import CuttingMixin
 from .firsts import written_first
 from .flags import FlagMixin, calls_models, is_flag_call
 from .recorded import Loop, Record, RecordedMixin, Spot
 from .returns import without_returns
+from .rows import Cut, row_cuts
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
-from .source import Location, location_of
-from .steady import SteadyMixin
+from .source import Location, location_of, unwrapped
 from .threadloops import without_thread_loops
 from .values import FLOATS, LOW_PRECISION, Val, is_float, is_int
 from .vectors import scalarized
@@ -100,13 +101,14 @@ class Program:
     waits: bool = False
 
 
-class _Generator(SteadyMixin):
+class _Generator(CuttingMixin):
     """One generation; see `generate`."""
 
-    def __init__(self, func: Any, *, guard: bool) -> None:
+    def __init__(self, func: Any, *, guard: bool, cuts: Sequence[Cut] = ()) -> None:
         super().__init__(guard, location_of)
         self.start_grids()
         self.start_steady(func)
+        self.start_cutting(cuts)
         self.func = func
         self.addressed = _addressed(func)
         self.viewed = _viewed(func)
@@ -128,7 +130,7 @@ class _Generator(SteadyMixin):
         locations: list[Location | None] = [None]
         body = [*self.prologue.lines, *self.w.lines] or ["pass"]
         del arguments
-        lines += ["    " + text for text in body]
+        lines += ["    " + unwrapped(text) for text in body]
         locations += [*self.prologue.locations, *self.w.locations]
         return Program(
             name=name,
@@ -264,8 +266,16 @@ class _FlagGenerator(FlagMixin, _Generator):
 class _SanitizedGenerator(SanitizedMixin, _Generator):
     """Generates a sanitized variant; see `sanitized`."""
 
-    def __init__(self, func: Any, *, guard: bool, sanitizers: frozenset[str], traced: bool) -> None:
-        super().__init__(func, guard=guard)
+    def __init__(
+        self,
+        func: Any,
+        *,
+        guard: bool,
+        sanitizers: frozenset[str],
+        traced: bool,
+        cuts: Sequence[Cut] = (),
+    ) -> None:
+        super().__init__(func, guard=guard, cuts=cuts)
         self.start_watching(func, sanitizers, traced=traced)
         self.shortens = not traced
 
@@ -424,10 +434,15 @@ def generate(
         program = waiting.run()
         return replace(program, waits=True)
     if not needs_roles(func):
+        # What counts, traces or watches guards is told of every row.
+        whole = covered or traced or not guard or "guarded" in (sanitizers or ())
+        cuts = [] if whole else row_cuts(func, kernel_usage(func))
         if sanitizers is None:
-            program = variant(_Generator).run()
+            program = variant(_Generator, cuts=cuts).run()
         else:
-            program = variant(_SanitizedGenerator, sanitizers=sanitizers, traced=traced).run()
+            program = variant(
+                _SanitizedGenerator, sanitizers=sanitizers, traced=traced, cuts=cuts
+            ).run()
         return program
 
     from tlmatrix.interpreter.roles.sanitized import SanitizedRoleMixin

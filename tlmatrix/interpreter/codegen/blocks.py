@@ -69,7 +69,9 @@ class BlockMixin(LaneMixin):
         dtype = str(buffer.dtype)
         if "x" in dtype or not (is_float(dtype) or is_int(dtype) or dtype == "bool"):
             raise self.refuse(f"a buffer of dtype {dtype} ({buffer.name})")
-        shape = tuple(self.scalar(n, "a buffer shape") for n in buffer.shape)
+        whole = tuple(self.scalar(n, "a buffer shape") for n in buffer.shape)
+        rows = self.rows_of(buffer.data)
+        shape = whole if rows is None else (rows, *whole[1:])
         name = str(buffer.name)
         code = self.w.fresh(name)
         np_dtype = numpy_name(dtype)
@@ -87,6 +89,7 @@ class BlockMixin(LaneMixin):
             codec=low if held else None,
             rounding=None if held else low,
             variable=variable,
+            whole=None if rows is None else whole,
         )
         if name in self.safe_later:
             buf.safe = self._safe_value(self.safe_later[name], dtype)
@@ -97,14 +100,17 @@ class BlockMixin(LaneMixin):
         if variable:
             self.w.line(f"{code} = {f'np.{np_dtype}({blank})' if is_float(dtype) else blank}")
             return
-        shape_code = "(" + ", ".join(n.code for n in shape) + ",)"
+        shape_code = "(" + ", ".join(n.code for n in whole) + ",)"
         static = buf.static_shape is not None
         if scope == "global":
             # A workspace of the whole launch, which every block sees.
             self.prologue.line(f"{code} = allocate({shape_code}, {np_dtype!r})")
         elif static:
             self.fixed.add(code)
-            self.prologue.line(f"{code} = np.empty({shape_code}, {np_dtype!r})")
+            memory = code if rows is None else self.prologue.fresh(f"{code}_whole")
+            self.prologue.line(f"{memory} = np.empty({shape_code}, {np_dtype!r})")
+            if rows is not None:
+                self.once(code, f"{memory}[:{rows.code}]", rows.code)
             if not (self.shortens and buffer.data in self.written_first):
                 self.w.line(f"{code}.fill({blank})")
         else:

@@ -39,6 +39,7 @@ class Buf:
         safe: code of what a guarded load outside yields.
         lane_axes: axes along which a local buffer has one copy a lane, in a parallel loop.
         of_threads: whether those lanes are the threads, outside of parallel loops.
+        whole: the shape it has in the kernel, where fewer rows of it are computed.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Buf:
     lane_axes: tuple[int, ...] = ()
     of_threads: bool = False
     views: dict[str, str] = field(default_factory=dict)
+    whole: tuple[Val, ...] | None = None
 
     @property
     def is_global(self) -> bool:
@@ -61,10 +63,11 @@ class Buf:
 
     @property
     def static_shape(self) -> tuple[int, ...] | None:
-        """The shape, where all of it is known at generation."""
-        if any(n.lit is None for n in self.shape):
+        """The shape in the kernel, where all of it is known at generation."""
+        shape = self.whole or self.shape
+        if any(n.lit is None for n in shape):
             return None
-        return tuple(n.lit for n in self.shape)
+        return tuple(n.lit for n in shape)
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,10 @@ class Context(Hooks):
         self.fixed: set[str] = set()
         self._tensors: dict[str, str] = {}
         self._iotas: dict[tuple[str, int, int], str] = {}
+        # Names that are made anew for a number of rows, by the name of that; how they are made.
+        self.cut_names: dict[str, str] = {}
+        self.cut_lines: dict[str, list[str]] = {}
+        self.gated: set[str] = set()
         # Whether work may be left out that no value depends on; and data that needs no poison.
         self.shortens = True
         self.written_first: frozenset[Any] = frozenset()
@@ -154,9 +161,22 @@ class Context(Hooks):
             return f"torch.from_numpy({code})"
         if code not in self._tensors:
             name = self.prologue.fresh(f"{code}_t")
-            self.prologue.line(f"{name} = torch.from_numpy({code})")
+            self.once(name, f"torch.from_numpy({code})", code)
             self._tensors[code] = name
         return self._tensors[code]
+
+    def once(self, name: str, code: str, of: str) -> None:
+        """Define what stays the same as long as `of` does: before the grid, or when it is cut."""
+        rows = self.cut_names.get(of)
+        if rows is None:
+            self.prologue.line(f"{name} = {code}")
+        else:
+            self.cut_lines[rows].append(f"{name} = {code}")
+            self.cut_names[name] = rows
+
+    def rows_of(self, key: Any) -> Val | None:
+        """How many rows are computed of a buffer's data or by a loop's variable; None for all."""
+        raise NotImplementedError
 
     # -- axes
 
@@ -170,11 +190,11 @@ class Context(Hooks):
     def push_axis(self, extent: Val) -> Axis:
         """Enter a parallel loop."""
         position = len(self.axes)
-        if extent.lit is not None:
+        if extent.lit is not None or extent.code in self.cut_names:
             key = (extent.code, position, self.rank)
             if key not in self._iotas:
                 name = self.prologue.fresh(f"i{position}_{extent.code}")
-                self.prologue.line(f"{name} = iota({extent.code}, {position}, {self.rank})")
+                self.once(name, f"iota({extent.code}, {position}, {self.rank})", extent.code)
                 self._iotas[key] = name
             code = self._iotas[key]
         else:

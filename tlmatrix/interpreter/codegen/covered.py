@@ -15,6 +15,7 @@ from tlmatrix.interpreter.coverage import GuardSite, LoopSite
 
 from .expressions import op_name
 from .statements import JUMPS, StatementMixin
+from .stores import root_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,7 +281,7 @@ class CoverageMixin(StatementMixin):
 
     def _store(self, buf: Buf, nodes: list[Any], value: Any, ir: Any = None) -> None:
         """A choice of a whole stored value is decided before it is evaluated."""
-        choice = self._root_choice(value)
+        choice = root_choice(value)
         if choice is not None and self.mask is None and self.axes and not buf.variable:
             with self._uncounted():
                 decided = self.uniform(choice[0]) is not None

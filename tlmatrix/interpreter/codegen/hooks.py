@@ -6,6 +6,7 @@ program has none of them.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +58,20 @@ class Hooks:
         """`test`, the value of `condition`, is about to decide an `if` or a `select`."""
         del kind, condition
         return test
+
+    def unwatched(self) -> AbstractContextManager[None]:
+        """What is read inside is nothing that the kernel reads."""
+        return nullcontext()
+
+    def of_whole_tiles(self, *, reads: bool = False) -> AbstractContextManager[None]:
+        """Lines written inside speak of tiles as the kernel has them, not as they are computed."""
+        del reads
+        return nullcontext()
+
+    def choosing(self, condition: Any) -> AbstractContextManager[None]:
+        """What is read inside is read where the condition holds for every lane."""
+        del condition
+        return nullcontext()
 
     def on_atomic(self, access: Access, result: Val, *, previous: bool) -> None:
         """An atomic is about to be done; with `previous` its old value is used."""

@@ -25,6 +25,7 @@ class LaneMixin(StoreMixin):
     def _parallel(self, node: Any) -> None:
         start = self.scalar(node.min, "a parallel loop whose start")
         extent = self.scalar(node.extent, "a parallel loop whose extent")
+        extent = self.rows_of(node.loop_var) or extent
         if self.axes:
             self._lane_loop(node, start, extent)
             return

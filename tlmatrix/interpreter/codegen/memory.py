@@ -171,7 +171,7 @@ class MemoryMixin(LogicMixin):
         name = buf.views.get(code)
         if name is None:
             name = self.prologue.fresh(f"{buf.code}_v")
-            self.prologue.line(f"{name} = {code}")
+            self.once(name, code, buf.code)
             buf.views[code] = name
             self.fixed.add(name)
         return name

@@ -8,6 +8,7 @@ infinity, and looks at what every operation reads and writes, to name the first 
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from .grids import GridMixin
 from .values import Val, is_float
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from .bounds import Access, Dim
     from .context import Buf, Dest
@@ -91,6 +92,7 @@ class SanitizedMixin(GridMixin):
         self._seen: dict[str, str] = {}
         self._ordering = False
         self._memory_order = ""
+        self._unwatched = False
         self.usage_of_data = kernel_usage(func)
         self.w.reserve("watch")
 
@@ -134,6 +136,13 @@ class SanitizedMixin(GridMixin):
 
     # -- the grid and memory
 
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """What is read inside is nothing that the kernel reads."""
+        self._unwatched = True
+        yield
+        self._unwatched = False
+
     @property
     def remembers(self) -> bool:
         """What a block reads is noted where it reads it, and not ahead."""
@@ -164,7 +173,7 @@ class SanitizedMixin(GridMixin):
         if self.traced or "uninitialised" not in self.sanitizers or buf.scope == "local.reducer":
             return
         name = self.w.fresh(f"{buf.code}_seen")
-        shape = "()" if buf.variable else f"({', '.join(n.code for n in buf.shape)},)"
+        shape = "()" if buf.variable else f"({', '.join(n.code for n in buf.whole or buf.shape)},)"
         if buf.static_shape is not None or buf.variable:
             self.prologue.line(f"{name} = watch.local({buf.name!r}, {shape})")
             self.w.line(f"{name}.clear()")
@@ -283,11 +292,14 @@ class SanitizedMixin(GridMixin):
         if self.traced:
             self._trace_read(access)
             return
-        self._watch_access(access, site)
-        seen = self._seen.get(buf.code)
-        if seen is not None:
-            lanes = "" if access.block else "_lanes"
-            self.w.line(f"{self._calm(buf)} or {seen}.read{lanes}({site}, {self._place(access)})")
+        with self.of_whole_tiles(reads=True):
+            self._watch_access(access, site)
+            seen = self._seen.get(buf.code)
+            if seen is not None:
+                lanes = "" if access.block else "_lanes"
+                self.w.line(
+                    f"{self._calm(buf)} or {seen}.read{lanes}({site}, {self._place(access)})"
+                )
 
     def _calm(self, buf: Buf) -> str:
         """Code of a test that a read needs no look."""
@@ -296,7 +308,7 @@ class SanitizedMixin(GridMixin):
     def on_scalar(self, access: Access, code: str) -> str:
         """A single element read in the middle of an expression."""
         buf = access.buf
-        if not self.followed(buf):
+        if not self.followed(buf) or self._unwatched:
             return code
         index = "(" + ", ".join(d.base.code for d in access.dims) + ",)"
         if self.traced:
@@ -343,8 +355,13 @@ class SanitizedMixin(GridMixin):
             if is_float(buf.dtype):
                 self._trace_value(access, result, value, site)
             return
-        self._watch_access(access, site)
-        self._watch_lanes(access, result, site)
+        with self.of_whole_tiles():
+            self._watch_access(access, site)
+            self._watch_lanes(access, result, site)
+            self._watch_write(access, site)
+
+    def _watch_write(self, access: Access, site: int) -> None:
+        buf = access.buf
         seen = self._seen.get(buf.code)
         if seen is None:
             return
@@ -386,7 +403,12 @@ class SanitizedMixin(GridMixin):
             if is_float(buf.dtype):
                 self._trace_value(access, result, None, site)
             return
-        self._watch_access(access, site)
+        with self.of_whole_tiles():
+            self._watch_access(access, site)
+            self._watch_atomic(access, site)
+
+    def _watch_atomic(self, access: Access, site: int) -> None:
+        buf = access.buf
         seen = self._seen.get(buf.code)
         if seen is None:
             return
@@ -487,25 +509,25 @@ class SanitizedMixin(GridMixin):
             if is_float(buf.dtype):
                 self.w.line(f"watch.saw({buf.code}, {buf.codec}, {region.dims_code}, None)")
             return
-        self._watch_bounds(buf, region.dims, region.conditions, site, "None")
-        seen = self._seen.get(buf.code)
-        if seen is not None:
-            self.w.line(f"{self._calm(buf)} or {seen}.read({site}, {region.dims_code}, None)")
+        with self.of_whole_tiles():
+            self._watch_bounds(buf, region.dims, region.conditions, site, "None")
+            seen = self._seen.get(buf.code)
+            if seen is not None:
+                self.w.line(f"{self._calm(buf)} or {seen}.read({site}, {region.dims_code}, None)")
 
     def _write_region(self, region: Region, action: str = "write") -> None:
         buf = region.buf
         if self.traced:
             return
         site = self._site(buf, action)
-        self._watch_bounds(buf, region.dims, region.conditions, site, "None")
-        seen = self._seen.get(buf.code)
-        if seen is None:
-            return
-        if self._covers(region):
-            self.w.line(f"{seen}.full = True")
-            return
-        quiet = f"{seen}.{'still' if buf.is_global else 'full'} or "
-        self.w.line(f"{quiet}{seen}.{action}({site}, {region.dims_code}, None)")
+        with self.of_whole_tiles():
+            self._watch_bounds(buf, region.dims, region.conditions, site, "None")
+            seen = self._seen.get(buf.code)
+            if seen is not None and self._covers(region):
+                self.w.line(f"{seen}.full = True")
+            elif seen is not None:
+                quiet = f"{seen}.{'still' if buf.is_global else 'full'} or "
+                self.w.line(f"{quiet}{seen}.{action}({site}, {region.dims_code}, None)")
 
     @staticmethod
     def _covers(region: Region) -> bool:
@@ -543,6 +565,11 @@ class SanitizedMixin(GridMixin):
             super().tile_copy(node)
             self._made([dst])
             return
+        with self.of_whole_tiles():
+            self._watch_copy(src, dst)
+        super().tile_copy(node)
+
+    def _watch_copy(self, src: Region, dst: Region) -> None:
         read, write = self._site(src.buf, "read"), self._site(dst.buf, "write")
         for region, site in ((src, read), (dst, write)):
             self._watch_copied(region, site)
@@ -570,7 +597,6 @@ class SanitizedMixin(GridMixin):
                 self.w.line(f"{calm}{source}.copied({read}, {ranges})")
         elif target is not None and not dst.buf.is_global:
             self._mark_copied(dst, target, write)
-        super().tile_copy(node)
 
     def _mark_copied(self, dst: Region, target: str, site: int) -> None:
         """All of a destination counts as written."""
@@ -669,7 +695,10 @@ class SanitizedMixin(GridMixin):
         """Outside cannot be skipped here: the report, then the error."""
         if region.conditions and not self.traced:
             site = self._site(region.buf, "access")
-            with self.w.block(f"if not ({' and '.join(region.conditions)})"):
+            with (
+                self.of_whole_tiles(),
+                self.w.block(f"if not ({' and '.join(region.conditions)})"),
+            ):
                 self.w.line(
                     f"watch.outside({site}, {region.dims_code}, {region.buf.code}.shape, (), None)"
                 )

@@ -50,12 +50,15 @@ class SteadyMixin(GridMixin):
         super()._grid(node)
         if self._block_start is None or self._grid_vars:
             return
-        if self.remembers and self._steady:
-            self.w.insert(self._block_start, [f"{' = '.join(self._steady.values())} = None"])
-        else:
-            lines = [f"{name} = {code}" for code, name in self._steady.items()]
-            self.w.insert(self._block_start, lines)
+        lines = [f"{name} = {code}" for code, name in self._steady.items()]
+        if self.remembers and lines:
+            lines = [f"{' = '.join(self._steady.values())} = None"]
+        self.w.insert(self._block_start, [*lines, *self.block_lines()])
         self._steady, self._block_start = {}, None
+
+    def block_lines(self) -> list[str]:
+        """What else is written where a block starts, after what stays the same."""
+        return []
 
     @property
     def remembers(self) -> bool:

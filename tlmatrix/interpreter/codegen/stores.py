@@ -14,7 +14,17 @@ from .values import Val, is_int, numpy_name
 if TYPE_CHECKING:
     from .context import Buf
 
-__all__ = ["StoreMixin"]
+__all__ = ["StoreMixin", "root_choice"]
+
+
+def root_choice(value: Any) -> tuple[Any, Any, Any] | None:
+    """Condition and both values of an expression that is a choice."""
+    kind = type(value).__name__
+    if kind == "Call" and op_name(value) == "tirx.if_then_else":
+        return value.args[0], value.args[1], value.args[2]
+    if kind == "Select":
+        return value.condition, value.true_value, value.false_value
+    return None
 
 
 class StoreMixin(ReducerMixin):
@@ -26,12 +36,12 @@ class StoreMixin(ReducerMixin):
             return
         if self.contribution_by_assignment(buf, nodes, value):
             return
-        choice = self._root_choice(value)
+        choice = root_choice(value)
         if choice is not None and self.mask is None and self.axes:
             tests = self.uniform(choice[0])
             if tests is not None and not self.expr(choice[0]).scalar:
                 every, none = tests
-                with self.w.block(f"if {every}"):
+                with self.w.block(f"if {every}"), self.choosing(choice[0]):
                     self._store_value(buf, nodes, choice[1], ir)
                 with self.w.block(f"elif {none}"):
                     self._store_value(buf, nodes, choice[2], ir)
@@ -39,15 +49,6 @@ class StoreMixin(ReducerMixin):
                     self._store_value(buf, nodes, value, ir)
                 return
         self._store_value(buf, nodes, value, ir)
-
-    @staticmethod
-    def _root_choice(value: Any) -> tuple[Any, Any, Any] | None:
-        kind = type(value).__name__
-        if kind == "Call" and op_name(value) == "tirx.if_then_else":
-            return value.args[0], value.args[1], value.args[2]
-        if kind == "Select":
-            return value.condition, value.true_value, value.false_value
-        return None
 
     def _store_variable(self, buf: Buf, value: Val) -> None:
         if not value.scalar:

@@ -65,6 +65,8 @@ class TileOpMixin(CallMixin):
             logical = self.scalar(index, "a tile operation at an index")
             base = wrapped_index(logical, n)
             extent = self.scalar(extent_node, "a tile operation of an extent")
+            if n.code in self.cut_names:
+                extent = n  # all of its rows, or it would not be cut
             constant = constant_index(index) or (
                 logical.lo is not None and logical.lo == logical.hi
             )

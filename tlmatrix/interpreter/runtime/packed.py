@@ -9,8 +9,11 @@ import numpy as np
 from .shadows import element
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tlmatrix.interpreter.reports import Sequences
 
+    from .masks import Dim
     from .monitor import Monitor
     from .shadows import Place
 
@@ -20,28 +23,34 @@ __all__ = ["Boundaries", "Packed"]
 class Boundaries:
     """A parameter that holds the boundaries of sequences, and what this block has read of it."""
 
-    __slots__ = ("read", "values")
+    __slots__ = ("_known", "_own", "read", "values")
 
     def __init__(self, values: tuple[int, ...]) -> None:
         self.values = values
         self.read: set[int] = set()
+        # The block's own sequences, and the block and number of boundaries they were found from.
+        self._own: list[int] = []
+        self._known = (0, 0)
 
-    def own(self) -> list[int]:
-        """The sequences whose two boundaries the block has read."""
-        return [s for s in self.read if s + 1 in self.read]
+    def own(self, block: int) -> list[int]:
+        """The sequences whose two boundaries the block has read; `block` is its number."""
+        known = (block, len(self.read))
+        if known != self._known:
+            self._known, self._own = known, [s for s in self.read if s + 1 in self.read]
+        return self._own
 
 
 class Packed:
     """The rows of one packed tensor."""
 
     __slots__ = (
-        "_axis", "_boundaries", "_cuts", "_declared", "_known", "_monitor", "_owned", "_strict",
+        "_boundaries", "_cuts", "_declared", "_known", "_monitor", "_owned", "_strict", "axis",
     )  # fmt: skip
 
     def __init__(self, monitor: Monitor, declared: Sequences, boundaries: list[Boundaries]) -> None:
         self._monitor = monitor
         self._declared = declared
-        self._axis = declared.axis
+        self.axis = declared.axis
         self._strict = "overreads" in monitor.sanitizers
         self._cuts = np.asarray(declared.boundaries)
         self._boundaries = boundaries
@@ -60,7 +69,8 @@ class Packed:
             if of_block is not None:
                 own = [of_block(*self._monitor.block)]
             else:
-                own = sorted({s for b in self._boundaries for s in b.own()})
+                here = self._monitor.here
+                own = sorted({s for b in self._boundaries for s in b.own(here)})
             cuts = self._declared.boundaries
             self._known, self._owned = known, (own, [(cuts[s], cuts[s + 1]) for s in own])
         return self._owned
@@ -68,7 +78,7 @@ class Packed:
     def _foreign(self, place: Place, spans: list[tuple[int, int]]) -> tuple[Any, int] | None:
         """Which elements of a place are outside, and how many are not; None where none are."""
         memory, mask = place
-        axis = self._axis
+        axis = self.axis
         rows = memory[axis]
         if isinstance(rows, slice):
             first, last = rows.start, rows.stop - 1
@@ -105,6 +115,18 @@ class Packed:
             outside, inside = outside & mask, inside & mask
         return (outside, int(inside.sum())) if outside.any() else None
 
+    def only_reads_own(self, dims: Sequence[Dim], rows: int) -> bool:
+        """Whether a block that is read is surely no reason for a report, as soon as can be told."""
+        dim = dims[self.axis]
+        if self._strict or type(dim) is not tuple or dim[2] != 1:
+            return False
+        own, spans = self._own()
+        first, stop = max(dim[0], 0), min(dim[0] + dim[1], rows)
+        for a, b in spans:
+            if a < stop and first < b:
+                return True
+        return not own
+
     def written(self, site: int, place: Place) -> None:
         """Rows are written: each must be the block's own."""
         own, spans = self._own()
@@ -115,7 +137,7 @@ class Packed:
     def read(self, site: int, place: Place) -> None:
         """Rows are read: a tile may run past the end of its sequence, not start outside."""
         own, spans = self._own()
-        rows = place[0][self._axis]
+        rows = place[0][self.axis]
         if not own or (
             not self._strict
             and place[1] is None
@@ -141,7 +163,7 @@ class Packed:
         own: list[int],
     ) -> None:
         where = element(place, outside)
-        row = where[self._axis]
+        row = where[self.axis]
         owner = int(np.searchsorted(self._cuts, row, "right")) - 1
         whose = f"sequence {owner}" if 0 <= owner < len(self._cuts) - 1 else "no sequence"
         ours = ", ".join(str(s) for s in own)

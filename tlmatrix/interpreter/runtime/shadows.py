@@ -206,8 +206,8 @@ class GlobalShadow:
     """
 
     __slots__ = (
-        "_abroad", "_known", "_monitor", "_owner", "_packed", "_reader", "fresh", "name", "quiet",
-        "shape", "still",
+        "_abroad", "_known", "_monitor", "_owner", "_packed", "_reader", "_skims", "fresh", "name",
+        "quiet", "shape", "still",
     )  # fmt: skip
 
     def __init__(
@@ -244,6 +244,9 @@ class GlobalShadow:
         flag = "races" in on and "ordered" in usage
         self.quiet = not (looks or both or flag or self.fresh or abroad is not None)
         """Whether reads need no look."""
+        # Whether all that a read may show is whose rows it reads.
+        others = both or "ordered" in usage or self.fresh or abroad is not None
+        self._skims = looks and not others
         self.still = not (looks or owned or (races and written) or abroad is not None)
         """Whether writes and atomics need no look."""
 
@@ -264,6 +267,7 @@ class GlobalShadow:
         found = object.__new__(GlobalShadow)
         for name in ("_monitor", "name", "fresh", "quiet", "still"):
             setattr(found, name, getattr(self, name))
+        found._skims = False
         found._known = None if self._known is None else self._known.reshape(shape)
         found.shape = shape
         found._packed = None  # of its own class
@@ -292,6 +296,14 @@ class GlobalShadow:
 
     def read(self, site: int, dims: Sequence[Dim], mask: Any) -> None:
         """A block is read."""
+        packed = self._packed
+        if (
+            self._skims
+            and mask is None
+            and packed is not None
+            and packed.only_reads_own(dims, self.shape[packed.axis])
+        ):
+            return
         self._read(site, block_of(dims, mask, self.shape))
 
     def read_lanes(self, site: int, index: tuple[Any, ...], mask: Any) -> None:
@@ -342,7 +354,7 @@ class GlobalShadow:
             return
         memory, mask = place
         owner = self._owner[memory]
-        if np.any(owner):
+        if owner.any():
             self._conflict(site, place, owner, "{buffer} is written by two blocks")
         if self._reader is not None:
             self._read_before(site, place)

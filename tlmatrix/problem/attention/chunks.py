@@ -6,17 +6,21 @@ between a tensor's layout and [count, head, row, dim], `mask` says which pairs s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tlmatrix.problem.attention.axes import Setting
 
-__all__ = ["Chunk", "Rows", "chunks", "mask"]
+__all__ = ["Chunk", "Piece", "Rows", "chunks", "mask", "pieces"]
+
+_KEPT = 2**18
+"""Elements of score matrices, of all chunks of a setting, up to which its pieces are kept."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +128,14 @@ class Rows:
         """Add [count, head, row, dim] to the rows of `target`."""
         rows = slice(self.low, self.high)
         if self.layout == "bshd":
-            target[self.first : self.last, rows, heads] += block.transpose(1, 2)
+            target[self.first : self.last, rows, heads].add_(block.transpose(1, 2))
         elif self.layout == "bhsd":
-            target[self.first : self.last, heads, rows] += block
+            target[self.first : self.last, heads, rows].add_(block)
         else:
             flat = block.transpose(1, 2).flatten(0, 1)
             if self.gather is not None:
                 flat = flat[self.real]
-            target[self.begin : self.end, heads] += flat
+            target[self.begin : self.end, heads].add_(flat)
 
     def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
         """Store [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
@@ -164,3 +168,48 @@ def mask(setting: Setting, chunk: Chunk, dtype: torch.dtype, device: torch.devic
         if setting.window is not None:
             seen &= behind < setting.window
     return torch.where(seen, 0.0, -torch.inf).to(dtype)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A chunk with what is the same for every precision: its rows, and which pairs are hidden."""
+
+    chunk: Chunk
+    query_rows: Rows
+    key_rows: Rows
+    _masks: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, setting: Setting, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """`mask` in the shape of scores, [count, 1, 1, row, key]."""
+        found = self._masks.get(dtype)
+        if found is None:
+            known = next(iter(self._masks.values()), None)
+            if known is None:
+                known = mask(setting, self.chunk, dtype, device)[:, None, None]
+            found = self._masks[dtype] = known.to(dtype)
+        return found
+
+
+def pieces(setting: Setting, budget: int, device: torch.device) -> Iterable[Piece]:
+    """The chunks of a setting; kept for the next time where they are small."""
+    size = 0
+    for rows, keys in zip(setting.lengths_q, setting.lengths_k, strict=True):
+        size += rows * keys
+    if size * setting.heads <= _KEPT:
+        return _few_pieces(setting, budget, device)
+    return _pieces(setting, budget, device)
+
+
+def _pieces(setting: Setting, budget: int, device: torch.device) -> Iterator[Piece]:
+    for chunk in chunks(setting, budget):
+        rows, keys = (chunk.row, chunk.row_end), (0, chunk.keys)
+        yield Piece(
+            chunk,
+            Rows(setting, setting.starts_q, setting.lengths_q, chunk, rows, device),
+            Rows(setting, setting.starts_k, setting.lengths_k, chunk, keys, device),
+        )
+
+
+@lru_cache(maxsize=4)
+def _few_pieces(setting: Setting, budget: int, device: torch.device) -> tuple[Piece, ...]:
+    return tuple(_pieces(setting, budget, device))

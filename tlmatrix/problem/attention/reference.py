@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.attention.chunks import Chunk, Rows, chunks, mask
+from tlmatrix.problem.attention.chunks import Piece, Rows, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,8 +84,8 @@ def attend(
     """
     sweep = _Sweep(setting, operands, precision, sizes=sizes)
     budget = _CHUNK.get(operands.q.device.type, _CHUNK["cpu"])
-    for chunk in chunks(setting, budget):
-        sweep.add(chunk)
+    for piece in pieces(setting, budget, operands.q.device):
+        sweep.add(piece)
     return sweep.solution()
 
 
@@ -137,16 +137,11 @@ class _Sweep:
         spreads = {name: square.sqrt_() for name, square in self.squares.items()}
         return Solution(self.values, self.magnitudes, spreads)
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, piece: Piece) -> None:
         """Forward and backward of one chunk; shapes [count * kv_head, group * row, ...]."""
         setting, operands, rounded = self.setting, self.operands, self.precision.round
         compute, device = self.precision.compute, operands.q.device
-        query_rows = Rows(
-            setting, setting.starts_q, setting.lengths_q, chunk, (chunk.row, chunk.row_end), device
-        )
-        key_rows = Rows(
-            setting, setting.starts_k, setting.lengths_k, chunk, (0, chunk.keys), device
-        )
+        chunk, query_rows, key_rows = piece.chunk, piece.query_rows, piece.key_rows
         kv = slice(chunk.head, chunk.head_end)
         heads = slice(chunk.head * setting.groups, chunk.head_end * setting.groups)
         kv_heads = chunk.head_end - chunk.head
@@ -160,7 +155,7 @@ class _Sweep:
         v = key_rows.read(operands.v, kv, compute).flatten(0, 1)
 
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(setting.softmax_scale)
-        scores.view(*five, -1).add_(mask(setting, chunk, compute, device)[:, None, None])
+        scores.view(*five, -1).add_(piece.mask(setting, compute, device))
         low = torch.finfo(compute).min
         m = scores.amax(-1, keepdim=True).clamp_(min=low)
         if self.sink is not None:
