@@ -41,6 +41,7 @@ from tlmatrix.backend import backend_named
 from tlmatrix.check import judging, relations, sanitizers
 from tlmatrix.check.memory import Guards
 from tlmatrix.check.relations import CHECK_OF_KIND
+from tlmatrix.fuzz.draws import without_hook
 from tlmatrix.interpreter.kernel import InterpretedKernel
 from tlmatrix.interpreter.session import current
 from tlmatrix.matrix import Case
@@ -158,7 +159,7 @@ class Bench:
                 self.failures += 1
                 print(result.command, result.message, *(f.title for f in result.findings))
 
-        with runs_counted():
+        with runs_counted(), without_hook():
             begin, cpu = time.perf_counter(), time.process_time()
             (search if clock is None else clock.timed("Hypothesis", search))()
             spent.cpu, spent.wall = time.process_time() - cpu, time.perf_counter() - begin

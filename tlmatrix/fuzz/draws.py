@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case
 
-__all__ = ["Enough", "drawn_cases", "explore", "seed_of"]
+__all__ = ["Enough", "drawn_cases", "explore", "seed_of", "without_hook"]
 
 _IN_VAIN = 200
 """Draws in a row that bring no new case, after which there is none left to draw."""
@@ -60,7 +60,7 @@ def _in_place_of(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _without_hook() -> Iterator[None]:
+def without_hook() -> Iterator[None]:
     """Keep Hypothesis from hooking into the collection of garbage, to time it for deadlines.
 
     We have none; and a Ctrl-C that falls into such a hook is printed by Python, and lost.
@@ -111,7 +111,7 @@ def explore(
             hypothesis_target(score, label=label)
 
     try:
-        with _in_place_of(backend), _without_hook():
+        with _in_place_of(backend), without_hook():
             one()
     except (Enough, Unsatisfiable):
         return

@@ -136,7 +136,7 @@ def clip(
     tile: list[slice] = []
     some = whole = True
     for dim, n in zip(dims, shape, strict=True):
-        if isinstance(dim, tuple):
+        if type(dim) is tuple:
             start, extent, step = dim
             if start >= 0 and start + (extent - 1) * step < n and extent > 0:
                 memory.append(slice(start, start + extent * step, step))
@@ -152,9 +152,9 @@ def clip(
             memory.append(slice(start + first * step, start + last * step, step))
             tile.append(slice(first, last))
         else:
-            if not 0 <= dim < n:
+            if not 0 <= dim < n:  # type: ignore[operator]
                 some = whole = False
-            memory.append(dim)
+            memory.append(dim)  # type: ignore[arg-type]
     return some, tuple(memory), tuple(tile), whole
 
 

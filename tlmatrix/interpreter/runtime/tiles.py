@@ -52,31 +52,35 @@ def copy_block(
     Ranges are predicated on both sides whatever the memory; a single index (an extent of one)
     is guarded only in global memory (`src_units`, `dst_units`).
     """
-    for dims, shape, name, units in (
-        (src_dims, src.shape, src_name, src_units),
-        (dst_dims, dst.shape, dst_name, dst_units),
-    ):
-        if not units:
-            for dim, n in zip(dims, shape, strict=True):
-                if not isinstance(dim, tuple) and not 0 <= dim < n:
-                    outside(name, dims, shape)
+    if not src_units:
+        _check_units(src_dims, src.shape, src_name)
+    if not dst_units:
+        _check_units(dst_dims, dst.shape, dst_name)
     if dst_codec is None and rounding is None and _is_whole(dst, dst_dims):
-        extents = tuple(d[1] for d in src_dims if isinstance(d, tuple))
+        extents = tuple([d[1] for d in src_dims if type(d) is tuple])
         if extents and dst.dtype == (np.float32 if src_codec is not None else src.dtype):
             _read_into(dst.reshape(extents), src, src_codec, src_dims, safe)
             return
     value = load_block(src, src_codec, src_dims, safe, src_name, guard=True)
     if dst_codec is None:
         value = convert(value, dst.dtype, rounding)
-    shape = tuple(d[1] for d in dst_dims if isinstance(d, tuple))
+    shape = tuple([d[1] for d in dst_dims if type(d) is tuple])
     store_block(dst, dst_codec, dst_dims, value.reshape(shape), None, dst_name, guard=True)
+
+
+def _check_units(dims: Sequence[Dim], shape: tuple[int, ...], name: str) -> None:
+    """Single indices into memory that nothing guards must be inside."""
+    for dim, n in zip(dims, shape, strict=True):
+        if type(dim) is not tuple and not 0 <= dim < n:  # type: ignore[operator]
+            outside(name, dims, shape)
 
 
 def _is_whole(array: Array, dims: Sequence[Dim]) -> bool:
     """Whether a block is all of an array that lies in one piece."""
-    return array.flags.c_contiguous and all(
-        dim == (0, n, 1) for dim, n in zip(dims, array.shape, strict=True)
-    )
+    for dim, n in zip(dims, array.shape, strict=True):
+        if dim != (0, n, 1):
+            return False
+    return array.flags.c_contiguous
 
 
 def _read_into(

@@ -107,7 +107,7 @@ class Rows:
         first = torch.tensor(starts[self.first : self.last])[:, None]
         self.gather = (first + column).clamp_(max=starts[-1] - 1).to(device)
         real = (column < torch.tensor(counts)[:, None]).to(device)
-        self.real = real.flatten().nonzero().flatten()
+        self.real = real.nonzero(as_tuple=True)
         self.padding = ~real
 
     def read(self, tensor: torch.Tensor, heads: slice, dtype: torch.dtype) -> torch.Tensor:
@@ -122,7 +122,7 @@ class Rows:
         else:
             flat = tensor[self.begin : self.end, heads]
             block = flat.reshape(-1, self.width, *flat.shape[1:]).transpose(1, 2)
-        return block.to(dtype).contiguous()
+        return block.to(dtype, memory_format=torch.contiguous_format).contiguous()
 
     def write(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
         """Add [count, head, row, dim] to the rows of `target`."""
@@ -132,17 +132,18 @@ class Rows:
         elif self.layout == "bhsd":
             target[self.first : self.last, heads, rows].add_(block)
         else:
-            flat = block.transpose(1, 2).flatten(0, 1)
-            if self.gather is not None:
-                flat = flat[self.real]
+            if self.gather is None:
+                flat = block.transpose(1, 2).flatten(0, 1)
+            else:
+                sequence, row = self.real
+                flat = block[sequence, :, row]
             target[self.begin : self.end, heads].add_(flat)
 
     def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
         """Store [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
         if self.packed:
-            flat = block.transpose(0, 1).flatten(1)
-            if self.gather is not None:
-                flat = flat[:, self.real]
+            flat = block.transpose(0, 1)
+            flat = flat.flatten(1) if self.gather is None else flat[:, *self.real]
             target[heads, self.begin : self.end] = flat
         else:
             target[self.first : self.last, heads, self.low : self.high] = block
