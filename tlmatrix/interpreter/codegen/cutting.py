@@ -37,7 +37,7 @@ class CuttingMixin(SteadyMixin):
         self._chosen_rows: set[str] = set()
         self._needed: dict[str, str] = {}
         for cut in cuts:
-            code = self.w.fresh("rows")
+            code = self.w.fresh("rows_needed")
             self._cuts[code] = cut
             self.cut_names[code] = code
             self.cut_lines[code] = []

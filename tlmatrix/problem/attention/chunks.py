@@ -142,8 +142,11 @@ class Rows:
     def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
         """Store [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
         if self.packed:
-            flat = block.transpose(0, 1)
-            flat = flat.flatten(1) if self.gather is None else flat[:, *self.real]
+            if self.gather is None:
+                flat = block.transpose(0, 1).flatten(1)
+            else:
+                sequence, row = self.real
+                flat = block.transpose(0, 1)[:, sequence, row]
             target[heads, self.begin : self.end] = flat
         else:
             target[self.first : self.last, heads, self.low : self.high] = block
