@@ -170,3 +170,34 @@ def test_compile_keys_follow_axes_or_compile_arguments():
     key = family_for(factory).compile_key
     assert key(factory, VALUES) == key(factory, VALUES | {"rows": 4})
     assert key(factory, VALUES) != key(factory, VALUES | {"dtype": "bfloat16"})
+
+
+def test_inputs_may_have_bounds_that_the_axes_give():
+    problem = make(
+        {
+            "inputs": {
+                "x": {"shape": [400], "dtype": "int64", "between": [-1, "rows - 1"]},
+                "w": {"shape": [400], "dtype": "float32", "between": [0, 1]},
+            },
+            "outputs": {"y": {"shape": [400], "dtype": "float32"}},
+        },
+        properties=["finite"],
+    )
+    x, w = problem.names["x"], problem.names["w"]
+    assert set(x.tolist()) == {-1, 0, 1, 2}
+    assert 0 <= w.min() < 0.1
+    assert 0.9 < w.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"between": [3, "rows - 1"]}, "nothing lies between 3 and 2: the least first"),
+        ({"between": [0, "rows / 2"]}, r"'rows / 2' is 1.5, not a whole number"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_told_at_their_place(more, words):
+    inputs = {"x": {"shape": [4], "dtype": "int64", **more}}
+    outputs = {"y": {"shape": [4], "dtype": "float32"}}
+    with pytest.raises(SpecError, match=words):
+        make({"inputs": inputs, "outputs": outputs}, properties=["finite"])

@@ -75,6 +75,8 @@ def double(x, how="right"):
         "launch": RuntimeError({tvm!r}),
         "own": RuntimeError("the kernel gave up"),
     }}
+    if how == "cuda":
+        return 2 * x + torch.zeros(1, device="cuda")
     if how in errors:
         raise errors[how]
     return 2 * x
@@ -184,6 +186,15 @@ def test_after_an_illegal_access_no_later_case_of_the_process_is_judged(project:
 def test_an_error_of_the_entrys_own_stays_what_it_was(project: Project) -> None:
     (result,) = _results(project, "[own]")
     assert [finding.check for finding in result.findings] == ["entry"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is the GPU that is asked for")
+def test_an_entry_that_asks_for_a_gpu_is_told_what_to_do_without(project: Project) -> None:
+    (result,) = _results(project, "[cuda]")
+    (finding,) = result.findings
+    assert finding.check == "entry"
+    assert "device=x.device" in (finding.hint or "")
+    assert "tlmatrix exec" in (finding.hint or "")
 
 
 # Compilers -----------------------------------------------------------------------------------

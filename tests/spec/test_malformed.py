@@ -25,7 +25,7 @@ axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
     "name, summary, problem, entry, factory, compile, call, returns, "
-    "architectures, axes, shards, context, where, cases, tiers, tolerance, checks, properties, agree, sanitizers, determinism, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
+    "architectures, axes, shards, context, where, cases, tiers, tolerance, checks, properties, agree, sanitizers, determinism, cuda_graph, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -481,6 +481,19 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "5:37: unknown name 'cols' in 'rows * cols'. Names here: dtype, rows",
             "5:51: '$dtpe' is no axis; did you mean '$dtype'? Axes: $dtype, $rows",
         ],
+    ),
+    "bounds over an unknown axis, beside a distribution": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype, between: [0, row - 1], fill: normal}}\n  outputs: [y]\n  reference: a:b\n",
+        [
+            "5:59: unknown name 'row' in 'row - 1'; did you mean 'rows'? Names here: dtype, rows",
+            "5:75: fill and between both say what the values are: leave one out",
+        ],
+    ),
+    "bounds that are no two": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype, between: [0]}}\n  outputs: [y]\n  reference: a:b\n",
+        ["5:55: between needs two bounds, the least and the largest value; got 1"],
     ),
     "dtypes that do not exist": (
         DECL.replace("[float16]", "[float16, half]")

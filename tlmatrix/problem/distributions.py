@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["DISTRIBUTIONS", "choose", "draw", "explain_distribution", "generator", "others"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "choose",
+    "draw",
+    "evenly",
+    "explain_distribution",
+    "generator",
+    "others",
+]
 
 DISTRIBUTIONS = {
     "normal": "independent N(0, 1)",
@@ -125,6 +133,17 @@ def draw(
         tilt = torch.linspace(-0.125, 0.125, size, dtype=torch.float32)
         result = row + tilt * (1 + index)
     return result.to(dtype)
+
+
+def evenly(
+    low: int, high: int, source: torch.Generator, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A CPU tensor of values that are equally likely between two bounds, both included."""
+    import torch
+
+    if dtype.is_floating_point:
+        return (torch.rand(tuple(shape), generator=source) * (high - low) + low).to(dtype)
+    return torch.randint(low, high + 1, tuple(shape), generator=source).to(dtype)
 
 
 def others(

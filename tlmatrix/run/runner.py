@@ -469,6 +469,7 @@ def _error(error: Exception, backend: Backend, watch: _Watch, *, strict: bool) -
         finding = Finding(
             check="entry",
             title=f"raises {_words(raised)}",
+            hint=_remedy(raised),
             detail=error.trace or user_traceback(raised),
             pattern=type(raised).__name__,
         )
@@ -498,6 +499,19 @@ def _words(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     more = f" [... {len(lines) - 1} more lines]" if len(lines) > 1 else ""
     return f"{type(error).__name__}: {lines[0]}{more}" if lines else type(error).__name__
+
+
+_NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs are available", "no NVIDIA driver")
+
+
+def _remedy(raised: BaseException) -> str | None:
+    """What to do about an entry that asks for a GPU where there is none."""
+    if not any(words in str(raised) for words in _NO_DEVICE):
+        return None
+    return (
+        "it asks for a GPU, and the case runs without one: make tensors where the inputs are "
+        "(device=x.device); a whole program that says cuda runs by `tlmatrix exec`"
+    )
 
 
 def _is_unsupported(error: BaseException) -> bool:

@@ -49,6 +49,7 @@ __all__ = [
     "Argument",
     "AxisValue",
     "Baseline",
+    "Bound",
     "CaseValues",
     "CheckName",
     "Day",
@@ -118,6 +119,12 @@ def _to_shape(value: object) -> Expression | int:
     raise ValueError("must be a whole number or an expression")
 
 
+def _to_bound(value: object) -> Expression | int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return _to_shape(value)
+
+
 def _to_tile(value: object) -> Expression | int:
     size = _to_shape(value)
     if size == 0:
@@ -177,6 +184,12 @@ Size = Annotated[
     Expression | int,
     PlainValidator(_to_shape),
     PlainSerializer(lambda size: size if isinstance(size, int) else str(size)),
+    WithJsonSchema(_SHAPE_SCHEMA),
+]
+Bound = Annotated[
+    Expression | int,
+    PlainValidator(_to_bound),
+    PlainSerializer(lambda bound: bound if isinstance(bound, int) else str(bound)),
     WithJsonSchema(_SHAPE_SCHEMA),
 ]
 TileSize = Annotated[

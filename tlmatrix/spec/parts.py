@@ -13,6 +13,7 @@ from tlmatrix.spec.fields import (
     RANGE,
     AxisValue,
     Baseline,
+    Bound,
     CaseValues,
     Day,
     ExpressionText,
@@ -73,6 +74,13 @@ class InputDecl(Model):
         description="The distribution its values are drawn from. By default the case decides, "
         "so that all distributions occur.",
         examples=["normal"],
+    )
+    between: tuple[Bound, ...] | None = Field(
+        default=None,
+        description="The least and the largest value it may have, both included, in place of a "
+        "distribution: indices into another tensor, counts, probabilities. Whole numbers, or "
+        "expressions over the axes.",
+        examples=[[0, "experts - 1"], [-1, "experts - 1"]],
     )
 
 

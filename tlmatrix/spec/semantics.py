@@ -355,6 +355,23 @@ def _returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
             yield Fault(("returns", index), f"unknown output {name!r}{hint}")
 
 
+def _bound_faults(
+    tensor: InputDecl | OutputDecl,
+    axes: Collection[str],
+    spec: Spec,
+    path: tuple[str | int, ...],
+) -> Iterator[Fault]:
+    between = getattr(tensor, "between", None)
+    for index, bound in enumerate(between or ()):
+        if isinstance(bound, Expression):
+            yield from _unknown_names(bound, axes, (), spec, (*path, "between", index))
+    if between is not None and len(between) != 2:
+        message = f"between needs two bounds, the least and the largest value; got {len(between)}"
+        yield Fault((*path, "between"), message)
+    if between is not None and getattr(tensor, "fill", None) is not None:
+        yield Fault((*path, "fill"), "fill and between both say what the values are: leave one out")
+
+
 def _tensor_faults(
     tensor: InputDecl | OutputDecl,
     axes: Collection[str],
@@ -364,6 +381,7 @@ def _tensor_faults(
     for index, size in enumerate(tensor.shape or ()):
         if isinstance(size, Expression):
             yield from _unknown_names(size, axes, (), spec, (*path, "shape", index))
+    yield from _bound_faults(tensor, axes, spec, path)
     dims = getattr(tensor, "dims", None)
     if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
         message = f"{len(dims)} names for {len(tensor.shape)} dimensions"

@@ -13,7 +13,7 @@ import torch
 
 from tlmatrix.problem.declared.family import declared
 from tlmatrix.problem.declared.terms import term_sizes
-from tlmatrix.problem.distributions import choose, draw, generator
+from tlmatrix.problem.distributions import choose, draw, evenly, generator
 from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.relate import repeated
@@ -363,9 +363,29 @@ def _drawn(
     for index, (name, decl) in enumerate(declaration.inputs.items()):
         shape = _sizes(frame, decl.shape, ("problem", "inputs", name, "shape"))
         dtype = _declared_dtype(frame, decl.dtype)
+        if decl.between is not None:
+            low, high = _bounds(frame, decl.between, ("problem", "inputs", name, "between"))
+            inputs[name] = evenly(low, high, source, shape, dtype).to(frame.device)
+            continue
         fill = decl.fill or distribution
         inputs[name] = draw(fill, source, shape, dtype, index=index).to(frame.device)
     return inputs
+
+
+def _bounds(
+    frame: Frame, between: tuple[Expression | int, ...], path: tuple[str | int, ...]
+) -> tuple[int, int]:
+    found = []
+    for index, bound in enumerate(between):
+        value = bound if isinstance(bound, int) else bound.evaluate(frame.values)
+        if isinstance(value, bool) or not isinstance(value, int):
+            message = f"{str(bound)!r} is {value!r}, not a whole number"
+            raise refuse(frame.spec, (*path, index), message)
+        found.append(value)
+    low, high = found
+    if low > high:
+        raise refuse(frame.spec, path, f"nothing lies between {low} and {high}: the least first")
+    return low, high
 
 
 def _declared_dtype(frame: Frame, name: str) -> torch.dtype:
