@@ -1,11 +1,14 @@
 """`cuda_graph`: a call is captured once and replayed with other data, on simulated ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tlmatrix.backend import backend_named
+from tlmatrix.problem.relate import repeated
 from tlmatrix.run import Status
+from tlmatrix.run.graphs import with_cuda_graph
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import SpecError, parse_spec
@@ -88,6 +91,20 @@ def test_a_refusal_that_is_declared_is_tried(runner):
 def test_a_refusal_that_is_not_declared_is_a_finding(runner):
     (finding,) = judged(runner, "refusing").findings
     assert "this gather cannot be captured" in finding.title
+
+
+def test_cpu_processes_have_no_graphs(runner):
+    spec = parse_spec(TEXT.replace("ENTRY", "collective").replace("GRAPH", "true"), HERE / "x.yaml")
+    (case,) = plan(spec).cases()
+    problem, _ = runner.prepared(spec, case)
+    for backend, graphs in (("processes", 0), ("cuda", 1)):
+        where = {"arch": "sm_90", "backend": backend}
+        found = with_cuda_graph(spec, case, replace(problem, relations=_one_repeat(problem)), where)
+        assert sum(each.captured for each in found.relations("repeat")) == graphs
+
+
+def _one_repeat(problem):
+    return lambda _kind: [repeated(problem, problem, "")]
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,12 @@ CUDA_GRAPH = "cuda_graph"
 def with_cuda_graph(
     spec: Spec, case: Case, problem: Problem, environment: Mapping[str, str]
 ) -> Problem:
-    """The problem with one more repeated call, captured and replayed, as `cuda_graph` says."""
+    """The problem with one more repeated call, captured and replayed, as `cuda_graph` says.
+
+    `environment` are `arch` and `backend`.
+    """
     rule = spec.cuda_graph
-    if rule is None:
+    if rule is None or environment["backend"] == "processes":  # which have no GPU
         return problem
     allowed = bool(rule.when.evaluate({**case.values, **environment}))
     refusal = None if allowed else rule.otherwise
