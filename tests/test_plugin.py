@@ -388,13 +388,13 @@ def test_ctrl_c_waits_until_the_queue_of_the_workers_is_free() -> None:
     before = signal.getsignal(signal.SIGINT)
     with interrupted_in_turn(workers):
         with workers.queue.mutex:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # (in this thread, so at once)
             time.sleep(0.05)
         name, arguments = workers.queue.get(timeout=10)
         with pytest.raises(KeyboardInterrupt):
             getattr(workers, f"worker_{name}")(**arguments)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
 
