@@ -40,23 +40,21 @@ def scattered_sum(
     comes by; so each rank is sent its rows of all, adds them in float32, and rounds once.
     """
     rows, world = x.shape[0], context.world
-    if bias is not None:
-        bias = bias.float().contiguous()
-    most = -(-rows // world)
-    begin, end = shares(rows, world)[context.rank]
-    parts = (
-        x.contiguous().view(world, most, x.shape[1])
-        if rows % world == 0
-        else torch.stack([_padded(x[one:two], most) for one, two in shares(rows, world)])
-    )
+    if world == 1 and bias is None:
+        return x
+    most, cuts = -(-rows // world), shares(rows, world)
+    if rows % world == 0:
+        parts = x.contiguous().view(world, most, x.shape[1])
+    else:
+        parts = torch.stack([_padded(x[begin:end], most) for begin, end in cuts])
     if world > 1:
         found = torch.empty_like(parts)
         dist.all_to_all_single(found, parts, group=context.group)
         parts = found
-    elif bias is None:
-        return x
     out = torch.empty_like(parts[0])
+    bias = None if bias is None else bias.float().contiguous()
     add_in_ring_order(parts[1:], parts[0], bias, out)
+    begin, end = cuts[context.rank]
     return out[: end - begin]
 
 
