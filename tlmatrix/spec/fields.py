@@ -70,6 +70,7 @@ __all__ = [
     "TargetArch",
     "TileSize",
     "also_one_of",
+    "also_written",
 ]
 
 FAMILIES = ("attention", "collective", "gemm")
@@ -283,6 +284,17 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def also_written(
+    full: dict[str, Any], other: dict[str, Any], *, last: bool = False
+) -> dict[str, Any]:
+    """The JSON Schema `full` of a model, changed in place, where `other` will do instead of it."""
+    long = {name: value for name, value in full.items() if name != "description"}
+    description = full.get("description", "")
+    full.clear()
+    full |= {"description": description, "anyOf": [long, other] if last else [other, long]}
+    return full
+
+
 class ShortModel(Model):
     """A model that may also be written as the value of its key `short`, where that is a string."""
 
@@ -297,12 +309,7 @@ class ShortModel(Model):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        full = handler.resolve_ref_schema(handler(core_schema))
-        long = {name: value for name, value in full.items() if name != "description"}
         words = ("anyOf", "type", "pattern")
-        key = long["properties"][cls.short]
-        short = {word: part for word, part in key.items() if word in words}
-        description = full.get("description", "")
-        full.clear()
-        full |= {"description": description, "anyOf": [short, long]}
-        return full
+        full = handler.resolve_ref_schema(handler(core_schema))
+        key = full["properties"][cls.short]
+        return also_written(full, {word: part for word, part in key.items() if word in words})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from tlmatrix.spec.fields import EXCEPTION, ExpressionText, Model
+from tlmatrix.spec.fields import EXCEPTION, ExpressionText, Model, also_written
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -53,8 +53,4 @@ class CudaGraph(Model):
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         full = handler.resolve_ref_schema(handler(core_schema))
-        long = {name: value for name, value in full.items() if name != "description"}
-        description = full.get("description", "")
-        full.clear()
-        full |= {"description": description, "anyOf": [{"const": True}, long]}
-        return full
+        return also_written(full, {"const": True})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from tlmatrix.spec.fields import CaseValues, Day, Model
+from tlmatrix.spec.fields import CaseValues, Day, Model, also_written
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -64,12 +64,9 @@ class Regression(_Kept):
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         full = handler.resolve_ref_schema(handler(core_schema))
-        long = {name: value for name, value in full.items() if name != "description"}
-        short = {word: part for word, part in long["properties"]["case"].items() if word in _VALUES}
-        description = full.get("description", "")
-        full.clear()
-        full |= {"description": description, "anyOf": [long, short]}
-        return full
+        key = full["properties"]["case"]
+        short = {word: part for word, part in key.items() if word in _VALUES}
+        return also_written(full, short, last=True)
 
 
 class Retired(_Kept):
