@@ -1,5 +1,7 @@
 """The closed-form float64 reference against SDPA, autograd, gradcheck and the definition."""
 
+import itertools
+
 import pytest
 import torch
 from problem_cases import by_sdpa, dense, heads_first, make_problem, packed
@@ -186,3 +188,26 @@ def test_spread_of_dq_knows_that_one_rounding_of_out_moves_all_of_a_row(values):
         error = (dq - exact["dq"][sequence]).square().mean(-1).sqrt()
         allowed = 3 * info.roundoff * spread[sequence].square().mean(-1).sqrt()
         assert (error <= allowed).all()
+
+
+@pytest.mark.parametrize("values", ["ramp", "normal"])
+def test_spread_of_dk_knows_that_elements_of_out_alike_are_rounded_one_way(values):
+    """Every element of a ramp's out lies as far off; 128 such errors add up in delta."""
+    case = dense(
+        1, 129, batch=2, kv_heads=2, groups=3, head_dim=128, layout="bshd", causal=True, window=2,
+        dtype="bfloat16", values=values,
+    )  # fmt: skip
+    problem = make_problem(case)
+    q, k, v, do = (problem.inputs[name].double() for name in ("q", "k", "v", "do"))
+    exact, info = problem.reference()["dk"], problem.outputs["dk"]
+    spread = info.spread()
+    for batch, head in itertools.product(range(2), range(2)):
+        seen_k, seen_v = k[batch, 127:, head], v[batch, 127:, head]
+        rows = slice(3 * head, 3 * head + 3)
+        of_q, of_do = q[batch, 0, rows], do[batch, 0, rows]
+        p = (of_q @ seen_k.T * 128**-0.5).softmax(-1)
+        stored = (p @ seen_v).to(torch.bfloat16).double()
+        delta = (stored * of_do).sum(-1, keepdim=True)
+        dk = (p * (of_do @ seen_v.T - delta)).T @ of_q * 128**-0.5
+        error = (dk - exact[batch, 127:, head]).abs()
+        assert (error <= 3 * info.roundoff * spread[batch, 127:, head]).all()

@@ -199,7 +199,8 @@ class _Sweep:
             of_sink = sink_p * inverse
             self.values["dsink"][heads] -= (of_sink * delta).view(five).sum((0, 3)).flatten()
         if self.magnitudes:
-            bounds.backward((q, k, do), (p, dp, delta, terms), setting.softmax_scale)
+            drift = _drift(out, operands.q.dtype, do)
+            bounds.backward((q, k, do), (p, dp, delta, terms, drift), setting.softmax_scale)
             if self.sink is not None:
                 size = of_sink * terms.abs().sum(-1, keepdim=True)
                 self.magnitudes["dsink"][heads] += size.view(five).sum((0, 3)).flatten()
@@ -230,17 +231,18 @@ class _Bounds:
     def backward(
         self, tensors: tuple[torch.Tensor, ...], weights: tuple[torch.Tensor, ...], scale: float
     ) -> None:
-        """Tensors are q, k, do; weights p, dP, delta, and out * do, the terms of delta.
+        """Tensors are q, k, do; weights p, dP, delta, out * do, the terms of delta, and its drift.
 
         delta carries the rounding of every element of out that it sums, so its size in |dS| is
-        that of its terms, not what is left of them. All dS of a row share that error: it comes to
-        dq with the sum of P k, in which keys alike do not average out.
+        that of its terms, not what is left of them; and where elements alike are all rounded one
+        way, it is off by its drift, which no number of terms makes smaller. All dS of a row share
+        that error: it comes to dq with the sum of P k, in which keys alike do not average out.
         """
         shared = torch.bmm(weights[0].float(), tensors[1].float())
         q, k, do = (tensor.float().abs() for tensor in tensors)
-        p, dp, delta, terms = (weight.float() for weight in weights)
+        p, dp, delta, terms, drift = (weight.float() for weight in weights)
         self._keys("dv", (p, p**2), do, 1.0)
-        of_delta = terms.square().sum(-1, keepdim=True)
+        of_delta = terms.square().sum(-1, keepdim=True).add_(drift.square())
         square = torch.sub(dp, delta).square_().add_(of_delta)
         square.mul_(p).mul_(p)
         shared.square_().mul_(of_delta).mul_(scale**2)
@@ -277,6 +279,12 @@ class _Bounds:
         size, square = weights
         yield self.sweep.magnitudes, torch.bmm(size, row).mul_(scale)
         yield self.sweep.squares, torch.bmm(square, row**2).mul_(scale**2)
+
+
+def _drift(out: torch.Tensor, stored: torch.dtype, do: torch.Tensor) -> torch.Tensor:
+    """What delta = sum(out * do) is off once out is stored, in unit roundoffs; [..., rows, 1]."""
+    error = out.to(stored).to(out.dtype).sub_(out)
+    return error.mul_(do).sum(-1, keepdim=True).div_(torch.finfo(stored).eps / 2)
 
 
 def _size_of_lse(lse: torch.Tensor) -> torch.Tensor:
