@@ -17,7 +17,7 @@ from .indexing import ARITHMETIC, BITS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LayoutError", "positions"]
+__all__ = ["LayoutError", "evaluate", "positions"]
 
 
 class LayoutError(InterpreterError):
@@ -28,7 +28,16 @@ class LayoutError(InterpreterError):
         self.buffer = buffer
 
 
-def _evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
+def evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
+    """The values of an index expression, of arrays of values of its variables.
+
+    Args:
+        node: the expression.
+        variables: arrays by variable, or by name for those that go by their names.
+
+    Raises:
+        Unsupported: for a variable that has no value, and for what layouts do not contain.
+    """
     kind = type(node).__name__
     if kind == "IntImm":
         return int(node.value)
@@ -43,12 +52,12 @@ def _evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
             )
         return variables[str(node.name)]
     if kind in ARITHMETIC:
-        return ARITHMETIC[kind](_evaluate(node.a, variables), _evaluate(node.b, variables))
+        return ARITHMETIC[kind](evaluate(node.a, variables), evaluate(node.b, variables))
     if kind == "Cast":
-        return _evaluate(node.value, variables)
+        return evaluate(node.value, variables)
     name = str(getattr(getattr(node, "op", None), "name", kind))
     if name in BITS:
-        return BITS[name](*(_evaluate(a, variables) for a in node.args))
+        return BITS[name](*(evaluate(a, variables) for a in node.args))
     raise Unsupported(f"the interpreter does not model {name} in a layout")
 
 
@@ -71,8 +80,8 @@ def positions(
     grid = np.indices(shape, sparse=True)
     variables: dict[Any, Any] = {**symbols}
     variables.update(zip(layout.get_forward_vars(), grid, strict=True))
-    index = [_evaluate(e, variables) for e in layout.get_forward_index()]
-    extents = [int(_evaluate(e, symbols)) for e in layout.get_output_shape()]
+    index = [evaluate(e, variables) for e in layout.get_forward_index()]
+    extents = [int(evaluate(e, symbols)) for e in layout.get_output_shape()]
     offset: Any = 0
     for i, n in zip(index, extents, strict=True):
         offset = offset * n + i

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.session import current
 
 from .budget import SharedMemory, shared_memory, tensor_memory
 from .builtins import without_builtins
@@ -22,6 +23,7 @@ from .rows import Cut, row_cuts
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
 from .source import Location, location_of, unwrapped
 from .threadloops import without_thread_loops
+from .threadturns import Inferred, annotates_fragments
 from .values import FLOATS, LOW_PRECISION, Val, is_float, is_int
 from .vectors import scalarized
 
@@ -115,6 +117,7 @@ class _Generator(CuttingMixin):
         self.written_first = written_first(func)
         self.symbols: dict[str, Val] = {}
         self.parameters: list[Parameter] = []
+        self._inferred: Inferred | None = None
 
     def run(self) -> Program:
         """Generate the program."""
@@ -141,6 +144,13 @@ class _Generator(CuttingMixin):
             layouts=self.layouts,
             together=self.together,
         )
+
+    def layouts_inferred(self) -> Inferred | None:
+        """What TileLang infers; None where nobody annotated layouts of fragments."""
+        if self._inferred is None and annotates_fragments(self.func):
+            session = current()
+            self._inferred = Inferred(self.func, session.arch if session else "sm_90a")
+        return self._inferred
 
     def _bind_parameters(self) -> None:
         from tilelang import tvm
@@ -436,6 +446,8 @@ def generate(
     if not needs_roles(func):
         # What counts, traces or watches guards is told of every row.
         whole = covered or traced or not guard or "guarded" in (sanitizers or ())
+        # Threads take turns over whole tiles.
+        whole = whole or annotates_fragments(func)
         cuts = [] if whole else row_cuts(func, kernel_usage(func))
         if sanitizers is None:
             program = variant(_Generator, cuts=cuts).run()

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from .expressions import op_name
 from .stores import StoreMixin
+from .threadturns import loop_of_turns
 from .values import Val, numpy_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .context import Buf
+    from .threadturns import Inferred, ThreadTurns
 
 __all__ = ["LaneMixin", "spreads"]
 
@@ -22,7 +24,15 @@ _PARALLEL, _VECTORIZED = 1, 2
 class LaneMixin(StoreMixin):
     """Enters and leaves parallel loops."""
 
+    def layouts_inferred(self) -> Inferred | None:
+        """What TileLang infers; None where nobody annotated layouts of fragments."""
+        raise NotImplementedError
+
     def _parallel(self, node: Any) -> None:
+        turns = None if self.axes else loop_of_turns(node, self.layouts_inferred)
+        if turns is not None:
+            self._take_turns(turns)
+            return
         start = self.scalar(node.min, "a parallel loop whose start")
         extent = self.scalar(node.extent, "a parallel loop whose extent")
         extent = self.rows_of(node.loop_var) or extent
@@ -51,6 +61,24 @@ class LaneMixin(StoreMixin):
         else:
             self.stmt(node.body)
         self.axes.pop()
+
+    def _take_turns(self, turns: ThreadTurns) -> None:
+        """A loop over what each thread does first, second, ...: its lanes are the threads."""
+        names = [self.w.fresh(str(var.name)) for var in turns.variables]
+        parameters = ", ".join(f"i{k}" for k in range(len(names)))
+        made = self.prologue.fresh("turns")
+        self.prologue.line(
+            f"{made} = thread_turns({turns.extents}, lambda {parameters}: {turns.thread}, "
+            f"lambda {parameters}: {turns.place})"
+        )
+        self.rank = 1
+        with self.w.block(f"for {', '.join(names)}{',' * (len(names) == 1)} in {made}"):
+            self.push_axis(Val(f"len({names[0]})", "int32", lo=1, hi=turns.threads))
+            for var, name, extent in zip(turns.variables, names, turns.extents, strict=True):
+                self.vars[var] = Val(name, str(var.dtype), frozenset({0}), lo=0, hi=extent - 1)
+            self.stmt(turns.body)
+            self.axes.pop()
+        self.rank = 0
 
     def _expand_locals(self, node: Any) -> dict[Any, tuple[int, ...]]:
         """Which local buffers a parallel loop writes, and over which axes they then vary."""
