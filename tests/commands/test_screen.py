@@ -1,8 +1,12 @@
 """What commands print is as wide as the terminal, and does not change with it in a pipe."""
 
+import io
 import os
 
-from tlmatrix.commands.screen import screen_width
+from tlmatrix.cli import command_named, main
+from tlmatrix.commands.arguments import command_line
+from tlmatrix.commands.screen import screen_width, tell
+from tlmatrix.exit_codes import ExitCode
 
 
 def test_a_terminal_tells_its_width(monkeypatch):
@@ -14,3 +18,47 @@ def test_a_terminal_tells_its_width(monkeypatch):
 def test_a_pipe_has_the_width_that_the_command_names(monkeypatch):
     monkeypatch.setenv("COLUMNS", "57")
     assert screen_width(100) == 100
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_are_folded_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((24, 24)))
+    line = "    where rows != 7: removes 1, a-word-longer-than-a-line-stays-whole"
+    terminal, pipe = _Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        tell(f"scale  scale.yaml\n{line}", stream)
+    assert pipe.getvalue().splitlines() == ["scale  scale.yaml", line]
+    assert terminal.getvalue().splitlines() == [
+        "scale  scale.yaml",
+        "    where rows != 7:",
+        "        removes 1,",
+        "        a-word-longer-than-a-line-stays-whole",
+    ]
+
+
+def test_errors_of_a_spec_fit_the_terminal(monkeypatch, tmp_path):
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 24)))
+    monkeypatch.setattr("sys.stderr", terminal := _Terminal())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text(
+        "name: bad\nproblem: attention\nentry: a:b\naxes: {dtype: [float16]}\n"
+        "tiers: {quick: pairwsie}\n"
+    )
+    assert main(["check", "bad.yaml"]) == ExitCode.USAGE
+    lines = terminal.getvalue().splitlines()
+    assert lines[0].startswith("bad.yaml:5:")
+    assert len(lines) > 1
+    assert all(len(line) <= 60 for line in lines)
+    assert all(line.startswith("    ") for line in lines[1:])
+
+
+def test_every_command_of_the_parser_is_there():
+    (commands,) = (each for each in command_line()._actions if each.choices)
+    assert len(commands.choices) == 12
+    for name, parser in commands.choices.items():
+        target = parser.get_default("command")
+        assert callable(command_named(target)), name

@@ -12,10 +12,12 @@ from tlmatrix.exit_codes import ExitCode, UsageError
 if TYPE_CHECKING:
     import argparse
 
+    from tlmatrix.config import Config
+
 __all__ = ["execute"]
 
 
-def execute(arguments: argparse.Namespace) -> ExitCode:
+def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     """Run the script; an exception of its own is shown as Python would show it.
 
     What sanitizers find is logged as it is found, and makes the exit code FINDINGS.

@@ -15,7 +15,10 @@ from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.spec.schema import SCHEMA_PATH
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
+
+    from tlmatrix.config import Config
 
 __all__ = ["new", "spec_text"]
 
@@ -45,13 +48,17 @@ _GEMM_AXES = {
 }
 
 
-def new(target: str, output: str | None) -> ExitCode:
-    """Print the spec, or write it where there is no file yet."""
-    text = spec_text(target)
-    if output is None:
+def new(arguments: argparse.Namespace, _config: Config) -> ExitCode:
+    """Print the spec, or write it where there is no file yet.
+
+    Raises:
+        UsageError: there is no such callable, or the file is there already.
+    """
+    text = spec_text(arguments.target)
+    if arguments.output is None:
         print(text, end="")
         return ExitCode.OK
-    path = Path(output)
+    path = Path(arguments.output)
     if path.exists():
         raise UsageError(f"{path} is there already; remove it, or write to another file")
     path.parent.mkdir(parents=True, exist_ok=True)

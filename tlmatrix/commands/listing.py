@@ -1,0 +1,55 @@
+"""`tlmatrix list`: what would run, and why a case is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.commands.screen import tell
+from tlmatrix.commands.specs import plan_all, spec_paths
+from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.matrix import CaseNotFoundError, explain
+from tlmatrix.report.listing import explain_lines, list_lines
+from tlmatrix.report.text import count
+from tlmatrix.spec.loader import load_spec
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tlmatrix.config import Config
+
+__all__ = ["list_cases"]
+
+
+def list_cases(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    """Tell of each spec how many cases its tier has; with `--explain`, of one case why it is there.
+
+    Raises:
+        UsageError: there is no such spec or case.
+        SpecError: a spec is wrong.
+    """
+    if arguments.explain:
+        return _explained(arguments, config)
+    tier = arguments.tier or config.tier
+    paths = spec_paths(arguments.paths, config)
+    plans = plan_all(paths, tier, seed=arguments.seed, roots=[config.root])
+    for plan in plans:
+        for line in list_lines(plan, cases=arguments.cases):
+            tell(line)
+    total = sum(plan.count() for plan in plans)
+    print(f"{count(total, 'case')} of {count(len(plans), 'spec')} in the tier {tier}")
+    return ExitCode.OK
+
+
+def _explained(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    path, _, case_id = arguments.explain.rpartition("::")
+    reasons = []
+    for found in spec_paths([path] if path else arguments.paths, config):
+        try:
+            explanation = explain(load_spec(found), case_id)
+        except CaseNotFoundError as error:
+            reasons.append(f"{found}: {error}")
+            continue
+        for line in explain_lines(explanation):
+            tell(line)
+        return ExitCode.OK
+    raise UsageError("\n".join(reasons))
