@@ -1,6 +1,7 @@
 # make run    the quick tier of every spec, on a GPU if there is one, else interpreted
 # make test   the whole test suite, as CI runs it
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
+#               (TIER=quick: with every two values of axes, hours of a core)
 # make mutants  plants bugs in the kernels, one at a time, and says how many are found
 # make fuzz-framework  5,000 made-up specs through load, expand and draw: cases or located errors
 # make lint   ruff, mypy and the import rules
@@ -17,7 +18,7 @@ endif
 
 # Of make compile: worker processes, a core each, and how many cases.
 JOBS ?= auto
-TIER ?= quick
+TIER ?= each
 
 # Of make fuzz-framework: how many specs.
 SPECS ?= 5000

@@ -112,6 +112,13 @@ def test_more_than_there_is_of_a_large_matrix_is_not_made_at_once(strategy):
     assert set(map(len, values_of(expansion.some(3)))) == {12}
 
 
+def test_the_tier_each_has_every_value_of_every_axis_in_few_cases():
+    cases = list(expand(spec_from(AXES, ["a <= 2 or b"]), "each"))
+    for name, values in AXES.items():
+        assert {case[name] for case in cases} == set(values)
+    assert len(cases) <= 1 + max(map(len, AXES.values()))
+
+
 def test_a_sample_meets_every_case_alike():
     spec = spec_from(
         {"a": [0, 1, 2], "b": [0, 1, 2]},

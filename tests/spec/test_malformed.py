@@ -348,7 +348,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "fuzzing in a tier that does not exist": (
         HEAD + "fuzz: {examples: {quik: 20}}\n",
-        ["5:19: unknown tier 'quik'; did you mean 'quick'? Tiers: quick, nightly, full, smoke"],
+        ["5:19: unknown tier 'quik'; did you mean 'quick'? Tiers: quick, nightly, full, smoke, each"],
     ),
     "a known bug without an issue": (
         HEAD + "known_bugs:\n  - when: causal\n    issue: #12\n    expires: 2027-03-01\n",
@@ -436,7 +436,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "5:47: unknown name 'windw' in 'windw'; did you mean 'window'? Names here: dtype, window, causal",
             "6:9: 'cases[0]' must be a mapping of keys to values; got 3",
             "6:26: unknown axis 'windw'; did you mean 'window'? Axes: dtype, window, causal",
-            "7:29: unknown tier 'quik'; did you mean 'quick'? Tiers: other, quick, nightly, full, smoke",
+            "7:29: unknown tier 'quik'; did you mean 'quick'? Tiers: other, quick, nightly, full, smoke, each",
             "8:16: 'tiers.other' must be product, zip, pairwise, t-wise (such as 3-wise), sample or first; got 'often'",
         ],
     ),

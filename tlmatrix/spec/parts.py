@@ -200,6 +200,7 @@ DEFAULT_TIERS = {
     "nightly": Tier(strategy="3-wise"),
     "full": Tier(strategy="product"),
     "smoke": Tier(strategy="first"),
+    "each": Tier(strategy="1-wise"),
 }
 """The tiers that every spec has; its own come first, and replace those of the same name."""
 
