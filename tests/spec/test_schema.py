@@ -11,9 +11,10 @@ from json_schema import accepts
 
 from tlmatrix.spec import SpecError, parse_spec
 from tlmatrix.spec.flow import flow
-from tlmatrix.spec.nodes import plain, read_document
+from tlmatrix.spec.nodes import plain
 from tlmatrix.spec.reference import SECTIONS
 from tlmatrix.spec.schema import json_schema
+from tlmatrix.spec.yaml_text import read_document
 
 SPECS = sorted(Path(__file__).parents[2].joinpath("specs").glob("*.yaml"))
 SCHEMA = json_schema()

@@ -25,8 +25,9 @@ from tlmatrix.spec.editing import appended, removed
 from tlmatrix.spec.flow import flow
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.loader import parse_spec
-from tlmatrix.spec.nodes import plain, read_document
+from tlmatrix.spec.nodes import plain
 from tlmatrix.spec.values import canonical, label
+from tlmatrix.spec.yaml_text import read_document
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.closures import FUNCTIONS, Failed, shorten
-from tlmatrix.spec.grammar import WORDS, ExpressionError, parse
+from tlmatrix.spec.grammar import parse
+from tlmatrix.spec.tokens import WORDS, ExpressionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from tlmatrix.spec.nodes import scalar_meaning
+from tlmatrix.spec.scalars import scalar_meaning
 
 if TYPE_CHECKING:
     from tlmatrix.spec.values import Value

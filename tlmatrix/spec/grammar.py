@@ -7,7 +7,6 @@ length and depth are bounded before anything recurses.
 from __future__ import annotations
 
 import operator
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +23,16 @@ from tlmatrix.spec.closures import (
     first_true,
     fixed,
     negated,
-    shorten,
     signed,
+)
+from tlmatrix.spec.tokens import (
+    FOREIGN_SIGNS,
+    FOREIGN_WORDS,
+    OPERATOR_WORDS,
+    WORDS,
+    ExpressionError,
+    Token,
+    tokens_of,
 )
 
 if TYPE_CHECKING:
@@ -33,62 +40,12 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.closures import Evaluate
 
-__all__ = ["MAX_DEPTH", "MAX_LENGTH", "WORDS", "ExpressionError", "parse"]
+__all__ = ["MAX_DEPTH", "MAX_LENGTH", "parse"]
 
 MAX_LENGTH = 2000
 """Characters in an expression."""
 MAX_DEPTH = 40
 """Levels of the tree; chains of `and`, `or` and comparisons count as one level."""
-
-
-class ExpressionError(ValueError):
-    """An expression that cannot be read, or has no value for the names it was given.
-
-    `offset` counts characters of `text` from 0, to where the reason lies.
-    """
-
-    def __init__(self, reason: str, text: str, offset: int) -> None:
-        self.reason = reason
-        self.text = text
-        self.offset = offset
-        super().__init__(f"{reason}, at character {offset + 1} of {shorten(text)!r}")
-
-    def __reduce__(self) -> tuple[type[ExpressionError], tuple[str, str, int]]:
-        return (ExpressionError, (self.reason, self.text, self.offset))
-
-
-WORDS: Mapping[str, Any] = {
-    "none": None,
-    "null": None,
-    "None": None,
-    "true": True,
-    "True": True,
-    "false": False,
-    "False": False,
-}
-"""Words that stand for a value, in expressions as in YAML."""
-_OPERATOR_WORDS = frozenset({"and", "or", "not", "in", "is"})
-_FOREIGN_WORDS = frozenset(
-    {"if", "else", "for", "lambda", "while", "await", "yield", "import", "def", "class", "return"}
-)
-_FOREIGN_SIGNS = {
-    "&&": "write 'and'",
-    "||": "write 'or'",
-    "!": "write 'not'",
-    "=": "write '==' to compare",
-    "<>": "write '!='",
-    "?": "write 'and' and 'or'",
-}
-_TOKEN = re.compile(
-    r"""
-      (?P<space>\s+)
-    | (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
-    | (?P<text>'[^'\\]*'|"[^"\\]*")
-    | (?P<name>[^\W\d]\w*)
-    | (?P<sign>\*\*|//|==|!=|<=|>=|<>|&&|\|\||[-+*/%<>()\[\],=!?.])
-    """,
-    re.VERBOSE,
-)
 
 
 @lru_cache(maxsize=4096)
@@ -100,12 +57,6 @@ def parse(text: str) -> tuple[Evaluate, Mapping[str, int]]:
     parser = _Parser(text)
     root = parser.everything()
     return root.evaluate, parser.offsets
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    offset: int
 
 
 class _Part(NamedTuple):
@@ -124,31 +75,12 @@ class _Part(NamedTuple):
         return value is None or value is True or value is False
 
 
-def _tokens(text: str) -> list[_Token]:
-    found = []
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            sign = text[position]
-            reason = f"{sign!r} is not part of the expression language"
-            if sign in "'\"":
-                reason = f"text that opens with {sign} never closes, or holds a backslash"
-            raise ExpressionError(reason, text, position)
-        kind = match.lastgroup or ""
-        if kind != "space":
-            found.append(_Token(kind, match.group(), position))
-        position = match.end()
-    found.append(_Token("end", "", len(text)))
-    return found
-
-
 class _Parser:
     """Recursive descent, one method for each level of precedence, loosest first."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tokens = _tokens(text)
+        self.tokens = tokens_of(text)
         self.index = 0
         self.level = 0
         self.offsets: dict[str, int] = {}
@@ -156,10 +88,10 @@ class _Parser:
     # The token at hand.
 
     @property
-    def token(self) -> _Token:
+    def token(self) -> Token:
         return self.tokens[self.index]
 
-    def take(self, *texts: str) -> _Token | None:
+    def take(self, *texts: str) -> Token | None:
         """The token at hand, consumed, if it is one of these signs or words."""
         token = self.token
         if token.kind in ("sign", "name") and token.text in texts:
@@ -167,7 +99,7 @@ class _Parser:
             return token
         return None
 
-    def need(self, text: str, opened: _Token) -> None:
+    def need(self, text: str, opened: Token) -> None:
         if self.take(text) is None:
             found = f"found {self.token.text!r}" if self.token.text else "the expression ends"
             reason = f"{opened.text!r} needs a {text!r}, but {found}"
@@ -202,15 +134,15 @@ class _Parser:
     def describe_stray(self) -> str:
         """Why the token after a complete expression cannot stand there."""
         text = self.token.text
-        if text in _FOREIGN_SIGNS:
-            return f"{text!r} is not part of the expression language; {_FOREIGN_SIGNS[text]}"
+        if text in FOREIGN_SIGNS:
+            return f"{text!r} is not part of the expression language; {FOREIGN_SIGNS[text]}"
         if text == ".":
             return "attributes ('.') are not part of the expression language"
         if text == "[":
             return "indexing ('[...]') is not part of the expression language"
         if text == "(":
             return "only " + ", ".join(FUNCTIONS) + " can be called"
-        if text in _FOREIGN_WORDS:
+        if text in FOREIGN_WORDS:
             return f"{text!r} is not part of the expression language"
         return f"{text!r} does not belong here; an operator is missing before it"
 
@@ -323,7 +255,7 @@ class _Parser:
         if token.kind == "text":
             self.index += 1
             return self.part(constant(token.text[1:-1]))
-        if token.kind == "name" and token.text not in _OPERATOR_WORDS | _FOREIGN_WORDS:
+        if token.kind == "name" and token.text not in OPERATOR_WORDS | FOREIGN_WORDS:
             return self.name()
         if self.take("("):
             return self.parenthesis(token)
@@ -332,7 +264,7 @@ class _Parser:
             return self.part(collected([item.evaluate for item in items]), *items)
         if token.kind == "end":
             raise self.error("the expression ends where a value is needed")
-        hint = f"; {_FOREIGN_SIGNS[token.text]}" if token.text in _FOREIGN_SIGNS else ""
+        hint = f"; {FOREIGN_SIGNS[token.text]}" if token.text in FOREIGN_SIGNS else ""
         raise self.error(f"{token.text!r} stands where a value is needed{hint}")
 
     def number(self) -> _Part:
@@ -370,13 +302,13 @@ class _Parser:
         self.offsets.setdefault(token.text, token.offset)
         return _Part(operator.itemgetter(token.text), depth=1)
 
-    def parenthesis(self, opened: _Token) -> _Part:
+    def parenthesis(self, opened: Token) -> _Part:
         items, trailing = self.items(")", opened)
         if len(items) == 1 and not trailing:
             return items[0]
         return self.part(collected([item.evaluate for item in items]), *items)
 
-    def items(self, closing: str, opened: _Token) -> tuple[list[_Part], bool]:
+    def items(self, closing: str, opened: Token) -> tuple[list[_Part], bool]:
         """What stands between commas up to `closing`, and whether a comma came last."""
         found: list[_Part] = []
         while not self.take(closing):

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.messages import issue_of, show
 from tlmatrix.spec.models import Spec
-from tlmatrix.spec.nodes import MAX_BYTES, MapNode, ScalarNode, plain, read_document
+from tlmatrix.spec.nodes import MapNode, ScalarNode, plain
 from tlmatrix.spec.semantics import Written, faults
+from tlmatrix.spec.yaml_text import MAX_BYTES, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
 from tlmatrix.spec.assembly import AssemblyRule
+from tlmatrix.spec.drawing import Fuzz, FuzzAxis, FuzzLengths, FuzzTrace, Range
 from tlmatrix.spec.fields import (
     CHECKS,
     FAMILIES,
@@ -34,14 +35,9 @@ from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.parts import (
     Bench,
     DeclaredProblem,
-    Fuzz,
-    FuzzAxis,
-    FuzzLengths,
-    FuzzTrace,
     InputDecl,
     KnownBug,
     OutputDecl,
-    Range,
     Reject,
     Rule,
     Tier,

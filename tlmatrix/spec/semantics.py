@@ -9,17 +9,17 @@ problem's family, which checks them itself; for a declared problem the tensors a
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.spec.dtypes import DTYPES, dtype_meant
-from tlmatrix.spec.expressions import FUNCTIONS, WORDS, Expression, ExpressionError
+from tlmatrix.spec.conditions import RUN_NAMES, condition_faults
+from tlmatrix.spec.declared import problem_faults, returns_faults, tolerance_faults
+from tlmatrix.spec.expressions import FUNCTIONS, WORDS
 from tlmatrix.spec.fault import Fault
 from tlmatrix.spec.fields import BASELINES, OPTIONAL_AXES, TARGET
 from tlmatrix.spec.messages import show
-from tlmatrix.spec.models import FAMILIES, DeclaredProblem
+from tlmatrix.spec.models import DeclaredProblem
 from tlmatrix.spec.oracles import oracle_faults
 from tlmatrix.spec.parts import DEFAULT_TIERS
 from tlmatrix.spec.ranks import sharding_faults
@@ -29,16 +29,10 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from tlmatrix.spec.models import Fuzz, InputDecl, OutputDecl, Spec
+    from tlmatrix.spec.models import Fuzz, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Fault", "Written", "faults"]
-
-RUN_NAMES = ("arch", "backend")
-"""What expressions about a run may use besides the axes."""
-
-_COMBINATIONS = 1000
-"""Combinations of values on which a rule is tried out."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
     yield from _callable_faults(spec, written.keys)
     yield from _empty_faults(axes, ("axes",))
     yield from _axis_faults(spec.axes, ("axes",))
-    yield from _rule_faults(spec, axes)
+    yield from condition_faults(spec, axes)
     yield from _tier_faults(spec, axes)
     yield from _case_faults(spec, axes)
     for index, check in enumerate(spec.checks):
@@ -83,12 +77,12 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
             yield Fault(("architectures", index), f"the architecture {arch!r} is here twice")
     if spec.fuzz is not None:
         yield from _fuzz_faults(spec, spec.fuzz, written)
-    yield from _problem_faults(spec, axes)
+    yield from problem_faults(spec, axes)
     yield from oracle_faults(spec, axes, written.broken)
     yield from sharding_faults(spec, axes, written.broken)
     if "problem" not in written.broken and isinstance(spec.problem, DeclaredProblem):
-        yield from _returns_faults(spec, spec.problem)
-        yield from _tolerance_faults(spec, spec.problem)
+        yield from returns_faults(spec, spec.problem)
+        yield from tolerance_faults(spec, spec.problem)
 
 
 def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
@@ -147,86 +141,6 @@ def _axis_faults(
 
 
 _RESERVED = frozenset([*WORDS, *FUNCTIONS, "and", "or", "not", "in", "is", "if", "else", "for"])
-
-
-# Expressions over the axes ------------------------------------------------------------------
-
-
-def _rule_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
-    for index, rule in enumerate(spec.where):
-        path = ("where", index, "expr")
-        unknown = list(_unknown_names(rule.expr, axes, (), spec, path))
-        yield from unknown
-        if not unknown:
-            yield from _trial_faults(rule.expr, spec, path)
-        for earlier in spec.where[:index]:
-            if earlier.expr == rule.expr:
-                yield Fault(path, f"the rule {rule.expr.text!r} is here twice")
-                break
-    for index, each in enumerate(spec.determinism):
-        path = ("determinism", index, "when")
-        yield from _unknown_names(each.when, axes, RUN_NAMES, spec, path)
-    if spec.cuda_graph is not None:
-        when = spec.cuda_graph.when
-        yield from _unknown_names(when, axes, RUN_NAMES, spec, ("cuda_graph", "when"))
-    for key in ("properties", "agree"):
-        for index, condition in enumerate(getattr(spec, key)):
-            if condition.when is not None:
-                path = (key, index, "when")
-                yield from _unknown_names(condition.when, axes, RUN_NAMES, spec, path)
-    for index, budget in enumerate(spec.assembly):
-        path = ("assembly", index, "when")
-        if budget.when is not None:
-            yield from _unknown_names(budget.when, axes, RUN_NAMES, spec, path)
-        said = budget.model_fields_set - {"when", "kernel"}
-        if not said:
-            message = "the rule asks for nothing; add instructions, spills, registers, …"
-            yield Fault(("assembly", index), message)
-    for index, bug in enumerate(spec.known_bugs):
-        path = ("known_bugs", index, "when")
-        yield from _unknown_names(bug.when, axes, RUN_NAMES, spec, path)
-
-
-def _unknown_names(
-    expression: Expression,
-    axes: Collection[str],
-    others: Collection[str],
-    spec: Spec,
-    path: tuple[str | int, ...],
-) -> Iterator[Fault]:
-    if not axes:
-        return  # they are malformed, which is said elsewhere
-    known = [*axes, *others]
-    for name in sorted(expression.names.difference(known), key=expression.offset_of):
-        holders = [axis for axis, values in spec.axes.items() if name in values]
-        if holders:
-            hint = f"; it is a value of the axis {holders[0]!r}, so quote it: '{name}'"
-        elif name in RUN_NAMES:
-            hint = f": cases are the same everywhere, so a rule cannot ask for {name!r}"
-        else:
-            hint = suggestion(name, known, "Names here")
-        message = f"unknown name {name!r} in {expression.text!r}{hint}"
-        yield Fault(path, message, offset=expression.offset_of(name))
-
-
-def _trial_faults(
-    expression: Expression, spec: Spec, path: tuple[str | int, ...]
-) -> Iterator[Fault]:
-    """Values of the axes for which a rule has no value, such as none in `window < 3`."""
-    names = sorted(expression.names)
-    if not all(name in spec.axes for name in names):
-        return
-    combinations = itertools.product(*(spec.axes[name] for name in names))
-    for values in itertools.islice(combinations, _COMBINATIONS):
-        try:
-            expression.evaluate(dict(zip(names, values, strict=True)))
-        except ExpressionError as problem:
-            example = ", ".join(
-                f"{name}={label(value)}" for name, value in zip(names, values, strict=True)
-            )
-            message = f"{expression.text!r} has no value for {example}: {problem.reason}"
-            yield Fault(path, message, offset=problem.offset)
-            return
 
 
 # The matrix ---------------------------------------------------------------------------------
@@ -317,104 +231,3 @@ def _fuzz_faults(spec: Spec, fuzz: Fuzz, written: Written) -> Iterator[Fault]:
                 message = f"the axis {axis!r} has {show(value)} already"
                 yield Fault((*path, "values", index), message)
             known.add(canonical(value))
-
-
-# The problem --------------------------------------------------------------------------------
-
-
-def _problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
-    problem = spec.problem
-    if isinstance(problem, str):
-        module, colon, name = problem.partition(":")
-        dotted = [*module.split("."), *name.split(".")]
-        if problem not in FAMILIES and not (colon and all(part.isidentifier() for part in dotted)):
-            hint = suggestion(problem, FAMILIES, "Problems")
-            message = f"unknown problem {problem!r}{hint}, package.module:Class, or a mapping"
-            yield Fault(("problem",), message)
-        return
-    for name, tensor in problem.inputs.items():
-        path: tuple[str | int, ...] = ("problem", "inputs", name)
-        if name in axes:
-            yield Fault(path, f"the input {name!r} has the name of an axis", at_key=True)
-        yield from _tensor_faults(tensor, axes, spec, path)
-    for name in problem.output_names:
-        if name in problem.inputs or name in axes:
-            what = "an input" if name in problem.inputs else "an axis"
-            index = problem.output_names.index(name)
-            path = ("problem", "outputs", name if isinstance(problem.outputs, dict) else index)
-            yield Fault(path, f"the output {name!r} has the name of {what}", at_key=True)
-    if isinstance(problem.outputs, dict):
-        for name, output in problem.outputs.items():
-            yield from _tensor_faults(output, axes, spec, ("problem", "outputs", name))
-
-
-def _returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
-    for index, name in enumerate(spec.returns):
-        if name not in problem.output_names:
-            hint = suggestion(name, problem.output_names, "Outputs")
-            yield Fault(("returns", index), f"unknown output {name!r}{hint}")
-
-
-def _bound_faults(
-    tensor: InputDecl | OutputDecl,
-    axes: Collection[str],
-    spec: Spec,
-    path: tuple[str | int, ...],
-) -> Iterator[Fault]:
-    between = getattr(tensor, "between", None)
-    for index, bound in enumerate(between or ()):
-        if isinstance(bound, Expression):
-            yield from _unknown_names(bound, axes, (), spec, (*path, "between", index))
-    if between is not None and len(between) != 2:
-        message = f"between needs two bounds, the least and the largest value; got {len(between)}"
-        yield Fault((*path, "between"), message)
-    if between is not None and getattr(tensor, "fill", None) is not None:
-        yield Fault((*path, "fill"), "fill and between both say what the values are: leave one out")
-
-
-def _tensor_faults(
-    tensor: InputDecl | OutputDecl,
-    axes: Collection[str],
-    spec: Spec,
-    path: tuple[str | int, ...],
-) -> Iterator[Fault]:
-    for index, size in enumerate(tensor.shape or ()):
-        if isinstance(size, Expression):
-            yield from _unknown_names(size, axes, (), spec, (*path, "shape", index))
-    yield from _bound_faults(tensor, axes, spec, path)
-    dims = getattr(tensor, "dims", None)
-    if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
-        message = f"{len(dims)} names for {len(tensor.shape)} dimensions"
-        yield Fault((*path, "dims"), message)
-    if tensor.dtype is None:
-        return
-    place = (*path, "dtype")
-    if not tensor.dtype.startswith("$"):
-        if tensor.dtype not in DTYPES:
-            known = [*DTYPES, *(f"${axis}" for axis in axes)]
-            hint = suggestion(dtype_meant(tensor.dtype), known, "Dtypes")
-            yield Fault(place, f"unknown dtype {tensor.dtype!r}{hint}")
-        return
-    axis = tensor.dtype[1:]
-    if axes and axis not in axes:
-        known = [f"${axis}" for axis in axes]
-        message = f"{tensor.dtype!r} is no axis{suggestion(tensor.dtype, known, 'Axes')}"
-        yield Fault(place, message)
-    for index, value in enumerate(spec.axes.get(axis, ())):
-        if not isinstance(value, str) or value not in DTYPES:
-            hint = suggestion(dtype_meant(value), DTYPES, "Dtypes")
-            yield Fault(("axes", axis, index), f"unknown dtype {show(value)}{hint}")
-
-
-def _tolerance_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
-    known = problem.tensors
-    for name in spec.tolerance.tensors:
-        if name not in known:
-            hint = suggestion(name, sorted(known), "Tensors")
-            yield Fault(("tolerance", name), f"unknown tensor {name!r}{hint}", at_key=True)
-    for arch, changes in spec.tolerance.by_arch.items():
-        for name in changes:
-            if name not in known and name != "default":
-                hint = suggestion(name, ["default", *sorted(known)], "Tensors")
-                path = ("tolerance", "by_arch", arch, name)
-                yield Fault(path, f"unknown tensor {name!r}{hint}", at_key=True)

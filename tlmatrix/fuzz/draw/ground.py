@@ -28,9 +28,9 @@ from tlmatrix.matrix import expand
 from tlmatrix.matrix.space import UNBOUND, Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
+from tlmatrix.spec.drawing import Fuzz
 from tlmatrix.spec.expressions import Expression, ExpressionError
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.parts import Fuzz
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:

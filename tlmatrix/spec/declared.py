@@ -1,0 +1,121 @@
+"""What is wrong with the problem of a spec: one it names, or the tensors of one it declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.spec.conditions import unknown_names
+from tlmatrix.spec.dtypes import DTYPES, dtype_meant
+from tlmatrix.spec.expressions import Expression
+from tlmatrix.spec.fault import Fault
+from tlmatrix.spec.messages import show
+from tlmatrix.spec.models import FAMILIES, DeclaredProblem
+from tlmatrix.words import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from tlmatrix.spec.models import InputDecl, OutputDecl, Spec
+
+__all__ = ["problem_faults", "returns_faults", "tolerance_faults"]
+
+
+def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
+    """An unknown problem; of a declared one, its tensors; `axes` are those the file has."""
+    problem = spec.problem
+    if isinstance(problem, str):
+        module, colon, name = problem.partition(":")
+        dotted = [*module.split("."), *name.split(".")]
+        if problem not in FAMILIES and not (colon and all(part.isidentifier() for part in dotted)):
+            hint = suggestion(problem, FAMILIES, "Problems")
+            message = f"unknown problem {problem!r}{hint}, package.module:Class, or a mapping"
+            yield Fault(("problem",), message)
+        return
+    for name, tensor in problem.inputs.items():
+        path: tuple[str | int, ...] = ("problem", "inputs", name)
+        if name in axes:
+            yield Fault(path, f"the input {name!r} has the name of an axis", at_key=True)
+        yield from _tensor_faults(tensor, axes, spec, path)
+    for name in problem.output_names:
+        if name in problem.inputs or name in axes:
+            what = "an input" if name in problem.inputs else "an axis"
+            index = problem.output_names.index(name)
+            path = ("problem", "outputs", name if isinstance(problem.outputs, dict) else index)
+            yield Fault(path, f"the output {name!r} has the name of {what}", at_key=True)
+    if isinstance(problem.outputs, dict):
+        for name, output in problem.outputs.items():
+            yield from _tensor_faults(output, axes, spec, ("problem", "outputs", name))
+
+
+def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
+    """What `returns` names that is no output."""
+    for index, name in enumerate(spec.returns):
+        if name not in problem.output_names:
+            hint = suggestion(name, problem.output_names, "Outputs")
+            yield Fault(("returns", index), f"unknown output {name!r}{hint}")
+
+
+def _bound_faults(
+    tensor: InputDecl | OutputDecl,
+    axes: Collection[str],
+    spec: Spec,
+    path: tuple[str | int, ...],
+) -> Iterator[Fault]:
+    between = getattr(tensor, "between", None)
+    for index, bound in enumerate(between or ()):
+        if isinstance(bound, Expression):
+            yield from unknown_names(bound, axes, (), spec, (*path, "between", index))
+    if between is not None and len(between) != 2:
+        message = f"between needs two bounds, the least and the largest value; got {len(between)}"
+        yield Fault((*path, "between"), message)
+    if between is not None and getattr(tensor, "fill", None) is not None:
+        yield Fault((*path, "fill"), "fill and between both say what the values are: leave one out")
+
+
+def _tensor_faults(
+    tensor: InputDecl | OutputDecl,
+    axes: Collection[str],
+    spec: Spec,
+    path: tuple[str | int, ...],
+) -> Iterator[Fault]:
+    for index, size in enumerate(tensor.shape or ()):
+        if isinstance(size, Expression):
+            yield from unknown_names(size, axes, (), spec, (*path, "shape", index))
+    yield from _bound_faults(tensor, axes, spec, path)
+    dims = getattr(tensor, "dims", None)
+    if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
+        message = f"{len(dims)} names for {len(tensor.shape)} dimensions"
+        yield Fault((*path, "dims"), message)
+    if tensor.dtype is None:
+        return
+    place = (*path, "dtype")
+    if not tensor.dtype.startswith("$"):
+        if tensor.dtype not in DTYPES:
+            known = [*DTYPES, *(f"${axis}" for axis in axes)]
+            hint = suggestion(dtype_meant(tensor.dtype), known, "Dtypes")
+            yield Fault(place, f"unknown dtype {tensor.dtype!r}{hint}")
+        return
+    axis = tensor.dtype[1:]
+    if axes and axis not in axes:
+        known = [f"${axis}" for axis in axes]
+        message = f"{tensor.dtype!r} is no axis{suggestion(tensor.dtype, known, 'Axes')}"
+        yield Fault(place, message)
+    for index, value in enumerate(spec.axes.get(axis, ())):
+        if not isinstance(value, str) or value not in DTYPES:
+            hint = suggestion(dtype_meant(value), DTYPES, "Dtypes")
+            yield Fault(("axes", axis, index), f"unknown dtype {show(value)}{hint}")
+
+
+def tolerance_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
+    """Tolerances of tensors that the problem does not have."""
+    known = problem.tensors
+    for name in spec.tolerance.tensors:
+        if name not in known:
+            hint = suggestion(name, sorted(known), "Tensors")
+            yield Fault(("tolerance", name), f"unknown tensor {name!r}{hint}", at_key=True)
+    for arch, changes in spec.tolerance.by_arch.items():
+        for name in changes:
+            if name not in known and name != "default":
+                hint = suggestion(name, ["default", *sorted(known)], "Tensors")
+                path = ("tolerance", "by_arch", arch, name)
+                yield Fault(path, f"unknown tensor {name!r}{hint}", at_key=True)
