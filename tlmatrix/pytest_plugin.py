@@ -172,13 +172,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
     cases = _cases(items)
-    passed = state.passed_before
+    passed = state.settings.passed_before
     done = {item for item in cases if (str(item.path.resolve()), item.name) in passed}
     if done:
         items[:] = [item for item in items if item not in done]
         config.hook.pytest_deselected(items=list(done))
     own_timeout = config.getoption("timeout", None) or config.getini("timeout")
-    if state.backend == "compile" and not config.getoption("timeout", None):
+    if state.settings.backend == "compile" and not config.getoption("timeout", None):
         # A case has many kernels, and each step of a compiler has a limit of its own.
         for item in cases:
             item.add_marker(pytest.mark.timeout(0))
@@ -212,7 +212,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     state = state_of(session.config)
     if state.is_worker:
         groups = {item.nodeid: item.group for item in cases if item.group is not None}
-        state.write_groups(groups)
+        state.sharing.write(groups, state.worker)
     elif not session.config.option.collectonly:
         state.begin(Counter(item.shown_path for item in cases))
 

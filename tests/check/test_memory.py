@@ -7,7 +7,8 @@ import pytest
 import torch
 from attention_world import DTYPES, attention, flash, run
 
-from tlmatrix.check.memory import ALIGNMENT, guarded, poisoned
+from tlmatrix.check.memory import ALIGNMENT, guarded
+from tlmatrix.check.poison import poisoned
 from tlmatrix.problem.model import Dim, Problem, TensorInfo
 
 ALL_FLOATS = (*DTYPES, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)

@@ -6,7 +6,8 @@ from itertools import combinations, product
 
 from hypothesis import strategies as st
 
-from tlmatrix.matrix.space import Constraint, Space
+from tlmatrix.matrix.rules import Constraint
+from tlmatrix.matrix.space import Space
 
 
 def rule(names, forbidden):

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_matrices import all_rows, rule, spaces
 
-from tlmatrix.matrix.space import UNBOUND, Constraint, Space
+from tlmatrix.matrix.rules import UNBOUND, Constraint
+from tlmatrix.matrix.space import Space
 
 
 @given(spaces())

@@ -15,7 +15,7 @@ import torch
 
 from tlmatrix.backend.errors import BindingError, EntryError
 from tlmatrix.backend.signature import parameters_of
-from tlmatrix.check.memory import unwritten
+from tlmatrix.check.poison import unwritten
 from tlmatrix.spec.expressions import Expression, ExpressionError
 from tlmatrix.spec.importing import load, make_importable
 from tlmatrix.spec.values import canonical

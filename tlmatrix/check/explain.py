@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.hints import Evidence, hint
-from tlmatrix.check.memory import poisoned
 from tlmatrix.check.patterns import recognise
+from tlmatrix.check.poison import poisoned
 from tlmatrix.problem.model import Dim
 
 if TYPE_CHECKING:

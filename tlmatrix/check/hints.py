@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.check.memory import poisoned
 from tlmatrix.check.patterns import ranges
+from tlmatrix.check.poison import poisoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

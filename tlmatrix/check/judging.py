@@ -21,8 +21,8 @@ from tlmatrix.check.explain import explain, merged, one_of
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.further import FURTHER, KINDS, Relations, in_turn, one_relation, wanted
 from tlmatrix.check.gathering import differing_copies
-from tlmatrix.check.memory import poisoned
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
+from tlmatrix.check.poison import poisoned
 from tlmatrix.check.relations import CHECK_OF_KIND, check_relation, raised
 from tlmatrix.check.running import SeveralRanks, run_guarded
 from tlmatrix.check.sanitizers import Watch

@@ -21,46 +21,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tlmatrix.check.bits import INT_OF_SIZE, alike
+from tlmatrix.check.bits import alike
 from tlmatrix.check.finding import Finding
+from tlmatrix.check.poison import CANARY, as_row, extent_of, fill_poison
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["MARKS", "Guards", "allocations_guarded", "guarded", "poisoned", "unwritten"]
+__all__ = ["Guards", "allocations_guarded", "guarded"]
 
 ALIGNMENT = 512
 """Bytes; what PyTorch's CUDA allocator gives, and more than TMA's 16."""
 
 _PAD = 4096
 """Bytes of canary on either side; a multiple of ALIGNMENT, and more than a row of most tensors."""
-
-_CANARY = -11  # 0xFFF5: NaN in float16, bfloat16, and repeated in float32 and float64
-
-_POISON: dict[torch.dtype, int] = {
-    torch.float16: 0x7E5D,
-    torch.bfloat16: 0x7FDB,
-    torch.float32: 0x7FDBADC5,
-    torch.float64: 0x7FFDBADC0FFEE5ED,
-    torch.uint8: 0x5B,
-    torch.int8: 0x5B,
-    torch.int16: 0x5BAD,
-    torch.int32: 0x5BADC0DF,
-    torch.int64: 0x5BADC0DF5BADC0DF,
-    torch.bool: 1,
-    torch.float8_e4m3fn: 0x7F,
-    torch.float8_e5m2: 0x7F,
-}
-
-MARKS: dict[torch.dtype, int] = {
-    dtype: bits
-    for dtype, bits in _POISON.items()
-    if dtype.itemsize > 2 or dtype in (torch.float16, torch.bfloat16)
-}
-"""The poison of the dtypes in which no kernel would write it: elsewhere it is a value like any."""
 
 _aten = torch.ops.aten
 _WITHOUT_VALUES = frozenset(
@@ -131,7 +108,7 @@ class _Fence:
     @property
     def odd_byte_hit(self) -> bool:
         """Whether the byte that `after` skips was overwritten."""
-        return self.end % 2 == 1 and int(self.memory[self.end]) != _CANARY >> 8 & 0xFF
+        return self.end % 2 == 1 and int(self.memory[self.end]) != CANARY >> 8 & 0xFF
 
 
 @dataclass(frozen=True)
@@ -146,7 +123,7 @@ class _Moved:
     @property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The memory of both, from the elements before them."""
-        return _flat(self.before, self.lead), _flat(self.after, self.lead)
+        return as_row(self.before, self.lead), as_row(self.after, self.lead)
 
 
 class Guards:
@@ -166,7 +143,7 @@ class Guards:
             return tensor
         lead = int(tensor.storage_offset()) % (ALIGNMENT // tensor.element_size())
         copy = self._allocate(tensor, lambda: f"input {name}", lead)
-        _flat(copy, lead).copy_(_flat(tensor, lead))
+        as_row(copy, lead).copy_(as_row(tensor, lead))
         self._moved.append(_Moved(name, tensor.detach(), copy, lead))
         return copy.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copy
 
@@ -183,11 +160,11 @@ class Guards:
 
         guarded = self._allocate(tensor, label)
         if values:
-            _flat(guarded).copy_(_flat(tensor))
+            as_row(guarded).copy_(as_row(tensor))
         elif self._poison:
-            _fill_poison(guarded)
+            fill_poison(guarded)
         else:
-            _flat(guarded).zero_()
+            as_row(guarded).zero_()
         return guarded
 
     def findings(self, results: Tensors) -> list[Finding]:
@@ -199,13 +176,13 @@ class Guards:
         self, like: torch.Tensor, label: Callable[[], str], lead: int = 0
     ) -> torch.Tensor:
         """Memory for a tensor like another one, and for `lead` elements before it."""
-        extent = (lead + _extent(like)) * like.element_size()
+        extent = (lead + extent_of(like)) * like.element_size()
         room = _PAD + -(-(extent + 1) // ALIGNMENT) * ALIGNMENT + _PAD
         halves = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device)
         start = -halves.data_ptr() % ALIGNMENT + _PAD
         # What lies between is filled by who asked for it.
-        halves[: start // 2].fill_(_CANARY)
-        halves[(start + extent) // 2 :].fill_(_CANARY)
+        halves[: start // 2].fill_(CANARY)
+        halves[(start + extent) // 2 :].fill_(CANARY)
         fence = _Fence(halves, start, start + extent, label, like.element_size())
         self._fences.append(fence)
         result = torch.empty(0, dtype=like.dtype, device=like.device)
@@ -219,10 +196,10 @@ class Guards:
         for fences in by_device.values():
             canaries = torch.cat([fence.sides for fence in fences])
             # One comparison, and on a GPU one wait, for all buffers.
-            if alike(canaries, torch.full_like(canaries, _CANARY)):
+            if alike(canaries, torch.full_like(canaries, CANARY)):
                 found += [fence for fence in fences if fence.odd_byte_hit]
                 continue
-            broken = (canaries != _CANARY).any(1).reshape(-1, 2).any(1).tolist()
+            broken = (canaries != CANARY).any(1).reshape(-1, 2).any(1).tolist()
             found += [
                 fence
                 for fence, hit in zip(fences, broken, strict=True)
@@ -317,26 +294,6 @@ def allocations_guarded(guards: Guards | None = None) -> AbstractContextManager[
     return _Mode(Guards() if guards is None else guards)
 
 
-def unwritten(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device | None
-) -> torch.Tensor:
-    """A buffer for a kernel to write, full of poison."""
-    tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
-    if dtype.is_complex:
-        return tensor.fill_(float("nan"))
-    _fill_poison(tensor)
-    return tensor
-
-
-def poisoned(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Where `tensor` still holds the poison, as a mask; None where nowhere."""
-    if tensor.dtype not in _POISON or not tensor.dtype.is_floating_point:
-        return None
-    bits = tensor.detach().view(INT_OF_SIZE[tensor.element_size()])
-    mask = bits == _POISON[tensor.dtype]
-    return mask if bool(mask.any()) else None
-
-
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether it is an ordinary strided tensor with memory of its own."""
     return (
@@ -347,28 +304,6 @@ def _plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_complex()
         and not tensor.is_quantized
     )
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last, gaps between strides included."""
-    if tensor.numel() == 0:
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
-
-
-def _flat(tensor: torch.Tensor, lead: int = 0) -> torch.Tensor:
-    """The memory of a tensor, gaps included, as one row of integers of its element size.
-
-    `lead` elements before it are part of the row.
-    """
-    start = tensor.storage_offset() - lead
-    row = tensor.detach().as_strided((lead + _extent(tensor),), (1,), start)
-    return row.view(INT_OF_SIZE[tensor.element_size()])
-
-
-def _fill_poison(tensor: torch.Tensor) -> None:
-    _flat(tensor).fill_(_POISON.get(tensor.dtype, _CANARY))
 
 
 def _caller() -> tuple[str, int]:
@@ -384,7 +319,7 @@ def _caller() -> tuple[str, int]:
 
 def _hits(canary: torch.Tensor) -> list[int]:
     """Byte offsets at which a canary was overwritten."""
-    offsets: list[int] = ((canary != _CANARY).nonzero().flatten() * 2).tolist()
+    offsets: list[int] = ((canary != CANARY).nonzero().flatten() * 2).tolist()
     return offsets
 
 

@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.memory import MARKS, guarded, poisoned
+from tlmatrix.check.memory import guarded
 from tlmatrix.check.ownership import Ownership
+from tlmatrix.check.poison import MARKS, poisoned
 from tlmatrix.check.running import SeveralRanks
 from tlmatrix.tracebacks import short_path
 

@@ -176,7 +176,7 @@ class Engine:
 
         state = state_of(session.config)
         self._resume = state.resume_command() if state.running else None
-        self._passed_before = bool(state.passed_before)
+        self._passed_before = bool(state.settings.passed_before)
 
     def _tell_how_to_go_on(self, console: Console) -> None:
         if self._resume is not None:

@@ -24,7 +24,8 @@ from tlmatrix.spec.values import canonical
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.matrix.space import Row, Space
+    from tlmatrix.matrix.rules import Row
+    from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 
 __all__ = ["cache_folder", "cached_covering_rows"]

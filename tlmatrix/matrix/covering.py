@@ -13,13 +13,14 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.proof import Proof, prove, tuples
-from tlmatrix.matrix.space import UNBOUND
+from tlmatrix.matrix.rules import UNBOUND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tlmatrix.matrix.proof import Tuple
-    from tlmatrix.matrix.space import Row, Space
+    from tlmatrix.matrix.rules import Row
+    from tlmatrix.matrix.space import Space
 
 __all__ = ["complete", "covering_rows", "library_rows", "reduce_rows"]
 

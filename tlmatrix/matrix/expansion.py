@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tlmatrix.matrix.proof import Proof
-    from tlmatrix.matrix.space import Row
+    from tlmatrix.matrix.rules import Row
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.models import Rule, Spec
     from tlmatrix.spec.values import Value

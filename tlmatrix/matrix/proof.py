@@ -12,7 +12,7 @@ from itertools import combinations, product
 from math import prod
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.space import UNBOUND, Row
+from tlmatrix.matrix.rules import UNBOUND, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case
 from tlmatrix.matrix.fixed import broken_rules
-from tlmatrix.matrix.space import Constraint, Space
+from tlmatrix.matrix.rules import Constraint
+from tlmatrix.matrix.space import Space
 from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import canonical

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.space import Constraint
+from tlmatrix.matrix.rules import Constraint
 from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import label

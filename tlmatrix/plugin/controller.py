@@ -132,7 +132,9 @@ class Controller:
             from tlmatrix.report.coverage import coverage_lines
 
             command = f"tlmatrix coverage {shlex.quote(state.shown_results)}"
-            for line in coverage_lines(state.covered, command, state.coverage, state.width):
+            for line in coverage_lines(
+                state.covered, command, state.settings.coverage, state.width
+            ):
                 terminalreporter.write_line(line)
         terminalreporter.write_line(f"tlmatrix: results in {state.shown_results}")
         if state.refused:
@@ -149,7 +151,7 @@ class Controller:
     def pytest_configure_node(self, node: WorkerController) -> None:
         """What a worker must know: it reads the command line again, but not what became of it."""
         if self._state.config.getvalue("dist") == "loadgroup":
-            self._state.group_cases()
+            self._state.sharing.ask()
         node.workerinput.update(self._state.for_worker(node.gateway.id))
 
     @pytest.hookimpl(optionalhook=True)
@@ -199,13 +201,13 @@ class Controller:
             return None
         from tlmatrix.plugin.scheduler import CaseScheduling
 
-        return CaseScheduling(config, log, self._state.read_groups)
+        return CaseScheduling(config, log, self._state.sharing.read)
 
     def _recorded(self, path: str, case: str) -> CaseResult | None:
         """What the worker itself wrote before it ended, if it did (a timeout, a GPU fault)."""
         from tlmatrix.run.records import read_records
 
-        for result in read_records(self._state.results_path).results:
+        for result in read_records(self._state.settings.results_path).results:
             # Without a key it is only known to have begun.
             if (result.path, result.case) == (path, case) and result.key:
                 return result
@@ -271,6 +273,6 @@ def _crashed(path: str, case_id: str, state: State) -> CaseResult:
                 "command below to see it alone",
             ),
         ),
-        asked=state.backend,
-        seed=state.seed,
+        asked=state.settings.backend,
+        seed=state.settings.seed,
     )

@@ -72,11 +72,11 @@ class SpecFile(pytest.File):
         state.prepare_process()
         make_importable(self.path, (self.config.rootpath,))
         spec = load_spec(self.path)
-        planned = plan(spec, state.tier, seed=state.seed or None)
+        planned = plan(spec, state.settings.tier, seed=state.settings.seed or None)
         with_keywords = bool(self.config.option.keyword)
         for case in _with_draws(planned, state):
             item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
-            if state.groups_path is not None:
+            if state.sharing.file:
                 item.group = planned.group(case)
             if with_keywords:
                 item.extra_keyword_matches.update(case_keywords(case.values))
@@ -255,8 +255,8 @@ class CaseItem(pytest.Item):
             ),
             backend=backend.name,
             arch=backend.arch,
-            asked=state.backend,
-            seed=state.seed,
+            asked=state.settings.backend,
+            seed=state.settings.seed,
         )
 
     def _state(self) -> State:
@@ -272,7 +272,7 @@ def _with_draws(planned: Plan, state: State) -> Iterator[Case]:
     if state.fuzzes:
         from tlmatrix.fuzz.tier import tier_draws
 
-        yield from tier_draws(planned.spec, planned.tier, ids, seed=state.seed)
+        yield from tier_draws(planned.spec, planned.tier, ids, seed=state.settings.seed)
 
 
 @contextmanager

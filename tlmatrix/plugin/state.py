@@ -6,13 +6,9 @@ the controller, or without workers, it also begins and ends the file and tells l
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shlex
-import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -23,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tlmatrix.plugin.settings import Settings, settings_of
+from tlmatrix.plugin.sharing import Sharing
 from tlmatrix.plugin.shrinking import Shrinking
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.events import RunHeader
-    from tlmatrix.run.records import RecordsWriter, RunRecords
+    from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.result import CaseResult, Status
     from tlmatrix.run.runner import Runner
 
@@ -75,7 +73,6 @@ class State:
     """Settings and results of one session."""
 
     def __init__(self, config: pytest.Config, project: Config) -> None:
-        option = config.option
         self.config = config
         self.project = project
         self.interrupted = False
@@ -84,44 +81,25 @@ class State:
         """Cases that were skipped because the interpreter does not model their kernels."""
         self.shrinking = Shrinking()
         self._began: float | None = None
-        self.groups_path: Path | None
         self._writer: RecordsWriter | None = None
         self._runner: Runner | None = None
-        self._gpu = ""
-        worker: Mapping[str, Any] | None = getattr(config, "workerinput", None)
-        if worker is not None:
-            self.worker: str = worker["workerid"]
-            self.tier: str = worker["tlmatrix_tier"]
-            self.backend: str = worker["tlmatrix_backend"]
-            self.seed: int = worker["tlmatrix_seed"]
-            self.coverage: str = worker["tlmatrix_coverage"]
-            self.unsupported: str = worker["tlmatrix_unsupported"]
-            self.architectures: tuple[str, ...] = tuple(worker["tlmatrix_architectures"])
-            self.results_path = Path(worker["tlmatrix_results"])
-            self.passed_before = frozenset(map(tuple, worker["tlmatrix_passed"]))
-            self.groups_path = _path(worker["tlmatrix_groups"])
-            self._gpu = worker["tlmatrix_gpu"]
-            return
-        resumed = self._resumed(option.tlmatrix_resume)
-        header = resumed.header if resumed else None
-        seed = option.tlmatrix_seed
+        self._sent: Mapping[str, Any] = {}
+        """What the controller told this worker; empty in the controller itself."""
         self.worker = ""
-        self.tier = option.tlmatrix_tier or (header.tier if header else project.tier)
-        self.backend = option.tlmatrix_backend or (header.backend if header else project.backend)
-        self.seed = seed if seed is not None else header.seed if header else project.seed
-        self.coverage = option.tlmatrix_coverage or project.coverage
-        self.unsupported = option.tlmatrix_unsupported or project.unsupported
-        self.architectures = self._architectures(header)
-        self.results_path = resumed.path.resolve() if resumed else self._new_results_path()
-        self.passed_before = _passed(resumed)
-        self.groups_path = None
+        worker: Mapping[str, Any] | None = getattr(config, "workerinput", None)
+        if worker is None:
+            self.settings = settings_of(config, project)
+        else:
+            self.worker = worker["workerid"]
+            self._sent = worker["tlmatrix"]
+            self.settings = Settings.from_plain(self._sent["settings"])
+        self.sharing = Sharing(self._sent.get("groups", ""))
 
     @cached_property
     def width(self) -> int:
         """Columns for prose; a worker has no terminal and is told."""
-        worker: Mapping[str, Any] | None = getattr(self.config, "workerinput", None)
-        if worker is not None:
-            return int(worker["tlmatrix_width"])
+        if self.is_worker:
+            return int(self._sent["width"])
         return min(self.config.get_terminal_writer().fullwidth, _WIDEST)
 
     @cached_property
@@ -129,7 +107,7 @@ class State:
         """The GPUs of this machine among the workers; none where kernels run elsewhere."""
         from tlmatrix.backend.gpus import Spread, visible_gpus
 
-        return Spread(visible_gpus(os.environ) if self.backend in ("auto", "cuda") else ())
+        return Spread(visible_gpus(os.environ) if self.settings.backend in ("auto", "cuda") else ())
 
     @property
     def workers(self) -> int:
@@ -139,47 +117,19 @@ class State:
     def for_worker(self, worker: str) -> dict[str, Any]:
         """What a worker of pytest-xdist is told, in plain data."""
         return {
-            "tlmatrix_gpu": self.spread.give(worker),
-            "tlmatrix_tier": self.tier,
-            "tlmatrix_backend": self.backend,
-            "tlmatrix_seed": self.seed,
-            "tlmatrix_coverage": self.coverage,
-            "tlmatrix_unsupported": self.unsupported,
-            "tlmatrix_architectures": list(self.architectures),
-            "tlmatrix_results": str(self.results_path),
-            "tlmatrix_passed": sorted(self.passed_before),
-            "tlmatrix_groups": str(self.groups_path or ""),
-            "tlmatrix_width": self.width,
+            "tlmatrix": {
+                "settings": self.settings.plain(),
+                "gpu": self.spread.give(worker),
+                "groups": self.sharing.file,
+                "width": self.width,
+            }
         }
-
-    def group_cases(self) -> None:
-        """Ask workers which cases share kernels; they answer in a file of the controller's.
-
-        (pytest-xdist would carry groups in node ids, where users would have to read them, and
-        with recent versions of pytest does not.)
-        """
-        if self.groups_path is None:
-            self.groups_path = Path(tempfile.mkdtemp(prefix="tlmatrix-")) / "groups.json"
-
-    def write_groups(self, groups: Mapping[str, str]) -> None:
-        """Tell the controller the group of each case, by node id; all workers say the same."""
-        if self.groups_path is not None and not self.groups_path.exists():
-            draft = self.groups_path.with_suffix(f".{self.worker}")
-            draft.write_text(json.dumps(groups), encoding="utf-8")
-            draft.replace(self.groups_path)
-
-    def read_groups(self) -> dict[str, str]:
-        """What the workers told."""
-        if self.groups_path is None or not self.groups_path.exists():
-            return {}
-        groups: dict[str, str] = json.loads(self.groups_path.read_text(encoding="utf-8"))
-        return groups
 
     @property
     def fuzzes(self) -> bool:
         """Whether the drawn cases of the tier run, too: for `compile`, lengths change nothing."""
         wanted = not self.config.option.tlmatrix_no_fuzz and not self.config.option.tlmatrix_only
-        return wanted and self.backend != "compile"
+        return wanted and self.settings.backend != "compile"
 
     @property
     def is_worker(self) -> bool:
@@ -200,12 +150,13 @@ class State:
     def confine_process(self) -> None:
         """Leave a worker one GPU. Once CUDA is in use it is too late, and kernels go by device."""
         torch = sys.modules.get("torch")
-        if self._gpu and not (torch and torch.cuda.is_initialized()):
+        gpu: str = self._sent.get("gpu", "")
+        if gpu and not (torch and torch.cuda.is_initialized()):
             # Cases of several ranks have processes of their own, and those all GPUs.
             from tlmatrix.backend.gpus import ALL_GPUS, visible_gpus
 
             os.environ.setdefault(ALL_GPUS, ",".join(visible_gpus(os.environ)))
-            os.environ["CUDA_VISIBLE_DEVICES"] = self._gpu
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
     def runner(self) -> Runner:
         """What runs the cases of this process; made when the first one runs."""
@@ -214,13 +165,13 @@ class State:
             from tlmatrix.run.runner import Runner
 
             self._runner = Runner(
-                backend_named(self.backend, self.architectures),
-                seed=self.seed,
+                backend_named(self.settings.backend, self.settings.architectures),
+                seed=self.settings.seed,
                 roots=(self.config.rootpath,),
-                asked=self.backend,
-                coverage=self.coverage != "off",
+                asked=self.settings.backend,
+                coverage=self.settings.coverage != "off",
                 rank_seconds=self._rank_seconds(),
-                strict=self.unsupported == "fail",
+                strict=self.settings.unsupported == "fail",
             )
             self._runner.prepare()
         return self._runner
@@ -259,7 +210,7 @@ class State:
 
         self._began = time.monotonic()
         self._records().header(self._header())
-        earlier = Counter(path for path, _ in self.passed_before)
+        earlier = Counter(path for path, _ in self.settings.passed_before)
         self.config.hook.pytest_tlmatrix_event(
             event=RunStarted(
                 dict(cases), self.shown_results, dict(earlier), self.spread.words(self.workers)
@@ -267,12 +218,12 @@ class State:
         )
 
     def _refuse_missing_backend(self) -> None:
-        if self.backend == "auto":
+        if self.settings.backend == "auto":
             return  # Takes what there is; no need to import PyTorch to ask.
         from tlmatrix.backend import BackendUnavailableError, backend_named
 
         try:
-            backend_named(self.backend)
+            backend_named(self.settings.backend)
         except BackendUnavailableError as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -296,18 +247,22 @@ class State:
                 self._records().summary(Summary(counts, round(seconds, 3), exit_status))
             self.config.hook.pytest_tlmatrix_event(
                 event=RunFinished(
-                    dict(self.counts), seconds, self.interrupted, self.covered, self.coverage
+                    dict(self.counts),
+                    seconds,
+                    self.interrupted,
+                    self.covered,
+                    self.settings.coverage,
                 )
             )
 
     @cached_property
     def covered(self) -> Coverage | None:
         """What the cases on record exercised of their kernels; None if nothing was counted."""
-        if self.coverage == "off" or not self.running or self.is_worker:
+        if self.settings.coverage == "off" or not self.running or self.is_worker:
             return None
         from tlmatrix.run.records import read_records
 
-        return read_records(self.results_path).coverage() or None
+        return read_records(self.settings.results_path).coverage() or None
 
     def close(self) -> None:
         """Let go of the results file."""
@@ -316,8 +271,8 @@ class State:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        if self.groups_path is not None and not self.is_worker:
-            shutil.rmtree(self.groups_path.parent, ignore_errors=True)
+        if not self.is_worker:
+            self.sharing.remove()
 
     @property
     def nothing_judged(self) -> bool:
@@ -327,7 +282,7 @@ class State:
     @property
     def shown_results(self) -> str:
         """The results file as one would write it in the working directory."""
-        return shown_path(self.results_path)
+        return shown_path(self.settings.results_path)
 
     def resume_command(self) -> str:
         """What goes on where this run stopped."""
@@ -339,61 +294,20 @@ class State:
 
             folder = self.project.root / self.project.results
             is_new = not folder.exists()
-            self._writer = RecordsWriter(self.results_path)
+            self._writer = RecordsWriter(self.settings.results_path)
             if is_new and folder.is_dir():
                 # Results are no part of anybody's repository.
                 (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         return self._writer
 
-    def _architectures(self, header: RunHeader | None) -> tuple[str, ...]:
-        """What `compile` assembles for; empty for what each spec names."""
-        given: list[str] | None = self.config.option.tlmatrix_arch
-        if given is None:
-            return tuple(header.architectures) if header else ()
-        if self.backend != "compile":
-            raise pytest.UsageError("--arch goes with --backend compile")
-        from tlmatrix.spec.fields import TARGET_ARCH
-
-        for arch in given:
-            if not re.fullmatch(TARGET_ARCH, arch):
-                raise pytest.UsageError(
-                    f"--arch {arch}: no architecture as code is assembled for it; from sm_90 on "
-                    "it has a letter: sm_80, sm_90a, sm_100a"
-                )
-        return tuple(dict.fromkeys(given))
-
-    def _resumed(self, path: str | None) -> RunRecords | None:
-        if path is None:
-            return None
-        from tlmatrix.run.records import RecordsError, read_records
-
-        given = self.config.option.tlmatrix_results
-        if given is not None and Path(given).resolve() != Path(path).resolve():
-            raise pytest.UsageError(
-                f"--results {given}: a run that goes on adds to its own file, {path}; leave "
-                "--results out, and copy that file first if it is to stay as it is"
-            )
-        try:
-            return read_records(Path(path))
-        except (OSError, RecordsError) as error:
-            raise pytest.UsageError(f"--tlmatrix-resume {path}: {error}") from error
-
-    def _new_results_path(self) -> Path:
-        given = self.config.option.tlmatrix_results
-        if given is not None and given.endswith(".jsonl"):
-            return Path(given).resolve()
-        folder = Path(given) if given is not None else self.project.root / self.project.results
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return folder.resolve() / f"run-{stamp}-{os.getpid()}.jsonl"
-
     def _header(self) -> RunHeader:
         from tlmatrix.run.events import RunHeader
 
         return RunHeader(
-            tier=self.tier,
-            backend=self.backend,
-            seed=self.seed,
-            architectures=self.architectures,
+            tier=self.settings.tier,
+            backend=self.settings.backend,
+            seed=self.settings.seed,
+            architectures=self.settings.architectures,
             paths=tuple(str(arg) for arg in self.config.args),
             command=shlex.join(
                 ["pytest", *(str(arg) for arg in self.config.invocation_params.args)]
@@ -402,18 +316,6 @@ class State:
             folder=str(Path.cwd()),
             versions=_versions(),
         )
-
-
-def _passed(resumed: RunRecords | None) -> frozenset[tuple[str, str]]:
-    """(absolute path, case) of what the resumed run has seen pass."""
-    if resumed is None:
-        return frozenset()
-    folder = Path(resumed.header.folder)
-    return frozenset((str((folder / path).resolve()), case) for path, case in resumed.passed)
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
 
 
 def _versions() -> dict[str, str]:

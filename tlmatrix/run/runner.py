@@ -7,41 +7,44 @@ and the kernels already made.
 from __future__ import annotations
 
 import itertools
-import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import (
-    ArchitectureError,
     CompileBackend,
-    DevicesError,
-    EntryError,
     backend_named,
     bind,
     execute,
     refuse_unknown_axes,
 )
-from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counted, counting
-from tlmatrix.run.faults import fault_finding
+from tlmatrix.run.outcome import (
+    Outcome,
+    bug_words,
+    error_outcome,
+    spec_error_outcome,
+    together,
+    with_bug,
+)
 from tlmatrix.run.rejects import judge_reject, reject_problem
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.run.returned import narrowed
+from tlmatrix.run.watch import Watch
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.sharding import has_ranks
-from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from tlmatrix.backend import Backend, Binding
     from tlmatrix.backend.assembly import Assembler
     from tlmatrix.backend.ranks.places import Place
+    from tlmatrix.check.finding import Finding
     from tlmatrix.check.further import Relations
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
@@ -128,7 +131,7 @@ class Runner:
         (`{"isolation"}`: what shrinking does). Where not all, the result says which were.
         """
         covers = self.coverage and self.backend.name == "interpreter"
-        watch = _Watch(Recorder() if covers else None, relations)
+        watch = Watch(Recorder() if covers else None, relations)
         shown = path or str(spec.path)
         try:
             outcome = self._outcome(spec, case, shown, watch)
@@ -187,7 +190,7 @@ class Runner:
         bound = self._bind(spec)
         return self._problem(bound, spec, case), self._execution(bound.binding)
 
-    def _outcome(self, spec: Spec, case: Case, path: str, watch: _Watch) -> _Outcome:
+    def _outcome(self, spec: Spec, case: Case, path: str, watch: Watch) -> Outcome:
         from tlmatrix.matrix import known_bug
 
         if self.lost:
@@ -195,25 +198,23 @@ class Runner:
                 f"this process lost the GPU to a fault of {self.lost}; `--resume` runs what is "
                 "left, and with workers (-n 1) nothing would be"
             )
-            return _Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
+            return Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
         bug: KnownBug | None = None
         try:
             if isinstance(self.backend, CompileBackend) and case.origin != "reject":
                 return self._assembled(self.backend, spec, case, watch)
             bug = known_bug(spec, case, self._environment())
             if bug is not None and bug.mode == "quarantine":
-                return _Outcome(Status.QUARANTINED, message=_bug_words(bug))
+                return Outcome(Status.QUARANTINED, message=bug_words(bug))
             outcome = self._judged(spec, case, watch)
         except SpecError as error:
-            return _spec_error(error, path)
+            return spec_error_outcome(error, path)
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
-            outcome = _error(error, self.backend, watch, strict=self.strict)
+            outcome = error_outcome(error, self.backend, watch, strict=self.strict)
         whole = watch.relations == "all" and case.origin != "fuzz"
-        return outcome if bug is None else _with_bug(outcome, bug, whole=whole)
+        return outcome if bug is None else with_bug(outcome, bug, whole=whole)
 
-    def _assembled(
-        self, backend: CompileBackend, spec: Spec, case: Case, watch: _Watch
-    ) -> _Outcome:
+    def _assembled(self, backend: CompileBackend, spec: Spec, case: Case, watch: Watch) -> Outcome:
         """The kernels of a case, assembled for each architecture, and the bugs known of each."""
         from tlmatrix.backend.assembly import Assembler
         from tlmatrix.matrix import known_bug
@@ -225,7 +226,7 @@ class Runner:
         for arch in backend.architectures(spec.architectures):
             bug = known_bug(spec, case, {"arch": arch, "backend": backend.name})
             if bug is not None and bug.mode == "quarantine":
-                outcomes.append(_Outcome(Status.QUARANTINED, message=_bug_words(bug)))
+                outcomes.append(Outcome(Status.QUARANTINED, message=bug_words(bug)))
                 continue
             bound = self._bind(spec, replace(backend, asked=(arch,)))
             with watch.phase("problem"):
@@ -236,14 +237,14 @@ class Runner:
             facts += [fact for each in found.assemblies for fact in kernel_facts(each)]
             missing += [f"{arch}: {words}" for words in found.missing]
             status = Status.FAILED if found.findings else Status.PASSED
-            outcome = _Outcome(status, findings=found.findings)
-            outcomes.append(outcome if bug is None else _with_bug(outcome, bug, whole=True))
-        return _together(outcomes, tuple(facts), missing)
+            outcome = Outcome(status, findings=found.findings)
+            outcomes.append(outcome if bug is None else with_bug(outcome, bug, whole=True))
+        return together(outcomes, tuple(facts), missing)
 
     def _environment(self) -> Mapping[str, str]:
         return {"arch": self.backend.arch, "backend": self.backend.name}
 
-    def _judged(self, spec: Spec, case: Case, watch: _Watch) -> _Outcome:
+    def _judged(self, spec: Spec, case: Case, watch: Watch) -> Outcome:
         bound = self._bind(spec)
         with watch.phase("problem"):
             problem = self._problem(bound, spec, case)
@@ -257,10 +258,10 @@ class Runner:
             problem = narrowed(problem, self._returned(bound, spec, case))
             problem = self._with_agreements(bound, spec, case, problem, watch)
             findings = self._findings(spec, case, problem, run_entry, watch)
-        return _Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
+        return Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
 
     def _execution(
-        self, binding: Binding, watch: _Watch | None = None
+        self, binding: Binding, watch: Watch | None = None
     ) -> Callable[[Problem], Tensors]:
         """What runs the code under test, here or on several ranks; `watch` times and counts it."""
         turns = itertools.count()
@@ -326,7 +327,7 @@ class Runner:
         return with_cuda_graph(spec, case, whole, self._environment())
 
     def _with_agreements(
-        self, bound: _Bound, spec: Spec, case: Case, problem: Problem, watch: _Watch
+        self, bound: _Bound, spec: Spec, case: Case, problem: Problem, watch: Watch
     ) -> Problem:
         if not spec.agree:
             return problem
@@ -351,7 +352,7 @@ class Runner:
         case: Case,
         problem: Problem,
         run_entry: Callable[[Problem], Tensors],
-        watch: _Watch,
+        watch: Watch,
     ) -> list[Finding]:
         from tlmatrix.check import judge
 
@@ -404,179 +405,3 @@ def _reject_of(spec: Spec, case: Case) -> Reject:
     from tlmatrix.matrix import reject_cases
 
     return next(item.reject for item in reject_cases(spec) if item.case == case)
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    status: Status
-    findings: tuple[Finding, ...] = ()
-    reason: SkipReason | None = None
-    message: str = ""
-    kernels: tuple[Mapping[str, Any], ...] = ()
-
-
-def _together(
-    outcomes: list[_Outcome], facts: tuple[Mapping[str, Any], ...], missing: list[str]
-) -> _Outcome:
-    """One outcome of those on each architecture: the worst of them, with all findings."""
-    findings = tuple(
-        finding for each in outcomes if each.status is Status.FAILED for finding in each.findings
-    )
-    messages = "; ".join(dict.fromkeys(each.message for each in outcomes if each.message))
-    if findings:
-        return _Outcome(Status.FAILED, findings, message=messages, kernels=facts)
-    known = tuple(finding for each in outcomes for finding in each.findings)
-    if known:
-        return _Outcome(Status.KNOWN_BUG, known, message=messages, kernels=facts)
-    if missing:
-        words = "; ".join(dict.fromkeys(missing))
-        return _Outcome(Status.SKIPPED, reason=SkipReason.TOOLKIT, message=words, kernels=facts)
-    if all(each.status is Status.QUARANTINED for each in outcomes):
-        return _Outcome(Status.QUARANTINED, message=messages)
-    return _Outcome(Status.PASSED, kernels=facts)
-
-
-def _spec_error(error: SpecError, path: str) -> _Outcome:
-    """What the spec says does not fit what it names; its place is written as the user would."""
-    told = "\n".join(str(replace(issue, path=Path(path))) for issue in error.issues)
-    title, _, detail = told.partition("\n")
-    finding = Finding(check="spec", title=title, detail=detail or None, pattern=title)
-    return _Outcome(Status.ERROR, (finding,))
-
-
-def _error(error: Exception, backend: Backend, watch: _Watch, *, strict: bool) -> _Outcome:
-    """What an exception says about the case that raised it."""
-    if isinstance(error, ArchitectureError):
-        return _Outcome(Status.SKIPPED, reason=SkipReason.ARCHITECTURE, message=str(error))
-    if isinstance(error, DevicesError):
-        return _Outcome(Status.SKIPPED, reason=SkipReason.GPUS, message=str(error))
-    if isinstance(error, FindingsError):
-        return _Outcome(Status.FAILED, error.findings)
-    raised = error.error if isinstance(error, EntryError) else error
-    if _is_unsupported(raised) and strict:
-        title = f"not judged: {raised}"
-        hint = "run it on a GPU; `--unsupported tell` leaves such cases out"
-        return _Outcome(
-            Status.ERROR, (Finding("unsupported", title, hint=hint, pattern="refused"),)
-        )
-    if _is_unsupported(raised):
-        return _Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
-    place = "entry" if isinstance(error, EntryError) else watch.failed
-    finding = fault_finding(raised, backend, place, watch.bytes)
-    if finding is not None:
-        return _Outcome(Status.ERROR, (_on_ranks(finding, error),))
-    if isinstance(error, EntryError):
-        finding = Finding(
-            check="entry",
-            title=f"raises {_words(raised)}",
-            hint=_remedy(raised),
-            detail=error.trace or user_traceback(raised),
-            pattern=type(raised).__name__,
-        )
-        return _Outcome(Status.ERROR, (_on_ranks(finding, error),))
-    return _Outcome(
-        Status.ERROR,
-        (
-            Finding(
-                check="problem",
-                title=f"the case could not be judged: {_words(error)}",
-                detail=user_traceback(error),
-                pattern=type(error).__name__,
-            ),
-        ),
-    )
-
-
-def _on_ranks(finding: Finding, error: Exception) -> Finding:
-    """The finding of an exception, with the ranks that it came from."""
-    if not isinstance(error, EntryError) or not error.where:
-        return finding
-    detail = "\n".join(filter(None, [finding.detail, *error.notes]))
-    return replace(finding, title=f"{error.where} {finding.title}", detail=detail or None)
-
-
-def _words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    more = f" [... {len(lines) - 1} more lines]" if len(lines) > 1 else ""
-    return f"{type(error).__name__}: {lines[0]}{more}" if lines else type(error).__name__
-
-
-_NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs are available", "no NVIDIA driver")
-
-
-def _remedy(raised: BaseException) -> str | None:
-    """What to do about an entry that asks for a GPU where there is none."""
-    if not any(words in str(raised) for words in _NO_DEVICE):
-        return None
-    return (
-        "it asks for a GPU, and the case runs without one: make tensors where the inputs are "
-        "(device=x.device); a whole program that says cuda runs by `tlmatrix exec`"
-    )
-
-
-def _is_unsupported(error: BaseException) -> bool:
-    from tlmatrix.interpreter import Unsupported
-
-    return isinstance(error, Unsupported)
-
-
-def _bug_words(bug: KnownBug) -> str:
-    return f"known bug {bug.issue}, until {bug.expires}"
-
-
-def _with_bug(outcome: _Outcome, bug: KnownBug, *, whole: bool) -> _Outcome:
-    """A tolerated bug: failing is what it does, and passing means that its entry is stale.
-
-    Unless the test was not `whole`: not all checks were made, and the one that fails was not among
-    them, or the case was drawn, and its lengths miss the bug.
-    """
-    if outcome.status in (Status.FAILED, Status.ERROR):
-        return _Outcome(Status.KNOWN_BUG, outcome.findings, message=_bug_words(bug))
-    if outcome.status is Status.PASSED and whole:
-        finding = Finding(
-            check="known_bugs",
-            title=f"passes, though known_bugs says that {bug.issue} breaks it",
-            hint="the bug is gone: remove its entry, or narrow its `when`",
-            pattern=bug.issue,
-        )
-        return _Outcome(Status.FAILED, (finding,), message=_bug_words(bug))
-    return outcome
-
-
-class _Watch:
-    """How large a case is, where its time goes, and what it exercises, if that is counted.
-
-    And which of the checks that run the code again were asked for, and made.
-    """
-
-    def __init__(self, recorder: Recorder | None, relations: Relations) -> None:
-        self.recorder = recorder
-        self.relations = relations
-        self.made: list[str] = []
-        """The checks that ran the code again, and relations by name."""
-        self._begin = time.perf_counter()
-        self.elements = 0
-        self.bytes = 0
-        self.closeness: float | None = None
-        self.failed = "judge"
-        """The phase that an exception ended."""
-        self.phases: dict[str, float] = {}
-
-    def total(self) -> float:
-        return time.perf_counter() - self._begin
-
-    def tell(self, closeness: float) -> None:
-        """Hear how far off the right numbers of the case are."""
-        self.closeness = closeness
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        except BaseException:
-            self.failed = name
-            raise
-        finally:
-            spent = time.perf_counter() - begin
-            self.phases[name] = self.phases.get(name, 0.0) + spent

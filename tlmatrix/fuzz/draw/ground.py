@@ -25,7 +25,8 @@ from tlmatrix.fuzz.draw.extras import Extras, extras_of
 from tlmatrix.fuzz.draw.lengths import Lengths, lengths_of
 from tlmatrix.fuzz.draw.traces import requests_of
 from tlmatrix.matrix import expand
-from tlmatrix.matrix.space import UNBOUND, Space
+from tlmatrix.matrix.rules import UNBOUND
+from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
 from tlmatrix.spec.drawing import Fuzz

@@ -19,7 +19,7 @@ from tlmatrix.fuzz.draw.extras import EXCESS, SIDES, Extras
 from tlmatrix.fuzz.draw.lengths import Lengths, Profile, batch_value, key_span
 from tlmatrix.fuzz.draw.numbers import Span
 from tlmatrix.matrix import Case
-from tlmatrix.matrix.space import UNBOUND
+from tlmatrix.matrix.rules import UNBOUND
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:

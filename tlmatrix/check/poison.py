@@ -1,0 +1,85 @@
+"""Memory that nobody has written yet: it holds a NaN of a bit pattern that no arithmetic yields.
+
+So an element that nobody wrote is told from a NaN that was computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.check.bits import INT_OF_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+__all__ = ["CANARY", "MARKS", "as_row", "extent_of", "fill_poison", "poisoned", "unwritten"]
+
+CANARY = -11  # 0xFFF5: NaN in float16, bfloat16, and repeated in float32 and float64
+
+_POISON: dict[torch.dtype, int] = {
+    torch.float16: 0x7E5D,
+    torch.bfloat16: 0x7FDB,
+    torch.float32: 0x7FDBADC5,
+    torch.float64: 0x7FFDBADC0FFEE5ED,
+    torch.uint8: 0x5B,
+    torch.int8: 0x5B,
+    torch.int16: 0x5BAD,
+    torch.int32: 0x5BADC0DF,
+    torch.int64: 0x5BADC0DF5BADC0DF,
+    torch.bool: 1,
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7F,
+}
+
+MARKS: dict[torch.dtype, int] = {
+    dtype: bits
+    for dtype, bits in _POISON.items()
+    if dtype.itemsize > 2 or dtype in (torch.float16, torch.bfloat16)
+}
+"""The poison of the dtypes in which no kernel would write it: elsewhere it is a value like any."""
+
+
+def unwritten(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device | None
+) -> torch.Tensor:
+    """A buffer for a kernel to write, full of poison."""
+    tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+    if dtype.is_complex:
+        return tensor.fill_(float("nan"))
+    fill_poison(tensor)
+    return tensor
+
+
+def poisoned(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Where `tensor` still holds the poison, as a mask; None where nowhere."""
+    if tensor.dtype not in _POISON or not tensor.dtype.is_floating_point:
+        return None
+    bits = tensor.detach().view(INT_OF_SIZE[tensor.element_size()])
+    mask = bits == _POISON[tensor.dtype]
+    return mask if bool(mask.any()) else None
+
+
+def extent_of(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last, gaps between strides included."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
+def as_row(tensor: torch.Tensor, lead: int = 0) -> torch.Tensor:
+    """The memory of a tensor, gaps included, as one row of integers of its element size.
+
+    `lead` elements before it are part of the row.
+    """
+    start = tensor.storage_offset() - lead
+    row = tensor.detach().as_strided((lead + extent_of(tensor),), (1,), start)
+    return row.view(INT_OF_SIZE[tensor.element_size()])
+
+
+def fill_poison(tensor: torch.Tensor) -> None:
+    """Overwrite the memory of a tensor, gaps between strides included."""
+    as_row(tensor).fill_(_POISON.get(tensor.dtype, CANARY))

@@ -1,0 +1,132 @@
+"""What a session was asked for, from options, a run that goes on, or the project; once, for all."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.config import Config
+    from tlmatrix.run.events import RunHeader
+    from tlmatrix.run.records import RunRecords
+
+__all__ = ["Settings", "settings_of"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The same in the controller of pytest-xdist and in every worker.
+
+    `architectures` are what `compile` assembles for, empty for what each spec names;
+    `passed_before` are (absolute path of the spec, id of the case) that a run which goes on has
+    seen pass.
+    """
+
+    tier: str
+    backend: str
+    seed: int
+    coverage: str
+    unsupported: str
+    architectures: tuple[str, ...]
+    results_path: Path
+    passed_before: frozenset[tuple[str, str]]
+
+    def plain(self) -> dict[str, Any]:
+        """As data that a worker can be sent."""
+        return asdict(self) | {
+            "architectures": list(self.architectures),
+            "results_path": str(self.results_path),
+            "passed_before": sorted(self.passed_before),
+        }
+
+    @classmethod
+    def from_plain(cls, sent: Mapping[str, Any]) -> Settings:
+        """What `plain` was made of."""
+        known = {
+            "architectures": tuple(sent["architectures"]),
+            "results_path": Path(sent["results_path"]),
+            "passed_before": frozenset(map(tuple, sent["passed_before"])),
+        }
+        return cls(**{**sent, **known})
+
+
+def settings_of(config: pytest.Config, project: Config) -> Settings:
+    """The options of a session; what they leave out, as in the run that goes on, or the project.
+
+    Raises:
+        UsageError: the options do not go together, or there is no such run.
+    """
+    option = config.option
+    resumed = _resumed(option.tlmatrix_resume, option.tlmatrix_results)
+    header = resumed.header if resumed else None
+    given_seed = option.tlmatrix_seed
+    backend = option.tlmatrix_backend or (header.backend if header else project.backend)
+    return Settings(
+        tier=option.tlmatrix_tier or (header.tier if header else project.tier),
+        backend=backend,
+        seed=given_seed if given_seed is not None else header.seed if header else project.seed,
+        coverage=option.tlmatrix_coverage or project.coverage,
+        unsupported=option.tlmatrix_unsupported or project.unsupported,
+        architectures=_architectures(option.tlmatrix_arch, backend, header),
+        results_path=(
+            resumed.path.resolve() if resumed else _new_results(option.tlmatrix_results, project)
+        ),
+        passed_before=_passed(resumed),
+    )
+
+
+def _architectures(
+    given: list[str] | None, backend: str, header: RunHeader | None
+) -> tuple[str, ...]:
+    if given is None:
+        return tuple(header.architectures) if header else ()
+    if backend != "compile":
+        raise pytest.UsageError("--arch goes with --backend compile")
+    from tlmatrix.spec.fields import TARGET_ARCH
+
+    for arch in given:
+        if not re.fullmatch(TARGET_ARCH, arch):
+            raise pytest.UsageError(
+                f"--arch {arch}: no architecture as code is assembled for it; from sm_90 on "
+                "it has a letter: sm_80, sm_90a, sm_100a"
+            )
+    return tuple(dict.fromkeys(given))
+
+
+def _resumed(path: str | None, results: str | None) -> RunRecords | None:
+    if path is None:
+        return None
+    from tlmatrix.run.records import RecordsError, read_records
+
+    if results is not None and Path(results).resolve() != Path(path).resolve():
+        raise pytest.UsageError(
+            f"--results {results}: a run that goes on adds to its own file, {path}; leave "
+            "--results out, and copy that file first if it is to stay as it is"
+        )
+    try:
+        return read_records(Path(path))
+    except (OSError, RecordsError) as error:
+        raise pytest.UsageError(f"--tlmatrix-resume {path}: {error}") from error
+
+
+def _new_results(given: str | None, project: Config) -> Path:
+    if given is not None and given.endswith(".jsonl"):
+        return Path(given).resolve()
+    folder = Path(given) if given is not None else project.root / project.results
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return folder.resolve() / f"run-{stamp}-{os.getpid()}.jsonl"
+
+
+def _passed(resumed: RunRecords | None) -> frozenset[tuple[str, str]]:
+    if resumed is None:
+        return frozenset()
+    folder = Path(resumed.header.folder)
+    return frozenset((str((folder / path).resolve()), case) for path, case in resumed.passed)

@@ -1,0 +1,161 @@
+"""What came of a case: passed, failed, skipped, a known bug, or what an exception says about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.backend import ArchitectureError, DevicesError, EntryError
+from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.run.faults import fault_finding
+from tlmatrix.run.result import SkipReason, Status
+from tlmatrix.tracebacks import user_traceback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.backend import Backend
+    from tlmatrix.run.watch import Watch
+    from tlmatrix.spec.issues import SpecError
+    from tlmatrix.spec.models import KnownBug
+
+__all__ = ["Outcome", "bug_words", "error_outcome", "spec_error_outcome", "together", "with_bug"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a `Runner` makes a result of; `kernels` are facts of what was assembled."""
+
+    status: Status
+    findings: tuple[Finding, ...] = ()
+    reason: SkipReason | None = None
+    message: str = ""
+    kernels: tuple[Mapping[str, Any], ...] = ()
+
+
+def together(
+    outcomes: list[Outcome], facts: tuple[Mapping[str, Any], ...], missing: list[str]
+) -> Outcome:
+    """One outcome of those on each architecture: the worst of them, with all findings."""
+    findings = tuple(
+        finding for each in outcomes if each.status is Status.FAILED for finding in each.findings
+    )
+    messages = "; ".join(dict.fromkeys(each.message for each in outcomes if each.message))
+    if findings:
+        return Outcome(Status.FAILED, findings, message=messages, kernels=facts)
+    known = tuple(finding for each in outcomes for finding in each.findings)
+    if known:
+        return Outcome(Status.KNOWN_BUG, known, message=messages, kernels=facts)
+    if missing:
+        words = "; ".join(dict.fromkeys(missing))
+        return Outcome(Status.SKIPPED, reason=SkipReason.TOOLKIT, message=words, kernels=facts)
+    if all(each.status is Status.QUARANTINED for each in outcomes):
+        return Outcome(Status.QUARANTINED, message=messages)
+    return Outcome(Status.PASSED, kernels=facts)
+
+
+def spec_error_outcome(error: SpecError, path: str) -> Outcome:
+    """What the spec says does not fit what it names; its place is written as the user would."""
+    told = "\n".join(str(replace(issue, path=Path(path))) for issue in error.issues)
+    title, _, detail = told.partition("\n")
+    finding = Finding(check="spec", title=title, detail=detail or None, pattern=title)
+    return Outcome(Status.ERROR, (finding,))
+
+
+def error_outcome(error: Exception, backend: Backend, watch: Watch, *, strict: bool) -> Outcome:
+    """What an exception says about the case that raised it."""
+    if isinstance(error, ArchitectureError):
+        return Outcome(Status.SKIPPED, reason=SkipReason.ARCHITECTURE, message=str(error))
+    if isinstance(error, DevicesError):
+        return Outcome(Status.SKIPPED, reason=SkipReason.GPUS, message=str(error))
+    if isinstance(error, FindingsError):
+        return Outcome(Status.FAILED, error.findings)
+    raised = error.error if isinstance(error, EntryError) else error
+    if _is_unsupported(raised) and strict:
+        title = f"not judged: {raised}"
+        hint = "run it on a GPU; `--unsupported tell` leaves such cases out"
+        return Outcome(Status.ERROR, (Finding("unsupported", title, hint=hint, pattern="refused"),))
+    if _is_unsupported(raised):
+        return Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
+    place = "entry" if isinstance(error, EntryError) else watch.failed
+    finding = fault_finding(raised, backend, place, watch.bytes)
+    if finding is not None:
+        return Outcome(Status.ERROR, (_on_ranks(finding, error),))
+    if isinstance(error, EntryError):
+        finding = Finding(
+            check="entry",
+            title=f"raises {_words(raised)}",
+            hint=_remedy(raised),
+            detail=error.trace or user_traceback(raised),
+            pattern=type(raised).__name__,
+        )
+        return Outcome(Status.ERROR, (_on_ranks(finding, error),))
+    return Outcome(
+        Status.ERROR,
+        (
+            Finding(
+                check="problem",
+                title=f"the case could not be judged: {_words(error)}",
+                detail=user_traceback(error),
+                pattern=type(error).__name__,
+            ),
+        ),
+    )
+
+
+def _on_ranks(finding: Finding, error: Exception) -> Finding:
+    """The finding of an exception, with the ranks that it came from."""
+    if not isinstance(error, EntryError) or not error.where:
+        return finding
+    detail = "\n".join(filter(None, [finding.detail, *error.notes]))
+    return replace(finding, title=f"{error.where} {finding.title}", detail=detail or None)
+
+
+def _words(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    more = f" [... {len(lines) - 1} more lines]" if len(lines) > 1 else ""
+    return f"{type(error).__name__}: {lines[0]}{more}" if lines else type(error).__name__
+
+
+_NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs are available", "no NVIDIA driver")
+
+
+def _remedy(raised: BaseException) -> str | None:
+    """What to do about an entry that asks for a GPU where there is none."""
+    if not any(words in str(raised) for words in _NO_DEVICE):
+        return None
+    return (
+        "it asks for a GPU, and the case runs without one: make tensors where the inputs are "
+        "(device=x.device); a whole program that says cuda runs by `tlmatrix exec`"
+    )
+
+
+def _is_unsupported(error: BaseException) -> bool:
+    from tlmatrix.interpreter import Unsupported
+
+    return isinstance(error, Unsupported)
+
+
+def bug_words(bug: KnownBug) -> str:
+    """The bug and its day, as a result says why it is no failure."""
+    return f"known bug {bug.issue}, until {bug.expires}"
+
+
+def with_bug(outcome: Outcome, bug: KnownBug, *, whole: bool) -> Outcome:
+    """A tolerated bug: failing is what it does, and passing means that its entry is stale.
+
+    Unless the test was not `whole`: not all checks were made, and the one that fails was not among
+    them, or the case was drawn, and its lengths miss the bug.
+    """
+    if outcome.status in (Status.FAILED, Status.ERROR):
+        return Outcome(Status.KNOWN_BUG, outcome.findings, message=bug_words(bug))
+    if outcome.status is Status.PASSED and whole:
+        finding = Finding(
+            check="known_bugs",
+            title=f"passes, though known_bugs says that {bug.issue} breaks it",
+            hint="the bug is gone: remove its entry, or narrow its `when`",
+            pattern=bug.issue,
+        )
+        return Outcome(Status.FAILED, (finding,), message=bug_words(bug))
+    return outcome
