@@ -187,6 +187,69 @@ def test_the_device_claims_an_architecture_and_its_multiprocessors(execute):
     assert done.stdout.splitlines() == ["(8, 0) 3 1", "3 True", "49152 167936", "8.0"]
 
 
+def test_streams_know_tensors_and_events(execute):
+    done = execute(
+        """
+        x = torch.ones(4, device="cuda")
+        stream = torch.cuda.current_stream(x.device)
+        x.record_stream(stream)
+        x.record_stream(torch.cuda.Stream())
+        assert stream.query() and stream.record_event().query()
+        assert isinstance(torch.cuda.Stream(), torch.cuda.Stream)
+        assert not torch.cuda.is_current_stream_capturing()
+        doubled = torch.cuda.make_graphed_callables(lambda t: t * 2, (x,))
+        print(doubled(x).sum().item())
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "8.0\n"
+
+
+def test_cuda_graphs_are_refused_with_their_place_and_what_to_do(execute):
+    done = execute(
+        """
+        if not "interpreter" in torch.cuda.get_device_name():
+            raise AssertionError
+        graph = torch.cuda.CUDAGraph()  # HERE
+        """
+    )
+    assert done.returncode == 1
+    assert "has no CUDA graphs: leave them out" in done.stderr
+    assert "asked for at" in done.stderr
+    assert "script.py:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+PADDED = """
+    @tilelang.jit
+    def padded():
+        @T.prim_func
+        def main(Y: T.Tensor((33,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(32):
+                    Y[i] = 1.0
+
+        return main
+
+    padded()(torch.empty(33, device="cuda"))
+    """
+
+
+def test_single_sanitizers_can_be_left_out_of_a_script(execute):
+    assert execute(PADDED, options=("--sanitize",)).returncode == 1
+    done = execute(PADDED, options=("--sanitize", "--without", "unwritten,lanes"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_sanitizers_that_do_not_exist_cannot_be_left_out(execute):
+    done = execute(PADDED, options=("--sanitize", "--without", "unwriten"))
+    assert done.returncode == 2
+    assert "no sanitizer 'unwriten': there are bounds," in done.stderr
+    done = execute(PADDED, options=("--without", "unwritten"))
+    assert done.returncode == 2
+    assert "--without leaves sanitizers out: it goes with --sanitize" in done.stderr
+
+
 def test_sanitizers_can_watch_a_script(execute):
     body = """
         @tilelang.jit(out_idx=[-1])

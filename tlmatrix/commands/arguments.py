@@ -383,6 +383,12 @@ def _add_exec(commands: _Commands) -> None:
     program.add_argument(
         "--sanitize", action="store_true", help="run the kernels under the interpreter's sanitizers"
     )
+    program.add_argument(
+        "--without",
+        metavar="NAME,...",
+        help="with --sanitize: all of them but these (docs/sanitizers.md lists them), such as "
+        "unwritten for outputs whose padding nobody reads",
+    )
     program.add_argument("script", metavar="SCRIPT.py", help="what to run")
     program.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments"

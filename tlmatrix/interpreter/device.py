@@ -21,6 +21,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch.overrides import TorchFunctionMode
 
 from .customops import registering
+from .errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,6 +225,8 @@ class _Stream:
     """`torch.cuda.Stream`: work is done in the order it is given."""
 
     cuda_stream = 0
+    stream_id = 0
+    priority = 0
     device = _CUDA
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -238,6 +241,10 @@ class _Stream:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
+    def query(self) -> bool:
+        """Whether the work is done."""
+        return True
+
     def wait_stream(self, stream: Any) -> None:
         """Nothing to wait for."""
 
@@ -245,8 +252,19 @@ class _Stream:
         """Nothing to wait for."""
 
     def record_event(self, event: Any = None) -> Any:
-        """The event itself."""
-        return event
+        """The event that is given, or a new one."""
+        return event if event is not None else _Event(_Note())
+
+
+class _NoGraph:
+    """`torch.cuda.CUDAGraph` and `torch.cuda.graph`, which are refused where they are made."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        raise Unsupported(
+            "the stand-in for a GPU has no CUDA graphs: leave them out where "
+            "torch.cuda.get_device_name() says that it is the interpreter, and call what they "
+            "would replay"
+        )
 
 
 def _torch_answers(properties: DeviceProperties, note: _Note) -> Iterator[tuple[Any, str, Any]]:
@@ -283,6 +301,13 @@ def _torch_answers(properties: DeviceProperties, note: _Note) -> Iterator[tuple[
         "stream": lambda _stream: nullcontext(),
         "device": lambda _device: nullcontext(),
         "Stream": _Stream,
+        "ExternalStream": _Stream,
+        "is_current_stream_capturing": always(False),
+        "CUDAGraph": _NoGraph,
+        "graph": _NoGraph,
+        "make_graphed_callables": lambda functions, *_args, **_kwargs: functions,
+        "get_rng_state": lambda *_args: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_args: torch.set_rng_state(state),
         "Event": lambda *_args, **_kwargs: _Event(note),
         "manual_seed": seeding(),
         "manual_seed_all": seeding(),
@@ -291,13 +316,16 @@ def _torch_answers(properties: DeviceProperties, note: _Note) -> Iterator[tuple[
         yield torch.cuda, name, value
     for name in (
         *("init", "_lazy_init", "synchronize", "empty_cache", "set_device", "ipc_collect"),
-        *("reset_peak_memory_stats", "reset_max_memory_allocated"),
+        *("reset_peak_memory_stats", "reset_max_memory_allocated", "set_stream", "check_error"),
+        *("set_per_process_memory_fraction", "reset_accumulated_memory_stats"),
     ):
         yield torch.cuda, name, always(None)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         yield torch.cuda.nvtx, name, always(None)
     yield torch.cuda.profiler, "start", always(None)
     yield torch.cuda.profiler, "stop", always(None)
+    # PyTorch looks at the class of the stream before anybody else is asked.
+    yield torch.Tensor, "record_stream", always(None)
     yield torch, "Generator", _Generator
     # Compiling a reference for a CPU takes longer than it saves.
     yield torch, "compile", _uncompiled

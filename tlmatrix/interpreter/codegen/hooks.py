@@ -63,6 +63,11 @@ class Hooks:
         """What is read inside is nothing that the kernel reads."""
         return nullcontext()
 
+    def mattering(self, where: Val | None) -> AbstractContextManager[None]:
+        """Of what lanes read inside, what others than those of `where` read has no effect."""
+        del where
+        return nullcontext()
+
     def of_whole_tiles(self, *, reads: bool = False) -> AbstractContextManager[None]:
         """Lines written inside speak of tiles as the kernel has them, not as they are computed."""
         del reads

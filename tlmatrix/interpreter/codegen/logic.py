@@ -66,15 +66,40 @@ class LogicMixin(ArithmeticMixin):
             # The second operand is not evaluated where the first decides.
             return a if a.lit == (word == "or") else self.expr(node.b)
         outer = self.mask
-        if not a.scalar and word == "and":
-            self.mask = self.both(outer, a)
-        b = self.expr(node.b)
-        self.mask = outer
+        if a.scalar:
+            b = self._second(a, node.b, word)
+        else:
+            going_on = a if word == "and" else replace(self.invert(a), owned=False)
+            self.mask = self.both(outer, going_on)
+            b = self.expr(node.b)
+            self.mask = outer
         if b.lit is not None:
             return b if b.lit == (word == "or") else a
         if a.scalar and b.scalar:
             return Val(f"({a.code} {word} {b.code})", "bool")
         return self.pure(f"({a.code} {symbol} {b.code})", "bool", (a, b))
+
+    def _second(self, first: Val, node: Any, word: str) -> Val:
+        """The second operand, evaluated only where the first, a scalar, does not decide."""
+        start = len(self.w.lines)
+        value = self.expr(node)
+        written = list(zip(self.w.lines[start:], self.w.locations[start:], strict=True))
+        if not written:
+            return value
+        del self.w.lines[start:], self.w.locations[start:]
+        name = self.temp()
+        going_on = first.code if word == "and" else f"not {first.code}"
+        with self.w.block(f"if {going_on}"):
+            for text, location in written:
+                self.w.lines.append("    " + text)
+                self.w.locations.append(location)
+            self.w.line(f"{name} = {value.code}")
+        decided = repr(word == "or")
+        with self.w.block("else"):
+            whole = f"np.full({self.shape_of(value.axes)}, {decided})"
+            self.w.line(f"{name} = {decided if value.scalar else whole}")
+        self.consume(value)
+        return Val(name, "bool", value.axes)
 
     def _expr_And(self, node: Any) -> Val:
         return self._logic(node, "and", "&")

@@ -93,6 +93,7 @@ class SanitizedMixin(GridMixin):
         self._ordering = False
         self._memory_order = ""
         self._unwatched = False
+        self._mattering: Val | None = None
         self.usage_of_data = kernel_usage(func)
         self.w.reserve("watch")
 
@@ -142,6 +143,14 @@ class SanitizedMixin(GridMixin):
         self._unwatched = True
         yield
         self._unwatched = False
+
+    @contextmanager
+    def mattering(self, where: Val | None) -> Iterator[None]:
+        """Of what lanes read inside, what others than those of `where` read has no effect."""
+        outer = self._mattering
+        self._mattering = where
+        yield
+        self._mattering = outer
 
     @property
     def remembers(self) -> bool:
@@ -297,9 +306,12 @@ class SanitizedMixin(GridMixin):
             seen = self._seen.get(buf.code)
             if seen is not None:
                 lanes = "" if access.block else "_lanes"
-                self.w.line(
-                    f"{self._calm(buf)} or {seen}.read{lanes}({site}, {self._place(access)})"
-                )
+                mask = self.mask
+                if self._mattering is not None:
+                    self.mask = self.both(mask, self._mattering)
+                place = self._place(access)
+                self.mask = mask
+                self.w.line(f"{self._calm(buf)} or {seen}.read{lanes}({site}, {place})")
 
     def _calm(self, buf: Buf) -> str:
         """Code of a test that a read needs no look."""

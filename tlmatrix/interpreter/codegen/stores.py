@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .bounds import Access, constant_index
@@ -66,7 +67,8 @@ class StoreMixin(ReducerMixin):
         self.check_constants(access)
         self.dest = self._destination(buf, nodes, access, value, ir)
         dest = self.dest
-        result = self.cast(self.expr(value), buf.dtype)
+        with self.mattering(self._stored_at_all(access)):
+            result = self.cast(self.expr(value), buf.dtype)
         self.dest = None
         self.on_write(access, result, value)
         if not access.axes and result.scalar and (self.mask is None or self.mask.scalar):
@@ -86,6 +88,19 @@ class StoreMixin(ReducerMixin):
             f"scatter({buf.code}, {buf.codec}, {access.index_code}, {result.code}, {mask}, "
             f"{buf.name!r}, {self.skips(buf)})"
         )
+
+    def _stored_at_all(self, access: Access) -> Val | None:
+        """Where a store is not skipped; None for one that nothing guards."""
+        if not access.conditions or not self.axes or not self.guarded(access.buf):
+            return None
+        inside: Val | None = None
+        for dim, extent in zip(access.dims, access.buf.shape, strict=False):
+            index = dim.value
+            if index.scalar or (dim.constant and dim.extent is None):
+                continue
+            test = Val(f"({index.code} >= 0) & ({index.code} < {extent.code})", "bool", index.axes)
+            inside = self.both(inside, replace(test, code=f"({test.code})"))
+        return inside
 
     def _destination(
         self, buf: Buf, nodes: list[Any], access: Access, value: Any, ir: Any

@@ -623,8 +623,15 @@ class RoleMixin(JumpMixin):
     def _together(self, node: Any, name: str) -> Val:
         if name in _SHUFFLES:
             self.lane_axis(name)
-            value, delta = self.expr(node.args[1]), self.expr(node.args[2])
+            delta = self.expr(node.args[2])
             width = self.scalar(node.args[3], "the width of a shuffle").code
+            read = None
+            if _SHUFFLES[name] == "idx" and delta.scalar:
+                lane = self.lane_axis(name).iota
+                code = f"({lane.code} % {width} == {delta.code} % {width})"
+                read = Val(code, "bool", lane.axes)
+            with self.mattering(read):
+                value = self.expr(node.args[1])
             code = (
                 f"shuffle({_SHUFFLES[name]!r}, {self._array(value)}, {delta.code}, {width}, {{}})"
             )

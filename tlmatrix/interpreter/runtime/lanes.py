@@ -6,6 +6,7 @@ a whole warp. A lane that is switched off has no value: who reads it gets poison
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ def uniform(value: Any, mask: Any, what: str) -> Any:
 
 
 def _lanes(value: Any, threads: int) -> Any:
-    return np.broadcast_to(np.asarray(value), (threads,))
+    values = np.asarray(value)
+    return values if values.shape == (threads,) else np.broadcast_to(values, (threads,))
 
 
 def shuffle(kind: str, value: Any, delta: Any, width: int, mask: Any, threads: int) -> Any:
@@ -55,9 +57,24 @@ def shuffle(kind: str, value: Any, delta: Any, width: int, mask: Any, threads: i
     A source outside of the segment is the lane itself (CUDA); one that is switched off is poison.
     """
     values = _lanes(value, threads)
+    if isinstance(delta, int):
+        source, missing = _same_sources(kind, delta, width, threads)
+    else:
+        source, missing = _sources(kind, _lanes(delta, threads).astype(np.int64), width, threads)
+    out: Any = values[source]
+    if mask is not None:
+        off = ~_lanes(mask, threads)[source]
+        if off.any():
+            missing = off if missing is None else missing | off
+    if missing is not None:
+        out[missing] = poison(str(out.dtype))
+    return out
+
+
+def _sources(kind: str, offset: Any, width: int, threads: int) -> tuple[Any, Any]:
+    """Which lane each takes from, and which of them take from one that is not there, if any do."""
     lane = np.arange(threads)
     start = lane - lane % width
-    offset = _lanes(delta, threads).astype(np.int64)
     source = {
         "xor": lane ^ offset,
         "down": lane + offset,
@@ -67,12 +84,13 @@ def shuffle(kind: str, value: Any, delta: Any, width: int, mask: Any, threads: i
     outside = (source < start) | (source >= start + width)
     source = np.where(outside, lane, source)
     missing = source >= threads
-    out: Any = values[np.where(missing, lane, source)].copy()
-    if mask is not None:
-        missing = missing | ~np.broadcast_to(mask, (threads,))[np.where(missing, lane, source)]
-    if missing.any():
-        out[missing] = poison(str(out.dtype))
-    return out
+    return np.where(missing, lane, source), missing if missing.any() else None
+
+
+@lru_cache(maxsize=1024)
+def _same_sources(kind: str, delta: int, width: int, threads: int) -> tuple[Any, Any]:
+    """The same for one offset of all lanes: kernels ask for the same few over and over."""
+    return _sources(kind, np.int64(delta), width, threads)
 
 
 def _warps(value: Any, mask: Any, threads: int, blank: Any) -> Any:
