@@ -82,3 +82,28 @@ def test_a_report_tells_the_second_of_a_name_from_the_first():
         with pytest.raises(ValueError, match=r"argument x \(2\) must have shape\[0\] = 4, got 5"):
             kernel(torch.zeros(16), torch.zeros(5), torch.zeros(8))
     assert session.reports == []
+
+
+@pytest.mark.parametrize("columns", [8, 5])
+def test_parameters_matched_by_hand_without_strides_are_contiguous(columns):
+    @tilelang.jit
+    def copied():
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def main(x: T.handle, y: T.handle):
+            X = T.match_buffer(x, (n, 8), "float32")
+            Y = T.match_buffer(y, (n, columns), "float32")
+            with T.Kernel(n, threads=32) as row:
+                for i in T.Parallel(columns):
+                    Y[row, i] = X[row, i]
+
+        return main
+
+    x, y = torch.randn(3, 8), torch.empty(3, columns)
+    with interpret(sanitize=True, on_report="keep") as session:
+        copied()(x, y)
+        with pytest.raises(ValueError, match=r"strides\[0\] = 8.*pass a contiguous tensor"):
+            copied()(torch.randn(8, 3).T, y)
+    assert torch.equal(y, x[:, :columns])
+    assert session.reports == []

@@ -194,7 +194,7 @@ class _Generator(CuttingMixin):
             code = self.w.fresh(name)
             self.wide = True
             shape = tuple(self.expr(n) for n in buffer.shape)
-            strides = tuple(self.expr(n) for n in buffer.strides)
+            strides = tuple(self.expr(n) for n in buffer.strides or _compact(buffer.shape))
             self.wide = False
             buf = Buf(name, code, dtype, shape, "global", codec=LOW_PRECISION.get(dtype))
             if is_float(dtype) and dtype != "float64":
@@ -208,6 +208,18 @@ class _Generator(CuttingMixin):
                 tuple(n.lit if n.lit is not None else n.code for n in strides),
                 used=buffer in used,
             )
+
+
+def _compact(shape: Sequence[Any]) -> list[Any]:
+    """The strides of a buffer that states none."""
+    from tilelang import tvm
+
+    step = tvm.tirx.const(1, "int32")
+    strides = []
+    for extent in reversed(shape):
+        strides.append(step)
+        step = step * extent
+    return strides[::-1]
 
 
 def _unlike(name: str, known: Sequence[str]) -> str:
