@@ -80,8 +80,36 @@ def test_elements_of_less_than_a_byte_are_refused(dtype):
 
         return main
 
-    with pytest.raises(Unsupported, match=rf"a parameter of dtype {dtype} \(A\)"):
+    with pytest.raises(
+        Unsupported, match=rf"a parameter of dtype {dtype} \(A\), in kernel main: ."
+    ):
         kernel()
+
+
+@tilelang.jit
+def random_numbers():
+    @T.prim_func
+    def main(Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.rng_init(7)  # here
+            for i in T.Parallel(32):
+                Y[i] = T.rng_rand_float()
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("factory", "advice"),
+    [
+        (random_numbers, "draw the numbers in PyTorch and pass them"),
+        (extern, r"model_extern \(docs/ranks.md\)"),
+        (barrier, "only be judged on a GPU: --backend cuda"),
+    ],
+)
+def test_a_refusal_says_what_can_be_done(factory, advice):
+    with pytest.raises(Unsupported, match=advice) as error:
+        factory()
+    assert __file__ in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,9 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "fuzzing in a tier that does not exist": (
         HEAD + "fuzz: {examples: {quik: 20}}\n",
-        ["5:19: unknown tier 'quik'; did you mean 'quick'? Tiers: quick, nightly, full, smoke, each"],
+        [
+            "5:19: unknown tier 'quik'; did you mean 'quick'? Tiers: quick, nightly, full, smoke, each"
+        ],
     ),
     "a known bug without an issue": (
         HEAD + "known_bugs:\n  - when: causal\n    issue: #12\n    expires: 2027-03-01\n",

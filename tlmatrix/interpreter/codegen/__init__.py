@@ -112,6 +112,7 @@ class _Generator(CuttingMixin):
         self.start_steady(func)
         self.start_cutting(cuts)
         self.func = func
+        self.kernel_place = f", in kernel {func.attrs['global_symbol']}"
         self.addressed = _addressed(func)
         self.viewed = _viewed(func)
         self.written_first = written_first(func)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.remedies import remedy
 
 from .hooks import Hooks
 from .source import Location, Writer
@@ -98,6 +99,8 @@ class Context(Hooks):
         self.w = Writer()
         self.prologue = Writer(_names=self.w._names)  # noqa: SLF001  # one pool of names
         self.guard = guard
+        # Where a refusal is that no line of the kernel can be told of.
+        self.kernel_place = ""
         self.span_of = spans
         self.vars: dict[Any, Val | Any] = {}
         self.deferred: dict[Any, Any] = {}
@@ -148,8 +151,8 @@ class Context(Hooks):
 
     def refuse(self, what: str) -> Unsupported:
         """The error for an operation that is not modelled, with the user's line."""
-        where = f" ({self.w.location})" if self.w.location is not None else ""
-        return Unsupported(f"the interpreter does not model {what}{where}")
+        where = f" ({self.w.location})" if self.w.location is not None else self.kernel_place
+        return Unsupported(f"the interpreter does not model {what}{where}{remedy(what)}")
 
     def temp(self, stem: str = "t") -> str:
         """A fresh name."""

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.remedies import remedy
 
 from .expressions import op_name
 from .source import location_of
@@ -157,7 +158,9 @@ class _Scalarizer:
     def _refuse(self, node: Any, what: str) -> None:
         location = location_of(node)
         where = f" ({location})" if location is not None else ""
-        self.errors.append(Unsupported(f"the interpreter does not model {what}{where}"))
+        self.errors.append(
+            Unsupported(f"the interpreter does not model {what}{where}{remedy(what)}")
+        )
 
     def _element(self, node: Any, element: Any) -> Any:
         """Element number `element` of a vector expression; a scalar stays as it is."""
