@@ -11,6 +11,7 @@ pulls      a copy to symmetric memory, a barrier, and the copy engine's pulls, a
 in turn    nccl, the chunks put in order, compute
 sdpa       nccl, the chunks put in order, PyTorch's scaled_dot_product_attention
 steps n    `sequence_attention` in n steps: 1 fetches all keys first, 2 attends to its own meanwhile
+apart      the same in 2 steps, but a launch for each, as where a CUDA graph is captured
 chosen     the same with the steps that the operator chooses
 
 The efficiency of overlapping is (compute + nccl - time) / min(compute, nccl): 1 where the shorter
@@ -39,7 +40,7 @@ import statistics
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,9 +152,8 @@ class Bench:
         """Fetch, and attend to nothing."""
         from tlmatrix_kernels.distributed.attention.exchange import Fetch, Pair
 
-        plan = self.operators.plans_of(self.call, min(2, self.case.world))[self.context.rank]
-        own = Pair(self.k[0], self.v[0])
-        fetch = Fetch(plan, self.operators.rows_of(self.call), own, self.context)
+        plans = self.operators.plans_of(self.call, min(2, self.case.world))
+        fetch = Fetch(plans, Pair(self.k[0], self.v[0]), self.context)
         fetch.pull()
         fetch.wait_all()
 
@@ -164,6 +164,15 @@ class Bench:
             sharding=self.case.sharding, steps=steps,
         )  # fmt: skip
         return out
+
+    def apart(self) -> torch.Tensor:
+        """The operator in 2 steps, each a launch of its own."""
+        tables_of = self.operators.tables_of
+        self.operators.tables_of = lambda *of: replace(tables_of(*of), arrival=None)
+        try:
+            return self.fused(min(2, self.case.world))
+        finally:
+            self.operators.tables_of = tables_of
 
     def both_ways(self, steps: int | None) -> None:
         """The operator and its backward."""
@@ -186,6 +195,8 @@ class Bench:
 
 class _There:
     """Keys that need no fetching, in the place of a `Fetch`."""
+
+    may_wait = False
 
     def __init__(self, keys: Any) -> None:
         self.keys = keys
@@ -243,6 +254,7 @@ def measure(case: Case, context: Any, options: argparse.Namespace, tell: Callabl
         "compute": bench.compute, "nccl": bench.nccl, "pulls": bench.pulls,
         "in turn": bench.in_turn, "sdpa": bench.sdpa,
         **{f"steps {count}": partial(bench.fused, count) for count in steps},
+        "apart": bench.apart,
         "chosen": partial(bench.fused, None),
     }  # fmt: skip
     if options.backward:
@@ -277,7 +289,7 @@ def efficiencies(times: dict[str, list[float]]) -> dict[str, list[float]]:
         return {}
     found = {}
     for name, taken in times.items():
-        if name.startswith("steps") or name in {"chosen", "in turn"}:
+        if name.startswith("steps") or name in {"apart", "chosen", "in turn"}:
             rounds = zip(times["compute"], times["nccl"], taken, strict=True)
             rates = [(compute + nccl - time) / min(compute, nccl) for compute, nccl, time in rounds]
             found[name] = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
@@ -304,7 +316,7 @@ def moments(case: Case, context: Any, options: argparse.Namespace, tell: Callabl
         mark("met")
 
     def pull(self: Any) -> None:
-        mark("own keys done")
+        mark("pulls enqueued")
         real_pull(self)
         with torch.cuda.stream(self._side):
             mark("pulled")
@@ -376,6 +388,9 @@ def variants(options: argparse.Namespace, world: int) -> list[tuple]:
                 Sharding("zigzag", world), rank, (tokens,), (tokens,), mask == "causal", steps
             )
             launches = [launch for step in plan.steps for launch in step.launches]
+            if plan.in_one_launch:
+                causal = any(launch.causal for launch in launches)
+                found["forward_on_arrival", dtype, *shape, causal] = None
             for place, launch in enumerate(launches):
                 last = dtype if place == len(launches) - 1 else "float32"
                 name = "forward_again" if place else "forward"
@@ -388,10 +403,10 @@ def variants(options: argparse.Namespace, world: int) -> list[tuple]:
 
 def build(name: str, *arguments: Any) -> float:
     """Compile one kernel, which the cache on disk then has; the seconds it took."""
-    from tlmatrix_kernels.distributed.attention import kernels
+    from tlmatrix_kernels.distributed.attention import arrival, kernels
 
     begin = time.monotonic()
-    getattr(kernels, name)(*arguments)
+    getattr(arrival if name in arrival.__all__ else kernels, name)(*arguments)
     return time.monotonic() - begin
 
 

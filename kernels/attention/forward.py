@@ -78,16 +78,17 @@ def forward_block(
     first, count = mask.key_tiles(query, rows, columns)
     for step in T.Pipelined(count, num_stages=tiles.stages):
         key = (first + step) * columns
-        T.copy(keys.tile(k, kv_head, key, columns, width), k_shared)
+        place = keys.place(key)
+        T.copy(keys.tile(k, kv_head, place, columns, width), k_shared)
         T.clear(s)
         T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-        hide(s, mask, query, key)
+        hide(s, mask.at(key), query, key)
         absorb(s, m, m_before, shift, decay, added, l, scale_log2)
         for i, d in T.Parallel(rows, width_v):
             acc[i, d] *= decay[i]
 
         T.copy(s, p)
-        T.copy(keys.tile(v, kv_head, key, columns, width_v), v_shared)
+        T.copy(keys.tile(v, kv_head, place, columns, width_v), v_shared)
         T.gemm(p, v_shared, acc, policy=T.GemmWarpPolicy.FullRow)
 
     weigh(acc, l)

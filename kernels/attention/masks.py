@@ -65,6 +65,10 @@ class Mask:
         """The same mask over other expressions of the lengths."""
         return replace(self, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
 
+    def at(self, _key):
+        """The mask of the tile of keys from this one on: the same, where keys are one sequence."""
+        return self
+
     @property
     def offset(self):
         """The key position at which query 0 stands."""

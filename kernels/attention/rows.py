@@ -100,6 +100,10 @@ class Rows:
         followed = self.layout == "thd" or self.shortened
         return row + rows <= self.length if followed else True
 
+    def place(self, row):
+        """The row that `tile` is to be asked for: this one, where rows are in one piece."""
+        return row
+
     def tile(self, tensor, head, row, rows, width):
         """The region of `rows` rows from `row`, `width` wide, of one head."""
         here = slice(self.start + row, self.start + row + rows)

@@ -10,6 +10,7 @@ one instruction of PTX's memory model; flags are int32:
 `tlm_fetch_add_{order}_{scope}`                 atom.add, relaxed, acquire, release or acq_rel;
                                                 gives the value before
 `tlm_wait_{ge|eq}_{relaxed|acquire}_{scope}`    loads until the flag is at least, or equals, a value
+`tlm_given_ge_acquire_{scope}`                  a number, and if asked to behind such a wait
 `tlm_block_store_{order}_{scope}`,              all threads meet, then the first one does it: what
 `tlm_block_fetch_add_{order}_{scope}`           any thread of the block wrote before is released
 ==============================================  ================================================
@@ -21,6 +22,7 @@ A kernel includes them by `T.import_source(signals.source(threads))` inside its 
 calls them with the address of a flag, or through the functions here:
 
     signals.wait(flags, owner, epoch)         # acquire, system
+    row = signals.given(flags, owner, epoch, row, first)
     signals.post(flags, rank, epoch)          # release, system
     signals.add(flags, rank, 1)
 
@@ -34,8 +36,11 @@ calls them with the address of a flag, or through the functions here:
   `__syncthreads` and "thread 0" are then wrong: that thread never gets there, and the flag is never
   raised. So `tlm_block_*` meet at a named barrier of as many threads as `T.Kernel` was given
   (`source(threads)`), and the last thread of the block raises the flag: it always takes part.
-  Waits stand before the loop, where the roles are not split yet. (Read in what TileLang 0.1.15
-  makes of such kernels; `tests/kernels/distributed/test_assembly.py` holds it.)
+  Waits stand before the loop, where the roles are not split yet. Inside of it a statement is left
+  to the threads that multiply, and those that load would not wait: there the row to load must be
+  `given`. That is an expression, which goes where it is needed and nowhere else. (Read in what
+  TileLang 0.1.15 makes of such kernels; `test_assembly.py` and `test_sequence_assembly.py` in
+  `tests/kernels/distributed` hold it.)
 - What arrives while a kernel runs must not be read as what never changes: TileLang declares tensors
   that a kernel only reads `const __restrict__`, and the compiler then loads them by a path that is
   not coherent, or early. Name such tensors in `T.annotate_restrict_buffers(...)`. What TMA loads is
@@ -46,7 +51,7 @@ import functools
 
 import tilelang.language as T
 
-__all__ = ["add", "load", "post", "source", "wait"]
+__all__ = ["add", "given", "load", "post", "source", "wait"]
 
 _SCOPES = ("gpu", "sys")
 _LOADS = ("relaxed", "acquire")
@@ -73,6 +78,13 @@ __device__ __forceinline__ int tlm_wait_{compare}_{order}_{scope}(const int *fla
   }}
   tlm_fence_proxy_async();
   return seen;
+}}
+"""
+_GIVEN = """
+__device__ __forceinline__ int tlm_given_ge_acquire_{scope}(
+    const int *flag, int value, int number, bool waits) {{
+  if (waits) tlm_wait_ge_acquire_{scope}(flag, value);
+  return number;
 }}
 """
 _STORE = """
@@ -135,6 +147,7 @@ def source(threads: int) -> str:
             for compare, reached in _REACHED.items()
             for order in _LOADS
         ]
+        parts.append(_GIVEN.format(scope=scope))
         parts += [_STORE.format(order=order, scope=scope) for order in _STORES]
         parts += [_ADD.format(order=order, scope=scope) for order in _ADDITIONS]
     return "\n".join([*parts, "#endif", ""])
@@ -149,6 +162,16 @@ def wait(flags, index, value, order="acquire", scope="sys", compare="ge"):
     """Every thread waits until `flags[index]` is at least `value` (or with `eq` equals it)."""
     name = f"tlm_wait_{compare}_{order}_{scope}"
     return T.call_extern("int32", name, T.address_of(flags[index]), value)
+
+
+def given(flags, index, value, number, waits, scope="sys"):
+    """The int32 `number`, an expression: where `waits`, when `flags[index]` is at least `value`.
+
+    Whoever needs the number waits, as with `wait`, acquiring.
+    """
+    name = f"tlm_given_ge_acquire_{scope}"
+    flag = T.address_of(flags[index])
+    return T.call_pure_extern("int32", name, flag, value, number, waits)
 
 
 def post(flags, index, value, order="release", scope="sys"):

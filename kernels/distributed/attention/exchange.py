@@ -4,8 +4,9 @@ Forward and backward fetch alike, on the context's side stream:
 
 1. a rank copies its k and v to a symmetric buffer, of which there are two that take turns;
 2. a barrier: every rank has;
-3. the copy engine pulls the chunks that the plan asks for, step after step, with an event behind
-   each step. The caller's stream attends to the rank's own keys meanwhile.
+3. the copy engine pulls the chunks that the plan asks for, step after step, to rows before the own
+   ones, with an event behind each step. The caller's stream attends to the rank's own keys
+   meanwhile; or one kernel to all of them, and its blocks wait for a flag behind the last step.
 
 A rank may go on to the next call, and to the next but one, whose buffer is this one again: that
 call writes it behind the barrier of the next call, and to that every rank comes with all its pulls
@@ -27,6 +28,7 @@ from tlmatrix_kernels.distributed.attention.plan import Plan, copies
 from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+from tlmatrix_kernels.distributed.pull import signed, write_flag
 
 __all__ = ["Fetch", "Pair", "Shares", "collect", "shares_for", "sums_of"]
 
@@ -81,30 +83,50 @@ class Fetch:
     Making it enqueues the copy and the barrier; `pull`, once, what comes behind them. Between the
     two belongs what needs no other rank's keys: so it begins early, and the barrier still has a
     place on the GPU.
+
+    Attributes:
+        may_wait: whether kernels may wait for a flag (`on_arrival`): not where a CUDA graph is
+            captured, as an epoch is not the same when it is replayed.
     """
 
-    def __init__(self, plan: Plan, rows: Sequence[int], own: Pair, context: Context) -> None:
-        """`rows` are those of keys that each rank has, `own` k and v of this one."""
-        self._plan, self._own, self._rows = plan, own, tuple(rows)
+    def __init__(self, plans: Sequence[Plan], own: Pair, context: Context) -> None:
+        """`plans` are those of all ranks, `own` k and v of this one."""
+        self._plans, self._plan, self._own = plans, plans[context.rank], own
         self._events: list[torch.cuda.Event] = []
         self._side: torch.cuda.Stream | None = None
+        self.may_wait = context.world > 1 and not context.capturing()
         self._use = ExitStack()
         if context.world == 1:
             return
         epoch = context.begin(OPERATOR)
-        size = max(_bytes(own, max(rows), own.k.dtype), 1)
+        self._room = max(plan.rows_k + plan.fetched for plan in plans)
+        size = max(_bytes(own, self._room, own.k.dtype), 1)
         self._buffer = context.buffer(f"{OPERATOR}/{epoch % 2}", size)
+        self._ready = context.flags(f"{OPERATOR}/ready", 1).mine([1], torch.int32)
+        self._epoch = epoch
         self._use.enter_context(context.using(self._buffer))
-        self._memory = Pair(*(t.new_empty((plan.fetched, *t.shape[1:])) for t in (own.k, own.v)))
         self._side = context.side()
         with torch.cuda.stream(self._side):
             self._of(context.rank).copy_(own)
             barrier(self._buffer)
 
+    def _all(self, rank: int) -> Pair:
+        """What a rank fetches and behind it its own keys, in its symmetric memory.
+
+        In this order: a tile that runs past the end of the own keys must not meet rows that nobody
+        has written yet. Weights of zero do not hide what is no number there.
+        """
+        rows = self._plans[rank].fetched + self._plans[rank].rows_k
+        return _on(self._buffer, rank, self._own, rows, self._room, self._own.k.dtype)
+
     def _of(self, rank: int) -> Pair:
-        """The keys of a rank in its symmetric memory."""
-        dtype = self._own.k.dtype
-        return _on(self._buffer, rank, self._own, self._rows[rank], max(self._rows), dtype)
+        """The own keys of a rank in its symmetric memory."""
+        return self._all(rank).rows(self._plans[rank].fetched, self._plans[rank].rows_k)
+
+    def _step(self, number: int) -> Pair:
+        """What is fetched in a step."""
+        first, rows = self._plan.first_row(number), self._plan.steps[number].rows
+        return self._all(self._plan.rank).rows(first, rows)
 
     def pull(self) -> None:
         """Enqueue the pulls of all steps, with an event behind each."""
@@ -112,7 +134,7 @@ class Fetch:
             return
         with torch.cuda.stream(self._side):
             for number, step in enumerate(self._plan.steps[1:], 1):
-                target = self._memory.rows(self._plan.first_row(number), step.rows)
+                target = self._step(number)
                 owners = {owner: self._of(owner) for owner in step.ranks} if step.rows else {}
                 for owner, source, row, count in copies(step):
                     target.rows(row, count).copy_(owners[owner].rows(source, count))
@@ -125,7 +147,20 @@ class Fetch:
         if step == 0:
             return self._own
         torch.cuda.current_stream().wait_event(self._events[step - 1])
-        return self._memory.rows(self._plan.first_row(step), self._plan.steps[step].rows)
+        return self._step(step)
+
+    def on_arrival(self) -> tuple[Pair, torch.Tensor, int]:
+        """All keys (`_all`) for one kernel; those fetched are there when a flag has a value.
+
+        Enqueues the pulls and the flag behind them, in the place of `pull`. They must not need a
+        multiprocessor, for the kernel's blocks may hold all of them and wait: so the copy and the
+        barrier, which do need some, come before the kernel.
+        """
+        torch.cuda.current_stream().wait_stream(self._side)
+        self.pull()
+        with torch.cuda.stream(self._side):
+            write_flag(self._ready, 0, self._epoch)
+        return self._all(self._plan.rank), self._ready, signed(self._epoch)
 
     def wait_all(self) -> None:
         """Let the current stream wait for everything that was enqueued here; the last thing."""

@@ -98,7 +98,7 @@ def _bound(mask):
     return replace(mask, shown=shown)
 
 
-def _query_tile(causal, tile, rows, queries):
+def query_tile(causal, tile, rows, queries):
     """The first row of a block, and the run that it works on: see `masks.query_tile`."""
     if not causal:
         return tile * rows, queries
@@ -107,7 +107,7 @@ def _query_tile(causal, tile, rows, queries):
 
 
 @T.macro
-def _unseen(before, out, lse, queries, query, head, head_dim_v, rows):
+def unseen(before, out, lse, queries, query, head, head_dim_v, rows):
     """The rows of a tile that sees no key of this launch: what they had before, or nothing."""
     for i, d in T.Parallel(rows, head_dim_v):
         if queries.holds(query + i):
@@ -128,7 +128,7 @@ def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, of):
     ) as (first, second, place):
         tile, head = tile_and_head(of.causal, first, second)
         queries, keys = _rows(ranges, place, q.shape[0], k.shape[0])
-        query, queries = _query_tile(of.causal, tile, tiles.queries, queries)
+        query, queries = query_tile(of.causal, tile, tiles.queries, queries)
         mask = _mask(of.causal, queries, keys, ranges, place)
         nothing = -T.infinity("float32")
         origin = Origin(m=nothing, l=0, lse=nothing, before=before)
@@ -139,7 +139,7 @@ def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, of):
                 scale, of.dims, tiles,
             )  # fmt: skip
         else:
-            _unseen(before, out, lse, queries, query, head, of.dims[1], tiles.queries)
+            unseen(before, out, lse, queries, query, head, of.dims[1], tiles.queries)
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -266,7 +266,7 @@ def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         ):
             tile, head = tile_and_head(causal, first, second)
             queries, keys = _rows(ranges, place, total_q, total_k)
-            query, queries = _query_tile(causal, tile, tiles.queries, queries)
+            query, queries = query_tile(causal, tile, tiles.queries, queries)
             mask = _mask(causal, queries, keys, ranges, place)
             if mask.sees_keys(query, tiles.queries, tiles.keys):
                 mask = _bound(mask)

@@ -18,6 +18,7 @@ from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.rows import PADDING, padded_start
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
 from tlmatrix_kernels.distributed.attention import kernels
+from tlmatrix_kernels.distributed.attention.arrival import forward_on_arrival
 from tlmatrix_kernels.distributed.attention.exchange import (
     Fetch,
     Pair,
@@ -38,7 +39,6 @@ from tlmatrix_kernels.dtypes import dtype_name
 __all__ = [
     "attend",
     "plans_of",
-    "rows_of",
     "sequence_attention",
     "sequence_attention_varlen",
     "tables_of",
@@ -167,11 +167,6 @@ def plans_of(call: Call, steps: int) -> tuple[Plan, ...]:
     )
 
 
-def rows_of(call: Call) -> tuple[int, ...]:
-    """The rows of k that each rank has."""
-    return tuple(call.sharding.total(call.lengths_k, rank) for rank in range(call.sharding.world))
-
-
 def _table(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     table = torch.tensor(rows, dtype=torch.int32)
     if device.type == "cuda":  # from pinned memory the host need not wait
@@ -184,11 +179,13 @@ class Tables:
     """What the kernels of a plan read of it, on their device.
 
     ``cu_runs`` is [runs + 1] int32, ``ranges`` a table (see `kernels`) for each launch of each
-    step; in it the runs that the launch has no range for come last.
+    step; in it the runs that the launch has no range for come last. ``arrival`` is the table of
+    `arrival`, if the plan is for one launch.
     """
 
     cu_runs: torch.Tensor
     ranges: tuple[tuple[torch.Tensor, ...], ...]
+    arrival: torch.Tensor | None
 
 
 @lru_cache(maxsize=256)
@@ -200,7 +197,8 @@ def tables_of(call: Call, steps: int, device: torch.device) -> Tables:
         tuple(_table(_table_rows(launch, plan), device) for launch in step.launches)
         for step in plan.steps
     ]
-    return Tables(_table([[0, *ends]], device)[0], tuple(found))
+    arrival = _table(_arrival_rows(plan), device) if plan.in_one_launch else None
+    return Tables(_table([[0, *ends]], device)[0], tuple(found), arrival)
 
 
 def _table_rows(launch: Launch, plan: Plan) -> list[list[int]]:
@@ -212,9 +210,22 @@ def _table_rows(launch: Launch, plan: Plan) -> list[list[int]]:
     ]
 
 
-def _static(call: Call, launch: Launch) -> tuple:
-    attention = call.attention
-    return attention.groups, attention.head_dim, attention.head_dim_v, launch.causal
+def _arrival_rows(plan: Plan) -> list[list[int]]:
+    """A row for each run, those with the most keys first; own keys are behind those that come."""
+    found = {run: [0] * 5 for run in range(len(plan.runs))}
+    for number, step in enumerate(plan.steps):
+        for each in (each for launch in step.launches for each in launch.ranges):
+            if number:
+                found[each.run][3:] = each.row, each.length
+            else:
+                found[each.run][:3] = plan.fetched + each.row, each.length, each.offset
+    rows = [[*plan.runs[run], padded_start(plan.runs[run][0], run), *found[run]] for run in found]
+    return sorted(rows, key=lambda row: -row[4] - row[7])
+
+
+def _static(call: Call, *launches: Launch) -> tuple:
+    attention, causal = call.attention, any(launch.causal for launch in launches)
+    return attention.groups, attention.head_dim, attention.head_dim_v, causal
 
 
 def _launches(plan: Plan, tables: Tables) -> list[tuple[int, Launch, torch.Tensor]]:
@@ -232,6 +243,8 @@ def attend(
     """Out and lse of this rank's queries."""
     attention = call.attention
     launches = _launches(plan, tables)
+    if len(launches) > 1 and tables.arrival is not None and fetched.may_wait:
+        return _attend_on_arrival(q, plan, tables.arrival, fetched, call)
     shape, heads = (*q.shape[:2], attention.head_dim_v), q.shape[1]
     before, pulled = (), False
     for place, (number, launch, ranges) in enumerate(launches):
@@ -255,6 +268,21 @@ def attend(
         return before
     nothing = torch.full((heads, q.shape[0]), float("-inf"), device=q.device)
     return torch.zeros(shape, dtype=q.dtype, device=q.device), nothing
+
+
+def _attend_on_arrival(
+    q, plan: Plan, ranges: torch.Tensor, fetched: Fetch, call: Call
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in one launch, whose blocks wait for what is fetched."""
+    static = _static(call, *(launch for step in plan.steps for launch in step.launches))
+    kernel = forward_on_arrival(call.attention.dtype, *static)
+    keys, ready, epoch = fetched.on_arrival()
+    out = q.new_empty((*q.shape[:2], call.attention.head_dim_v))
+    lse = torch.empty(q.shape[1::-1], dtype=torch.float32, device=q.device)
+    kernel(
+        q, keys.k, keys.v, ranges, ready, out, lse, epoch, plan.longest_run, call.attention.scale
+    )
+    return out, lse
 
 
 def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -309,8 +337,9 @@ class _SequenceAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, call: Call, context: Context):
         q, own = ready(q), Pair(ready(k), ready(v))
         steps = _steps(call, q, k)
-        plan = plans_of(call, steps)[call.rank]
-        fetched = Fetch(plan, rows_of(call), own, context)
+        plans = plans_of(call, steps)
+        plan = plans[call.rank]
+        fetched = Fetch(plans, own, context)
         out, lse = attend(q, plan, tables_of(call, steps, q.device), fetched, call)
         fetched.wait_all()
         ctx.call, ctx.context, ctx.steps = call, context, steps
@@ -327,7 +356,7 @@ class _SequenceAttention(torch.autograd.Function):
         plan = plans[call.rank]
         wants_queries, *wants_pair = ctx.needs_input_grad[:3]
 
-        fetched = Fetch(plan, rows_of(call), own, context)
+        fetched = Fetch(plans, own, context)
         work = _Gradients(q, ready(do), out, lse, plan, tables, call)
         shares = shares_for(plans, call.rank, own) if any(wants_pair) else None
         if shares is not None and plan.steps[0].launches:

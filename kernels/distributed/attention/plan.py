@@ -116,6 +116,21 @@ class Plan:
         return max((length for _, length in self.runs), default=0)
 
     @property
+    def in_one_launch(self) -> bool:
+        """Whether one kernel can begin with own keys and go on with the others as they come.
+
+        For that each run sees one range of either: of the own keys with a mask that hides their end
+        from all its queries but the last, or not one key, of the others without any.
+        """
+        if len(self.steps) != 2 or any(len(step.launches) > 1 for step in self.steps):
+            return False
+        own, others = ([each for launch in step.launches for each in launch.ranges]
+                       for step in self.steps)  # fmt: skip
+        causal = any(launch.causal for step in self.steps for launch in step.launches)
+        within = all(each.offset + self.runs[each.run][1] <= each.length for each in own)
+        return all(each.whole for each in others) and (within or not causal)
+
+    @property
     def fetched(self) -> int:
         """Rows of keys that are fetched, of all steps."""
         return sum(step.rows for step in self.steps[1:])

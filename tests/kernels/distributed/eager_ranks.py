@@ -27,6 +27,10 @@ class _Event:
         pass
 
 
+def _write_flag(flags, index, value):
+    flags[index] = value
+
+
 class Group:
     """What the ranks share: one runs at a time, until it comes to a barrier."""
 
@@ -68,6 +72,12 @@ class EagerContext:
     def side(self):
         return _Stream()
 
+    def capturing(self):
+        return False
+
+    def flags(self, name, count):
+        return self.buffer(name, 4 * count)
+
     def using(self, buffer):
         return contextlib.nullcontext()
 
@@ -88,14 +98,15 @@ def _eager(group):
         "Event": _Event,
     }
     kept = {name: getattr(torch.cuda, name) for name in torch_names}
-    barrier = exchange.barrier
+    kept_here = {name: getattr(exchange, name) for name in ("barrier", "write_flag")}
     try:
         for name, value in torch_names.items():
             setattr(torch.cuda, name, value)
-        exchange.barrier = group.barrier
+        exchange.barrier, exchange.write_flag = group.barrier, _write_flag
         yield
     finally:
-        exchange.barrier = barrier
+        for name, value in kept_here.items():
+            setattr(exchange, name, value)
         for name, value in kept.items():
             setattr(torch.cuda, name, value)
 

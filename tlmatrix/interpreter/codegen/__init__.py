@@ -377,6 +377,12 @@ class _RecordedGenerator(RecordedMixin, _Generator):
         if not is_flag_call(node.value):
             super()._stmt_Evaluate(node)
 
+    def _call_tirx_call_pure_extern(self, node: Any, dtype: str) -> Val:
+        del dtype
+        if not is_flag_call(node):
+            raise self.refuse(f"the operation tirx.call_pure_extern of {node.args[0]}")
+        return self.expr(node.args[3])  # `tlm_given_*`: the number that it gives
+
 
 def widened(func: Any) -> Any:
     """The PrimFunc with float64 in the place of every float dtype: the same program, exact.

@@ -23,6 +23,7 @@ from .values import Val, is_float, is_int, literal
 __all__ = ["FlagMixin", "calls_models", "is_flag_call"]
 
 _FLAGS = "tlm_"
+_CALLS = ("tirx.call_extern", "tirx.call_pure_extern")
 _PRINTS = ("debug_print_var", "debug_print_buffer_value")
 
 
@@ -34,7 +35,7 @@ def calls_models(func: Any) -> bool:
 
     def visit(node: Any) -> None:
         nonlocal found
-        if isinstance(node, tvm.tirx.Call) and op_name(node) == "tirx.call_extern":
+        if isinstance(node, tvm.tirx.Call) and op_name(node) in _CALLS:
             found = found or is_modelled(extern_name(node))
 
     tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
@@ -43,7 +44,7 @@ def calls_models(func: Any) -> bool:
 
 def is_flag_call(node: Any) -> bool:
     """Whether an expression is a call of one of the functions for flags (`distributed.flags`)."""
-    if type(node).__name__ != "Call" or op_name(node) != "tirx.call_extern":
+    if type(node).__name__ != "Call" or op_name(node) not in _CALLS:
         return False
     name = extern_name(node)
     return name.startswith(_FLAGS) and is_modelled(name)
@@ -131,6 +132,9 @@ class FlagMixin(StatementMixin):
         if not (is_float(dtype) or is_int(dtype) or dtype == "bool"):
             return literal(0, "int32")
         return Val(result, dtype)
+
+    def _call_tirx_call_pure_extern(self, node: Any, dtype: str) -> Val:
+        return self._call_tirx_call_extern(node, dtype)
 
     def _argument(self, node: Any, name: str) -> str:
         if type(node).__name__ == "Call" and op_name(node) in ("tirx.address_of", "tl.access_ptr"):

@@ -384,8 +384,20 @@ def _wait(compare: str, order: str, scope: str) -> Callable[..., Any]:
     return wait
 
 
+def _given(scope: str) -> Callable[..., Any]:
+    def given(
+        pointer: Pointer, value: int, number: int, waits: bool
+    ) -> Generator[Request | None, None, int]:
+        if waits:
+            yield from wait_for(pointer, value, "ge", "acquire", scope)
+        return number
+
+    return given
+
+
 def _register() -> None:
     for scope in ("gpu", "sys"):
+        model_extern(f"tlm_given_ge_acquire_{scope}", _given(scope))
         for order in ("relaxed", "acquire"):
             model_extern(f"tlm_load_{order}_{scope}", _load(order, scope))
             for compare in ("ge", "eq"):

@@ -1,0 +1,178 @@
+"""The forward kernel that begins with the rank's own keys and waits for others when it needs them.
+
+Rows and runs are as in `kernels`; the keys of both ranges are rows of one memory. A row of the
+table, [count, 8] int32, has for the blocks of one run
+
+======  =========================================================================================
+column  meaning
+======  =========================================================================================
+0 to 2  its queries, as in `kernels`
+3 to 5  its own keys: the first row, how many there are, and the offset of the diagonal
+6, 7    those that come: the first row, and how many there are; every query sees all of them
+======  =========================================================================================
+
+A block walks over tiles of own keys, then over tiles of the others, in one loop, so that the next
+tile is always on its way while one is computed. Its positions are those of the loop: the others
+begin at the first whole tile behind the own ones that the block sees. Before the first tile of the
+others is loaded it waits for the flag that the stream of the pulls raises behind them.
+
+(How TileLang 0.1.15 assembles it for sm_90a: the threads that load wait, the others do not, and no
+register spills. A diagonal among the keys that come would take registers that are not there.)
+"""
+
+from dataclasses import dataclass
+
+import tilelang
+import tilelang.language as T
+
+from tlmatrix_kernels.attention import forward as fwd
+from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
+from tlmatrix_kernels.attention.options import PASS_CONFIGS
+from tlmatrix_kernels.attention.rows import Rows, bound
+from tlmatrix_kernels.attention.softmax import Origin
+from tlmatrix_kernels.attention.tiles import tiles_for
+from tlmatrix_kernels.distributed import signals
+from tlmatrix_kernels.distributed.attention.kernels import RangeMask, Run, query_tile, unseen
+
+__all__ = ["COLUMNS", "forward_on_arrival"]
+
+COLUMNS = 8
+_EVERYTHING = 1 << 30
+"""An offset that hides nothing."""
+
+
+@dataclass(frozen=True)
+class Arriving(Rows):
+    """Own keys, then others from position `first` on: `own` and `others` are the rows of each.
+
+    ``ready`` is [1] int32, the flag that is at least ``epoch`` when the others are there.
+    """
+
+    own: object = None
+    others: object = None
+    first: object = 0
+    ready: object = None
+    epoch: object = 0
+    columns: int = 1
+
+    def place(self, row):
+        """The row of the memory at which the tile lies; that of the others once they are there."""
+        tile, first = row // self.columns, self.first // self.columns
+        start = T.if_then_else(tile < first, self.own.start, self.others.start - self.first)
+        return signals.given(self.ready, 0, self.epoch, start, tile == first) + row
+
+
+@dataclass(frozen=True)
+class _TileMask(RangeMask):
+    """The mask of one tile of keys.
+
+    It does not ask whether a query is one of the run: others see what they like, as nothing of them
+    is stored, and that takes a register less.
+    """
+
+    def sees(self, query, key):
+        """Whether `query` sees `key`."""
+        seen = key < self.seqlen_k
+        return T.And(seen, key <= query + self.offset) if self.causal else seen
+
+    def cuts(self, query, _queries, key, keys):
+        """Whether some pair of the tiles from `query` and from `key` is masked."""
+        cut = key + keys > self.seqlen_k
+        return T.Or(cut, key + keys - 1 > query + self.offset) if self.causal else cut
+
+
+@dataclass(frozen=True)
+class ArrivingMask(Mask):
+    """The mask of a run over both: `own` that of its own keys, and `others` how many come."""
+
+    own: object = None
+    others: object = 0
+    first: object = 0
+    columns: int = 1
+
+    def over(self, _seqlen_q, _seqlen_k):
+        """The same: it knows the lengths of both ranges."""
+        return self
+
+    def at(self, key):
+        """The mask of one tile, which has keys of one range."""
+        is_own = key // self.columns < self.first // self.columns
+        # The diagonal ends with the own keys, so behind them nothing is seen.
+        until = _EVERYTHING if self.causal else self.own.seqlen_k
+        length = T.if_then_else(is_own, until, self.first + self.others)
+        shown = T.if_then_else(is_own, self.own.shown, _EVERYTHING)
+        return _TileMask(self.causal, False, 0, length, 0, shown)
+
+    def key_tiles(self, _query, _queries, keys):
+        """All tiles of both."""
+        return 0, self.first // keys + T.ceildiv(self.others, keys)
+
+
+@T.macro
+def _walk(q, k, v, ranges, place, origin, out, lse, queries, query, head, ready, epoch, scale, of):
+    """What a block does that sees some key; inside, what it reads of its row is in variables."""
+    dims, causal, tiles, groups = of
+    queries = bound(queries)
+    own = bound(Rows("thd", 0, ranges[place, 3], ranges[place, 4], k.shape[0]))
+    others = bound(Rows("thd", 0, ranges[place, 6], ranges[place, 7], k.shape[0]))
+    shown = ranges[place, 5]
+    diagonal = RangeMask(causal, False, queries.length, own.length, 0, shown)
+    first = T.max(diagonal.key_tiles(query, tiles.queries, tiles.keys)[1], 0) * tiles.keys
+    keys = Arriving("thd", 0, 0, 0, k.shape[0], False, own, others, first, ready, epoch, tiles.keys)
+    mask = ArrivingMask(
+        causal, False, queries.length, 0, 0, diagonal, others.length, first, tiles.keys
+    )
+    fwd.forward_block(
+        q, k, v, origin, out, lse, queries, keys, mask, query, head, head // groups,
+        scale, dims, tiles,
+    )  # fmt: skip
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def forward_on_arrival(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
+    """Build the kernel: q, k, v, the table, the flag and its epoch to out and lse."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
+    total_q, total_k, count = T.dynamic("total_q, total_k, count")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+    of = (head_dim, head_dim_v), causal, tiles, groups
+
+    @T.prim_func
+    def sequence_forward_on_arrival(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        ranges: T.Tensor((count, COLUMNS), "int32"),
+        ready: T.Tensor((1,), "int32"),
+        out: T.Tensor((total_q, heads, head_dim_v), dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        epoch: T.int32,
+        longest_run: T.int32,
+        scale: T.float32,
+    ):
+        tile_count = T.ceildiv(longest_run, tiles.queries)
+        with T.Kernel(*block_order(causal, tile_count, heads), count, threads=tiles.threads) as (
+            one,
+            two,
+            place,
+        ):
+            T.annotate_restrict_buffers(k, v)
+            T.import_source(signals.source(tiles.threads))
+            tile, head = tile_and_head(causal, one, two)
+            queries = Run(
+                "thd", 0, ranges[place, 0], ranges[place, 1], total_q, first_padded=ranges[place, 2]
+            )
+            query, queries = query_tile(causal, tile, tiles.queries, queries)
+            own = RangeMask(causal, False, queries.length, ranges[place, 4], 0, ranges[place, 5])
+            nothing = -T.infinity("float32")
+            origin = Origin(m=nothing, l=0, lse=nothing)
+            sees_own = own.sees_keys(query, tiles.queries, tiles.keys)
+            sees_others = T.And(query < queries.length, ranges[place, 7] > 0)
+            if T.Or(sees_own, sees_others):
+                _walk(
+                    q, k, v, ranges, place, origin, out, lse, queries, query, head,
+                    ready, epoch, scale, of,
+                )  # fmt: skip
+            else:
+                unseen(None, out, lse, queries, query, head, head_dim_v, tiles.queries)
+
+    return sequence_forward_on_arrival
