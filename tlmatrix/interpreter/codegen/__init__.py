@@ -125,7 +125,9 @@ class _Generator(CuttingMixin):
         from tlmatrix.interpreter.runtime import environment
 
         self.w.reserve(*environment(), "kernel", "range", "min", "max", "abs", "int", "bool")
-        self.w.reserve("if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as")
+        self.w.reserve(
+            "if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as", "kept_at"
+        )
         self._bind_parameters()
         self.stmt(self.func.body)
         name = str(self.func.attrs["global_symbol"])

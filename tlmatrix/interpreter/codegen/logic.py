@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .arithmetic import ArithmeticMixin
 from .expressions import contains
+from .keptmasks import form_of_mask
 from .values import Val, is_float, is_int, literal, numpy_name, numpy_type
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["LogicMixin"]
 
@@ -172,7 +176,8 @@ class LogicMixin(ArithmeticMixin):
         if test.scalar:
             return self._choose_scalar(test, if_true, if_false, dtype)
         if not test.code.isidentifier():
-            test = replace(self.keep_mask(test), inverse=test.inverse)
+            kept = self.keep_mask(test)
+            test = kept if kept.inverse is not None else replace(kept, inverse=test.inverse)
         self.mask = self.both(outer, test)
         a = self.expr(if_true)
         self.mask = self.both(outer, replace(self.invert(test), owned=False))
@@ -184,8 +189,29 @@ class LogicMixin(ArithmeticMixin):
         """A mask in a variable, for it is used several times."""
         name = self.temp("mask")
         self.consume(test)
-        self.w.line(f"{name} = {test.code}")
-        return Val(name, "bool", test.axes)
+        form = self._form_of(test.code)
+        if form is None:
+            self.w.line(f"{name} = {test.code}")
+            return Val(name, "bool", test.axes)
+        inverse = self.temp("mask_not")
+        place = ", ".join([repr(form[0]), *form[1]])
+        self.w.line(
+            f"{name}, {inverse} = KEPT.get(kept_at := ({place})) or kept(kept_at, {test.code})"
+        )
+        return Val(name, "bool", test.axes, inverse=inverse)
+
+    def _form_of(self, code: str) -> tuple[str, list[str]] | None:
+        """Form and integers of a mask that follows from some; see `keptmasks`."""
+        values = (v for v in self.vars.values() if isinstance(v, Val) and v.scalar)
+        remembered = set(self.remembered_names)
+        integers = {v.code for v in values if is_int(v.dtype)} | remembered
+        iotas = {name: iota for iota, name in self._iotas.items()}
+        return form_of_mask(code, integers, remembered, iotas)
+
+    @property
+    def remembered_names(self) -> Collection[str]:
+        """Names of integers that stay the same while a block runs."""
+        return ()
 
     def _choose_scalar(self, test: Val, if_true: Any, if_false: Any, dtype: str) -> Val:
         def branch(node: Any) -> tuple[Val, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -218,8 +217,10 @@ class StatementMixin(BlockMixin):
 
     def _masked(self, node: Any, test: Val, outer: Val | None) -> None:
         """Both branches, each under its mask."""
-        test = replace(self.keep_mask(test), inverse=None)
-        inverted = self.keep_mask(self.invert(test)) if node.else_case is not None else None
+        test = self.keep_mask(test)
+        inverted = self.invert(test) if node.else_case is not None else None
+        if inverted is not None and test.inverse is None:
+            inverted = self.keep_mask(inverted)
         self.mask = test if outer is None else self.keep_mask(self.both(outer, test))
         self.stmt(node.then_case)
         if node.else_case is not None and inverted is not None:

@@ -10,11 +10,14 @@ remembered from its first use in the block instead.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .grids import GridMixin
 from .sanitized import kernel_usage
 from .values import Val, is_int
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["SteadyMixin"]
 
@@ -64,6 +67,11 @@ class SteadyMixin(GridMixin):
     def remembers(self) -> bool:
         """Whether values are remembered from their first use, and not computed ahead."""
         return not self.guard
+
+    @property
+    def remembered_names(self) -> Collection[str]:
+        """Names of integers that stay the same while a block runs."""
+        return self._steady.values()
 
     @staticmethod
     def same(code: str) -> str:

@@ -19,6 +19,7 @@ from tlmatrix.interpreter.roles.scheduler import launch
 
 from . import atomics, counting, lanes, mathematics, memory, tiles, turns, warps
 from .codecs import CODECS, F32, Codec
+from .masks import KEPT, kept
 from .memory import poison
 
 __all__ = ["CODECS", "Codec", "environment", "poison"]
@@ -36,6 +37,8 @@ def environment() -> dict[str, Any]:
         Pointer=Pointer,
         launch=launch,
         row_cells=row_cells,
+        KEPT=KEPT,
+        kept=kept,
         F32=F32,
         np=np,
         torch=torch,

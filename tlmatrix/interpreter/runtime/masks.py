@@ -12,10 +12,38 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Dim", "narrowed", "run_of"]
+    from .codecs import Array
+
+__all__ = ["KEPT", "Dim", "kept", "narrowed", "run_of"]
 
 Dim = int | tuple[int, int, int]
 """Of a block: an index, or a range as (start, extent, step)."""
+
+
+KEPT: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+"""Masks and their negations by form and integers; generated source looks here first."""
+_RUNS: dict[int, tuple[Array, tuple[int, int, int] | None]] = {}
+"""The stretch that a kept mask lets through, by its id; with it, so that no other has that id."""
+_MOST_KEPT = 256
+"""Those of a tile of 128 x 128 take 32 KiB, both."""
+_LARGEST_KEPT = 2**14
+
+
+def kept(place: tuple[Any, ...], mask: Array) -> tuple[Array, Array]:
+    """A mask and its negation, kept for the next time that they are asked for.
+
+    Neither may be written. `codegen.keptmasks` says which masks come here.
+    """
+    pair = mask, np.logical_not(mask)
+    if mask.size <= _LARGEST_KEPT:
+        if len(KEPT) >= _MOST_KEPT:
+            KEPT.clear()
+            _RUNS.clear()
+        for each in pair:
+            each.flags.writeable = False
+            _RUNS[id(each)] = each, _run(each)
+        KEPT[place] = pair
+    return pair
 
 
 def run_of(mask: Any, shape: Sequence[int]) -> tuple[int, int, int] | None:
@@ -26,12 +54,17 @@ def run_of(mask: Any, shape: Sequence[int]) -> tuple[int, int, int] | None:
     """
     if not isinstance(mask, np.ndarray) or mask.ndim != len(shape):
         return None
+    known = _RUNS.get(id(mask))
+    run = known[1] if known is not None else _run(mask)
+    return run if run is not None and shape[run[0]] == mask.size else None
+
+
+def _run(mask: Array) -> tuple[int, int, int] | None:
+    """`run_of` of the mask's own shape."""
     size = mask.size
     if size not in mask.shape:
         return None
     axis = mask.shape.index(size)
-    if shape[axis] != size:
-        return None
     flat = mask.ravel()
     count = int(np.count_nonzero(flat))
     first = flat.argmax().item()
