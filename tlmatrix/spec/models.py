@@ -183,8 +183,8 @@ class Spec(Model):
     tiers: Annotated[dict[Name, Tier], AfterValidator(with_default_tiers)] = Field(
         default={},
         validate_default=True,
-        description="Named ways to pick cases. Those left out of `quick`, `nightly`, `full`, `smoke` and "
-        "`each` are pairwise, 3-wise, product, first and 1-wise.",
+        description="Named ways to pick cases. Those left out of `quick`, `nightly`, `full`, "
+        "`smoke` and `each` are pairwise, 3-wise, product, first and 1-wise.",
         examples=[{"quick": "pairwise", "nightly": {"strategy": "sample", "size": 500}}],
     )
     tolerance: Tolerance = Field(
