@@ -13,7 +13,8 @@ from hypothesis import Phase, find, given, settings
 from tlmatrix.fuzz.draw import Configuration, cases, configurations, ground_of
 from tlmatrix.fuzz.draws import drawn_cases
 from tlmatrix.matrix.fixed import broken_rules
-from tlmatrix.problem.attention.axes import Setting, lengths
+from tlmatrix.problem.attention.axes import Setting
+from tlmatrix.problem.attention.values import lengths
 from tlmatrix.problem.distributions import DISTRIBUTIONS
 from tlmatrix.spec import SpecError, load_spec, parse_spec
 

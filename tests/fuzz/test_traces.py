@@ -9,7 +9,7 @@ from hypothesis import find, settings
 
 from tlmatrix.fuzz.draw import cases
 from tlmatrix.fuzz.draws import drawn_cases
-from tlmatrix.problem.attention.axes import lengths
+from tlmatrix.problem.attention.values import lengths
 from tlmatrix.spec import SpecError, load_spec
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.attention.axes import STORED_TENSORS
 from tlmatrix.problem.attention.form import Form
 from tlmatrix.problem.attention.inputs import draw_operands
 from tlmatrix.problem.attention.padded import between_padded, packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
 from tlmatrix.problem.attention.stored import Store
+from tlmatrix.problem.attention.values import STORED_TENSORS
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.distributions import choose
 from tlmatrix.problem.model import Cost, Problem, TensorInfo

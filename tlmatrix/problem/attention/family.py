@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.attention.axes import AXES, DATA_AXES, AxisError, Setting
+from tlmatrix.problem.attention.axes import AxisError, Setting
 from tlmatrix.problem.attention.lint import TENSORS, lint
 from tlmatrix.problem.attention.names import PROPERTIES
 from tlmatrix.problem.attention.sinks import sink_named
+from tlmatrix.problem.attention.values import AXES, DATA_AXES
 from tlmatrix.problem.frame import Frame, compile_key
 from tlmatrix.spec.fields import OPTIONAL_AXES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.attention.axes import AXES, STORED, STORED_TENSORS, explain_value
+from tlmatrix.problem.attention.values import AXES, STORED, STORED_TENSORS, explain_value
 from tlmatrix.problem.frame import places
 from tlmatrix.problem.naming import lint_arguments, lint_results
 

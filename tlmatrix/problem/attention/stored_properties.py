@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.attention.axes import STORED
+from tlmatrix.problem.attention.values import STORED
 from tlmatrix.problem.model import Relation
 
 if TYPE_CHECKING:

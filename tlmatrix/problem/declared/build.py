@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.problem.declared.family import declared
+from tlmatrix.problem.declared.tensors import dim_names, drawn_inputs, dtype_declared, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
-from tlmatrix.problem.distributions import choose, draw, evenly, generator
+from tlmatrix.problem.distributions import choose, draw, generator
 from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.relate import repeated
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.frame import Frame
     from tlmatrix.problem.model import Relation, RelationKind
-    from tlmatrix.spec.expressions import Expression
     from tlmatrix.spec.models import DeclaredProblem, InputDecl
 
 __all__ = ["Declared", "declared_case"]
@@ -106,7 +106,7 @@ class Declared:
         found = {}
         for name in self.declaration.output_names:
             path = ("problem", "outputs", name, "shape")
-            shape = _sizes(self.frame, self._declared_output(name).shape or (), path)
+            shape = sizes_of(self.frame, self._declared_output(name).shape or (), path)
             dtype = self._dtype(name, None)
             grad = bool(self.differentiable) and dtype.is_floating_point
             found[name] = _Result(shape, None, grad)
@@ -214,7 +214,7 @@ class Declared:
         """As declared; else the reference's if it is no number with a fraction; else as inputs."""
         declared_dtype = self._declared_output(name).dtype
         if declared_dtype is not None:
-            return _declared_dtype(self.frame, declared_dtype)
+            return dtype_declared(self.frame, declared_dtype)
         floating = [each.dtype for each in self.inputs.values() if each.is_floating_point()]
         if result is None:
             return (floating or [each.dtype for each in self.inputs.values()])[0]
@@ -262,18 +262,18 @@ class Declared:
             if decl.dims is not None and len(decl.dims) == len(shape):
                 return decl.dims
             if decl.shape is not None:
-                return _words(decl.shape)
+                return dim_names(decl.shape)
         of = self.differentiable.get(name)
         if of is not None:
-            return _words(inputs[of].shape)
+            return dim_names(inputs[of].shape)
         for other, tensor in self.inputs.items():
             if tuple(tensor.shape) == shape:
-                return _words(inputs[other].shape)
+                return dim_names(inputs[other].shape)
         return tuple(f"dim{axis}" for axis in range(len(shape)))
 
     def _check_shape(self, name: str, decl: OutputDecl, shape: tuple[int, ...]) -> None:
         path = ("problem", "outputs", name, "shape")
-        declared_shape = _sizes(self.frame, decl.shape or (), path)
+        declared_shape = sizes_of(self.frame, decl.shape or (), path)
         if declared_shape != shape:
             raise refuse(
                 self.frame.spec,
@@ -313,7 +313,7 @@ class Declared:
         )
 
     def _input_dims(self, name: str) -> tuple[Dim, ...]:
-        words = _words(self.declaration.inputs[name].shape)
+        words = dim_names(self.declaration.inputs[name].shape)
         sizes = self.inputs[name].shape
         return tuple(Dim(word, size) for word, size in zip(words, sizes, strict=True))
 
@@ -335,7 +335,7 @@ class Declared:
     def _relations(self, kind: RelationKind) -> Iterator[Relation]:
         if kind == "repeat":
             seed = self.seed + 1
-            inputs = _drawn(self.frame, self.declaration, "normal", seed)
+            inputs = drawn_inputs(self.frame, self.declaration, "normal", seed)
             other = replace(self, inputs=inputs, distribution="normal", seed=seed)
             because = "a second call must not remember the first"
             relation = repeated(other.problem(), self.problem(), because)
@@ -351,63 +351,8 @@ def declared_case(frame: Frame) -> Declared:
     if not (reference is None or callable(reference)):
         raise refuse(frame.spec, _REFERENCE, f"{declaration.reference!r} is not a function")
     distribution = choose(frame.values.get("values"), frame.seed)
-    inputs = _drawn(frame, declaration, distribution, frame.seed)
+    inputs = drawn_inputs(frame, declaration, distribution, frame.seed)
     return Declared(frame, declaration, reference, inputs, distribution, frame.seed)
-
-
-def _drawn(
-    frame: Frame, declaration: DeclaredProblem, distribution: str, seed: int
-) -> dict[str, torch.Tensor]:
-    source = generator(seed)
-    inputs = {}
-    for index, (name, decl) in enumerate(declaration.inputs.items()):
-        shape = _sizes(frame, decl.shape, ("problem", "inputs", name, "shape"))
-        dtype = _declared_dtype(frame, decl.dtype)
-        if decl.between is not None:
-            low, high = _bounds(frame, decl.between, ("problem", "inputs", name, "between"))
-            inputs[name] = evenly(low, high, source, shape, dtype).to(frame.device)
-            continue
-        fill = decl.fill or distribution
-        inputs[name] = draw(fill, source, shape, dtype, index=index).to(frame.device)
-    return inputs
-
-
-def _bounds(
-    frame: Frame, between: tuple[Expression | int, ...], path: tuple[str | int, ...]
-) -> tuple[int, int]:
-    found = []
-    for index, bound in enumerate(between):
-        value = bound if isinstance(bound, int) else bound.evaluate(frame.values)
-        if isinstance(value, bool) or not isinstance(value, int):
-            message = f"{str(bound)!r} is {value!r}, not a whole number"
-            raise refuse(frame.spec, (*path, index), message)
-        found.append(value)
-    low, high = found
-    if low > high:
-        raise refuse(frame.spec, path, f"nothing lies between {low} and {high}: the least first")
-    return low, high
-
-
-def _declared_dtype(frame: Frame, name: str) -> torch.dtype:
-    return torch_dtype(frame.values[name[1:]] if name.startswith("$") else name)
-
-
-def _sizes(
-    frame: Frame, shape: tuple[Expression | int, ...], path: tuple[str | int, ...]
-) -> tuple[int, ...]:
-    sizes = []
-    for axis, size in enumerate(shape):
-        value = size if isinstance(size, int) else size.evaluate(frame.values)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise refuse(
-                frame.spec, (*path, axis), f"{str(size)!r} is {value!r}, not a size (0 or more)"
-            )
-        sizes.append(value)
-    return tuple(sizes)
-
-
-def _words(shape: tuple[Expression | int, ...]) -> tuple[str, ...]:
-    return tuple(f"dim{axis}" if isinstance(s, int) else str(s) for axis, s in enumerate(shape))
 
 
 def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:

@@ -1,0 +1,164 @@
+"""Which axes an attention case has, and what each of their values may be, one by itself.
+
+What values mean together is in `axes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.attention.sinks import explain_sink
+from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.storage import explain_storage
+from tlmatrix.spec.dtypes import explain_dtype
+from tlmatrix.words import nearest
+
+if TYPE_CHECKING:
+    from tlmatrix.spec.values import Value
+
+__all__ = [
+    "AXES",
+    "DATA_AXES",
+    "LAYOUTS",
+    "PADDINGS",
+    "STORED",
+    "STORED_TENSORS",
+    "explain_value",
+    "lengths",
+    "whole",
+]
+
+LAYOUTS = ("bshd", "bhsd", "thd", "padded", "cache", "paged")
+PADDINGS = ("right", "left", "holes")
+"""Where the padding of the layout `padded` stands; `holes`: anywhere."""
+STORED = ("cache", "paged")
+"""Layouts of decoding: one query a sequence, keys in rows of its own or in pages of a pool."""
+
+AXES = frozenset(
+    {
+        "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens", "head_dim",
+        "head_dim_v", "causal", "window", "sink", "sink_dtype", "scale", "layout", "dtype",
+        "max_seqlen_q", "max_seqlen_k", "values", "page_size", "padding", "storage",
+    }
+)  # fmt: skip
+"""Axes the family reads; an entry may take any others."""
+
+DATA_AXES = frozenset(
+    {
+        "batch", "seqlen_q", "seqlen_k", "seqlens", "scale", "max_seqlen_q", "max_seqlen_k",
+        "values", "padding", "storage",
+    }
+)  # fmt: skip
+"""Axes that are data for a kernel with symbolic lengths, so that they share a compiled one."""
+
+_POSITIVE = ("batch", "heads", "kv_heads", "groups", "head_dim")
+
+STORED_TENSORS = frozenset({"k_cache", "v_cache", "k_pages", "v_pages", "block_table", "seqlens_k"})
+"""What a stored layout has in the place of k and v."""
+
+
+def lengths(value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Query and key lengths of a value of the axis seqlens; ValueError saying what is wrong.
+
+    `{q: [17, 64], k: same}`, `{q: [17, 64], k: [3, 9]}`, `{q: 1, k: [3, 9]}` where all sequences
+    have as many queries, or a plain list for both.
+    """
+    form = "write {q: [17, 64], k: same} or {q: [17, 64], k: [20, 64]}"
+    if not isinstance(value, Mapping):
+        value = {"q": value, "k": "same"}
+    unknown = sorted(set(value) - {"q", "k"})
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r} in seqlens; {form}")
+    if "q" not in value:
+        raise ValueError(f"seqlens without q; {form}")
+    key_lengths, query_lengths = value.get("k", "same"), value["q"]
+    if isinstance(query_lengths, int) and key_lengths not in ("same", None):
+        query_lengths = [query_lengths] * len(_length_list("k", key_lengths, form))
+    q = _length_list("q", query_lengths, form)
+    k = q if key_lengths in ("same", None) else _length_list("k", key_lengths, form)
+    if len(q) != len(k):
+        raise ValueError(
+            f"seqlens has {len(q)} query sequences and {len(k)} key sequences; "
+            "every sequence needs a length in both (0 is allowed)"
+        )
+    return q, k
+
+
+def _length_list(side: str, value: Value, form: str) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"seqlens.{side} is {value!r}, not a list of lengths; {form}")  # noqa: TRY004 - a wrong value in a user's file
+    if not value:
+        raise ValueError(f"seqlens.{side} is empty; at least one sequence is needed")
+    for length in value:
+        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+            raise ValueError(f"seqlens.{side} has the length {length!r}; lengths are integers >= 0")
+    return tuple(whole(length) for length in value)
+
+
+def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None:
+    """What is wrong with one value of one axis, by itself; None where nothing is.
+
+    `empty` allows tensors to have no heads and dims.
+    """
+    least = 0 if empty else 1
+    match axis:
+        case "dtype":
+            return explain_dtype(value, floating=True)
+        case "values":
+            return explain_distribution(value)
+        case "storage":
+            return explain_storage(value)
+        case "layout":
+            known = isinstance(value, str) and value in LAYOUTS
+            return None if known else f"unknown layout {value!r}{nearest(value, LAYOUTS)}"
+        case "padding":
+            known = isinstance(value, str) and value in PADDINGS
+            return None if known else f"unknown padding {value!r}{nearest(value, PADDINGS)}"
+        case "seqlens":
+            try:
+                lengths(value)
+            except ValueError as error:
+                return str(error)
+            return None
+        case "causal":
+            return None if isinstance(value, bool) else f"{value!r} is not true or false"
+        case "sink":
+            return explain_sink(value)
+        case "sink_dtype":
+            return None if value == "same" else explain_dtype(value, floating=True)
+        case "scale":
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            fine = value is None or (number and 0 < float(value) < float("inf"))  # type: ignore[arg-type]
+            return None if fine else f"{value!r} is not none or a number > 0"
+        case "window":
+            return _at_least(value, 1, "none or a number of keys >= 1", optional=True)
+        case "head_dim_v":
+            return None if value == "same" else _at_least(value, least, "same or an integer >= 1")
+        case "seqlen_q":
+            return _at_least(value, 0, "an integer >= 0")
+        case "seqlen_k":
+            if value == "same":
+                return None
+            return _at_least(value, 0, "same or an integer >= 0", optional=True)
+        case "page_size":
+            return _at_least(value, 1, "none or a number of keys >= 1", optional=True)
+        case "max_seqlen_q" | "max_seqlen_k":
+            return _at_least(value, 0, "none or an integer >= 0", optional=True)
+    if axis in _POSITIVE:
+        return _at_least(value, 1 if axis == "batch" else least, "an integer >= 1")
+    return None
+
+
+def _at_least(value: Value, least: int, want: str, *, optional: bool = False) -> str | None:
+    if value is None and optional:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return None
+    return f"{'none' if value is None else repr(value)} is not {want}"
+
+
+def whole(value: Value) -> int:
+    """A value that `explain_value` has found to be a whole number, as one."""
+    assert isinstance(value, int)
+    return value

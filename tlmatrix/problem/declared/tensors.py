@@ -1,0 +1,77 @@
+"""The tensors of a declared problem: sizes and dtypes as declared, values drawn from a seed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.distributions import draw, evenly, generator
+from tlmatrix.spec.dtypes import torch_dtype
+from tlmatrix.spec.importing import refuse
+
+if TYPE_CHECKING:
+    import torch
+
+    from tlmatrix.problem.frame import Frame
+    from tlmatrix.spec.expressions import Expression
+    from tlmatrix.spec.models import DeclaredProblem
+
+__all__ = ["dim_names", "drawn_inputs", "dtype_declared", "sizes_of"]
+
+
+def drawn_inputs(
+    frame: Frame, declaration: DeclaredProblem, distribution: str, seed: int
+) -> dict[str, torch.Tensor]:
+    """The inputs by name, in the order of their declaration, which the values depend on."""
+    source = generator(seed)
+    inputs = {}
+    for index, (name, decl) in enumerate(declaration.inputs.items()):
+        shape = sizes_of(frame, decl.shape, ("problem", "inputs", name, "shape"))
+        dtype = dtype_declared(frame, decl.dtype)
+        if decl.between is not None:
+            low, high = _bounds(frame, decl.between, ("problem", "inputs", name, "between"))
+            inputs[name] = evenly(low, high, source, shape, dtype).to(frame.device)
+            continue
+        fill = decl.fill or distribution
+        inputs[name] = draw(fill, source, shape, dtype, index=index).to(frame.device)
+    return inputs
+
+
+def _bounds(
+    frame: Frame, between: tuple[Expression | int, ...], path: tuple[str | int, ...]
+) -> tuple[int, int]:
+    found = []
+    for index, bound in enumerate(between):
+        value = bound if isinstance(bound, int) else bound.evaluate(frame.values)
+        if isinstance(value, bool) or not isinstance(value, int):
+            message = f"{str(bound)!r} is {value!r}, not a whole number"
+            raise refuse(frame.spec, (*path, index), message)
+        found.append(value)
+    low, high = found
+    if low > high:
+        raise refuse(frame.spec, path, f"nothing lies between {low} and {high}: the least first")
+    return low, high
+
+
+def dtype_declared(frame: Frame, name: str) -> torch.dtype:
+    """A dtype as a declaration writes it: its name, or `$axis`."""
+    return torch_dtype(frame.values[name[1:]] if name.startswith("$") else name)
+
+
+def sizes_of(
+    frame: Frame, shape: tuple[Expression | int, ...], path: tuple[str | int, ...]
+) -> tuple[int, ...]:
+    """The shape of a case; SpecError at `path` for a size that is no whole number from 0 on."""
+    sizes = []
+    for axis, size in enumerate(shape):
+        value = size if isinstance(size, int) else size.evaluate(frame.values)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise refuse(
+                frame.spec, (*path, axis), f"{str(size)!r} is {value!r}, not a size (0 or more)"
+            )
+        sizes.append(value)
+    return tuple(sizes)
+
+
+def dim_names(shape: tuple[Expression | int, ...]) -> tuple[str, ...]:
+    """What findings call the dimensions: the expressions of the shape."""
+    return tuple(f"dim{axis}" if isinstance(s, int) else str(s) for axis, s in enumerate(shape))
