@@ -1,4 +1,4 @@
-"""How a message about an unknown word points at the one that was meant."""
+"""Words that many messages need: what was meant by an unknown one, and several in a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["guess", "nearest", "ranks_words", "suggestion"]
+__all__ = ["guess", "listed", "nearest", "ranks_words", "suggestion"]
 
 
 def guess(word: object, known: Iterable[str]) -> str | None:
@@ -38,11 +38,15 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
+def listed(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def ranks_words(ranks: Collection[int], world: int) -> str:
     """`rank 1 of 4`, `ranks 0 and 2 of 4`, or `every rank` of several."""
     if len(ranks) == world > 1:
         return "every rank"
-    *others, last = map(str, sorted(ranks))
-    if not others:
-        return f"rank {last} of {world}"
-    return f"ranks {', '.join(others)} and {last} of {world}"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {listed(map(str, sorted(ranks)))} of {world}"

@@ -289,7 +289,7 @@ InterpreterBackend.broken = broken
 
 
 def test_a_worker_whose_gpu_is_lost_is_replaced_and_every_case_is_judged(project: Project) -> None:
-    _written(project, "[illegal, right]", rows="[1, 5]")
+    _written(project, "[illegal, right]", rows="[1]")
     code = project.folder / f"{project.module}.py"
     told = code.read_text().replace(
         "    if how in errors:",
@@ -302,9 +302,7 @@ def test_a_worker_whose_gpu_is_lost_is_replaced_and_every_case_is_judged(project
     results = {item.case: item for item in read_records(project.folder / "out.jsonl").results}
     assert {case: item.status for case, item in results.items()} == {
         "how=illegal-rows=1": Status.ERROR,
-        "how=illegal-rows=5": Status.ERROR,
         "how=right-rows=1": Status.PASSED,
-        "how=right-rows=5": Status.PASSED,
     }, out
-    assert "2 failed, 2 passed" in out
+    assert "1 failed, 1 passed" in out
     assert "the CUDA context is lost" in re.sub(r"\s+", " ", out)

@@ -27,6 +27,7 @@ from tlmatrix.check.relations import CHECK_OF_KIND, check_relation, raised
 from tlmatrix.check.running import SeveralRanks, run_guarded
 from tlmatrix.check.sanitizers import Watch
 from tlmatrix.check.tolerance import Yardstick
+from tlmatrix.words import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -136,7 +137,7 @@ class _Judge:
         found += [finding for finding in self._between if finding.pattern not in known]
         if checks & same:
             skipped = [check for check in FURTHER if check in checks & same]
-            note = f"{' and '.join(skipped)} were left out: they would fail for the same reason"
+            note = f"{listed(skipped)} were left out: they would fail for the same reason"
             found = _with_detail(found, note)
         return merged(found)
 

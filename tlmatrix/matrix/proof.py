@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from tlmatrix.matrix.rules import UNBOUND, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from tlmatrix.matrix.space import Space
-    from tlmatrix.spec.values import Value
 
 __all__ = ["Proof", "Tuple", "prove", "tuples"]
 
@@ -51,14 +50,6 @@ class Proof:
     def holds(self) -> bool:
         """Whether every feasible tuple is covered."""
         return not self.missing
-
-    def shown_infeasible(self) -> Iterator[Mapping[str, Value]]:
-        """The tuples that no case can hold, as values by axis."""
-        for axes, values in self.infeasible:
-            yield {
-                self.space.names[at]: self.space.axes[self.space.names[at]][index]
-                for at, index in zip(axes, values, strict=True)
-            }
 
 
 def tuples(space: Space, strength: int) -> int:
