@@ -20,7 +20,7 @@ others is loaded it waits for the flag that the stream of the pulls raises behin
 register spills. A diagonal among the keys that come would take registers that are not there.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tilelang
 import tilelang.language as T
@@ -63,22 +63,20 @@ class Arriving(Rows):
 
 
 @dataclass(frozen=True)
-class _TileMask(RangeMask):
-    """The mask of one tile of keys.
+class _Diagonal(RangeMask):
+    """The causal mask of one tile of keys.
 
     It does not ask whether a query is one of the run: others see what they like, as nothing of them
-    is stored, and that takes a register less.
+    is stored. With that question the registers do not suffice.
     """
 
     def sees(self, query, key):
         """Whether `query` sees `key`."""
-        seen = key < self.seqlen_k
-        return T.And(seen, key <= query + self.offset) if self.causal else seen
+        return T.And(key < self.seqlen_k, key <= query + self.offset)
 
     def cuts(self, query, _queries, key, keys):
         """Whether some pair of the tiles from `query` and from `key` is masked."""
-        cut = key + keys > self.seqlen_k
-        return T.Or(cut, key + keys - 1 > query + self.offset) if self.causal else cut
+        return T.Or(key + keys > self.seqlen_k, key + keys - 1 > query + self.offset)
 
 
 @dataclass(frozen=True)
@@ -96,12 +94,13 @@ class ArrivingMask(Mask):
 
     def at(self, key):
         """The mask of one tile, which has keys of one range."""
-        is_own = key // self.columns < self.first // self.columns
+        is_own, end = key // self.columns < self.first // self.columns, self.first + self.others
+        if not self.causal:
+            return replace(self.own, seqlen_k=T.if_then_else(is_own, self.own.seqlen_k, end))
         # The diagonal ends with the own keys, so behind them nothing is seen.
-        until = _EVERYTHING if self.causal else self.own.seqlen_k
-        length = T.if_then_else(is_own, until, self.first + self.others)
+        length = T.if_then_else(is_own, _EVERYTHING, end)
         shown = T.if_then_else(is_own, self.own.shown, _EVERYTHING)
-        return _TileMask(self.causal, False, 0, length, 0, shown)
+        return _Diagonal(True, False, self.own.seqlen_q, length, 0, shown)
 
     def key_tiles(self, _query, _queries, keys):
         """All tiles of both."""
@@ -137,7 +136,7 @@ def forward_on_arrival(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     of = (head_dim, head_dim_v), causal, tiles, groups
 
     @T.prim_func
-    def sequence_forward_on_arrival(
+    def sequence_forward(
         q: T.Tensor((total_q, heads, head_dim), dtype),
         k: T.Tensor((total_k, kv_heads, head_dim), dtype),
         v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
@@ -175,4 +174,4 @@ def forward_on_arrival(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
             else:
                 unseen(None, out, lse, queries, query, head, head_dim_v, tiles.queries)
 
-    return sequence_forward_on_arrival
+    return sequence_forward

@@ -115,3 +115,21 @@ def test_ranks_begin_with_different_owners():
     assert groups_of_ranks(1, 4, 3) == ((1,), (2,), (3, 0))
     assert groups_of_ranks(3, 4, 9) == ((3,), (0,), (1,), (2,))
     assert groups_of_ranks(0, 1, 2) == ((0,),)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_equal_lengths_are_attended_to_in_one_launch_whoever_fetches_what(order):
+    for lengths, causal in itertools.product([(64, 32), (5, 0, 33, 1)], [True, False]):
+        for rank in range(4):
+            plan = plan_for(Sharding(order, 4), rank, lengths, lengths, causal, 2)
+            assert plan.in_one_launch
+
+
+def test_one_launch_is_for_two_steps_and_keys_that_come_without_a_mask():
+    def plan(lengths_q, lengths_k, causal, steps):
+        return plan_for(Sharding("contiguous", 3), 0, lengths_q, lengths_k, causal, steps)
+
+    assert plan((33,), (20,), False, 2).in_one_launch
+    assert not plan((33,), (33,), True, 3).in_one_launch
+    assert not plan((33,), (33,), True, 1).in_one_launch
+    assert not plan((9,), (90,), True, 2).in_one_launch, "the last keys that come are cut"
