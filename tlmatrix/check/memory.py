@@ -39,6 +39,9 @@ ALIGNMENT = 512
 _PAD = 4096
 """Bytes of canary on either side; a multiple of ALIGNMENT, and more than a row of most tensors."""
 
+_LARGE = 2**16
+"""Bytes of a buffer from which on filling its canaries alone costs less than filling all of it."""
+
 _aten = torch.ops.aten
 _WITHOUT_VALUES = frozenset(
     {
@@ -180,9 +183,12 @@ class Guards:
         room = _PAD + -(-(extent + 1) // ALIGNMENT) * ALIGNMENT + _PAD
         halves = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device)
         start = -halves.data_ptr() % ALIGNMENT + _PAD
-        # What lies between is filled by who asked for it.
-        halves[: start // 2].fill_(CANARY)
-        halves[(start + extent) // 2 :].fill_(CANARY)
+        if extent > _LARGE:
+            # What lies between is filled by who asked for it.
+            halves[: start // 2].fill_(CANARY)
+            halves[(start + extent) // 2 :].fill_(CANARY)
+        else:
+            halves.fill_(CANARY)
         fence = _Fence(halves, start, start + extent, label, like.element_size())
         self._fences.append(fence)
         result = torch.empty(0, dtype=like.dtype, device=like.device)

@@ -6,7 +6,7 @@ import linecache
 import numbers
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -324,12 +324,12 @@ class InterpretedKernel:
                 f"a number of type {p.dtype}, got {type(value).__name__}"
             )
         if p.dtype.startswith(("int", "uint")):
-            limits = np.iinfo(p.dtype)
+            low, high = _limits(p.dtype)
             number: Any = value
-            if not limits.min <= number <= limits.max:
+            if not low <= number <= high:
                 raise ArgumentError(
                     f"kernel {self._program.name}: argument {p.name} must fit {p.dtype} "
-                    f"({limits.min} to {limits.max}), got {value}"
+                    f"({low} to {high}), got {value}"
                 )
 
     def _check_tensor(self, p: Parameter, value: Any) -> None:
@@ -635,6 +635,13 @@ def _wide(p: Parameter, value: Any, argument: Any) -> Any:
     codec = _CODEC_OF.get(_TORCH[p.dtype])
     array = argument if codec is None else codec.widen(np.ascontiguousarray(argument))
     return np.array(array, np.float64)
+
+
+@cache
+def _limits(dtype: str) -> tuple[int, int]:
+    """The least and the largest integer of a dtype."""
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
 def _mentions(code: str, name: str) -> bool:

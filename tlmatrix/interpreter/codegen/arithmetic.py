@@ -13,6 +13,9 @@ from .values import LOW_PRECISION, Affine, Val, is_float, literal, numpy_name
 
 __all__ = ["ArithmeticMixin"]
 
+_TORCH_ROUNDS = {"f16": "float16", "bf16": "bfloat16"}
+"""Codecs that round as torch's conversion does, which does not saturate."""
+
 
 class ArithmeticMixin(ExpressionBase):
     """Sums, products, quotients, extremes."""
@@ -55,9 +58,17 @@ class ArithmeticMixin(ExpressionBase):
         if value.scalar:
             return replace(value, code=f"{codec}.round({value.code})", exact=True)
         if value.owned:
-            self.w.line(f"{codec}.round_into({value.code}, {value.code})")
+            self.round_into(codec, value.code, value.code)
             return replace(value, exact=True)
         return self.named(f"{codec}.round({value.code})", value.dtype, (value,))
+
+    def round_into(self, codec: str, target: str, source: str) -> None:
+        """Write the rounding of a float32 array into another (or itself)."""
+        if target in self.fixed and source in self.fixed and codec in _TORCH_ROUNDS:
+            low = f"{self.tensor(source)}.to(torch.{_TORCH_ROUNDS[codec]})"
+            self.w.line(f"{self.tensor(target)}.copy_({low})")
+        else:
+            self.w.line(f"{codec}.round_into({target}, {source})")
 
     def _int_arith(self, symbol: str, a: Val, b: Val, dtype: str) -> Val:
         if a.scalar and b.scalar:

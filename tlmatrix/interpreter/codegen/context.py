@@ -124,6 +124,7 @@ class Context(Hooks):
         # Arrays and views made once, before the grid; and torch's views of them.
         self.fixed: set[str] = set()
         self._tensors: dict[str, str] = {}
+        self._turned: dict[str, str] = {}
         self._iotas: dict[tuple[str, int, int], str] = {}
         # Names that are made anew for a number of rows, by the name of that; how they are made.
         self.cut_names: dict[str, str] = {}
@@ -167,6 +168,16 @@ class Context(Hooks):
             self.once(name, f"torch.from_numpy({code})", code)
             self._tensors[code] = name
         return self._tensors[code]
+
+    def turned(self, code: str) -> str | None:
+        """Code of torch's transposed view of an array; None where it would be made at every use."""
+        if code not in self.fixed:
+            return None
+        if code not in self._turned:
+            name = self.prologue.fresh(f"{code}_turned")
+            self.once(name, f"{self.tensor(code)}.t()", code)
+            self._turned[code] = name
+        return self._turned[code]
 
     def once(self, name: str, code: str, of: str) -> None:
         """Define what stays the same as long as `of` does: before the grid, or when it is cut."""

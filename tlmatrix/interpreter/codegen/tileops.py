@@ -44,7 +44,6 @@ _LEVEL = {
     "local.fragment": 2,
 }
 # Codecs whose conversion does not saturate, and torch's name of their dtype.
-EXACT_RANGE = {"f16": "float16", "bf16": "bfloat16"}
 _REDUCTIONS = {"sum", "abssum", "max", "absmax", "min", "bitand", "bitor", "bitxor"}
 
 
@@ -208,14 +207,6 @@ class TileOpMixin(CallMixin):
         else:
             self.w.line(f"np.copyto({target}, {source}, casting='unsafe')")
 
-    def round_into(self, codec: str, target: str, source: str) -> None:
-        """Write the rounding of a float32 array into another (or itself)."""
-        if target in self.fixed and source in self.fixed and codec in EXACT_RANGE:
-            low = f"{self.tensor(source)}.to(torch.{EXACT_RANGE[codec]})"
-            self.w.line(f"{self.tensor(target)}.copy_({low})")
-        else:
-            self.w.line(f"{codec}.round_into({target}, {source})")
-
     # -- fill
 
     def tile_fill(self, node: Any) -> None:
@@ -245,9 +236,7 @@ class TileOpMixin(CallMixin):
     def tile_gemm(self, node: Any) -> None:
         """`T.gemm`: `C = A @ B` or `C += A @ B`."""
         a, b, c = (self._matrix(arg) for arg in node.args[:3])
-        transpose_a, transpose_b = (
-            self.scalar(node.args[k], "a transposition").code for k in (3, 4)
-        )
+        turns = [self.scalar(node.args[k], "a transposition").code for k in (3, 4)]
         self.check_gemm_barrier(node)
         annotations = dict(node.annotations.items()) if node.annotations is not None else {}
         if annotations.get("use_2cta"):
@@ -258,7 +247,8 @@ class TileOpMixin(CallMixin):
             raise self.refuse(f"T.gemm into the global buffer {c.buf.name}")
         target = self.checked_view(c)
         from_zero = any(node.same_as(each) for each in self.from_zero)
-        flags = f"{transpose_a}, {transpose_b}, {from_zero or clear.code}"
+        clears = from_zero or clear.code
+        flags = f"{turns[0]}, {turns[1]}, {clears}"
         if is_int(c.buf.dtype):
             self.w.line(f"gemm_int({operands[0]}, {operands[1]}, {target}, {flags})")
             return
@@ -269,8 +259,14 @@ class TileOpMixin(CallMixin):
             operands = [f"np.asarray({code}, np.float64)" for code in operands]
         elif any(r.buf.dtype == "float64" or not is_float(r.buf.dtype) for r in (a, b)):
             raise self.refuse(f"T.gemm of {a.buf.dtype} and {b.buf.dtype} into {c.buf.dtype}")
-        tensors = ", ".join(self.tensor(code) for code in (*operands, target))
-        self.w.line(f"gemm({tensors}, {flags})")
+        factors = []
+        for k, code in enumerate(operands):
+            turned = self.turned(code) if turns[k] == "True" else None
+            turns[k] = "False" if turned is not None else turns[k]
+            factors.append(turned or self.tensor(code))
+        self.w.line(
+            f"gemm({', '.join(factors)}, {self.tensor(target)}, {', '.join(turns)}, {clears})"
+        )
         if c.buf.rounding:
             self.round_into(c.buf.rounding, target, target)
 

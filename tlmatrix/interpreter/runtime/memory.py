@@ -233,7 +233,7 @@ def inside(
     ok: Any = None
     for i, n in zip(index, array.shape, strict=True):
         inside = (np.asarray(i) >= 0) & (np.asarray(i) < n)
-        if not inside.all():
+        if np.count_nonzero(inside) < inside.size:
             ok = inside if ok is None else ok & inside
     if ok is None:
         return index, None

@@ -158,7 +158,7 @@ class Monitor:
                 continue
             # numpy looks through a few thousand elements in a third of torch's time.
             blank = tensor.view(_INTEGERS[tensor.element_size()]).numpy() == poison
-            if blank.any():
+            if np.count_nonzero(blank):
                 self._blank[name] = blank
 
     def _find_aliases(self) -> None:
@@ -595,7 +595,7 @@ class Monitor:
             if name in self._session.partial or not self._is_output(name):
                 continue
             blank = shadow.blank
-            if blank is None or not blank.any():
+            if blank is None or not np.count_nonzero(blank):
                 continue
             where = tuple(int(i) for i in np.argwhere(blank)[0])
             count = int(np.count_nonzero(blank))

@@ -38,7 +38,7 @@ def block_of(dims: Sequence[Dim], mask: Any, shape: Sequence[int]) -> Place | No
     mask = np.broadcast_to(mask, extents)
     if not whole:
         mask = mask[tile]
-    return (memory, mask) if mask.any() else None
+    return (memory, mask) if np.count_nonzero(mask) else None
 
 
 def lanes_of(index: tuple[Any, ...], mask: Any, shape: Sequence[int]) -> Place | None:
@@ -354,7 +354,7 @@ class GlobalShadow:
             return
         memory, mask = place
         owner = self._owner[memory]
-        if owner.any():
+        if np.count_nonzero(owner):
             self._conflict(site, place, owner, "{buffer} is written by two blocks")
         if self._reader is not None:
             self._read_before(site, place)
@@ -383,7 +383,7 @@ class GlobalShadow:
         self._note(place)
         found = monitor.atomic_codes(owner)
         plain = np.where(found, 0, owner)
-        if plain.any():
+        if np.count_nonzero(plain):
             self._conflict(
                 site,
                 place,
@@ -421,7 +421,7 @@ class GlobalShadow:
             self._never(site, place, "{buffer} is read, never written")
         if self._owner is not None:
             owner = self._owner[memory]
-            if self._reader is not None and np.any(owner):
+            if self._reader is not None and np.count_nonzero(owner):
                 self._conflict(site, place, owner, "{buffer} is read, and written by another block")
         if self._reader is None:
             return
@@ -438,7 +438,7 @@ class GlobalShadow:
         blank = ~np.asarray(self._known[place[0]])
         if place[1] is not None:
             blank = blank & place[1]
-        if blank.any():
+        if np.count_nonzero(blank):
             self._monitor.report("uninitialised", site, element(place, blank), message)
 
     def _conflict(self, site: int, place: Place, owner: Any, message: str) -> None:
@@ -450,13 +450,13 @@ class GlobalShadow:
         others = monitor.foreign(owner)
         if place[1] is not None:
             others = others & place[1]
-        if others.any():
+        if np.count_nonzero(others):
             where = element(place, others)
             monitor.report("races", site, where, message, int(owner[others].flat[0]))
 
     def _read_before(self, site: int, place: Place) -> None:
         assert self._reader is not None
         reader = self._reader[place[0]]
-        if np.any(reader):
+        if np.count_nonzero(reader):
             message = "{buffer} is written, and read by another block"
             self._conflict(site, place, reader, message)

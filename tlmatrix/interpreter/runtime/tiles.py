@@ -216,10 +216,13 @@ def reduce_float(
         value = torch.sum(src, axis).numpy()
     else:
         value = (torch.amin if kind == "min" else torch.amax)(src, axis).numpy()
-        if np.isnan(value).any():
+        if np.count_nonzero(np.isnan(value)):
             # CUDA's fmaxf and fminf ignore NaN beside a number.
             value = _COMBINE[kind].reduce(src.numpy(), axis)
     value = value.reshape(dst.shape)
+    if not clear and rounding is None and value.dtype == dst.dtype:
+        _COMBINE[kind](dst, value, out=dst)
+        return
     if not clear:
         value = _COMBINE[kind](dst, value)
     if rounding is not None:

@@ -105,9 +105,9 @@ class Rows:
     def _index(self, starts: tuple[int, ...], counts: list[int], device: torch.device) -> None:
         column = torch.arange(self.width)
         first = torch.tensor(starts[self.first : self.last])[:, None]
-        self.gather = (first + column).clamp_(max=starts[-1] - 1).to(device)
+        self.gather = (first + column).clamp_(max=starts[-1] - 1).flatten().to(device)
         real = (column < torch.tensor(counts)[:, None]).to(device)
-        self.real = real.nonzero(as_tuple=True)
+        self.real = real.flatten().nonzero().squeeze(1)
         self.padding = ~real
 
     def read(self, tensor: torch.Tensor, heads: slice, dtype: torch.dtype) -> torch.Tensor:
@@ -118,11 +118,13 @@ class Rows:
         elif self.layout == "bhsd":
             block = tensor[self.first : self.last, heads, rows]
         elif self.gather is not None:
-            block = tensor[:, heads][self.gather].transpose(1, 2)
+            block = tensor[:, heads].index_select(0, self.gather)
+            block = block.view(-1, self.width, *block.shape[1:]).transpose(1, 2)
         else:
             flat = tensor[self.begin : self.end, heads]
             block = flat.reshape(-1, self.width, *flat.shape[1:]).transpose(1, 2)
-        return block.to(dtype, memory_format=torch.contiguous_format).contiguous()
+        # Rows are moved as narrow as they are, and widened where they lie one after the other.
+        return block.contiguous().to(dtype)
 
     def write(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
         """Add [count, head, row, dim] to the rows of `target`."""
@@ -135,8 +137,7 @@ class Rows:
             if self.gather is None:
                 flat = block.transpose(1, 2).flatten(0, 1)
             else:
-                sequence, row = self.real
-                flat = block[sequence, :, row]
+                flat = block.transpose(1, 2).flatten(0, 1).index_select(0, self.real)
             target[self.begin : self.end, heads].add_(flat)
 
     def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
@@ -145,8 +146,7 @@ class Rows:
             if self.gather is None:
                 flat = block.transpose(0, 1).flatten(1)
             else:
-                sequence, row = self.real
-                flat = block.transpose(0, 1)[:, sequence, row]
+                flat = block.transpose(0, 1).flatten(1).index_select(1, self.real)
             target[heads, self.begin : self.end] = flat
         else:
             target[self.first : self.last, heads, self.low : self.high] = block
