@@ -22,7 +22,8 @@ from tlmatrix.fuzz.worker import Job, work
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.context import ForkServerContext, SpawnContext
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
     from tlmatrix.fuzz.search import Found, FuzzReport
@@ -46,6 +47,20 @@ _HANGS = 10.0
 what the slowest one took."""
 _SHRINKING = 60.0
 """Seconds for shrinking a case that was lost with its process."""
+
+
+def _context(backend: str) -> SpawnContext | ForkServerContext:
+    """How processes start: forked from one that has the imports, unless they may use a GPU.
+
+    CUDA does not survive a fork, nor may a worker share what another one has asked of it.
+    """
+    from tlmatrix.backend import backend_named
+
+    if backend_named(backend).name != "interpreter":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tlmatrix.fuzz.warm"])
+    return context
 
 
 class CrewError(RuntimeError):
@@ -99,7 +114,7 @@ class Listener(Protocol):
 
 @dataclass
 class _Worker:
-    process: SpawnProcess
+    process: BaseProcess
     line: Connection
     job: Job | None = None
     running: CaseResult | None = None
@@ -199,7 +214,7 @@ class Crew:
         job = self._next()
         if job is None:
             return
-        context = multiprocessing.get_context("spawn")
+        context = _context(self.settings.backend)
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs, self.settings))
         process.start()
