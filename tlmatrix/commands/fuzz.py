@@ -16,6 +16,7 @@ from tlmatrix.fuzz.crew import Crew, CrewError, Settings, Target
 from tlmatrix.fuzz.search import examples_of
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
+from tlmatrix.results_file import make_folder, new_results, shown_path
 from tlmatrix.run.records import RecordsWriter
 
 if TYPE_CHECKING:
@@ -58,15 +59,16 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         seed=arguments.seed if arguments.seed is not None else config.seed,
         workers=_workers(arguments.workers),
         timeout=arguments.timeout if arguments.timeout is not None else config.timeout,
-        results=_results(arguments.results, config),
+        results=new_results(arguments.results, config, "fuzz"),
         strict=(arguments.unsupported or config.unsupported) == "fail",
         roots=(config.root,),
     )
+    make_folder(settings.results, config)
     _write_header(settings, targets)
     with console_on_output() as console:
         reporter = FuzzReporter(console)
         reporter.begin(_intention(settings, targets))
-        shown = _shown(settings.results)
+        shown = shown_path(settings.results)
         try:
             Crew(targets, settings, reporter).run()
         except KeyboardInterrupt:
@@ -114,19 +116,6 @@ def _workers(given: str) -> int:
     return int(given)
 
 
-def _results(given: str | None, config: Config) -> Path:
-    if given is not None and given.endswith(".jsonl"):
-        return Path(given).resolve()
-    folder = Path(given) if given is not None else config.root / config.results
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    is_new = given is None and not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    if is_new:
-        # Results are no part of anybody's repository.
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-    return folder.resolve() / f"fuzz-{stamp}-{os.getpid()}.jsonl"
-
-
 def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
     from tlmatrix.run.events import RunHeader
 
@@ -151,11 +140,6 @@ def _intention(settings: Settings, targets: Sequence[Target]) -> str:
         return f"{specs}, {settings.seconds / 60:g} minutes, {count(settings.workers, 'process')}"
     total = sum(settings.examples or target.examples for target in targets)
     return f"{count(total, 'example')} of {specs}, {count(settings.workers, 'worker')}"
-
-
-def _shown(path: Path) -> str:
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
 
 
 def _saved(found: Sequence[Found]) -> list[str]:

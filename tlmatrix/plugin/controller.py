@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
-from tlmatrix.plugin.state import shown_path
+from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

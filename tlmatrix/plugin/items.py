@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tlmatrix.plugin.keywords import case_keywords
-from tlmatrix.plugin.state import shown_path, state_of
+from tlmatrix.plugin.state import state_of
+from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

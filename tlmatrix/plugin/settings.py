@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tlmatrix.results_file import new_results
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +77,9 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
         unsupported=option.tlmatrix_unsupported or project.unsupported,
         architectures=_architectures(option.tlmatrix_arch, backend, header),
         results_path=(
-            resumed.path.resolve() if resumed else _new_results(option.tlmatrix_results, project)
+            resumed.path.resolve()
+            if resumed
+            else new_results(option.tlmatrix_results, project, "run")
         ),
         passed_before=_passed(resumed),
     )
@@ -115,14 +117,6 @@ def _resumed(path: str | None, results: str | None) -> RunRecords | None:
         return read_records(Path(path))
     except (OSError, RecordsError) as error:
         raise pytest.UsageError(f"--tlmatrix-resume {path}: {error}") from error
-
-
-def _new_results(given: str | None, project: Config) -> Path:
-    if given is not None and given.endswith(".jsonl"):
-        return Path(given).resolve()
-    folder = Path(given) if given is not None else project.root / project.results
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return folder.resolve() / f"run-{stamp}-{os.getpid()}.jsonl"
 
 
 def _passed(resumed: RunRecords | None) -> frozenset[tuple[str, str]]:

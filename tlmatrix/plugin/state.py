@@ -22,6 +22,7 @@ import pytest
 from tlmatrix.plugin.settings import Settings, settings_of
 from tlmatrix.plugin.sharing import Sharing
 from tlmatrix.plugin.shrinking import Shrinking
+from tlmatrix.results_file import make_folder, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult, Status
     from tlmatrix.run.runner import Runner
 
-__all__ = ["State", "close_state", "set_state", "shown_path", "state_of"]
+__all__ = ["State", "close_state", "set_state", "state_of"]
 
 RANK_SECONDS = 120.0
 """How long the ranks of a case may take for a call, where the case itself may take longer."""
@@ -61,12 +62,6 @@ def close_state(config: pytest.Config) -> None:
     state = config.stash.get(_KEY, None)
     if state is not None:
         state.close()
-
-
-def shown_path(path: Path) -> str:
-    """A path as one would write it in the working directory."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
 
 
 class State:
@@ -292,12 +287,8 @@ class State:
         if self._writer is None:
             from tlmatrix.run.records import RecordsWriter
 
-            folder = self.project.root / self.project.results
-            is_new = not folder.exists()
+            make_folder(self.settings.results_path, self.project)
             self._writer = RecordsWriter(self.settings.results_path)
-            if is_new and folder.is_dir():
-                # Results are no part of anybody's repository.
-                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         return self._writer
 
     def _header(self) -> RunHeader:
