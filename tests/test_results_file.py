@@ -1,0 +1,35 @@
+"""Where records of a run go, and how the file is named to its user."""
+
+import os
+from pathlib import Path
+
+from tlmatrix.config import Config
+from tlmatrix.results_file import make_folder, new_results, shown_path
+
+
+def test_a_file_that_is_named_is_taken_and_a_folder_gets_a_new_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = Config(root=tmp_path, results="kept")
+    assert new_results("mine.jsonl", config, "run") == tmp_path / "mine.jsonl"
+    for given, folder in ((None, tmp_path / "kept"), ("elsewhere", tmp_path / "elsewhere")):
+        path = new_results(given, config, "fuzz")
+        assert path.parent == folder
+        assert path.name.startswith("fuzz-")
+        assert path.name.endswith(f"-{os.getpid()}.jsonl")
+
+
+def test_git_ignores_the_projects_folder_and_nobody_elses(tmp_path):
+    config = Config(root=tmp_path, results="kept")
+    make_folder(tmp_path / "elsewhere" / "a.jsonl", config)
+    assert not list(tmp_path.iterdir())
+    make_folder(tmp_path / "kept" / "a.jsonl", config)
+    assert (tmp_path / "kept" / ".gitignore").read_text() == "*\n"
+    (tmp_path / "kept" / ".gitignore").write_text("!*.jsonl\n")
+    make_folder(tmp_path / "kept" / "a.jsonl", config)
+    assert (tmp_path / "kept" / ".gitignore").read_text() == "!*.jsonl\n"
+
+
+def test_a_path_is_shown_as_one_would_write_it_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown_path(tmp_path / "a" / "b.jsonl") == str(Path("a") / "b.jsonl")
+    assert shown_path(Path("/elsewhere/b.jsonl")) == "/elsewhere/b.jsonl"
