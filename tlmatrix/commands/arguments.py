@@ -85,11 +85,10 @@ def _add_run(commands: _Commands) -> None:
         "--no-fuzz", action="store_true", help="leave out the cases that the tier draws at random"
     )
     run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
-    run.add_argument("--results", metavar="PATH", help="folder for results files, or a .jsonl file")
+    _add_results_and_timeout(run)
     run.add_argument(
         "--resume", metavar="FILE", help="go on with the run of FILE; what passed is not run again"
     )
-    run.add_argument("--timeout", type=float, metavar="SECONDS", help="a case may take this long")
     run.add_argument("--junitxml", metavar="FILE", help="also write a JUnit report")
     run.add_argument(
         "--coverage",
@@ -104,11 +103,7 @@ def _add_run(commands: _Commands) -> None:
         const="off",
         help="do not count them, whatever the project sets",
     )
-    run.add_argument(
-        "--unsupported",
-        choices=UNSUPPORTED,
-        help="cases whose kernels the interpreter does not model: skipped (tell) or errors (fail)",
-    )
+    _add_unsupported(run)
     run.set_defaults(command="run:run")
 
 
@@ -232,15 +227,8 @@ def _add_fuzz(commands: _Commands) -> None:
     fuzz.add_argument(
         "-n", "--workers", default="auto", metavar="N", help="processes (auto: one a core)"
     )
-    fuzz.add_argument(
-        "--results", metavar="PATH", help="folder for results files, or a .jsonl file"
-    )
-    fuzz.add_argument("--timeout", type=float, metavar="SECONDS", help="a case may take this long")
-    fuzz.add_argument(
-        "--unsupported",
-        choices=UNSUPPORTED,
-        help="cases whose kernels the interpreter does not model: skipped (tell) or errors (fail)",
-    )
+    _add_results_and_timeout(fuzz)
+    _add_unsupported(fuzz)
     fuzz.set_defaults(command="fuzz:fuzz")
 
 
@@ -399,6 +387,23 @@ def _add_exec(commands: _Commands) -> None:
 def _add_paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", help="specs, or folders of them (default: specs)"
+    )
+
+
+def _add_results_and_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results", metavar="PATH", help="folder for results files, or a .jsonl file"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="a case may take this long"
+    )
+
+
+def _add_unsupported(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--unsupported",
+        choices=UNSUPPORTED,
+        help="cases whose kernels the interpreter does not model: skipped (tell) or errors (fail)",
     )
 
 
