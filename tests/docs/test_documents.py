@@ -65,6 +65,7 @@ def test_a_program_of_several_ranks_runs_and_its_bugs_are_told(tmp_path, env):
     assert play(ROOT / "docs/ranks.md", tmp_path, env) == 3
 
 
+@pytest.mark.timeout(600)  # seven commands, each of which starts processes
 @pytest.mark.parametrize(
     ("document", "commands"),
     [
