@@ -187,7 +187,9 @@ def test_sums_of_float8_may_be_off_by_what_tensor_cores_drop_and_no_more():
 
 
 @pytest.mark.parametrize("values", ["normal", "ramp", "outlier_rows", "opposed"])
-@pytest.mark.parametrize(("k", "step", "right"), [(55, 64, True), (130, 64, True), (130, 128, False)])
+@pytest.mark.parametrize(
+    ("k", "step", "right"), [(55, 64, True), (130, 64, True), (130, 128, False)]
+)
 def test_sums_of_float8_by_hopper_are_right_in_steps_of_64_and_wrong_in_longer_ones(
     values, k, step, right
 ):

@@ -30,8 +30,8 @@ _FLOAT8_UNIT = 2.0**-15
 """Hopper's tensor cores keep about 14 bits of a sum of float8 products (DeepSeek-V3, 2412.19437,
 section 3.3.2): of 32 products and the sum so far, what is below the 14th bit of the largest is cut
 off. With M the sum of the terms' sizes that bit is worth at most 2**-13 M, and where all have one
-sign 32 terms lose half of it each: 16 * 2**-13 M, which is 64 units, for the second 32 products of a
-step of 64. A kernel that adds up such steps in float32 needs no more, one that leaves a longer
+sign 32 terms lose half of it each: 16 * 2**-13 M, which is 64 units, for the second 32 products of
+a step of 64. A kernel that adds up such steps in float32 needs no more, one that leaves a longer
 sum to the tensor cores does."""
 
 
