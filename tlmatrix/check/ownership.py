@@ -37,6 +37,10 @@ class Ownership:
 
     def __init__(self, spec: Spec, problem: Problem) -> None:
         self._own = {name: tensor for name, tensor in problem.inputs.items() if tensor.numel()}
+        # By the memory they lie in: every launch asks of every parameter whose it is.
+        self._by_memory: dict[int, str] = {}
+        for name, tensor in self._own.items():
+            self._by_memory.setdefault(tensor.untyped_storage().data_ptr(), name)
         self._dims: dict[str, tuple[Dim, ...]] = {
             **problem.dims,
             **{name: info.dims for name, info in problem.outputs.items()},
@@ -46,6 +50,7 @@ class Ownership:
             for name, rows in spec.sanitizers.sequences.items()
         }
         self._by_shape = _packed_shapes(self._dims.values())
+        self._packed = {name: _packed(self._dims[name]) for name in self._own if name in self._dims}
 
     def sequences(self, name: str, tensor: torch.Tensor) -> Sequences | None:
         """Which rows of a kernel's parameter belong to which sequence; None where nobody knows."""
@@ -55,9 +60,11 @@ class Ownership:
         return None if rows is None else Sequences(*rows)
 
     def _rows(self, name: str, tensor: torch.Tensor) -> _Rows | None:
-        own = _named(tensor, self._own)
-        if own is not None and own in self._dims:
-            rows = _packed(self._dims[own])
+        own = None
+        if tensor.numel():
+            own = self._by_memory.get(tensor.untyped_storage().data_ptr())
+        if own is not None and own in self._packed:
+            rows = self._packed[own]
             axis = None if rows is None else _same_axis(tensor, self._own[own], rows[1])
             if rows is not None and axis is not None:
                 return rows[0], axis

@@ -54,13 +54,14 @@ def copy_block(
     """
     if not src_units:
         _check_units(src_dims, src.shape, src_name)
-    if not dst_units:
-        _check_units(dst_dims, dst.shape, dst_name)
     if dst_codec is None and rounding is None and _is_whole(dst, dst_dims):
         extents = tuple([d[1] for d in src_dims if type(d) is tuple])
         if extents and dst.dtype == (np.float32 if src_codec is not None else src.dtype):
-            _read_into(dst.reshape(extents), src, src_codec, src_dims, safe)
+            tile = dst if extents == dst.shape else dst.reshape(extents)
+            _read_into(tile, src, src_codec, src_dims, safe)
             return
+    if not dst_units:
+        _check_units(dst_dims, dst.shape, dst_name)
     value = load_block(src, src_codec, src_dims, safe, src_name, guard=True)
     if dst_codec is None:
         value = convert(value, dst.dtype, rounding)
@@ -91,9 +92,11 @@ def _read_into(
     if not whole:
         cut = [k for k, part in enumerate(inside) if part.stop - part.start < tile.shape[k]]
         if some and len(cut) == 1:
-            before = (slice(None),) * cut[0]
-            tile[(*before, slice(0, inside[cut[0]].start))] = safe
-            tile[(*before, slice(inside[cut[0]].stop, None))] = safe
+            before, part = (slice(None),) * cut[0], inside[cut[0]]
+            if part.start:
+                tile[(*before, slice(0, part.start))] = safe
+            if part.stop < tile.shape[cut[0]]:
+                tile[(*before, slice(part.stop, None))] = safe
         else:
             tile[...] = safe
     if some and codec is None:
