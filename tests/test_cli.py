@@ -398,6 +398,16 @@ def scaled(batch: int, heads: int, dim: int, in_dtype, fast: bool):
     return main
 
 @tilelang.jit
+def per_tile(M, N, block_N=128):
+    @T.prim_func
+    def main(X: T.Tensor((M, N), "float16"), S: T.Tensor((M, T.ceildiv(N, block_N)), "float32"),
+             Y: T.Tensor((M, N), "float16")):
+        with T.Kernel(M, T.ceildiv(N, block_N), threads=128) as (row, tile):
+            for i in T.Parallel(block_N):
+                Y[row, tile * block_N + i] = X[row, tile * block_N + i] * S[row, tile]
+    return main
+
+@tilelang.jit
 def odd(shape, dtype: str, block_M: int):
     rows, cols = shape
 
@@ -423,15 +433,24 @@ def test_new_writes_a_spec_of_the_parameters_that_tracing_finds(project: Project
     assert spec.compile == {name: name for name in ("batch", "heads", "dim", "in_dtype", "fast")}
     assert spec.call == ("x", "s", "ends", "out")
     assert spec.returns == ("out",)
-    assert set(spec.axes) == {*spec.compile, "total", "s"}
+    assert set(spec.axes) == {*spec.compile, "total", "s", "values"}
     assert "def reference(x, ends):" in (project.folder / "scaled.yaml").read_text()
+
+
+def test_dimensions_that_count_tiles_are_written_so_that_yaml_reads_them(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_FACTORIES)
+    project.tlmatrix("new", f"{project.module}:per_tile", "-o", "tiles.yaml")
+    outcome = project.tlmatrix("check", "tiles.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    sizes = load_spec(project.folder / "tiles.yaml").problem.inputs["S"].shape
+    assert [str(size) for size in sizes] == ["M", "ceildiv(N, 128)"]
 
 
 def test_a_spec_that_new_wrote_runs_once_there_is_a_reference(project: Project) -> None:
     (project.folder / f"{project.module}.py").write_text(_FACTORIES)
     project.tlmatrix("new", f"{project.module}:softmax", "-o", "softmax.yaml")
     spec = load_spec(project.folder / "softmax.yaml")
-    assert spec.axes["N"] == (1, 7, 8, 9)
+    assert spec.axes["N"] == (1, 7, 8, 9, 17)
     assert spec.compile == {
         "M": "M", "N": "N", "block_M": 8, "threads": 128, "dtype": "dtype"
     }  # fmt: skip

@@ -15,7 +15,7 @@ from tlmatrix.fuzz.draws import drawn_cases
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.attention.values import lengths
-from tlmatrix.problem.distributions import DISTRIBUTIONS
+from tlmatrix.problem.distributions import usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def test_values_storage_and_longest_lengths_are_drawn_though_no_axis_lists_them(
     spec = parse_spec(PACKED.replace("fuzz:", "fuzz:\n  storage: [offset, expanded]"))
     found = drawn(spec, 200)
     values = Counter(case["values"] for case in found)
-    assert set(values) == set(DISTRIBUTIONS)
+    assert set(values) == set(usual_distributions())
     assert values["normal"] > 60
     storage = Counter(case.values.get("storage", "usual") for case in found)
     assert set(storage) == {"usual", "offset", "expanded"}

@@ -1,5 +1,7 @@
 """Input values: each distribution reveals what it says, deterministic and in range."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from problem_cases import make_problem, packed
@@ -46,6 +48,19 @@ def test_outlier_rows_are_few_and_large():
     assert 2 <= large.sum() <= 20
 
 
+def test_the_first_of_every_four_zero_rows_is_zero_and_no_vector_is():
+    rows = drawn("zero_rows").flatten(0, 1)
+    assert ((rows == 0).all(-1) == (torch.arange(len(rows)) % 4 == 0)).all()
+    assert (drawn("zero_rows", shape=(8,)) != 0).all()
+
+
+def test_the_largest_of_rising_rows_is_in_their_last_tile():
+    rows = drawn("rising", shape=(64, 257))
+    tiles = rows[:, :256].unflatten(-1, (4, 64)).amax(-1)
+    assert (tiles.diff(dim=-1) > 0.5).all()
+    assert 2.7 < rows.amax() < 3.5
+
+
 def test_large_is_large_and_cotangents_stay_small():
     assert 7 < drawn("large").std() < 9
     assert 15 < drawn("large", dtype=torch.bfloat16).std() < 17
@@ -62,7 +77,7 @@ def test_a_case_names_its_distribution_or_its_seed_picks():
     assert choose("ramp", 1) == "ramp"
     picked = [choose(None, seed) for seed in range(400)]
     assert 150 < picked.count("normal") < 250
-    assert set(picked) == set(DISTRIBUTIONS)
+    assert set(picked) == set(DISTRIBUTIONS) - {"zero_rows", "rising"}
     with pytest.raises(ValueError, match="did you mean 'normal'"):
         choose("nromal", 1)
 
@@ -94,3 +109,9 @@ def test_integers_cover_signs():
     assert (signed.min(), signed.max()) == (-8, 7)
     assert draw("normal", generator(1), (500,), torch.uint8).max() == 7
     assert draw("normal", generator(1), (50,), torch.bool).dtype == torch.bool
+
+
+def test_the_guide_to_problems_of_your_own_lists_every_distribution():
+    guide = (Path(__file__).parents[2] / "docs/own-problems.md").read_text()
+    _, *lines = (line for line in guide.splitlines() if line.startswith("| `"))
+    assert [line.split("`")[1] for line in lines] == list(DISTRIBUTIONS)

@@ -67,7 +67,9 @@ def _traced(target: str, traced: Traced) -> list[str]:
 
 
 def _declaration(parameter: Parameter) -> str:
-    shape = ", ".join(map(str, parameter.shape or ()))
+    # Unquoted, the comma of a call would part two dimensions.
+    sizes = (f'"{size}"' if "," in str(size) else str(size) for size in parameter.shape or ())
+    shape = ", ".join(sizes)
     dtype = f"${parameter.dtype_of}" if parameter.dtype_of else parameter.dtype
     return f"{{shape: [{shape}], dtype: {dtype}}}"
 
@@ -130,6 +132,10 @@ def _axes(traced: Traced) -> Iterator[str]:
             yield f"  {name}: [{item.value}]"
     for name in traced.symbols:
         yield f"  {name}: {_edges(name, traced)}"
+    taken = {*by_name, *traced.symbols, *(item.name for item in traced.parameters)}
+    floats = any("float" in item.dtype and item.shape for item in traced.parameters)
+    if floats and "values" not in taken:
+        yield "  values: [normal, large, zero_rows, rising]  # see docs/own-problems.md"
     for scalar in traced.parameters:
         if scalar.shape is None:
             value = "0.5" if "float" in scalar.dtype else "1"
@@ -140,9 +146,11 @@ def _edges(name: str, traced: Traced) -> str:
     if _COUNT.search(name):
         return "[1, 3]"
     tiles = {item.name.lower(): item.value for item in traced.arguments if item.kind == "tile"}
-    near = [value for tile, value in tiles.items() if tile.endswith(name.lower())]
-    tile = near[0] if near else max(tiles.values(), default=_TILE)
-    edges = dict.fromkeys(edge for edge in (1, tile - 1, tile, tile + 1) if edge > 0)
+    own = [value for tile, value in tiles.items() if tile.endswith(name.lower())]
+    tile = own[0] if own else max(tiles.values(), default=_TILE)
+    # The last makes a second turn of what goes over tiles, and a block's second of several.
+    near = (1, tile - 1, tile, tile + 1, 2 * tile + 1)
+    edges = dict.fromkeys(edge for edge in near if edge > 0)
     return f"[{', '.join(map(str, edges))}]"
 
 

@@ -16,7 +16,7 @@ from tlmatrix.spec.expressions import Expression, ExpressionError
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 __all__ = ["Argument", "Parameter", "Traced", "guesses", "trace"]
 
@@ -85,7 +85,8 @@ def trace(factory: Callable[..., Any], parameters: Sequence[inspect.Parameter]) 
     kinds = ("size", "tile")
     sizes = {item.name: values[item.name] for item in arguments if item.kind in kinds}
     sizes = {name: value for name, value in sizes.items() if isinstance(value, int) and value > 0}
-    found = list(_parameters(kernel.prim_func, sizes))
+    tiles = {sizes[item.name] for item in arguments if item.kind == "tile" and item.name in sizes}
+    found = list(_parameters(kernel.prim_func, sizes, tiles))
     dtype_of = _followers(factory, arguments, values, found)
     found = [replace(item, dtype_of=dtype_of.get(item.name)) for item in found]
     outputs = tuple(found[index].name for index in kernel.out_idx)
@@ -145,14 +146,18 @@ def _kernel(factory: Callable[..., Any], values: Mapping[str, Any]) -> Any:  # n
     return kernel
 
 
-def _parameters(prim_func: Any, sizes: Mapping[str, int]) -> Iterator[Parameter]:  # noqa: ANN401
+def _parameters(
+    prim_func: Any,  # noqa: ANN401 - an IR node
+    sizes: Mapping[str, int],
+    tiles: Collection[int] = (),
+) -> Iterator[Parameter]:
     read, written = _accessed(prim_func)
     for handle in prim_func.params:
         if handle not in prim_func.buffer_map:
             yield Parameter(str(handle.name), str(handle.dtype), None, read=True, written=False)
             continue
         buffer = prim_func.buffer_map[handle]
-        shape = tuple(_dimension(size, sizes) for size in buffer.shape)
+        shape = tuple(_dimension(size, sizes, tiles) for size in buffer.shape)
         yield Parameter(
             str(buffer.name), str(buffer.dtype), shape, buffer in read, buffer in written
         )
@@ -192,7 +197,11 @@ def _accessed(prim_func: Any) -> tuple[set[Any], set[Any]]:  # noqa: ANN401
     return read, written
 
 
-def _dimension(size: Any, sizes: Mapping[str, int]) -> int | str:  # noqa: ANN401 - an IR node
+def _dimension(
+    size: Any,  # noqa: ANN401 - an IR node
+    sizes: Mapping[str, int],
+    tiles: Collection[int],
+) -> int | str:
     """A dimension as an expression: of the arguments it was made from, or of symbolic ones."""
     try:
         number = int(size)
@@ -203,12 +212,15 @@ def _dimension(size: Any, sizes: Mapping[str, int]) -> int | str:  # noqa: ANN40
         except ExpressionError:
             return 1
         return text
-    return next((text for text, value in _made_of(sizes) if value == number), number)
+    return next((text for text, value in _made_of(sizes, tiles) if value == number), number)
 
 
-def _made_of(sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+def _made_of(sizes: Mapping[str, int], tiles: Collection[int]) -> Iterator[tuple[str, int]]:
     """What a dimension is usually made of, the simplest first."""
     yield from sizes.items()
+    for (name, value), by in product(sizes.items(), sorted(tiles)):
+        if value > by:
+            yield f"ceildiv({name}, {by})", -(-value // by)
     for name, value in sizes.items():
         yield f"{name} + 1", value + 1
     for (name, value), (other, by) in permutations(sizes.items(), 2):

@@ -28,6 +28,7 @@ __all__ = [
     "explain_distribution",
     "generator",
     "others",
+    "usual_distributions",
 ]
 
 DISTRIBUTIONS = {
@@ -39,13 +40,18 @@ DISTRIBUTIONS = {
     "constant_rows": "every row one random constant: equal terms, sums that drift",
     "opposed": "|N(0, 1)|, inputs of alternate sign: every product of two neighbours is "
     "negative, so that a zero read out of bounds would win the softmax",
+    "zero_rows": "N(0, 1) with the first of every four rows 0: a norm or a scale of nothing",
+    "rising": "each row rises from -3 to 3, with a little noise: a running maximum changes in "
+    "every tile",
 }
 """Each name with what it reveals."""
 
 _PERIOD = 2053
 """Of `others`: a prime, so that hardly two rows of a tensor begin at the same number."""
 
-_OTHERS = tuple(name for name in DISTRIBUTIONS if name != "normal")
+_OF_ROWS = ("zero_rows", "rising")
+"""Those for kernels that work along rows: drawn where a spec names them, and by no seed alone."""
+_OTHERS = tuple(name for name in DISTRIBUTIONS if name not in ("normal", *_OF_ROWS))
 
 
 def explain_distribution(name: Value) -> str | None:
@@ -63,6 +69,11 @@ def choose(values: Value, seed: int) -> str:
         return str(values)
     pick = random.Random(seed)  # noqa: S311 - test data, not secrets
     return "normal" if pick.random() < 0.5 else pick.choice(_OTHERS)
+
+
+def usual_distributions() -> tuple[str, ...]:
+    """What cases draw that name none, `normal` first."""
+    return ("normal", *_OTHERS)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -107,7 +118,7 @@ def draw(
         return _integers(source, shape, dtype)
     size = shape[-1] if shape else 1
     rows = shape[:-1]
-    if name in ("normal", "large", "outlier_rows", "opposed"):
+    if name in ("normal", "large", "outlier_rows", "opposed", "zero_rows"):
         result = torch.randn(shape, generator=source, dtype=torch.float32)
         if name == "large":
             # 8**2 * sqrt(head_dim) stays far from 65504; wider dtypes bear twice as much.
@@ -115,6 +126,8 @@ def draw(
         elif name == "outlier_rows":
             lots = torch.randint(0, 16, (*rows, 1), generator=source)
             result *= torch.where(lots == 0, 16.0, 1.0)
+        elif name == "zero_rows" and rows:
+            result.view(-1, size)[::4] = 0.0
         elif name == "opposed":
             result = result.abs_() if index % 2 == 0 else result.abs_().neg_()
     elif name == "one_hot":
@@ -122,6 +135,9 @@ def draw(
         if result.numel():
             place = torch.randint(0, size, (*rows, 1), generator=source)
             result.scatter_(-1, place, 1.0)
+    elif name == "rising":
+        noise = torch.randn(shape, generator=source, dtype=torch.float32)
+        result = torch.linspace(-3.0, 3.0, size, dtype=torch.float32) + noise / 16
     elif name == "constant_rows":
         row = torch.randn((*rows, 1), generator=source, dtype=torch.float32)
         result = row.expand(shape).contiguous()

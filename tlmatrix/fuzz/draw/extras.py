@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.draw.numbers import Span
-from tlmatrix.problem.distributions import DISTRIBUTIONS
+from tlmatrix.problem.distributions import usual_distributions
 from tlmatrix.problem.optional import optional_axes
 from tlmatrix.spec.issues import SpecError
 
@@ -49,7 +49,7 @@ class Extras:
 def extras_of(spec: Spec, fuzz: Fuzz, family: Family, lengths: Lengths | None) -> Extras:
     """What is drawn besides the axes of a spec; SpecError where a rule stands in the way."""
     free = optional_axes(family) - spec.axes.keys()
-    names = list(DISTRIBUTIONS)
+    names = usual_distributions()
     longest = SIDES.keys() if lengths is not None else ()
     raised = tuple(axis for axis in longest if axis in spec.axes)
     if lengths is not None:

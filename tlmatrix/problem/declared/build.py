@@ -151,9 +151,11 @@ class Declared:
         spec = self.frame.spec
         for name in self.inputs:
             if name not in parameters and not _takes_anything(parameters):
-                raise refuse(
-                    spec, _REFERENCE, f"has no parameter {name!r}{nearest(name, parameters)}"
+                message = (
+                    f"the reference has no parameter {name!r}{nearest(name, parameters)}; it is "
+                    "called with the inputs by their names"
                 )
+                raise refuse(spec, _REFERENCE, message)
         known = {*self.inputs, *values}
         for name, parameter in parameters.items():
             required = parameter.default is parameter.empty and parameter.kind not in (
