@@ -70,6 +70,7 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
         "nightly": Tier(strategy="3-wise"),
         "full": Tier(strategy="product"),
         "smoke": Tier(strategy="first"),
+        "each": Tier(strategy="1-wise"),
     }
     assert spec.checks == (*CHECKS[:4], "isolation", "determinism", "properties")
     assert (spec.determinism, spec.tile, spec.regressions) == ((), {}, ())
