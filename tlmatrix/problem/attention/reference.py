@@ -283,7 +283,7 @@ class _Bounds:
 
 def _drift(out: torch.Tensor, stored: torch.dtype, do: torch.Tensor) -> torch.Tensor:
     """What delta = sum(out * do) is off once out is stored, in unit roundoffs; [..., rows, 1]."""
-    error = out.to(stored).to(out.dtype).sub_(out)
+    error = Precision(out.dtype, stored).round(out) - out
     return error.mul_(do).sum(-1, keepdim=True).div_(torch.finfo(stored).eps / 2)
 
 
