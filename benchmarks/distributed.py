@@ -45,15 +45,21 @@ from tlmatrix_kernels.distributed import (
     gemm_reduce_scatter,
     reduce_scatter,
 )
+from tlmatrix_kernels.distributed.baselines import (
+    all_gather_then_gemm,
+    all_gather_then_torch,
+    gemm_then_reduce_scatter,
+    torch_all_gather_matmul,
+    torch_matmul_reduce_scatter,
+    torch_then_reduce_scatter,
+)
 from tlmatrix_kernels.distributed.collectives import gather_single, reduce_scatter_single
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival, gemm_signalling
+from tlmatrix_kernels.distributed.ordered import ordered_gemm
+from tlmatrix_kernels.distributed.pieces import MOST_PIECES, most_pieces, pieces
 from tlmatrix_kernels.distributed.ring import add_in_ring_order
-from tlmatrix_kernels.distributed.shares import share
-from tlmatrix_kernels.distributed.swizzle import panel_height
-from tlmatrix_kernels.dtypes import dtype_name
+from tlmatrix_kernels.distributed.shares import shares
 from tlmatrix_kernels.gemm import gemm
-from tlmatrix_kernels.gemm.tiles import gemm_tiles, size_for
-from tlmatrix_kernels.target import HOPPER, multiprocessors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,24 +74,21 @@ FUSED = ("ours", "torch")
 
 def _all_gather_gemm(context: Context, m: int, n: int, k: int, dtype: torch.dtype) -> Candidates:
     """Of a [M/W, K] times w [N/W, K] transposed."""
-    world, group = context.world, dist.group.WORLD
+    world = context.world
     a = torch.randn(m // world, k, device="cuda", dtype=dtype)
     w = torch.randn(n // world, k, device="cuda", dtype=dtype)
-    whole = torch.empty(m, k, device="cuda", dtype=dtype)
+    whole = torch.randn(m, k, device="cuda", dtype=dtype)
 
     def gathered() -> torch.Tensor:
         gather_single(whole, a)
         return whole
 
-    def fused() -> torch.Tensor:
-        operator = torch.ops.symm_mem.fused_all_gather_matmul
-        return operator(a, [w.T], 0, group.group_name, return_A=False)[1][0]
-
+    whole_call = {"context": context, "m": m, "transpose_b": True}
     return {
-        "torch seq": lambda: gathered() @ w.T,
-        "ours": partial(all_gather_gemm, a, w, context=context, transpose_b=True, overlap=True),
-        "in turn": partial(all_gather_gemm, a, w, context=context, transpose_b=True, overlap=False),
-        "torch": fused,
+        "torch seq": partial(all_gather_then_torch, a, w, **whole_call),
+        "ours": partial(all_gather_gemm, a, w, **whole_call, overlap=True),
+        "in turn": partial(all_gather_then_gemm, a, w, **whole_call),
+        "torch": partial(torch_all_gather_matmul, a, w, **whole_call),
         "gemm": lambda: gemm(whole, w, transpose_b=True),
         "nccl": gathered,
         "tiles": partial(_tiles_on_arrival, context, whole, w),
@@ -95,15 +98,20 @@ def _all_gather_gemm(context: Context, m: int, n: int, k: int, dtype: torch.dtyp
 
 def _tiles_on_arrival(context: Context, whole: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The kernel of all_gather_gemm, whose flags are all up."""
-    m, n = whole.shape[0], w.shape[0]
-    names = dtype_name(whole.dtype), dtype_name(whole.dtype)
-    out = whole.new_empty(m, n)
-    size = size_for(m, n, gemm_tiles(HOPPER, "wide", whole_rows=True), multiprocessors(w.device))
-    tiles = gemm_tiles(HOPPER, size, whole_rows=True)
-    first = -(-share(m, context.world, context.rank)[0] // tiles.block_m)
-    ready = torch.ones(context.world, dtype=torch.int32, device="cuda")
-    panel = panel_height(m, context.world, tiles.block_m)
-    gemm_on_arrival(*names, True, True, size)(whole, w, out, ready, 1, first, panel)
+    world, rows = context.world, shares(whole.shape[0], context.world)
+    out = whole.new_empty(whole.shape[0], w.shape[0])
+    launch = ordered_gemm(
+        gemm_on_arrival,
+        w,
+        out,
+        world,
+        rows[context.rank][0],
+        transpose_b=True,
+        whole_rows=True,
+        whole_tile=True,
+    )
+    ready = torch.ones(world, dtype=torch.int32, device="cuda")
+    launch.kernel(whole, w, out, ready, 1, launch.first, launch.panel)
     return out
 
 
@@ -111,7 +119,7 @@ def _gemm_reduce_scatter(
     context: Context, m: int, n: int, k: int, dtype: torch.dtype
 ) -> Candidates:
     """Of a [M, K/W] times w [N, K/W] transposed, my rows of the sum."""
-    world, group = context.world, dist.group.WORLD
+    world = context.world
     a = torch.randn(m, k // world, device="cuda", dtype=dtype)
     w = torch.randn(n, k // world, device="cuda", dtype=dtype)
     product = torch.randn(m, n, device="cuda", dtype=dtype)
@@ -121,16 +129,12 @@ def _gemm_reduce_scatter(
         reduce_scatter_single(out, x)
         return out
 
-    def fused() -> torch.Tensor:
-        operator = torch.ops.symm_mem.fused_matmul_reduce_scatter
-        return operator(a, w.T, "sum", 0, group.group_name)
-
-    ours = partial(gemm_reduce_scatter, a, w, context=context, transpose_b=True)
+    call = {"context": context, "transpose_b": True}
     return {
-        "torch seq": lambda: scattered(a @ w.T),
-        "ours": partial(ours, overlap=True),
-        "in turn": partial(ours, overlap=False),
-        "torch": fused,
+        "torch seq": partial(torch_then_reduce_scatter, a, w, m=m, **call),
+        "ours": partial(gemm_reduce_scatter, a, w, **call, overlap=True),
+        "in turn": partial(gemm_then_reduce_scatter, a, w, **call),
+        "torch": partial(torch_matmul_reduce_scatter, a, w, m=m, **call),
         "gemm": lambda: gemm(a, w, transpose_b=True),
         "nccl": lambda: scattered(product),
         "tiles": partial(_tiles_signalling, context, a, w),
@@ -141,15 +145,27 @@ def _gemm_reduce_scatter(
 
 def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The kernel of gemm_reduce_scatter, for which nobody waits."""
-    m, n = a.shape[0], w.shape[0]
-    names = dtype_name(a.dtype), dtype_name(a.dtype)
+    (m, n), world, rank = (a.shape[0], w.shape[0]), context.world, context.rank
+    rows = shares(m, world)
     out = a.new_empty(m, n)
-    size = size_for(m, n, gemm_tiles(HOPPER, "wide", whole_rows=True), multiprocessors(w.device))
-    tiles = gemm_tiles(HOPPER, size, whole_rows=True)
-    first = share(m, context.world, (context.rank + 1) % context.world)[0] // tiles.block_m
-    done = torch.zeros(context.world, dtype=torch.int32, device="cuda")
-    panel = panel_height(m, context.world, tiles.block_m)
-    gemm_signalling(*names, True, True, size)(a, w, out, done, first, panel)
+    most = most_pieces(-(-m // world) * n)
+    launch = ordered_gemm(
+        gemm_signalling,
+        w,
+        out,
+        world,
+        rows[(rank + 1) % world][0],
+        transpose_b=True,
+        whole_rows=True,
+        whole_tile=False,
+        panels=most,
+    )
+    tiles_m = -(-m // launch.block_m)
+    own = pieces(rows[rank], tiles_m, launch.first, launch.panel, launch.block_m, most)
+    done = torch.zeros(world, dtype=torch.int32, device="cuda")
+    made = torch.zeros(MOST_PIECES, dtype=torch.int32, device="cuda")
+    order = launch.first, launch.panel, rank, own.base, own.step
+    launch.kernel(a, w, out, done, made, *order)
     return out
 
 

@@ -9,14 +9,27 @@ from tlmatrix_kernels.distributed.context import Context
 __all__ = ["LEAST_FLOP", "overlap_pays", "overlaps"]
 
 LEAST_FLOP = {
-    "all_gather_gemm": {2: 6.0e10},
-    "gemm_reduce_scatter": {2: 6.0e10},
+    "all_gather_gemm": {2: 6.0e10, 4: 8.0e10},
+    "gemm_reduce_scatter": {2: 6.0e10, 4: 8.0e10},
 }
 """By operator and ranks: floating point operations of *one rank's* product from which on it pays.
 
-Other numbers of ranks take the line of the next smaller one. Measured on two H200 with
-`benchmarks/distributed.py`: a product of 4096^3, 6.9e10 a rank, is 8 % and 26 % faster overlapped,
-one of 2048^3 slower. More ranks have not been measured.
+Other numbers of ranks take the line of the next smaller one. Measured with
+`benchmarks/distributed.py`, M = N = K of the whole product, bfloat16, NVLink. On two H200 a product
+of 4096^3, 6.9e10 a rank, is 8 % and 26 % faster overlapped than in turn, one of 2048^3 slower. On
+four, milliseconds overlapped, and of NCCL and our GEMM or torch.matmul in turn:
+
+    =====  =============  =====================  =====================
+    size   flop a rank    all_gather_gemm        gemm_reduce_scatter
+    =====  =============  =====================  =====================
+    8192   2.7e11         0.461  0.760  0.731    0.674  0.939  0.724
+    6144   1.2e11         0.286  0.445  0.359    0.376  0.525  0.369
+    4096   3.4e10         0.244  0.186  0.154    0.275  0.231  0.164
+    2048   4.3e9          0.175  0.085  0.053    0.229  0.150  0.063
+    =====  =============  =====================  =====================
+
+(gemm_reduce_scatter with the own rows added all at once at the end.) More than four ranks have not
+been measured.
 """
 
 

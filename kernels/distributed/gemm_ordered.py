@@ -13,9 +13,10 @@ tiles are taken in the order of `swizzle.ordered_tile`. M, N, K and world are sy
     A tile waits until `ready[r] >= epoch` for every owner r of its rows.
 
 `gemm_signalling`
-    A tile that is stored adds its elements that rank r owns to `done[r]`, for every owner r of its
-    rows, with release at system scope. Who acquires the sum of all elements of its rows, on any
-    GPU, sees them whole; that sum is the same whatever tiles a rank has.
+    A tile that is stored adds its elements that rank r owns to `done[r]`, for every other owner r
+    of its rows, with release at system scope. Who acquires the sum of all elements of its rows, on
+    any GPU, sees them whole; that sum is the same whatever tiles a rank has. Those of `rank` itself
+    are added to `made[i]`, where i is the piece of its rows (`pieces`) in which the tile lies.
 
 How TileLang 0.1.15 assembles them for sm_90a: as `gemm_kernel`, with 128 threads that load by TMA
 beside 256 that multiply, and the same loops (test_assembly.py). All threads wait before the roles
@@ -138,9 +139,10 @@ def gemm_on_arrival(
 def gemm_signalling(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
-    """Build the kernel; it is called with (A, B, C, done, first, panel)."""
+    """Build the kernel; it is called with (A, B, C, done, made, first, panel, rank, base, step)."""
     of = _static(dtype, transpose_b, whole_rows, size)
-    M, N, world = of.M, of.N, T.dynamic("world")
+    M, N = of.M, of.N
+    world, pieces = T.dynamic("world"), T.dynamic("pieces")
     block_m, block_n = of.tiles.block_m, of.tiles.block_n
 
     @T.prim_func
@@ -149,8 +151,12 @@ def gemm_signalling(
         B: T.Tensor(of.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         done: T.Tensor([world], "int32"),
+        made: T.Tensor([pieces], "int32"),
         first: T.int32,
         panel: T.int32,
+        rank: T.int32,
+        base: T.int32,
+        step: T.int32,
     ):
         with T.Kernel(
             T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=of.tiles.threads
@@ -162,6 +168,7 @@ def gemm_signalling(
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
+            T.assume(step > 0)
             at_m, at_n = _ordered(tile, first, panel, of)
             # Variables, or the divisions would be made again wherever a row or column is used.
             bm = T.alloc_var("int32", init=at_m)
@@ -173,6 +180,9 @@ def gemm_signalling(
                 begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)
                 rows = T.min(end, m + block_m) - T.max(begin, m)
                 if rows > 0:
-                    signals.add(done, owner, rows * T.min(N - n, block_n))
+                    if owner == rank:
+                        signals.add(made, (m - base) // step, rows * T.min(N - n, block_n))
+                    else:
+                        signals.add(done, owner, rows * T.min(N - n, block_n))
 
     return gemm_signals

@@ -11,7 +11,8 @@ from tlmatrix_kernels.distributed.collectives import scattered_sum
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_signalling
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.ordered import OrderedCall, ordered_gemm, signature
+from tlmatrix_kernels.distributed.ordered import OrderedCall, OrderedGemm, ordered_gemm, signature
+from tlmatrix_kernels.distributed.pieces import MOST_PIECES, Pieces, most_pieces, pieces
 from tlmatrix_kernels.distributed.pull import wait_flag
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.shares import shares
@@ -92,10 +93,14 @@ def gemm_reduce_scatter(
 
 @dataclass(frozen=True)
 class _Half:
-    """Products in one half of the symmetric memory; of each rank's our rows, and its counts."""
+    """Products in one half of the symmetric memory; of each rank's our rows, and its counts.
+
+    `done` has those that tell other ranks of their rows, `made` those of pieces of our own.
+    """
 
     buffer: SymmetricBuffer
     done: list[torch.Tensor]
+    made: torch.Tensor
     product: torch.Tensor
     ours: list[torch.Tensor]
 
@@ -127,8 +132,11 @@ def _half(call: OrderedCall, number: int, context: Context) -> _Half:
         ranks = range(context.world)
         flags = context.flags("gemm_reduce_scatter/done", context.world)
         done = [flags.on(peer, [context.world], torch.int32) for peer in ranks]
+        made = context.flags("gemm_reduce_scatter/made", MOST_PIECES)
         ours = [buffer.on(peer, shape, dtype)[begin:end] for peer in ranks]
-        half = call.halves[number] = _Half(buffer, done, buffer.mine(shape, dtype), ours)
+        half = call.halves[number] = _Half(
+            buffer, done, made.mine([MOST_PIECES], torch.int32), buffer.mine(shape, dtype), ours
+        )
     return half
 
 
@@ -144,8 +152,10 @@ def _overlapped(
 
     Tiles are made rank by rank: first those of the next rank, ours last. So what rank r has for us
     is ready the earlier, the closer r is before us, and no rank is asked by two at once. A second
-    stream waits until a rank has made all of our rows, pulls them by the copy engine, and adds. The
-    kernel waits for nobody, so nothing is starved of a place to run.
+    stream waits until a rank has made all of our rows and pulls them by the copy engine; then it
+    adds our own rows piece by piece, while the kernel makes the next piece (`pieces`). The kernel
+    waits for nobody, so nothing is starved of a place to run. Its blocks are one a tile: those of a
+    sum, which come first, take the places of tiles that are done.
     """
     rank, world = context.rank, context.world
     epoch = context.begin("gemm_reduce_scatter")
@@ -166,8 +176,14 @@ def _overlapped(
             transpose_b=call.transpose_b,
             whole_rows=whole_rows,
             whole_tile=False,
+            panels=most_pieces(-(-call.m // world) * call.n),
         )
-    launch.kernel(a, b, half.product, half.done[rank], launch.first, launch.panel)
+    own = _own_pieces(call, launch, rank)
+    made = [(last - first) * call.n for first, last in own.cuts]
+    made += [0] * (MOST_PIECES - len(made))
+    made = context.count("gemm_reduce_scatter/made", made)
+    order = launch.first, launch.panel, rank, own.base, own.step
+    launch.kernel(a, b, half.product, half.done[rank], half.made, *order)
     with torch.cuda.stream(side):
         barrier(half.buffer)
         if out.numel() > 0:
@@ -175,6 +191,16 @@ def _overlapped(
             for slot, peer in enumerate(ring(rank, world)):
                 wait_flag(half.done[peer], rank, total)
                 parts[slot].copy_(half.ours[peer])
-            wait_flag(half.done[rank], rank, total)
-            add_in_ring_order(parts, half.ours[rank], bias, out)
+            for piece, (first, last) in enumerate(own.cuts):
+                wait_flag(half.made, piece, made[piece])
+                mine = half.ours[rank][first:last]
+                add_in_ring_order(parts, mine, bias, out[first:last], first)
     torch.cuda.current_stream().wait_stream(side)
+
+
+def _own_pieces(call: OrderedCall, launch: OrderedGemm, rank: int) -> Pieces:
+    """Of our rows, in the order in which their tiles are made."""
+    begin, end = call.cuts[rank]
+    tiles_m = -(-call.m // launch.block_m)
+    most = most_pieces((end - begin) * call.n)
+    return pieces((begin, end), tiles_m, launch.first, launch.panel, launch.block_m, most)

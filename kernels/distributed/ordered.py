@@ -22,11 +22,13 @@ class OrderedGemm:
         kernel: the kernel.
         first: the row of tiles that comes first.
         panel: rows of tiles that are walked together.
+        block_m: rows of a tile.
     """
 
     kernel: Any
     first: int
     panel: int
+    block_m: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def ordered_gemm(
     transpose_b: bool,
     whole_rows: bool,
     whole_tile: bool,
+    panels: int = 1,
 ) -> OrderedGemm:
     """The launch for a product [m, n] whose rows belong to `world` ranks.
 
@@ -79,6 +82,7 @@ def ordered_gemm(
         transpose_b: whether the second factor is stored transposed.
         whole_rows: see `tlmatrix_kernels.gemm.validate.rows_aligned`.
         whole_tile: begin with the first tile that has no row before `row`, or around the end.
+        panels: that a share has where it is high enough (`swizzle.panel_height`).
     """
     m, n = out.shape
     arch = capability()
@@ -89,4 +93,5 @@ def ordered_gemm(
         dtype_name(operand.dtype), dtype_name(out.dtype), transpose_b, whole_rows, size
     )
     before = -(-row // block_m) if whole_tile else row // block_m
-    return OrderedGemm(kernel, before % -(-m // block_m), panel_height(m, world, block_m))
+    panel = panel_height(m, world, block_m, panels=panels)
+    return OrderedGemm(kernel, before % -(-m // block_m), panel, block_m)

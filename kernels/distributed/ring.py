@@ -1,6 +1,7 @@
 """The sum of what ranks have for one of them, in float32 and in the order of the ring.
 
-    parts [slots, rows, N]   what came from the others, in the order of `ring`
+    parts [slots, held, N]   what came from the others, in the order of `ring`; the rows from
+                             `first` on are added
     own   [rows, N]          what this rank has itself, added last
     bias  [N]                float32, added once, where there is one
     out   [rows, N]
@@ -26,26 +27,29 @@ STEP = 8
 
 @tilelang.jit
 def ring_sum(dtype: str, out_dtype: str, bias: bool, whole_rows: bool):
-    """Build the kernel; it is called with (parts, own, offset, out), `offset` is the bias."""
-    slots, rows = T.dynamic("slots"), T.dynamic("rows")
+    """Build the kernel, called with (parts, own, offset, out, first); `offset` is the bias."""
+    slots, held, rows = T.dynamic("slots"), T.dynamic("held"), T.dynamic("rows")
     N = T.dynamic("n_by_8") * STEP if whole_rows else T.dynamic("n")
     biases = T.dynamic("biases")
 
     @T.prim_func
     def ring_reduction(
-        parts: T.Tensor([slots, rows, N], dtype),
+        parts: T.Tensor([slots, held, N], dtype),
         own: T.Tensor([rows, N], dtype),
         offset: T.Tensor([biases], "float32"),
         out: T.Tensor([rows, N], out_dtype),
+        first: T.int32,
     ):
         with T.Kernel(rows, T.ceildiv(N, COLUMNS), threads=THREADS) as (row, block):
+            T.assume(first >= 0)
+            T.assume(first + row < held)  # or a guard would keep loads from being in flight
             acc = T.alloc_fragment([COLUMNS], "float32")
             begin = block * COLUMNS
             T.clear(acc)
             for slot in T.serial(slots):
                 for i in T.Parallel(COLUMNS):
                     if begin + i < N:
-                        acc[i] += T.cast(parts[slot, row, begin + i], "float32")
+                        acc[i] += T.cast(parts[slot, first + row, begin + i], "float32")
             for i in T.Parallel(COLUMNS):
                 if begin + i < N:
                     acc[i] += T.cast(own[row, begin + i], "float32")
@@ -66,15 +70,20 @@ def ring(rank: int, world: int) -> list[int]:
 
 
 def add_in_ring_order(
-    parts: torch.Tensor, own: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    parts: torch.Tensor,
+    own: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """Enqueue `out` = the sum of `parts`, `own` and `bias` on the current stream.
 
     Args:
-        parts: [slots, rows, n], contiguous; float16, bfloat16 or float32.
+        parts: [slots, rows or more, n], contiguous; float16, bfloat16 or float32.
         own: [rows, n], contiguous, of the dtype of `parts`.
         bias: [n] float32, or None.
         out: [rows, n], contiguous, what is written.
+        first: of the rows of `parts`, that for the first of `own`.
     """
     if out.numel() == 0:
         return
@@ -82,4 +91,4 @@ def add_in_ring_order(
     whole_rows = out.shape[1] % STEP == 0 and aligned
     offset = out.new_empty(0, dtype=torch.float32) if bias is None else bias
     options = (dtype_name(own.dtype), dtype_name(out.dtype), bias is not None, whole_rows)
-    ring_sum(*options)(parts, own, offset, out)
+    ring_sum(*options)(parts, own, offset, out, first)

@@ -22,6 +22,8 @@ __all__ = ["ordered_tile", "panel_height"]
 
 PANEL = 8
 """Rows of tiles in a panel at most: as in `tlmatrix_kernels.gemm`."""
+LOWEST = 4
+"""Rows of tiles to which a panel is lowered so that a share has more of them."""
 
 
 def ordered_tile(index, tiles_m, tiles_n, first, panel, minimum=min):
@@ -46,12 +48,12 @@ def ordered_tile(index, tiles_m, tiles_n, first, panel, minimum=min):
     return bm, bn
 
 
-def panel_height(rows: int, world: int, block_m: int, most: int = PANEL) -> int:
+def panel_height(rows: int, world: int, block_m: int, most: int = PANEL, panels: int = 1) -> int:
     """Rows of tiles in a panel: at most `most`, and so that whole panels make a rank's share.
 
     A panel that reached into the next share would wait for it, or keep it waiting, with the rows of
-    the first.
+    the first. A share has at least so many `panels`, unless they would be lower than `LOWEST`.
     """
     of_share = max(1, -(-rows // (world * block_m)))
-    panels = -(-of_share // most)
+    panels = max(-(-of_share // most), min(panels, of_share // LOWEST))
     return -(-of_share // panels)

@@ -14,6 +14,7 @@ from tlmatrix_kernels.distributed import (
     reduce_scatter,
     reduce_scatter_two_level,
 )
+from tlmatrix_kernels.distributed.pieces import MOST_PIECES
 from tlmatrix_kernels.distributed.shares import share
 
 
@@ -87,8 +88,12 @@ def calls(context, seed):
         wrong += [
             (call, name) for name, (got, want) in results.items() if not torch.equal(got, want)
         ]
-    for name in ("all_gather_gemm/ready", "gemm_reduce_scatter/done"):
-        behind = context.flags(name, world).storage.view(torch.int32)[world:]
+    for name, count in (
+        ("all_gather_gemm/ready", world),
+        ("gemm_reduce_scatter/done", world),
+        ("gemm_reduce_scatter/made", MOST_PIECES),
+    ):
+        behind = context.flags(name, count).storage.view(torch.int32)[count:]
         wrong += [(name, "behind the flags")] * int(len(behind) == 0 or behind.any())
     return wrong
 
@@ -133,8 +138,11 @@ def test_counts_of_many_calls_pass_the_end_of_32_bits():
                 torch.cuda.synchronize()
                 dist.barrier()
                 flags = context.flags("gemm_reduce_scatter/done", 2).mine([2], torch.int32)
+                made = context.flags("gemm_reduce_scatter/made", MOST_PIECES)
                 flags.add_(behind)
+                made.mine([MOST_PIECES], torch.int32).add_(behind)
                 context.count("gemm_reduce_scatter", [behind] * 2)
+                context.count("gemm_reduce_scatter/made", [behind] * MOST_PIECES)
                 dist.barrier()
             out = gemm_reduce_scatter(terms_a[rank], terms_b[rank], context=context, overlap=True)
             whole = (terms_a.float() @ terms_b.float()).sum(0).half()

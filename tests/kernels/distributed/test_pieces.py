@@ -1,0 +1,161 @@
+"""Pieces of the own rows: whole panels, made in turn, and added as they come."""
+
+import importlib
+
+import pytest
+import torch
+
+from tlmatrix import simulate
+from tlmatrix_kernels.distributed import create_context, gemm_reduce_scatter
+from tlmatrix_kernels.distributed import pieces as module
+from tlmatrix_kernels.distributed.pieces import MOST_PIECES, Pieces, most_pieces, pieces
+from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed.swizzle import ordered_tile, panel_height
+
+operator = importlib.import_module("tlmatrix_kernels.distributed.gemm_reduce_scatter")
+
+
+def test_a_small_share_is_one_piece_and_a_large_one_a_few():
+    asked = (0, 1, 2**20, 2**21, 3 * 2**20)
+    assert [most_pieces(elements) for elements in asked] == [1, 1, 1, 2, 3]
+    assert most_pieces(2048 * 8192) == most_pieces(2**40) == MOST_PIECES
+
+
+def test_those_of_a_product_of_8192_on_four_ranks_are_its_panels():
+    panel = panel_height(8192, 4, 128, panels=most_pieces(2048 * 8192))
+    assert panel == 4
+    cuts = tuple((low, low + 512) for low in range(0, 2048, 512))
+    for rank in range(4):
+        begin = 2048 * rank
+        found = pieces((begin, begin + 2048), 64, (begin // 128 + 16) % 64, panel, 128, 4)
+        assert found == Pieces(begin, 512, cuts)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("rows", [1, 7, 64, 1000, 1023, 2048, 4099])
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_every_tile_is_of_one_piece_and_pieces_are_made_in_turn(world, rows, most):
+    block, tiles_n = 64, 3
+    tiles_m = -(-rows // block)
+    panel = panel_height(rows, world, block, panels=most)
+    cuts = shares(rows, world)
+    for rank, (begin, end) in enumerate(cuts):
+        first = cuts[(rank + 1) % world][0] // block % tiles_m
+        found = pieces((begin, end), tiles_m, first, panel, block, most)
+        assert len(found.cuts) <= most
+        inside = [begin + row for cut in found.cuts for row in range(*cut)]
+        assert inside == list(range(begin, end)), "each row is of one piece, in order"
+        last = {}
+        for index in range(tiles_m * tiles_n):
+            bm = ordered_tile(index, tiles_m, tiles_n, first, panel)[0]
+            own = range(max(begin, bm * block), min(end, (bm + 1) * block))
+            if len(own) > 0:  # what the kernel counts it for
+                piece = (bm * block - found.base) // found.step
+                low, high = found.cuts[piece]
+                assert begin + low <= own[0] <= own[-1] < begin + high
+                if end % block == 0 or bm != first:  # one with the next rank's rows is made early
+                    last[piece] = index
+        assert list(last) == sorted(last)
+        assert list(last.values()) == sorted(last.values())
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 1024, 1000, 4096, 8192, 10_000])
+def test_panels_are_lowered_for_pieces_but_not_to_slivers(rows, world):
+    of_share = max(1, -(-rows // (world * 128)))
+    alone, lowered = (panel_height(rows, world, 128, panels=panels) for panels in (1, 4))
+    assert lowered <= alone
+    assert lowered == alone or lowered >= 4
+    assert -(-of_share // lowered) >= min(4, of_share // 4)
+
+
+def signs(seed, *shape):
+    source = torch.Generator().manual_seed(seed)
+    return torch.randint(-1, 2, shape, generator=source).half()
+
+
+SHAPES = [(1100, 24, 16), (770, 72, 8), (1537, 9, 5), (3, 16, 8), (1100, 24, 16), (128, 8, 8)]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Pieces of hardly any elements, so that small shares have several; what was added."""
+    monkeypatch.setattr(module, "LEAST_ELEMENTS", 64)
+    added = []
+    original = operator.add_in_ring_order
+
+    def noting(parts, own, bias, out, first):
+        added.append((parts.shape[1], first, out.shape[0]))
+        original(parts, own, bias, out, first)
+
+    monkeypatch.setattr(operator, "add_in_ring_order", noting)
+    return added
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_pieces_are_added_in_order_with_the_rows_that_others_have_for_them(small, world):
+    def program(rank):
+        context = create_context()
+        right = []
+        for call, (m, n, k) in enumerate(SHAPES):
+            a, b = signs(call, world, m, k), signs(call + 50, world, k, n)
+            bias = signs(call + 90, n) if call % 2 else None
+            out = gemm_reduce_scatter(a[rank], b[rank], bias, context=context, overlap=True)
+            whole = (a.float() @ b.float()).sum(0) + (0 if bias is None else bias.float())
+            right.append(torch.equal(out, whole.half().tensor_split(world)[rank]))
+        return right
+
+    found = simulate(program, world=world, seed=world, stragglers=True)
+    assert found.results == [[True] * len(SHAPES)] * world
+    assert not found.reports
+    assert max(rows for _, _, rows in small) < max(held for held, _, _ in small)
+
+
+def test_a_share_of_several_panels_is_as_many_sums_in_the_order_of_rows(small):
+    a, b = signs(0, 1024, 16), signs(1, 16, 24)
+    panel = 64 * panel_height(1024, 2, 64, panels=4)
+
+    def program(_):
+        before = len(small)
+        gemm_reduce_scatter(a, b, context=create_context(), overlap=True)
+        return len(small) > before
+
+    assert simulate(program, world=1).results == [False], "one rank has nothing to add"
+    simulate(program, world=2, seed=1)
+    of_a_rank = [(512, first, panel) for first in range(0, 512, panel)]
+    assert len(of_a_rank) == 2
+    assert sorted(small) == sorted(2 * of_a_rank)
+    assert small.index(of_a_rank[0]) < small.index(of_a_rank[1])
+
+
+@pytest.mark.parametrize(("m", "n"), [(1100, 24), (1001, 129)])
+def test_pieces_have_the_bits_of_the_sum_at_once(small, monkeypatch, m, n):
+    source = torch.Generator().manual_seed(m)
+    a, b = (torch.randn(3, *shape, generator=source).half() for shape in ((m, 40), (40, n)))
+
+    def program(rank):
+        return gemm_reduce_scatter(a[rank], b[rank], context=create_context(), overlap=True)
+
+    in_pieces = simulate(program, world=3, seed=1).results
+    sums = len(small)
+    monkeypatch.setattr(module, "LEAST_ELEMENTS", 2**20)
+    at_once = simulate(program, world=3, seed=2).results
+    assert sums > len(small) - sums == 3
+    assert all(torch.equal(x, y) for x, y in zip(in_pieces, at_once, strict=True))
+
+
+def test_a_piece_that_is_not_waited_for_is_found_as_a_race(small, monkeypatch):
+    """Simulated ranks tell a sum of rows that the kernel is still making."""
+    original = operator.wait_flag
+
+    def waits_for_the_first_alone(flags, index, value):
+        if len(flags) != MOST_PIECES or index == 0:
+            original(flags, index, value)
+
+    monkeypatch.setattr(operator, "wait_flag", waits_for_the_first_alone)
+    a, b = signs(0, 1100, 16), signs(1, 16, 24)
+
+    def program(_):
+        gemm_reduce_scatter(a, b, context=create_context(), overlap=True)
+
+    assert any(simulate(program, world=2, seed=seed).reports for seed in range(3))
