@@ -218,8 +218,9 @@ def slowest(value: float) -> float:
 def timed(call: Call, calls: int) -> float:
     """Milliseconds of one call on the slowest rank, of `calls` back to back."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    dist.all_reduce(torch.zeros(1, device="cuda"))  # all GPUs start together, about
     torch.cuda._sleep(int(TICKS_PER_MS * HOST_MS * calls))  # noqa: SLF001 - no public name
+    # Behind it, as GPUs of other clocks sleep for other times: so all start together, about.
+    dist.all_reduce(torch.zeros(1, device="cuda"))
     begin.record()
     for _ in range(calls):
         call()
@@ -308,30 +309,28 @@ def moments(case: Case, context: Any, options: argparse.Namespace, tell: Callabl
         event.record()
         marks.append((name, event))
 
-    real_barrier, real_pull = exchange.barrier, exchange.Fetch.pull
+    real_barrier, real_flag = exchange.barrier_without_kernel, exchange.write_flag
 
     def barrier(*arguments: Any) -> None:
         mark("copied")
         real_barrier(*arguments)
         mark("met")
 
-    def pull(self: Any) -> None:
-        mark("pulls enqueued")
-        real_pull(self)
-        with torch.cuda.stream(self._side):
-            mark("pulled")
+    def write_flag(*arguments: Any) -> None:
+        real_flag(*arguments)
+        mark(f"slice {len(marks) - 3}")
 
     for _ in range(3):
         marks.clear()
-        exchange.barrier, exchange.Fetch.pull = barrier, pull
+        exchange.barrier_without_kernel, exchange.write_flag = barrier, write_flag
         try:
-            dist.all_reduce(torch.zeros(1, device="cuda"))
             torch.cuda._sleep(int(TICKS_PER_MS * 5))  # noqa: SLF001 - no public name
+            dist.all_reduce(torch.zeros(1, device="cuda"))
             mark("start")
             bench.fused(min(2, case.world))
             mark("end")
         finally:
-            exchange.barrier, exchange.Fetch.pull = real_barrier, real_pull
+            exchange.barrier_without_kernel, exchange.write_flag = real_barrier, real_flag
         torch.cuda.synchronize()
     start = marks[0][1]
     found = {name: slowest(start.elapsed_time(event)) for name, event in marks[1:]}

@@ -1,11 +1,13 @@
 """Barriers: of all ranks in the order of a stream, and of all blocks of all ranks in a kernel."""
 
 import tilelang.language as T
+import torch
 
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+from tlmatrix_kernels.distributed.pull import arrivals, await_flag, write_flag
 
-__all__ = ["barrier", "meet"]
+__all__ = ["barrier", "barrier_without_kernel", "meet"]
 
 
 def barrier(buffer: SymmetricBuffer, channel: int = 0) -> None:
@@ -21,6 +23,23 @@ def barrier(buffer: SymmetricBuffer, channel: int = 0) -> None:
     """
     if buffer.world > 1:
         buffer.handle.barrier(channel)
+
+
+def barrier_without_kernel(flags: SymmetricBuffer, epoch: int) -> None:
+    """As `barrier`, but the streams themselves raise flags and wait for them.
+
+    It takes no multiprocessor, so kernels whose blocks wait for what comes behind it may fill the
+    GPU before. Not while a CUDA graph is captured.
+
+    Args:
+        flags: one int32 for each rank, for this alone (`Context.flags`).
+        epoch: larger in every call, and the same on every rank; its low 32 bits count.
+    """
+    world = [flags.world]
+    for peer in arrivals(flags.rank, flags.world):
+        write_flag(flags.on(peer, world, torch.int32), flags.rank, epoch)
+    for peer in arrivals(flags.rank, flags.world):
+        await_flag(flags.mine(world, torch.int32), peer, epoch)
 
 
 @T.macro

@@ -3,7 +3,8 @@
 `Tensor.copy_` between contiguous tensors of one dtype is a `cudaMemcpyAsync`, which between GPUs
 the copy engines do: no multiprocessor is needed, so a copy goes on beside kernels that fill the
 GPU, even with blocks that wait for it. For the same reason the flag behind a copy is written by the
-stream itself (`cuStreamWriteValue32`, behind a fence of system scope) and not by a kernel.
+stream itself (`cuStreamWriteValue32`, behind a fence of system scope) and not by a kernel, and may
+be awaited by a stream itself (`cuStreamWaitValue32`).
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix_kernels.distributed import signals
 
-__all__ = ["arrivals", "pull", "signed", "wait_flag", "write_flag"]
+__all__ = ["arrivals", "await_flag", "pull", "signed", "wait_flag", "write_flag"]
 
 
 def arrivals(rank: int, world: int) -> list[int]:
@@ -87,6 +88,32 @@ def wait_flag(flags: torch.Tensor, index: int, value: int) -> None:
         value: any integer, compared as `signals` compares, by its low 32 bits.
     """
     wait_kernel()(flags, index, signed(value))
+
+
+def await_flag(flags: torch.Tensor, index: int, value: int) -> None:
+    """As `wait_flag`, but the stream itself waits: no kernel, so no place on a multiprocessor.
+
+    Not while a CUDA graph is captured: each replay would wait for the same value.
+
+    Args:
+        flags: [n] int32 in symmetric memory, on this device.
+        index: which.
+        value: any integer, compared as `signals` compares, by its low 32 bits.
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    from cuda.bindings import driver  # comes with PyTorch for GPUs; simulated ranks have it too
+
+    stream = torch.cuda.current_stream().cuda_stream
+    address = flags.data_ptr() + index * flags.element_size()
+    (status,) = driver.cuStreamWaitValue32(stream, address, value & 0xFFFFFFFF, _AT_LEAST)
+    if int(status) != 0:
+        raise RuntimeError(f"cuStreamWaitValue32 of flag {index} gave {status}")
+
+
+_AT_LEAST = 0
+"""CU_STREAM_WAIT_VALUE_GEQ."""
 
 
 def signed(value: int) -> int:

@@ -57,6 +57,12 @@ def what_the_first_call_found(x, rows, context):
     return out
 
 
+def rounded_where_captured(x, rows, context):
+    """As right in a graph as outside of it, but not in every bit."""
+    out = barriers_on_both_sides(x, rows, context)
+    return out * (1 + 2**-8) if torch.cuda.is_current_stream_capturing() else out
+
+
 def reading_on_the_host(x, rows, context):
     """Looks at values, which a capture cannot."""
     assert not bool(x.isnan().any())

@@ -70,6 +70,17 @@ def test_old_data_in_a_replay_is_found(runner):
     assert "state is kept between calls" in finding.detail
 
 
+def test_other_roundings_of_a_replay_are_a_finding_unless_they_are_declared(runner):
+    (finding,) = judged(runner, "rounded_where_captured").findings
+    assert finding.title.startswith("cuda_graph: y: ")
+    assert "must be bit for bit equal" in finding.title
+    # A gather is allowed nothing by itself.
+    bounded = "{mode: bounded}\ntolerance: {default: {floor: 0.05}}"
+    assert judged(runner, "rounded_where_captured", bounded).status is Status.PASSED
+    (finding,) = judged(runner, "what_the_first_call_found", bounded).findings
+    assert finding.title.startswith("cuda_graph: y: ")
+
+
 def test_a_host_that_reads_while_it_captures_is_found_with_its_line(runner):
     (finding,) = judged(runner, "reading_on_the_host").findings
     assert finding.check == "repeat"

@@ -48,7 +48,8 @@ def with_cuda_graph(
             because = "the call was captured to a CUDA graph once, and replayed with other data"
             relation = repeated(other, problem, because)
             refused = None if refusal is None else (refusal.raises, refusal.matching)
-            yield replace(relation, name=CUDA_GRAPH, captured=True, refused=refused)
+            exact = rule.mode != "bounded"
+            yield replace(relation, name=CUDA_GRAPH, captured=True, refused=refused, exact=exact)
 
     return replace(problem, relations=relations)
 

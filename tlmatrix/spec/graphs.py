@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -41,6 +41,13 @@ class CudaGraph(Model):
         default=None,
         description="What the entry raises in the other cases; by default nobody tries.",
         examples=[{"raises": "RuntimeError", "matching": "cannot be captured"}],
+    )
+
+    mode: Literal["bitwise", "bounded"] | None = Field(
+        default=None,
+        description="How alike a replay and a call that is not captured must be: `bounded` where "
+        "the entry computes in another order then. By default as `determinism` says.",
+        examples=["bounded"],
     )
 
     @model_validator(mode="before")

@@ -13,8 +13,9 @@ column  meaning
 
 A block walks over tiles of own keys, then over tiles of the others, in one loop, so that the next
 tile is always on its way while one is computed. Its positions are those of the loop: the others
-begin at the first whole tile behind the own ones that the block sees. Before the first tile of the
-others is loaded it waits for the flag that the stream of the pulls raises behind them.
+begin at the first whole tile behind the own ones that the block sees. The others come in slices of
+the memory; before a tile of them is loaded that reaches into another slice, it waits for the flag
+with which the stream of the pulls counts the slices that are there.
 
 (How TileLang 0.1.15 assembles it for sm_90a: the threads that load wait, the others do not, and no
 register spills. A diagonal among the keys that come would take registers that are not there.)
@@ -45,7 +46,8 @@ _EVERYTHING = 1 << 30
 class Arriving(Rows):
     """Own keys, then others from position `first` on: `own` and `others` are the rows of each.
 
-    ``ready`` is [1] int32, the flag that is at least ``epoch`` when the others are there.
+    ``ready`` is [1] int32. The first ``fetched`` rows of the memory come in slices of
+    ``2 ** slice_bits`` rows; slice n is there when the flag is at least ``epoch + n + 1``.
     """
 
     own: object = None
@@ -53,13 +55,23 @@ class Arriving(Rows):
     first: object = 0
     ready: object = None
     epoch: object = 0
+    slice_bits: object = 0
+    fetched: object = 0
     columns: int = 1
 
     def place(self, row):
         """The row of the memory at which the tile lies; that of the others once they are there."""
         tile, first = row // self.columns, self.first // self.columns
         start = T.if_then_else(tile < first, self.own.start, self.others.start - self.first)
-        return signals.given(self.ready, 0, self.epoch, start, tile == first) + row
+        slices = self._slices(start + row + self.columns)
+        # The tile before has waited for what it shares with this one.
+        further = T.Or(tile == first, slices != self._slices(start + row))
+        waits = T.And(tile >= first, further)
+        return signals.given(self.ready, 0, self.epoch + slices, start, waits) + row
+
+    def _slices(self, end):
+        """How many slices hold the rows before `end`; behind those that come are the own ones."""
+        return T.shift_right(T.min(end, self.fetched) - 1, self.slice_bits) + 1
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,7 @@ class ArrivingMask(Mask):
 
 
 @T.macro
-def _walk(q, k, v, ranges, place, origin, out, lse, queries, query, head, ready, epoch, scale, of):
+def _walk(q, k, v, ranges, place, origin, out, lse, queries, query, head, coming, scale, of):
     """What a block does that sees some key; inside, what it reads of its row is in variables."""
     dims, causal, tiles, groups = of
     queries = bound(queries)
@@ -117,7 +129,7 @@ def _walk(q, k, v, ranges, place, origin, out, lse, queries, query, head, ready,
     shown = ranges[place, 5]
     diagonal = RangeMask(causal, False, queries.length, own.length, 0, shown)
     first = T.max(diagonal.key_tiles(query, tiles.queries, tiles.keys)[1], 0) * tiles.keys
-    keys = Arriving("thd", 0, 0, 0, k.shape[0], False, own, others, first, ready, epoch, tiles.keys)
+    keys = Arriving("thd", 0, 0, 0, k.shape[0], False, own, others, first, *coming, tiles.keys)
     mask = ArrivingMask(
         causal, False, queries.length, 0, 0, diagonal, others.length, first, tiles.keys
     )
@@ -129,7 +141,7 @@ def _walk(q, k, v, ranges, place, origin, out, lse, queries, query, head, ready,
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def forward_on_arrival(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
-    """Build the kernel: q, k, v, the table, the flag and its epoch to out and lse."""
+    """Build the kernel: q, k, v, the table and what is said of those that come to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
     total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
@@ -145,6 +157,8 @@ def forward_on_arrival(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         out: T.Tensor((total_q, heads, head_dim_v), dtype),
         lse: T.Tensor((heads, total_q), "float32"),
         epoch: T.int32,
+        slice_bits: T.int32,
+        fetched: T.int32,
         longest_run: T.int32,
         scale: T.float32,
     ):
@@ -169,7 +183,7 @@ def forward_on_arrival(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
             if T.Or(sees_own, sees_others):
                 _walk(
                     q, k, v, ranges, place, origin, out, lse, queries, query, head,
-                    ready, epoch, scale, of,
+                    (ready, epoch, slice_bits, fetched), scale, of,
                 )  # fmt: skip
             else:
                 unseen(None, out, lse, queries, query, head, head_dim_v, tiles.queries)

@@ -3,10 +3,12 @@
 Forward and backward fetch alike, on the context's side stream:
 
 1. a rank copies its k and v to a symmetric buffer, of which there are two that take turns;
-2. a barrier: every rank has;
+2. a barrier: every rank has. The streams themselves raise flags and wait for them, so it needs no
+   place on a GPU that kernels fill (a kernel does it while a CUDA graph is captured);
 3. the copy engine pulls the chunks that the plan asks for, step after step, to rows before the own
    ones, with an event behind each step. The caller's stream attends to the rank's own keys
-   meanwhile; or one kernel to all of them, and its blocks wait for a flag behind the last step.
+   meanwhile; or one kernel to all of them, whose blocks wait for what they need next: the pulls are
+   cut into slices then, and a flag counts those that are there.
 
 A rank may go on to the next call, and to the next but one, whose buffer is this one again: that
 call writes it behind the barrier of the next call, and to that every rank comes with all its pulls
@@ -24,17 +26,21 @@ from dataclasses import dataclass
 
 import torch
 
-from tlmatrix_kernels.distributed.attention.plan import Plan, copies
-from tlmatrix_kernels.distributed.barriers import barrier
+from tlmatrix_kernels.distributed.attention.plan import Plan, copies, slices
+from tlmatrix_kernels.distributed.barriers import barrier, barrier_without_kernel
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.pull import signed, write_flag
 
-__all__ = ["Fetch", "Pair", "Shares", "collect", "shares_for", "sums_of"]
+__all__ = ["Arriving", "Fetch", "Pair", "Shares", "collect", "shares_for", "sums_of"]
 
 OPERATOR = "sequence_attention"
 ALIGNMENT = 256
 """Bytes: where in a buffer a tensor may begin."""
+MOST_SLICES = 8
+"""Into how many parts the pulls for one kernel are cut; a power of two, for flags to go around."""
+SMALLEST_SLICE = 1 << 22
+"""Bytes: below that a copy takes longer to begin than to end."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,21 @@ def _on(
     return Pair(k, v)
 
 
+@dataclass(frozen=True)
+class Arriving:
+    """Keys for one kernel, some of which come while it runs: a memory of rows, and a flag.
+
+    The first ``fetched`` rows come in slices of ``2 ** slice_bits`` rows, and slice n is there when
+    ``ready[0]`` is at least ``epoch + n + 1``. What is behind them, own keys, is there.
+    """
+
+    keys: Pair
+    ready: torch.Tensor
+    epoch: int
+    slice_bits: int
+    fetched: int
+
+
 class Fetch:
     """Keys and values of all ranks, as one rank gets to see them.
 
@@ -94,6 +115,7 @@ class Fetch:
         self._plans, self._plan, self._own = plans, plans[context.rank], own
         self._events: list[torch.cuda.Event] = []
         self._side: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
         self.may_wait = context.world > 1 and not context.capturing()
         self._use = ExitStack()
         if context.world == 1:
@@ -104,11 +126,17 @@ class Fetch:
         self._buffer = context.buffer(f"{OPERATOR}/{epoch % 2}", size)
         self._ready = context.flags(f"{OPERATOR}/ready", 1).mine([1], torch.int32)
         self._epoch = epoch
+        met = context.flags(f"{OPERATOR}/met", context.world)
         self._use.enter_context(context.using(self._buffer))
         self._side = context.side()
         with torch.cuda.stream(self._side):
             self._of(context.rank).copy_(own)
-            barrier(self._buffer)
+            self._copied = torch.cuda.Event()
+            self._copied.record(self._side)
+            if context.capturing():
+                barrier(self._buffer)
+            else:
+                barrier_without_kernel(met, epoch)
 
     def _all(self, rank: int) -> Pair:
         """What a rank fetches and behind it its own keys, in its symmetric memory.
@@ -149,24 +177,35 @@ class Fetch:
         torch.cuda.current_stream().wait_event(self._events[step - 1])
         return self._step(step)
 
-    def on_arrival(self) -> tuple[Pair, torch.Tensor, int]:
-        """All keys (`_all`) for one kernel; those fetched are there when a flag has a value.
+    def on_arrival(self) -> Arriving:
+        """All keys for one kernel, which waits for those that come; in the place of `pull`.
 
-        Enqueues the pulls and the flag behind them, in the place of `pull`. They must not need a
-        multiprocessor, for the kernel's blocks may hold all of them and wait: so the copy and the
-        barrier, which do need some, come before the kernel.
+        Nothing that is enqueued for it from the copy of the own keys on needs a multiprocessor,
+        for the kernel's blocks may hold all of them and wait.
         """
-        torch.cuda.current_stream().wait_stream(self._side)
-        self.pull()
+        torch.cuda.current_stream().wait_event(self._copied)
+        step, here = self._plan.steps[1], self._all(self._plan.rank)
+        bits = _slice_bits(step.rows, _bytes(self._own, 1, self._own.k.dtype))
+        epoch = self._epoch * MOST_SLICES
         with torch.cuda.stream(self._side):
-            write_flag(self._ready, 0, self._epoch)
-        return self._all(self._plan.rank), self._ready, signed(self._epoch)
+            owners = {owner: self._of(owner) for owner in step.ranks} if step.rows else {}
+            for number, pieces in enumerate(slices(step, 1 << bits), 1):
+                for owner, source, row, count in pieces:
+                    here.rows(row, count).copy_(owners[owner].rows(source, count))
+                write_flag(self._ready, 0, epoch + number)
+        return Arriving(here, self._ready, signed(epoch), bits, step.rows)
 
     def wait_all(self) -> None:
         """Let the current stream wait for everything that was enqueued here; the last thing."""
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         self._use.close()
+
+
+def _slice_bits(rows: int, row_size: int) -> int:
+    """The power of two that a slice has in rows, of so many rows of so many bytes."""
+    least = max(-(-rows // MOST_SLICES), -(-SMALLEST_SLICE // row_size), 1)
+    return (least - 1).bit_length()
 
 
 def sums_of(

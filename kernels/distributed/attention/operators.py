@@ -276,12 +276,13 @@ def _attend_on_arrival(
     """The same in one launch, whose blocks wait for what is fetched."""
     static = _static(call, *(launch for step in plan.steps for launch in step.launches))
     kernel = forward_on_arrival(call.attention.dtype, *static)
-    keys, ready, epoch = fetched.on_arrival()
+    coming = fetched.on_arrival()
     out = q.new_empty((*q.shape[:2], call.attention.head_dim_v))
     lse = torch.empty(q.shape[1::-1], dtype=torch.float32, device=q.device)
     kernel(
-        q, keys.k, keys.v, ranges, ready, out, lse, epoch, plan.longest_run, call.attention.scale
-    )
+        q, coming.keys.k, coming.keys.v, ranges, coming.ready, out, lse,
+        coming.epoch, coming.slice_bits, coming.fetched, plan.longest_run, call.attention.scale,
+    )  # fmt: skip
     return out, lse
 
 

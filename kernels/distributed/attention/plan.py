@@ -19,15 +19,29 @@ one range, however short the chunks, and none of them straddles two shards.
 The memory of a step holds sequence after sequence, and in each the chunks in the order of their
 positions, whoever owns them. Chunks that no query of the rank sees are not fetched. What a run sees
 of that is mostly one range: whole chunks, and a last one that the mask cuts.
+
+Where one kernel attends to own keys and to others as they come (`Plan.in_one_launch`), no mask cuts
+the others, and they lie in the order in which they are best fetched: first what every run sees, and
+of each the ranks from the one before on backwards, so that no rank is asked by all at once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tlmatrix_kernels.distributed.attention.shards import Chunk, Sharding
 
-__all__ = ["Launch", "Piece", "Plan", "Range", "Step", "copies", "groups_of_ranks", "plan_for"]
+__all__ = [
+    "Launch",
+    "Piece",
+    "Plan",
+    "Range",
+    "Step",
+    "copies",
+    "groups_of_ranks",
+    "plan_for",
+    "slices",
+]
 
 
 @dataclass(frozen=True)
@@ -158,6 +172,18 @@ def copies(step: Step) -> list[tuple[int, int, int, int]]:
     return found
 
 
+def slices(step: Step, rows: int) -> list[list[tuple[int, int, int, int]]]:
+    """The `copies` of a step in the order of its memory, cut into slices of so many `rows`."""
+    found: list[list[tuple[int, int, int, int]]] = [[] for _ in range(-(-step.rows // rows))]
+    for owner, source, row, count in sorted(copies(step), key=lambda copy: copy[2]):
+        begin = row
+        while begin < row + count:
+            end = min(row + count, (begin // rows + 1) * rows)
+            found[begin // rows].append((owner, source + begin - row, begin, end - begin))
+            begin = end
+    return found
+
+
 def groups_of_ranks(rank: int, world: int, steps: int) -> tuple[tuple[int, ...], ...]:
     """Who is attended to at once: the rank itself, then the others in `steps - 1` groups.
 
@@ -253,25 +279,44 @@ def _runs(
     return rows, seen
 
 
+def _watchers(piece: Piece, runs: Sequence[_Run]) -> int:
+    """How many of the runs see something of a piece."""
+    return sum(_offset(run, piece) is not None for run in runs)
+
+
 def _pieces(
     sharding: Sharding,
     ranks: Sequence[int],
     lengths_k: Sequence[int],
     seen: list[list[_Run]] | None,
+    nearest_to: int | None = None,
 ) -> tuple[list[list[Piece]], int]:
-    """The pieces of the ranks, a list for each sequence; only what is seen, if that is given."""
+    """The pieces of the ranks, a list for each sequence, and how many rows they have.
+
+    Only what is seen, if that is given. By position; or, given a rank that they come `nearest_to`,
+    in the order in which it had best fetch them.
+    """
     shards = {owner: sharding.shard(lengths_k, owner) for owner in ranks}
     found, row = [], 0
     for sequence in range(len(lengths_k)):
-        owned = [(chunk, owner) for owner in ranks for chunk in shards[owner][sequence]]
+        pieces = [
+            Piece(owner, sequence, chunk.index, chunk.position, chunk.row, 0, chunk.length)
+            for owner in ranks
+            for chunk in shards[owner][sequence]
+        ]
+        order = {piece: (piece.chunk,) for piece in pieces}
+        if seen is not None:
+            watchers = {piece: _watchers(piece, seen[sequence]) for piece in pieces}
+            pieces = [piece for piece in pieces if watchers[piece]]
+            if nearest_to is not None:
+                order = {
+                    piece: (-count, (nearest_to - piece.owner) % sharding.world, piece.chunk)
+                    for piece, count in watchers.items()
+                }
         here = []
-        for chunk, owner in sorted(owned, key=lambda pair: pair[0].index):
-            piece = Piece(
-                owner, sequence, chunk.index, chunk.position, chunk.row, row, chunk.length
-            )
-            if seen is None or any(_offset(run, piece) is not None for run in seen[sequence]):
-                here.append(piece)
-                row += chunk.length
+        for piece in sorted(pieces, key=order.__getitem__):
+            here.append(replace(piece, row=row))
+            row += piece.length
         found.append(here)
     return found, row
 
@@ -290,13 +335,31 @@ def plan_for(
     With one step everything is fetched, the rank's own keys too, and attended to at once; with two
     or more, step 0 is the rank's own k and v, where they are.
     """
+    if steps == 2:
+        plan = _planned(sharding, rank, lengths_q, lengths_k, causal, steps, nearest_first=True)
+        if plan.in_one_launch:
+            return plan
+    return _planned(sharding, rank, lengths_q, lengths_k, causal, steps)
+
+
+def _planned(
+    sharding: Sharding,
+    rank: int,
+    lengths_q: tuple[int, ...],
+    lengths_k: tuple[int, ...],
+    causal: bool,
+    steps: int,
+    nearest_first: bool = False,
+) -> Plan:
     rows, seen = _runs(sharding, rank, lengths_q, lengths_k, causal)
+    nearest_to = rank if nearest_first else None
     found = []
     groups = groups_of_ranks(rank, sharding.world, steps)
     if steps == 1 and sharding.world > 1:
         groups = ((), *groups)
     for place, ranks in enumerate(groups):
-        pieces, size = _pieces(sharding, ranks, lengths_k, seen if place else None)
+        only, order = (seen, nearest_to) if place else (None, None)
+        pieces, size = _pieces(sharding, ranks, lengths_k, only, order)
         ranges = [
             _ranges(run, of_sequence)
             for runs, of_sequence in zip(seen, pieces, strict=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 import pytest
 import ranked_kernels as kernels
 import torch
@@ -9,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix import simulate
-from tlmatrix.interpreter import InterpreterError
+from tlmatrix.interpreter import DeadlockError, InterpreterError
 
 N = 64
 SEEDS = range(6)
@@ -126,3 +129,96 @@ def test_what_is_used_after_it_was_given_back_is_told_with_who_gave_it_back():
     assert "symmetric buffer 0 of rank 1 are freed by rank 1" in report
     assert "then written by rank 0, stream default (fill)" in report
     assert "who uses it must be done before, or keep the tensor" in report
+
+
+def wait_by_the_stream(flags, index, value, compare=0):
+    from cuda.bindings import driver
+
+    stream = torch.cuda.current_stream().cuda_stream
+    assert driver.cuStreamWaitValue32(stream, flags.data_ptr() + 4 * index, value, compare) == (0,)
+
+
+def flags_of_ranks():
+    own = symm_mem.empty(8, dtype=torch.int32)
+    handle = symm_mem.rendezvous(own, dist.group.WORLD)
+    own.zero_()
+    handle.barrier()
+    return own, handle
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_follows_a_wait_of_the_stream_itself_is_ordered_and_what_does_not_is_a_race(waits):
+    def program(rank):
+        own, handle = flags_of_ranks()
+        box = Box()
+        if rank == 0:
+            box.own.fill_(3)
+            there = handle.get_buffer(1, (8,), torch.int32)
+            symm_mem._SymmetricMemory.stream_write_value32(there.view(torch.uint32), 5, 2)
+            handle.wait_signal(1)
+            return None
+        if waits:
+            wait_by_the_stream(own, 5, 2)
+        out = torch.empty(N)
+        out.copy_(box.of(0))
+        handle.put_signal(0)
+        return out
+
+    for seed in SEEDS:
+        found = simulate(program, world=2, seed=seed)
+        if waits:
+            assert found.reports == ()
+            assert found.results[1].tolist() == [3] * N
+    assert bool(told(program)) is not waits
+
+
+def test_a_wait_of_the_stream_itself_needs_no_multiprocessor():
+    def program(rank):
+        own, handle = flags_of_ranks()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        kernels.wait_alone()(own, 1)  # the only multiprocessor
+        with torch.cuda.stream(side):
+            there = handle.get_buffer(1 - rank, (8,), torch.int32)
+            symm_mem._SymmetricMemory.stream_write_value32(there.view(torch.uint32), 2, 1)
+            wait_by_the_stream(own, 2, 1)
+            symm_mem._SymmetricMemory.stream_write_value32(own.view(torch.uint32), 0, 1)
+        torch.cuda.synchronize()
+
+    for seed in SEEDS:
+        assert simulate(program, world=2, seed=seed, sms=1).reports == ()
+
+
+def test_a_wait_of_the_stream_itself_that_nobody_ends_is_a_deadlock():
+    def program(rank):
+        own, _ = flags_of_ranks()
+        wait_by_the_stream(own, 1, 4)
+        torch.cuda.synchronize()
+
+    with pytest.raises(DeadlockError, match=r"for flags\[1\] .* to be at least 4: it is 0"):
+        simulate(program, world=2)
+
+
+@pytest.mark.parametrize(
+    ("wait", "words"),
+    [
+        (lambda own: wait_by_the_stream(own, 0, 1, 2), "must be 0 .* or 1 .*, got 2"),
+        (lambda own: wait_by_the_stream(torch.zeros(8), 0, 1), "no flag .* in symmetric memory"),
+        (lambda own: _of_stream(own, 12345), "rank 0 has no stream 12345"),
+    ],
+)
+def test_a_wait_of_the_stream_itself_that_is_not_modelled_is_refused(wait, words):
+    with pytest.raises(InterpreterError, match=words):
+        simulate(lambda _rank: wait(flags_of_ranks()[0]), world=1)
+
+
+def _of_stream(own, stream):
+    from cuda.bindings import driver
+
+    driver.cuStreamWaitValue32(stream, own.data_ptr(), 1, 0)
+
+
+def test_only_ranks_get_what_this_machine_lacks():
+    simulate(lambda _rank: wait_by_the_stream(flags_of_ranks()[0], 0, 0), world=1)
+    if importlib.util.find_spec("cuda") is None:
+        assert not [name for name in sys.modules if name.split(".")[0] == "cuda"]

@@ -27,6 +27,9 @@ class _Event:
         pass
 
 
+_OF_RANKS = ("barrier", "barrier_without_kernel", "write_flag")
+
+
 def _write_flag(flags, index, value):
     flags[index] = value
 
@@ -98,11 +101,12 @@ def _eager(group):
         "Event": _Event,
     }
     kept = {name: getattr(torch.cuda, name) for name in torch_names}
-    kept_here = {name: getattr(exchange, name) for name in ("barrier", "write_flag")}
+    kept_here = {name: getattr(exchange, name) for name in _OF_RANKS}
     try:
         for name, value in torch_names.items():
             setattr(torch.cuda, name, value)
-        exchange.barrier, exchange.write_flag = group.barrier, _write_flag
+        exchange.barrier = exchange.barrier_without_kernel = group.barrier
+        exchange.write_flag = _write_flag
         yield
     finally:
         for name, value in kept_here.items():

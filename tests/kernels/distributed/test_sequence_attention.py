@@ -6,7 +6,9 @@ from eager_ranks import run_eagerly
 from sequence_cases import Case
 
 from tlmatrix.interpreter import interpret, simulate
+from tlmatrix_kernels.distributed import pull
 from tlmatrix_kernels.distributed.attention import (
+    exchange,
     sequence_attention,
     sequence_attention_varlen,
 )
@@ -22,6 +24,7 @@ CASES = [
     pytest.param("contiguous", 2, 2, True, (70, 30), (70, 30), id="contiguous-causal"),
     pytest.param("contiguous", 4, 4, True, (41,), (97,), id="a-step-each"),
     pytest.param("contiguous", 3, 2, False, (33,), (20,), id="contiguous"),
+    pytest.param("contiguous", 3, None, False, (0, 5), (7, 0), id="nothing-to-see"),
     pytest.param("zigzag", 1, None, True, (30, 20), (30, 25), id="alone"),
     pytest.param("zigzag", 8, None, True, (150,), (150,), id="eight"),
 ]
@@ -189,3 +192,40 @@ def test_keys_may_be_overwritten_behind_a_call():
         for rank, out in enumerate(found.results):
             want = case.want[0][case.places(rank)[0]]
             torch.testing.assert_close(out.double(), want, rtol=0.02, atol=0.005)
+
+
+def in_slices(case, monkeypatch, *, early=0):
+    """Two calls in one launch each on simulated ranks, whose keys come in many slices."""
+    monkeypatch.setattr(exchange, "SMALLEST_SLICE", 1)
+    monkeypatch.setattr(
+        exchange, "write_flag", lambda flags, at, value: pull.write_flag(flags, at, value + early)
+    )
+
+    def program(rank):
+        context = create_context()
+        q, k, v = (t.detach() for t in case.shards(rank)[0])
+        return [
+            sequence_attention_varlen(
+                q, k, v, *case.bounds, context=context, causal=case.causal, steps=2
+            )[0]
+            for _ in range(2)
+        ]
+
+    return simulate(program, world=case.sharding.world, seed=5, stragglers=True, sms=2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_kernel_waits_for_each_slice_of_the_keys_that_come(causal, monkeypatch):
+    case = Case.of("zigzag", 4, (610, 3), (610, 3), causal)
+    found = in_slices(case, monkeypatch)
+    assert found.reports == ()
+    for rank, calls in enumerate(found.results):
+        want = case.want[0][case.places(rank)[0]]
+        for out in calls:
+            torch.testing.assert_close(out.double(), want, rtol=0.02, atol=0.005)
+
+
+def test_a_slice_that_is_told_of_before_it_is_there_is_a_race(monkeypatch):
+    case = Case.of("zigzag", 2, (900,), (900,), False)
+    found = in_slices(case, monkeypatch, early=1)
+    assert "races" in {report.sanitizer for report in found.reports}

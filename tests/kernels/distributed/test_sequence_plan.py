@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tlmatrix_kernels.distributed.attention.plan import groups_of_ranks, plan_for
+from tlmatrix_kernels.distributed.attention.plan import copies, groups_of_ranks, plan_for, slices
 from tlmatrix_kernels.distributed.attention.shards import ORDERS, Sharding
 
 WORLDS = [1, 2, 3, 4, 8]
@@ -95,6 +95,38 @@ def test_equal_lengths_need_one_launch_a_step(order):
         plan = plan_for(Sharding(order, world), rank, (64, 32), (64, 32), True, 2)
         assert [len(step.launches) for step in plan.steps] in ([1, 1], [1, 0])
         assert not any(launch.causal for launch in plan.steps[1].launches)
+
+
+def test_what_comes_while_one_launch_runs_comes_from_another_rank_each_at_first():
+    """What both runs of a zigzag shard see comes first, from the rank before on backwards."""
+    plans = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), True, 2) for r in range(4)]
+    order = [[(p.owner, p.chunk) for p in plan.steps[1].pieces] for plan in plans]
+    assert order == [
+        [(3, 3), (3, 4), (2, 2), (2, 5), (1, 1), (1, 6)],
+        [(0, 0), (3, 3), (3, 4), (2, 2), (2, 5)],
+        [(1, 1), (0, 0), (3, 3), (3, 4)],
+        [(2, 2), (1, 1), (0, 0)],
+    ]
+    full = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), False, 2) for r in range(4)]
+    assert [plan.steps[1].pieces[0].owner for plan in full] == [3, 0, 1, 2]
+
+
+def test_slices_have_every_row_once_and_in_order():
+    for lengths in [(64,), (1, 0, 90, 7), ()]:
+        step = plan_for(Sharding("zigzag", 4), 1, lengths, lengths, True, 2).steps[1]
+        for rows in (1, 7, 16, 1000):
+            found = slices(step, rows)
+            at = [row for cut in found for _, _, first, n in cut for row in range(first, first + n)]
+            assert at == list(range(step.rows))
+            for number, cut in enumerate(found):
+                assert sum(n for *_, n in cut) == min(rows, step.rows - number * rows)
+            cut = [copy for pieces in found for copy in pieces]
+            assert _rows(cut) == _rows(copies(step))
+
+
+def _rows(copied):
+    """(owner, row there, row here) of every row."""
+    return {(owner, there + i, here + i) for owner, there, here, n in copied for i in range(n)}
 
 
 def test_causal_ranks_fetch_only_what_they_see():

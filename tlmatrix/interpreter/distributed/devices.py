@@ -6,8 +6,12 @@ them; any other thread gets PyTorch's own.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +31,8 @@ __all__ = ["answering"]
 _lock = threading.Lock()
 _users = 0
 _replaced: list[tuple[Any, str, Any]] = []
+_made: list[str] = []
+"""Modules that this machine lacks, and ranks get all the same."""
 
 
 def _rank() -> Rank:
@@ -102,6 +108,12 @@ _FLAGS: dict[str, Callable[..., Any]] = {
     "memset32": symmetric.write_value,
 }
 
+_DRIVER = "cuda.bindings.driver"
+"""The driver's own functions, which come with PyTorch for GPUs."""
+_DRIVER_CALLS: dict[str, Callable[..., Any]] = {
+    "cuStreamWaitValue32": symmetric.stream_wait_value,
+}
+
 
 def _answer(owner: Any, name: str, simulated: Callable[..., Any]) -> None:
     original = getattr(owner, name)
@@ -146,8 +158,36 @@ def _install() -> None:
         _answer(symm_mem, name, simulated)
     for name, simulated in _FLAGS.items():
         _answer(symm_mem._SymmetricMemory, name, simulated)  # noqa: SLF001
+    driver = _driver()
+    for name, simulated in _DRIVER_CALLS.items():
+        _answer(driver, name, simulated)
     _replace(c10d, "_world", ThreadsWorld(c10d._world))  # noqa: SLF001  # per thread meanwhile
     _isolate(True)
+
+
+def _driver() -> Any:
+    """The driver's module, or one in its place: without a GPU PyTorch comes without it."""
+    try:
+        return importlib.import_module(_DRIVER)
+    except ImportError:
+        pass
+    parts = _DRIVER.split(".")
+    names = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    for name in names:
+        if name not in sys.modules:
+            sys.modules[name] = ModuleType(name, "What simulated ranks get of it.")
+            sys.modules[name].__path__ = []
+            _made.append(name)
+    for package, name, module in zip(names, parts[1:], names[1:], strict=False):
+        setattr(sys.modules[package], name, sys.modules[module])
+    driver = sys.modules[_DRIVER]
+    for name in _DRIVER_CALLS:
+        setattr(driver, name, partial(_no_gpu, name))
+    return driver
+
+
+def _no_gpu(name: str, *_args: Any) -> None:
+    raise RuntimeError(f"{name} needs a GPU, or a simulated rank: {_DRIVER} is not installed")
 
 
 def _isolate(isolated: bool) -> None:
@@ -160,6 +200,8 @@ def _remove() -> None:
     while _replaced:
         owner, name, original = _replaced.pop()
         setattr(owner, name, original)
+    while _made:
+        del sys.modules[_made.pop()]
     _isolate(False)
 
 

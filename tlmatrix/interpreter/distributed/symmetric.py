@@ -20,7 +20,7 @@ from tlmatrix.interpreter.externs import Pointer
 from tlmatrix.interpreter.runtime.memory import poison
 
 from . import here
-from .flags import FlagWait, access
+from .flags import FlagWait, access, wait_for
 from .meetings import meet
 from .rooms import Room
 from .streams import enqueue
@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from .tasks import Request
     from .world import Rank
 
-__all__ = ["Handle", "Memory", "empty", "rendezvous", "stream_write_value", "write_value"]
+__all__ = [
+    "Handle",
+    "Memory",
+    "empty",
+    "rendezvous",
+    "stream_wait_value",
+    "stream_write_value",
+    "write_value",
+]
 
 PAD_BYTES = 2048
 """The size of a signal pad, as PyTorch gives it where `set_signal_pad_size` is not called."""
@@ -404,3 +412,48 @@ def stream_write_value(tensor: torch.Tensor, offset: int, val: int) -> torch.Ten
     if capture is not None:
         capture.refuse("stream_write_value32 (memset32 can be captured)")
     return write_value(tensor, offset, val)
+
+
+_COMPARISONS = {0: "ge", 1: "eq"}
+"""By the flags of `cuStreamWaitValue32`: CU_STREAM_WAIT_VALUE_GEQ and _EQ."""
+
+
+def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[int]:
+    """`cuda.bindings.driver.cuStreamWaitValue32`: a stream waits for a flag, with no kernel.
+
+    It learns what the write made known that it waited for.
+
+    Raises:
+        InterpreterError: for a stream that the rank does not have, an address outside of symmetric
+            memory, or a comparison other than at least (0) and equal (1).
+        RuntimeError: the stream is captured to a CUDA graph.
+    """
+    rank, address = _rank(), int(addr)
+    known = next((each for each in rank.streams if each.cuda_stream == int(stream)), None)
+    if known is None:
+        raise InterpreterError(
+            f"cuStreamWaitValue32: rank {rank.number} has no stream {int(stream)}; "
+            "give torch.cuda.current_stream().cuda_stream"
+        )
+    if known.capture is not None:
+        known.capture.refuse("cuStreamWaitValue32 (a replay would wait for the same value again)")
+    compare = _COMPARISONS.get(int(flags))
+    if compare is None:
+        raise InterpreterError(
+            f"cuStreamWaitValue32: flags must be 0 (at least) or 1 (equal), got {int(flags)}"
+        )
+    found = rank.world.memory.find(address)
+    if found is None or (address - found.begin) % 4:
+        raise InterpreterError(
+            f"cuStreamWaitValue32: {address:#x} is no flag of 32 bits in symmetric memory; flags "
+            "that peers write belong there (torch.distributed._symmetric_memory.empty)"
+        )
+    place = (address - found.begin) // 4
+    words = found.whole[: len(found.whole) // 4 * 4].view(torch.int32)
+    pointer = Pointer(_array(words), (place,), "flags")
+
+    def work(_stream: Stream) -> Iterator[Request]:
+        yield from wait_for(pointer, int(value), compare, "acquire", "sys")
+
+    enqueue(f"wait for {int(value)} in flag {place}", work, known)
+    return (0,)
