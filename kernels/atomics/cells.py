@@ -15,6 +15,10 @@ store       the one value stored       nothing
 ==========  =========================  ========================================================
 
 Operations without previous values find nothing, either; then `found` is empty.
+
+x and found are [count], cells [cells], all as usual in memory. A block is 64 threads with one
+operation each: few, so that operations meet within a warp, between the two warps of a block and
+between blocks. Their count is symbolic; the number of cells is part of the kernel, as a modulus.
 """
 
 import tilelang

@@ -18,7 +18,8 @@ quads      as tensor cores leave them: blocks of 16 rows and 8 columns, in which
 `form` is how the kernel says it: a `tile` at once, with `width` as a wish of the vectors' length;
 an `element` at a time, where the compiler chooses it; or a `vector`, which says it itself. The
 compiler may only put elements into one atomic that are neighbours in memory: up to four of
-float32, on Hopper and later, and two of 16 bits.
+float32, on Hopper and later, and two of 16 bits. Tiles are 16 x 64 or parts of it, of 128 threads:
+a block of `quads` and a unit of `swizzle` fit, and small sums have edges in both dimensions.
 """
 
 import tilelang

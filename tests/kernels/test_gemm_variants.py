@@ -57,3 +57,9 @@ def test_an_unknown_variant_is_refused_by_name():
     a, b = operands(8, 8, 8)
     with pytest.raises(ValueError, match=r"variant must be one of .*wgmma_ws, got 'tcgen06'"):
         gemm(a, b, variant="tcgen06")
+
+
+def test_tiles_are_refused_where_a_variant_has_its_own():
+    a, b = operands(8, 8, 8)
+    with pytest.raises(ValueError, match="tiles must be None for variant 'tcgen05', got 'wide'"):
+        gemm(a, b, variant="tcgen05", tiles="wide")

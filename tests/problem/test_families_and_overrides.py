@@ -101,6 +101,13 @@ def test_scalars_take_the_place_of_an_argument(changes, name, expected):
     assert name not in changed.inputs
 
 
+def test_what_is_no_tensor_any_more_has_no_gradient():
+    problem = make_problem(PROBLEM)
+    changed = override(problem, {"v": 1.0})
+    assert dict(problem.gradient_of) == dict(changed.gradient_of) | {"dv": "v"}
+    assert "dv" not in changed.gradient_of
+
+
 def test_a_list_becomes_a_tensor_of_the_originals_dtype():
     changed = override(make_problem(PROBLEM), {"cu_seqlens_q": [0, 5, 3]})
     tensor = changed.names["cu_seqlens_q"]

@@ -43,7 +43,9 @@ def override(problem: Problem, changes: Mapping[str, Value]) -> Problem:
                 inputs[name] = value
             else:
                 del inputs[name]
-    return replace(problem, names=names, inputs=inputs)
+    # What is no tensor any more has no gradient.
+    wanted = {gradient: name for gradient, name in problem.gradient_of.items() if name in inputs}
+    return replace(problem, names=names, inputs=inputs, gradient_of=wanted)
 
 
 def _changed(name: str, original: Any, change: Value) -> Any:  # noqa: ANN401 - any argument
