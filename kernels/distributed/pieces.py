@@ -16,7 +16,7 @@ from dataclasses import dataclass
 __all__ = ["MOST_PIECES", "Pieces", "most_pieces", "pieces"]
 
 MOST_PIECES = 4
-"""Of a share: each costs two small launches of the host."""
+"""Of a share: each costs a small launch of the host."""
 LEAST_ELEMENTS = 2**20
 """Of a piece: a sum of fewer takes no longer than a launch (3 us on an H200, of four ranks)."""
 

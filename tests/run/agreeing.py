@@ -27,6 +27,12 @@ def product(a, b, *, transpose_a=False, transpose_b=False, variant="whole", chun
     return total.to(a.dtype)
 
 
+def by_alignment(a, b, *, transpose_a=False, transpose_b=False, variant="whole"):
+    """Sums in another order where the first factor is aligned, as another kernel has them."""
+    del transpose_a, transpose_b, variant
+    return a.flip(1) @ b.flip(0) * 1.0000002 if a.data_ptr() % 16 == 0 else a @ b
+
+
 def other(a, b, transpose_a, transpose_b):
     """The same by another way."""
     return product(a, b, transpose_a=transpose_a, transpose_b=transpose_b, variant="chunks")

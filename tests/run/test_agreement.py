@@ -251,3 +251,13 @@ def test_our_kernels_give_on_the_gpu_what_they_give_interpreted(name):
         result = run_case(spec, case, "cuda")
         assert result.status is Status.PASSED, (case.id, result.findings)
         assert result.phases["agreement"] > 0
+
+
+def test_calls_in_a_row_get_tensors_as_far_from_an_aligned_address_as_the_first():
+    """Who takes another kernel where rows are aligned, with other roundings, keeps no state."""
+    text = PRODUCT.replace("AGREE", "[]").replace("CHECKS", "numeric, repeat")
+    text = text.replace("agreeing:product", "agreeing:by_alignment").replace("m: [5]", "m: [40]")
+    text = text.replace("values: [normal]", "values: [normal]\n  storage: [offset, sliced]")
+    text = text.replace("VARIANTS", "whole")
+    _, results = found(parse_spec(text, HERE / "agreeing.yaml"))
+    assert [result.status for result in results] == [Status.PASSED] * 4
