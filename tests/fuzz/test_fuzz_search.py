@@ -20,7 +20,7 @@ def _search(spec, runner, strategy, **options):
 def test_an_unguarded_store_of_the_last_tile_is_found_and_shrunk_in_20_seconds(tmp_path, runner):
     spec = packed_spec(tmp_path, "unguarded_from_the_second_tile")
     begin = time.process_time()  # of an idle core: tests run beside others
-    report, _ = _search(spec, runner, packed_cases(spec), examples=50)
+    report, _ = _search(spec, runner, None, examples=50)  # what the spec alone says to draw
     assert time.process_time() - begin < 20
     (found,) = report.found
     lengths = found.smallest.values["seqlens"]["q"]

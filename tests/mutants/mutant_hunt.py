@@ -91,6 +91,8 @@ class Plans:
         self._reached = {
             spec.name: self.sources.reached(spec.entry or spec.factory) for spec in self.specs
         }
+        entries = {test.entry for test in plain_tests()}
+        self._reached_plainly = {entry: self.sources.reached(entry) for entry in entries}
 
     def affected(self, mutant: Mutant) -> list[Any]:
         """The specs to run for a mutant: those whose entry reaches what it changes.
@@ -128,7 +130,7 @@ class Plans:
     def plain_tests(self, mutant: Mutant) -> list[PlainTest]:
         """The plain tests whose entry reaches what the mutant changes."""
         changed = self.sources.changed(mutant)
-        return [test for test in plain_tests() if self.sources.reached(test.entry) & changed]
+        return [test for test in plain_tests() if self._reached_plainly[test.entry] & changed]
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ Each compares what an operator returns, and the gradients, with a float32 refere
 `assert_close(rtol=1e-2, atol=1e-2)` (see `plain`); lengths are multiples of every tile, inputs
 are standard normal. They are what the planted bugs are measured against a second time, and no
 strawman: every strategy and variant has a test of its own, causal and not, and windows, sinks and
-transposed operands have theirs.
+transposed operands have theirs. Operators of several ranks run on two simulated ones, and nobody
+looks at what the simulation reports: only values count, as on GPUs.
 """
 
 import itertools
+from collections.abc import Callable
 
 import torch
 from plain import Pairs, PlainTest
@@ -16,9 +18,13 @@ __all__ = ["plain_tests"]
 
 ATTENTION = "tlmatrix_kernels.attention"
 GEMM = "tlmatrix_kernels.gemm"
+DISTRIBUTED = "tlmatrix_kernels.distributed"
 SEQLEN = 384  # a multiple of 64, of 128 and of 192, which are all tiles there are
 BATCH, HEADS, KV_HEADS, HEAD_DIM = 2, 4, 2, 64
 STRATEGIES = ("atomic", "split", "grouped", "reordered")
+WORLD = 2
+ROWS = 256  # of every rank
+CHUNKS = 2 * WORLD * SEQLEN  # a sequence whose chunks, two of each rank, are multiples of all tiles
 
 
 def _normal(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -205,6 +211,111 @@ def _atomic_cells(*, operation: str) -> Pairs:
     return {"cells": (cells, wanted[operation])}
 
 
+def _on_ranks(program: Callable[[int], dict[str, torch.Tensor]], expected: Pairs) -> Pairs:
+    """What each rank makes beside its share of what all of them should: (whole, None) by name."""
+    from tlmatrix import simulate
+
+    results = simulate(program, world=WORLD).results
+    return {
+        f"{name} {rank}": (got, expected[name][0].chunk(WORLD)[rank])
+        for rank, result in enumerate(results)
+        for name, got in result.items()
+    }
+
+
+def _all_gather() -> Pairs:
+    from tlmatrix_kernels.distributed import all_gather, create_context
+
+    x = _normal(WORLD * ROWS, 64)
+
+    def program(rank: int) -> dict[str, torch.Tensor]:
+        return {"out": all_gather(x.chunk(WORLD)[rank], context=create_context())}
+
+    return _on_ranks(program, {"out": (x.repeat(WORLD, 1), None)})
+
+
+def _reduce_scatter() -> Pairs:
+    from tlmatrix_kernels.distributed import create_context, reduce_scatter
+
+    x = _normal(WORLD, WORLD * ROWS, 64)
+
+    def program(rank: int) -> dict[str, torch.Tensor]:
+        return {"out": reduce_scatter(x[rank], context=create_context())}
+
+    return _on_ranks(program, {"out": (x.float().sum(0), None)})
+
+
+def _all_gather_gemm(*, transpose_b=False, **options) -> Pairs:
+    from tlmatrix_kernels.distributed import all_gather_gemm, create_context
+
+    a, b = _normal(WORLD * ROWS, 128), _normal(WORLD, 128, 128)
+
+    def program(rank: int) -> dict[str, torch.Tensor]:
+        shard = a.chunk(WORLD)[rank]
+        context = create_context()
+        out = all_gather_gemm(shard, b[rank], context=context, transpose_b=transpose_b, **options)
+        return {"out": out}
+
+    products = [a.float() @ _turned(each, transpose_b) for each in b]
+    return _on_ranks(program, {"out": (torch.cat(products), None)})
+
+
+def _gemm_reduce_scatter(*, with_bias=False, transpose_b=False, **options) -> Pairs:
+    from tlmatrix_kernels.distributed import create_context, gemm_reduce_scatter
+
+    # Small, or the products that each rank rounds to 16 bits are more than a hundredth off.
+    a, b = _normal(WORLD, WORLD * ROWS, 128) / 8, _normal(WORLD, 128, 128)
+    bias = torch.randn(128) if with_bias else None
+
+    def program(rank: int) -> dict[str, torch.Tensor]:
+        context = create_context()
+        out = gemm_reduce_scatter(
+            a[rank], b[rank], bias, context=context, transpose_b=transpose_b, **options
+        )
+        return {"out": out}
+
+    products = [a[rank].float() @ _turned(b[rank], transpose_b) for rank in range(WORLD)]
+    whole = sum(products) + (0 if bias is None else bias)
+    return _on_ranks(program, {"out": (whole, None)})
+
+
+def _sequence_attention(*, packed=False, causal=False) -> Pairs:
+    from tlmatrix_kernels.distributed import create_context
+    from tlmatrix_kernels.distributed.attention import (
+        Sharding,
+        sequence_attention,
+        sequence_attention_varlen,
+    )
+
+    q, k, v, do = (_normal(1, CHUNKS, heads, HEAD_DIM) for heads in (2, 1, 1, 2))
+    own = [Sharding("zigzag", WORLD).places((CHUNKS,), rank) for rank in range(WORLD)]
+    bounds = torch.tensor([0, CHUNKS], dtype=torch.int32)
+
+    def program(rank: int) -> dict[str, torch.Tensor]:
+        context = create_context()
+        shards = [each[:, own[rank]].requires_grad_() for each in (q, k, v)]
+        if packed:
+            flat = (each[0] for each in shards)
+            out, _ = sequence_attention_varlen(
+                *flat, bounds, bounds, context=context, causal=causal
+            )
+            out = out[None]
+        else:
+            out, _ = sequence_attention(*shards, context=context, causal=causal)
+        gradients = torch.autograd.grad(out, shards, do[:, own[rank]])
+        names = ("out", "dq", "dk", "dv")
+        found = zip(names, (out.detach(), *gradients), strict=True)
+        return {name: tensor[0] for name, tensor in found}
+
+    leaves = [each.clone().requires_grad_() for each in (q, k, v)]
+    out = _attention(*leaves, causal=causal)
+    whole = (out.detach(), *torch.autograd.grad(out, leaves, do.float()))
+    places = torch.cat([torch.as_tensor(each) for each in own])
+    names = ("out", "dq", "dk", "dv")
+    expected = zip(names, whole, strict=True)
+    return _on_ranks(program, {name: (each[0, places], None) for name, each in expected})
+
+
 def plain_tests() -> list[PlainTest]:
     """All of them."""
     tests = []
@@ -259,4 +370,15 @@ def plain_tests() -> list[PlainTest]:
         add("tlmatrix_kernels.atomics:atomic_add_layout", _atomic_add, order=order)
     for operation in ("add", "max"):
         add("tlmatrix_kernels.atomics:atomic_cells", _atomic_cells, operation=operation)
+    add(f"{DISTRIBUTED}:all_gather", _all_gather)
+    add(f"{DISTRIBUTED}:reduce_scatter", _reduce_scatter)
+    for overlap, transpose_b in itertools.product((False, True), repeat=2):
+        ways = {"overlap": overlap, "transpose_b": transpose_b}
+        add(f"{DISTRIBUTED}:all_gather_gemm", _all_gather_gemm, **ways)
+        add(f"{DISTRIBUTED}:gemm_reduce_scatter", _gemm_reduce_scatter, **ways)
+    add(f"{DISTRIBUTED}:gemm_reduce_scatter", _gemm_reduce_scatter, overlap=True, with_bias=True)
+    for causal in (False, True):
+        sequence = f"{DISTRIBUTED}.attention:sequence_attention"
+        add(sequence, _sequence_attention, causal=causal)
+        add(f"{sequence}_varlen", _sequence_attention, packed=True, causal=causal)
     return tests
