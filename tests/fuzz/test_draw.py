@@ -12,6 +12,7 @@ from hypothesis import Phase, find, given, settings
 
 from tlmatrix.fuzz.draw import Configuration, cases, configurations, ground_of
 from tlmatrix.fuzz.draws import drawn_cases
+from tlmatrix.fuzz.worker import Job, compiled_once
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.attention.values import lengths
@@ -218,9 +219,19 @@ def test_configurations_can_be_chosen() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     one = configurations(spec, "quick")[7]
     found = drawn(spec, 100, among=[one])
-    hits = [case for case in found if all(case[name] == one.values[name] for name in one.values)]
-    assert len(hits) > 70
-    assert len({str(of(case)) for case in hits}) > 50
+    assert all(case[name] == one.values[name] for name in one.values for case in found)
+    assert len({str(of(case)) for case in found}) > 50
+    assert len({case["window"] for case in found}) > 20
+
+
+def test_where_kernels_are_compiled_a_job_draws_for_one_configuration() -> None:
+    spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
+    own = configurations(spec, "quick")
+    for number in (0, 1, len(own) + 2):
+        strategy = compiled_once(spec, Job("", "quick", number=number))
+        found = drawn_cases(strategy, count=40, first=number)
+        kernels = {Configuration({name: case[name] for name in own[0].values}) for case in found}
+        assert kernels == {own[number % len(own)]}
 
 
 def test_the_values_of_a_tier_are_those_drawn() -> None:

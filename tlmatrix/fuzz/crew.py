@@ -37,6 +37,8 @@ _SLICE = 250
 """Examples of one job: workers share a long search evenly, and learn what others found."""
 _LEAST_SECONDS, _MOST_SECONDS = 5.0, 60.0
 """Of one job, where a search goes by time."""
+_MOST_COMPILED = 300.0
+"""The same where its kernels are compiled first."""
 _RECYCLED = 20_000
 """Examples after which a process is replaced by a fresh one."""
 _GIVEN_UP = 10
@@ -61,6 +63,12 @@ def _context(backend: str) -> SpawnContext | ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tlmatrix.fuzz.warm"])
     return context
+
+
+def _is_compiled(backend: str) -> bool:
+    from tlmatrix.backend import backend_named
+
+    return backend_named(backend).name == "cuda"
 
 
 class CrewError(RuntimeError):
@@ -181,7 +189,8 @@ class Crew:
                         yield self._job(path, size, None)
             return
         share = settings.seconds * settings.workers / len(self.targets)
-        share = min(max(share, _LEAST_SECONDS), _MOST_SECONDS)
+        most = _MOST_COMPILED if _is_compiled(settings.backend) else _MOST_SECONDS
+        share = min(max(share, _LEAST_SECONDS), most)
         while len(self._over) < len(self.targets):
             for target in self.targets:
                 yield self._job(target.path, None, share)
@@ -190,8 +199,11 @@ class Crew:
         from tlmatrix.fuzz.draws import seed_of
 
         self._numbers[path] += 1
-        seed = seed_of(self.settings.seed, self._numbers[path])
-        return Job(path, self.settings.tier, seed, examples, seconds)
+        number = self._numbers[path]
+        seed = seed_of(self.settings.seed, number)
+        return Job(
+            path, self.settings.tier, seed, examples, seconds, number=self.settings.seed + number
+        )
 
     def _next(self) -> Job | None:
         """The next job that is worth doing."""

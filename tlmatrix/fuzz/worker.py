@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
+    from hypothesis.strategies import SearchStrategy
+
     from tlmatrix.fuzz.crew import Settings
     from tlmatrix.fuzz.search import Found, FuzzReport
     from tlmatrix.matrix import Case
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Job", "spawned", "work"]
+__all__ = ["Job", "compiled_once", "spawned", "work"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A part of a search: a worker's task; or `lost`, a case to shrink."""
+    """A part of a search, by its number; or `lost`, a case to shrink."""
 
     path: str
     tier: str
@@ -40,6 +42,7 @@ class Job:
     seconds: float | None = None
     known: tuple[Found, ...] = ()
     lost: Lost | None = None
+    number: int = 0
 
 
 def work(line: Connection, settings: Settings) -> None:
@@ -152,14 +155,29 @@ def _search(
         records.case(replace(result, coverage=None))
         line.send(("result", _sent(result) if result.failed else _light(result)))
 
+    strategy = compiled_once(spec, job) if runner.backend.name == "cuda" else None
     report = fuzz_spec(
-        spec, runner, tier=job.tier, examples=job.examples, seconds=job.seconds, seed=job.seed,
-        path=job.path, known=job.known, admits=admits, on_start=on_start, on_result=on_result,
+        spec, runner, strategy=strategy, tier=job.tier, examples=job.examples,
+        seconds=job.seconds, seed=job.seed, path=job.path, known=job.known, admits=admits,
+        on_start=on_start, on_result=on_result,
         on_found=lambda found: line.send(("found", _sent_fault(found))),
     )  # fmt: skip
     if report.coverage is not None:
         records.coverage(job.path, f"fuzz {job.seed}", report.coverage)
-    return replace(report, found=tuple(map(_sent_fault, report.found)))
+    # Of one configuration there may be no more cases while others have some.
+    exhausted = report.exhausted and strategy is None
+    return replace(report, exhausted=exhausted, found=tuple(map(_sent_fault, report.found)))
+
+
+def compiled_once(spec: Spec, job: Job) -> SearchStrategy[Case] | None:
+    """Cases of one configuration of the tier, the next one for the next job; None where none is.
+
+    For backends that compile: there a kernel takes as long as hundreds of examples.
+    """
+    from tlmatrix.fuzz.draw import cases, configurations
+
+    own = configurations(spec, job.tier)
+    return cases(spec, job.tier, among=[own[job.number % len(own)]]) if own else None
 
 
 def _sent(result: CaseResult) -> CaseResult:

@@ -30,10 +30,10 @@ def cases(
 ) -> SearchStrategy[Case]:
     """Cases of origin "fuzz", all of which obey the `where` rules of the spec.
 
-    The axes that kernels are compiled for come from `configurations(spec, tier)`, or from `among`
-    (some of them), and hardly ever from elsewhere, so that few kernels serve many examples; a
-    failing example is shrunk over all their values. The simplest case has the fewest sequences, the
-    shortest lengths, and the first value of every axis.
+    The axes that kernels are compiled for come from `configurations(spec, tier)` and hardly ever
+    from elsewhere, so that few kernels serve many examples; from `among` (some of them), and never
+    from elsewhere, where it is given. A failing example is shrunk over all their values. The
+    simplest case has the fewest sequences, the shortest lengths, and the first value of every axis.
 
     Raises:
         ValueError: the spec has no such tier.

@@ -82,7 +82,7 @@ class Ground:
     `fixed` are the axes of a configuration and `free` those drawn anew, each with its domain;
     `extras` are axes that the spec does not have. `lengths` is None where the spec packs no
     sequences, or a rule speaks of them. `space` holds the axes that rules name, over the values of
-    their domains.
+    their domains. With `only`, no other combination of the fixed axes is ever drawn.
     """
 
     spec: Spec
@@ -93,6 +93,7 @@ class Ground:
     lengths: Lengths | None
     space: Space
     extras: Extras
+    only: bool = False
 
     @property
     def domains(self) -> dict[str, Domain]:
@@ -103,7 +104,7 @@ class Ground:
 def ground_of(
     spec: Spec, tier: str = "quick", *, among: Sequence[Configuration] | None = None
 ) -> Ground:
-    """What cases of a tier are drawn from; `among` replaces the tier's configurations.
+    """What cases of a tier are drawn from; `among` allows no other configurations.
 
     Raises:
         ValueError: the spec has no such tier.
@@ -130,7 +131,8 @@ def ground_of(
     configurations = tuple(each for each in among or found if _possible(each, fixed, space))
     lengths = _lengths(spec, fuzz, tiles) if drawn_lengths else None
     extras = extras_of(spec, fuzz, family, lengths)
-    return Ground(spec, tier, configurations, fixed, free, lengths, space, extras)
+    only = among is not None
+    return Ground(spec, tier, configurations, fixed, free, lengths, space, extras, only)
 
 
 def _lengths(spec: Spec, fuzz: Fuzz, tiles: _Tiles) -> Lengths:

@@ -60,7 +60,7 @@ def _cases(
         values["seqlens"] = batch_value(ground.lengths, batch)
     row = [UNBOUND] * len(ground.space.names)
     number = draw(_whole(0, configurations.last))
-    within = draw(_whole(0, 0 if number else _WITHIN))
+    within = draw(_whole(0, 0 if number or ground.only else _WITHIN))
     places = configurations.of(number, within)
     for name, domain in ground.fixed.items():
         low, high = (0, len(domain.named) - 1) if places is None else (places[name],) * 2
@@ -112,10 +112,12 @@ class _Configurations:
             for configuration in ground.configurations
         ]
         self.last = max(0, len(self._places) - 1)
+        self._only = ground.only
 
     def of(self, number: int, within: int) -> dict[str, int] | None:
         """Configuration `number`, but for 0 and 0 none, so that axes have all their values."""
-        return self._places[number] if self._places and (number or within) else None
+        chosen = number or within or self._only
+        return self._places[number] if self._places and chosen else None
 
 
 def _value(draw: DrawFn, domain: Domain) -> Value:
