@@ -22,14 +22,14 @@ four, milliseconds overlapped, and of NCCL and our GEMM or torch.matmul in turn:
     =====  =============  =====================  =====================
     size   flop a rank    all_gather_gemm        gemm_reduce_scatter
     =====  =============  =====================  =====================
-    8192   2.7e11         0.461  0.760  0.731    0.674  0.939  0.724
-    6144   1.2e11         0.286  0.445  0.359    0.376  0.525  0.369
+    8192   2.7e11         0.452  0.750  0.707    0.658  0.921  0.719
+    6144   1.2e11         0.285  0.443  0.358    0.358  0.520  0.368
     4096   3.4e10         0.244  0.186  0.154    0.275  0.231  0.164
     2048   4.3e9          0.175  0.085  0.053    0.229  0.150  0.063
     =====  =============  =====================  =====================
 
-(gemm_reduce_scatter with the own rows added all at once at the end.) More than four ranks have not
-been measured.
+(The last two of gemm_reduce_scatter with the own rows added all at once at the end.) More than four
+ranks have not been measured.
 """
 
 
