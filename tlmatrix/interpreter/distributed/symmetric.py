@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tlmatrix.interpreter import session as sessions
 from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.externs import Pointer
 from tlmatrix.interpreter.runtime.memory import poison
@@ -428,6 +429,9 @@ def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[i
             memory, or a comparison other than at least (0) and equal (1).
         RuntimeError: the stream is captured to a CUDA graph.
     """
+    session = sessions.current()
+    if session is not None and session.launched is not None:
+        return (0,)  # kernels are only traced, those too that would raise the flag
     rank, address = _rank(), int(addr)
     known = next((each for each in rank.streams if each.cuda_stream == int(stream)), None)
     if known is None:

@@ -1,0 +1,36 @@
+"""The quick tier of every spec passes interpreted, on as many simulated ranks as it asks for.
+
+Each case is judged, and of the checks that run the entry again it gets one, as drawn cases do;
+`make run` makes all of them, in twice the time. Drawn cases are left out.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tlmatrix.backend import backend_named
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import load_spec
+
+SPECS = sorted((Path(__file__).parents[1] / "specs").glob("*.yaml"))
+PARTS = 3
+"""Of each spec's cases, so that workers end at about the same time."""
+
+
+@pytest.fixture(scope="module")
+def runner():
+    found = Runner(backend_named("interpreter"))
+    yield found
+    found.close()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_case_passes(path, part, runner):
+    spec = load_spec(path)
+    cases = list(plan(spec, "quick").cases())[part::PARTS]
+    results = [runner.run(spec, case, path=str(path), relations="rotate") for case in cases]
+    assert cases
+    assert [str(result) for result in results if result.failed] == []
