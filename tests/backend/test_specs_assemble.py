@@ -1,4 +1,4 @@
-"""One case of each family, a spec's tier `smoke`, becomes machine code: a sample of `make compile`."""
+"""One case of each family, a spec's tier `smoke`, becomes machine code, as `make compile` does."""
 
 from pathlib import Path
 
