@@ -137,7 +137,7 @@ def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
 def _intention(settings: Settings, targets: Sequence[Target]) -> str:
     specs = count(len(targets), "spec")
     if settings.seconds is not None:
-        return f"{specs}, {settings.seconds / 60:g} minutes, {count(settings.workers, 'process')}"
+        return f"{specs}, {settings.seconds / 60:g} minutes, {count(settings.workers, 'worker')}"
     total = sum(settings.examples or target.examples for target in targets)
     return f"{count(total, 'example')} of {specs}, {count(settings.workers, 'worker')}"
 
