@@ -32,7 +32,7 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.pull import signed, write_flag
 
-__all__ = ["Arriving", "Fetch", "Pair", "Shares", "collect", "shares_for", "sums_of"]
+__all__ = ["Arrival", "Fetch", "Pair", "Shares", "collect", "shares_for", "sums_of"]
 
 OPERATOR = "sequence_attention"
 ALIGNMENT = 256
@@ -84,7 +84,7 @@ def _on(
 
 
 @dataclass(frozen=True)
-class Arriving:
+class Arrival:
     """Keys for one kernel, some of which come while it runs: a memory of rows, and a flag.
 
     The first ``fetched`` rows come in slices of ``2 ** slice_bits`` rows, and slice n is there when
@@ -177,7 +177,7 @@ class Fetch:
         torch.cuda.current_stream().wait_event(self._events[step - 1])
         return self._step(step)
 
-    def on_arrival(self) -> Arriving:
+    def on_arrival(self) -> Arrival:
         """All keys for one kernel, which waits for those that come; in the place of `pull`.
 
         Nothing that is enqueued for it from the copy of the own keys on needs a multiprocessor,
@@ -193,7 +193,7 @@ class Fetch:
                 for owner, source, row, count in pieces:
                     here.rows(row, count).copy_(owners[owner].rows(source, count))
                 write_flag(self._ready, 0, epoch + number)
-        return Arriving(here, self._ready, signed(epoch), bits, step.rows)
+        return Arrival(here, self._ready, signed(epoch), bits, step.rows)
 
     def wait_all(self) -> None:
         """Let the current stream wait for everything that was enqueued here; the last thing."""
