@@ -20,13 +20,13 @@ in the order of the ranks. The next backward call clears the sums behind the bar
 fetch, hence after all pulls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 
-from tlmatrix_kernels.distributed.attention.plan import Plan, copies, slices
+from tlmatrix_kernels.distributed.attention.plan import Plan, Step, copies, slices
 from tlmatrix_kernels.distributed.barriers import barrier, barrier_without_kernel
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
@@ -162,13 +162,14 @@ class Fetch:
             return
         with torch.cuda.stream(self._side):
             for number, step in enumerate(self._plan.steps[1:], 1):
-                target = self._step(number)
-                owners = {owner: self._of(owner) for owner in step.ranks} if step.rows else {}
-                for owner, source, row, count in copies(step):
-                    target.rows(row, count).copy_(owners[owner].rows(source, count))
+                _bring(copies(step), self._owners(step), self._step(number))
                 event = torch.cuda.Event()
                 event.record(self._side)
                 self._events.append(event)
+
+    def _owners(self, step: Step) -> dict[int, Pair]:
+        """The own keys of those that a step is fetched from."""
+        return {owner: self._of(owner) for owner in step.ranks} if step.rows else {}
 
     def wait(self, step: int) -> Pair:
         """The keys and values of a step, for what is enqueued on the current stream from now on."""
@@ -184,22 +185,29 @@ class Fetch:
         for the kernel's blocks may hold all of them and wait.
         """
         torch.cuda.current_stream().wait_event(self._copied)
-        step, here = self._plan.steps[1], self._all(self._plan.rank)
+        step = self._plan.steps[1]
         bits = _slice_bits(step.rows, _bytes(self._own, 1, self._own.k.dtype))
         epoch = self._epoch * MOST_SLICES
         with torch.cuda.stream(self._side):
-            owners = {owner: self._of(owner) for owner in step.ranks} if step.rows else {}
+            owners, target = self._owners(step), self._step(1)
             for number, pieces in enumerate(slices(step, 1 << bits), 1):
-                for owner, source, row, count in pieces:
-                    here.rows(row, count).copy_(owners[owner].rows(source, count))
+                _bring(pieces, owners, target)
                 write_flag(self._ready, 0, epoch + number)
-        return Arrival(here, self._ready, signed(epoch), bits, step.rows)
+        return Arrival(self._all(self._plan.rank), self._ready, signed(epoch), bits, step.rows)
 
     def wait_all(self) -> None:
         """Let the current stream wait for everything that was enqueued here; the last thing."""
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         self._use.close()
+
+
+def _bring(
+    pieces: Sequence[tuple[int, int, int, int]], owners: Mapping[int, Pair], target: Pair
+) -> None:
+    """Enqueue the copies of pieces (as `copies` has them) to the memory of their step."""
+    for owner, source, row, count in pieces:
+        target.rows(row, count).copy_(owners[owner].rows(source, count))
 
 
 def _slice_bits(rows: int, row_size: int) -> int:

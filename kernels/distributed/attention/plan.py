@@ -335,27 +335,37 @@ def plan_for(
     With one step everything is fetched, the rank's own keys too, and attended to at once; with two
     or more, step 0 is the rank's own k and v, where they are.
     """
+    rows, seen = _runs(sharding, rank, lengths_q, lengths_k, causal)
+
+    def planned(nearest_to: int | None = None) -> Plan:
+        return Plan(
+            rank=rank,
+            sharding=sharding,
+            rows_q=sharding.total(lengths_q, rank),
+            rows_k=sharding.total(lengths_k, rank),
+            runs=tuple(rows),
+            steps=_steps(sharding, rank, lengths_k, seen, steps, nearest_to),
+        )
+
     if steps == 2:
-        plan = _planned(sharding, rank, lengths_q, lengths_k, causal, steps, nearest_first=True)
+        plan = planned(nearest_to=rank)
         if plan.in_one_launch:
             return plan
-    return _planned(sharding, rank, lengths_q, lengths_k, causal, steps)
+    return planned()
 
 
-def _planned(
+def _steps(
     sharding: Sharding,
     rank: int,
-    lengths_q: tuple[int, ...],
-    lengths_k: tuple[int, ...],
-    causal: bool,
-    steps: int,
-    nearest_first: bool = False,
-) -> Plan:
-    rows, seen = _runs(sharding, rank, lengths_q, lengths_k, causal)
-    nearest_to = rank if nearest_first else None
+    lengths_k: Sequence[int],
+    seen: list[list[_Run]],
+    count: int,
+    nearest_to: int | None,
+) -> tuple[Step, ...]:
+    """The steps of a plan; `nearest_to` as in `_pieces`, for what is fetched."""
     found = []
-    groups = groups_of_ranks(rank, sharding.world, steps)
-    if steps == 1 and sharding.world > 1:
+    groups = groups_of_ranks(rank, sharding.world, count)
+    if count == 1 and sharding.world > 1:
         groups = ((), *groups)
     for place, ranks in enumerate(groups):
         only, order = (seen, nearest_to) if place else (None, None)
@@ -368,11 +378,4 @@ def _planned(
         found.append(
             Step(ranks, tuple(each for here in pieces for each in here), size, _launches(ranges))
         )
-    return Plan(
-        rank=rank,
-        sharding=sharding,
-        rows_q=sharding.total(lengths_q, rank),
-        rows_k=sharding.total(lengths_k, rank),
-        runs=tuple(rows),
-        steps=tuple(found),
-    )
+    return tuple(found)
