@@ -5,7 +5,7 @@ import torch
 
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.pull import arrivals, await_flag, write_flag
+from tlmatrix_kernels.distributed.pull import arrivals, wait_by_stream, write_flag
 
 __all__ = ["barrier", "barrier_without_kernel", "meet"]
 
@@ -39,7 +39,7 @@ def barrier_without_kernel(flags: SymmetricBuffer, epoch: int) -> None:
     for peer in arrivals(flags.rank, flags.world):
         write_flag(flags.on(peer, world, torch.int32), flags.rank, epoch)
     for peer in arrivals(flags.rank, flags.world):
-        await_flag(flags.mine(world, torch.int32), peer, epoch)
+        wait_by_stream(flags.mine(world, torch.int32), peer, epoch)
 
 
 @T.macro

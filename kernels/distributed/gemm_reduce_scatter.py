@@ -13,7 +13,7 @@ from tlmatrix_kernels.distributed.gemm_ordered import gemm_signalling
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.ordered import OrderedCall, OrderedGemm, ordered_gemm, signature
 from tlmatrix_kernels.distributed.pieces import MOST_PIECES, Pieces, most_pieces, pieces
-from tlmatrix_kernels.distributed.pull import await_flag, wait_flag
+from tlmatrix_kernels.distributed.pull import wait_by_kernel, wait_by_stream
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.shares import shares
 from tlmatrix_kernels.distributed.validate import check_bias, check_share
@@ -189,10 +189,10 @@ def _overlapped(
         if out.numel() > 0:
             parts = out.new_empty(world - 1, *out.shape)
             for slot, peer in enumerate(ring(rank, world)):
-                wait_flag(half.done[peer], rank, total)
+                wait_by_kernel(half.done[peer], rank, total)
                 parts[slot].copy_(half.ours[peer])
             for piece, (first, last) in enumerate(own.cuts):
-                await_flag(half.made, piece, made[piece])
+                wait_by_stream(half.made, piece, made[piece])
                 mine = half.ours[rank][first:last]
                 add_in_ring_order(parts, mine, bias, out[first:last], first)
     torch.cuda.current_stream().wait_stream(side)

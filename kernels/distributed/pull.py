@@ -16,7 +16,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix_kernels.distributed import signals
 
-__all__ = ["arrivals", "await_flag", "pull", "signed", "wait_flag", "write_flag"]
+__all__ = ["arrivals", "pull", "signed", "wait_by_kernel", "wait_by_stream", "write_flag"]
 
 
 def arrivals(rank: int, world: int) -> list[int]:
@@ -76,7 +76,7 @@ def wait_kernel():
     return wait_for_flag
 
 
-def wait_flag(flags: torch.Tensor, index: int, value: int) -> None:
+def wait_by_kernel(flags: torch.Tensor, index: int, value: int) -> None:
     """Enqueue on the current stream a wait until `flags[index]` is at least `value`.
 
     A kernel of one warp, which needs a place on a multiprocessor: do not enqueue it where blocks
@@ -90,8 +90,8 @@ def wait_flag(flags: torch.Tensor, index: int, value: int) -> None:
     wait_kernel()(flags, index, signed(value))
 
 
-def await_flag(flags: torch.Tensor, index: int, value: int) -> None:
-    """As `wait_flag`, but the stream itself waits: no kernel, so no place on a multiprocessor.
+def wait_by_stream(flags: torch.Tensor, index: int, value: int) -> None:
+    """As `wait_by_kernel`, but the stream itself waits: no kernel, so no place on a multiprocessor.
 
     Not while a CUDA graph is captured: each replay would wait for the same value.
 

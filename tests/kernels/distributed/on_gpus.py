@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from tlmatrix.backend.ranks.compiling import compile_in_turn
 from tlmatrix_kernels.distributed import all_gather, create_context, signals
 from tlmatrix_kernels.distributed.barriers import barrier, meet
-from tlmatrix_kernels.distributed.pull import arrivals, pull, signed, wait_flag, write_flag
+from tlmatrix_kernels.distributed.pull import arrivals, pull, signed, wait_by_kernel, write_flag
 
 LIMIT = 420
 """Seconds until a rank that has not answered is ended; nearly all of it may be compiling."""
@@ -179,7 +179,7 @@ def blocks_signal_peers(context):
             rank,
             float(call * 10 + rank),
         )
-        wait_flag(flags.mine([16], torch.int32), before, 1000 * call)
+        wait_by_kernel(flags.mine([16], torch.int32), before, 1000 * call)
         right.append((buffer.mine([size], torch.float32) == call * 10 + before).all())
         barrier(buffer)
     assert torch.stack(right).all(), right

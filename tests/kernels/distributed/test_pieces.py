@@ -146,13 +146,13 @@ def test_pieces_have_the_bits_of_the_sum_at_once(small, monkeypatch, m, n):
 
 def test_a_piece_that_is_not_waited_for_is_found_as_a_race(small, monkeypatch):
     """Simulated ranks tell a sum of rows that the kernel is still making."""
-    original = operator.await_flag
+    original = operator.wait_by_stream
 
     def waits_for_the_first_alone(flags, index, value):
         if len(flags) != MOST_PIECES or index == 0:
             original(flags, index, value)
 
-    monkeypatch.setattr(operator, "await_flag", waits_for_the_first_alone)
+    monkeypatch.setattr(operator, "wait_by_stream", waits_for_the_first_alone)
     a, b = signs(0, 1100, 16), signs(1, 16, 24)
 
     def program(_):
