@@ -17,7 +17,8 @@ a call of
     sum         the sum in the order of the ring alone
 
 and the efficiency of the overlapped ones, (T_compute + T_comm - T) / min(T_compute, T_comm): with 1
-the shorter is wholly hidden behind the longer, with 0 it is no better than both in turn.
+the shorter is wholly hidden behind the longer, with 0 it is no better than both in turn. Of the
+efficiencies of all rounds the median is told, and the quartiles.
 
 A time is the median over rounds of the slowest rank's mean of calls back to back, the candidates in
 turn in every round. Each is compared with the product by PyTorch first. A line of JSON for every
@@ -56,7 +57,7 @@ from tlmatrix_kernels.distributed.baselines import (
 from tlmatrix_kernels.distributed.collectives import gather_single, reduce_scatter_single
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival, gemm_signalling
 from tlmatrix_kernels.distributed.ordered import ordered_gemm
-from tlmatrix_kernels.distributed.pieces import MOST_PIECES, most_pieces, pieces
+from tlmatrix_kernels.distributed.pieces import MOST_PIECES, most_pieces, own_pieces
 from tlmatrix_kernels.distributed.ring import add_in_ring_order
 from tlmatrix_kernels.distributed.shares import shares
 from tlmatrix_kernels.gemm import gemm
@@ -148,7 +149,6 @@ def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> tor
     (m, n), world, rank = (a.shape[0], w.shape[0]), context.world, context.rank
     rows = shares(m, world)
     out = a.new_empty(m, n)
-    most = most_pieces(-(-m // world) * n)
     launch = ordered_gemm(
         gemm_signalling,
         w,
@@ -158,10 +158,9 @@ def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> tor
         transpose_b=True,
         whole_rows=True,
         whole_tile=False,
-        panels=most,
+        panels=most_pieces(-(-m // world) * n),
     )
-    tiles_m = -(-m // launch.block_m)
-    own = pieces(rows[rank], tiles_m, launch.first, launch.panel, launch.block_m, most)
+    own = own_pieces(rows[rank], m, n, launch)
     done = torch.zeros(world, dtype=torch.int32, device="cuda")
     made = torch.zeros(MOST_PIECES, dtype=torch.int32, device="cuda")
     order = launch.first, launch.panel, rank, own.base, own.step
@@ -230,9 +229,9 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in counts}
     for _ in range(rounds):
         for name, count in counts.items():
-            times[name].append(slowest(_seconds(candidates[name], count)))
-    medians = {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
-    return {"ms": medians, "problems": problems}
+            times[name].append(1e3 * slowest(_seconds(candidates[name], count)))
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    return {"ms": medians, "rounds": times, "problems": problems}
 
 
 def _prepare(name: str, call: Call, reference: torch.Tensor, problems: dict[str, str]) -> int:
@@ -260,11 +259,16 @@ def _seconds(call: Call, count: int) -> float:
     return begin.elapsed_time(end) / 1e3 / count
 
 
-def efficiency(ms: dict[str, float], name: str) -> float | None:
-    """(T_compute + T_comm - T) / min(T_compute, T_comm); None where one was not measured."""
-    if not {"gemm", "nccl", name} <= ms.keys():
+def efficiency(times: dict[str, list[float]], name: str) -> list[float] | None:
+    """(T_compute + T_comm - T) / min(T_compute, T_comm) of the times of each round.
+
+    Lower quartile, median and upper quartile; None where one was not measured.
+    """
+    if not {"gemm", "nccl", name} <= times.keys():
         return None
-    return (ms["gemm"] + ms["nccl"] - ms[name]) / min(ms["gemm"], ms["nccl"])
+    rounds = zip(times["gemm"], times["nccl"], times[name], strict=True)
+    rates = [(compute + comm - time) / min(compute, comm) for compute, comm, time in rounds]
+    return statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
 
 
 def _size(text: str) -> tuple[int, int, int]:
@@ -329,10 +333,14 @@ def main() -> int:
             continue
         ms, problems = outcome.result["ms"], outcome.result["problems"]
         row = {"operator": operator, "world": options.world, "size": size, "dtype": options.dtype}
-        shares = {name: efficiency(ms, name) for name in FUSED}
-        _report({**row, "ms": ms, "efficiency": shares, "problems": problems}, options.json)
+        found = {name: efficiency(outcome.result["rounds"], name) for name in FUSED}
+        _report({**row, **outcome.result, "efficiency": found}, options.json)
         cells = "  ".join(f"{name} {taken:.3f}" for name, taken in ms.items())
-        rates = "  ".join(f"{name} {rate:.2f}" for name, rate in shares.items() if rate is not None)
+        rates = "  ".join(
+            f"{name} {rates[1]:.2f} ({rates[0]:.2f} to {rates[2]:.2f})"
+            for name, rates in found.items()
+            if rates is not None
+        )
         print(f"{outcome.step.name}: {cells}  efficiency: {rates}", flush=True)
         for name, problem in problems.items():
             failed += 1

@@ -12,6 +12,7 @@ gradients, within 0.02 of what PyTorch's attention of the gathered keys gives.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 from typing import Any
@@ -45,6 +46,10 @@ SHAPES = [
     (3, 5, 7),
 ]
 """m, n and k of a rank; sums of up to 8 * 256 units are exact in float16."""
+IN_PIECES = (4096, 2048, 64)
+"""Likewise; a rank adds its own rows in several pieces."""
+IN_SLICES = 4608
+"""Rows of a rank's keys that arrive in several slices."""
 
 
 def _signs(source: torch.Generator, *shape: int) -> torch.Tensor:
@@ -86,18 +91,20 @@ def _gemm_scatter(
     return out != whole[slice(*share(m, context.world, context.rank))]
 
 
-def _attention(context: Context, m: int, n: int, k: int, source: torch.Generator) -> torch.Tensor:
-    """Forward and backward; causal or not and sharding by the shape."""
-    rows = 2 * (m % 190 + 1)
+def _attention(
+    context: Context, rows: int, mask: int, steps: int, source: torch.Generator
+) -> torch.Tensor:
+    """Forward and backward of `rows` of a rank: with 4 masks and orders, and 4 ways of steps."""
     shape = (context.world, 1, rows, 4, 64)
     q, keys, values = (
         torch.randn(shape, generator=source, device="cuda").half()[context.rank] for _ in range(3)
     )
-    options = {"causal": n % 2 == 0, "sharding": "zigzag" if k % 2 == 0 else "contiguous"}
+    options = {"causal": mask % 2 == 0, "sharding": "zigzag" if mask < 2 else "contiguous"}
+    counts = {"steps": (1, 2, context.world, None)[steps]}
     results = []
-    for entry in (sequence_attention, gathered_attention):
+    for entry, more in ((sequence_attention, counts), (gathered_attention, {})):
         leaves = [tensor.detach().clone().requires_grad_() for tensor in (q, keys, values)]
-        out = entry(*leaves, context=context, **options)[0]
+        out = entry(*leaves, context=context, **options, **more)[0]
         out.backward(q)
         results.append([out.detach(), *(leaf.grad for leaf in leaves)])
     wrong = [
@@ -117,12 +124,22 @@ CHECKS: dict[str, Any] = {
 }
 
 
+def shapes(name: str) -> list[tuple[int, int, int]]:
+    """What an operator is called with."""
+    if name == "sequence_attention":
+        rows = [*(2 * (m % 190 + 1) for m, _, _ in SHAPES), IN_SLICES]
+        return list(itertools.product(rows, range(4), range(4)))
+    return [*SHAPES, IN_PIECES] if name == "gemm_reduce_scatter" else SHAPES
+
+
 def prepare(context: Context) -> dict[str, int]:
     """Compile every kernel, so that no later step waits for that; how many elements were wrong."""
     torch.backends.cuda.matmul.allow_tf32 = False
     source = torch.Generator(device="cuda").manual_seed(0)
     wrong = sum(
-        check(context, *shape, source).sum() for check in CHECKS.values() for shape in SHAPES
+        check(context, *shape, source).sum()
+        for name, check in CHECKS.items()
+        for shape in shapes(name)
     )
     counts = torch.as_tensor(wrong, device="cuda")
     dist.all_reduce(counts)
@@ -135,7 +152,8 @@ def soak(context: Context, seed: int, calls: int) -> dict[str, int]:
     source = torch.Generator(device="cuda").manual_seed(seed)
     wrong = {name: torch.zeros((), dtype=torch.int64, device="cuda") for name in CHECKS}
     for _ in range(calls):
-        name, shape = draws.choice(list(CHECKS)), draws.choice(SHAPES)
+        name = draws.choice(list(CHECKS))
+        shape = draws.choice(shapes(name))
         late, ticks = draws.randrange(2 * context.world), draws.randrange(MOST_TICKS)
         if late == context.rank:
             torch.cuda._sleep(ticks)  # noqa: SLF001  (has no public name)
@@ -160,7 +178,7 @@ def main() -> int:
         print(f"needs two GPUs, and there are {torch.cuda.device_count()}")
         return 1
     pieces = range(0, options.calls, PIECE)
-    steps = [Step("compile", prepare, limit=300)]
+    steps = [Step("compile", prepare, limit=600)]
     steps += [
         Step(f"{first} to {min(first + PIECE, options.calls) - 1}", soak, arguments, options.limit)
         for first in pieces

@@ -11,8 +11,8 @@ from tlmatrix_kernels.distributed.collectives import scattered_sum
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_signalling
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.ordered import OrderedCall, OrderedGemm, ordered_gemm, signature
-from tlmatrix_kernels.distributed.pieces import MOST_PIECES, Pieces, most_pieces, pieces
+from tlmatrix_kernels.distributed.ordered import OrderedCall, ordered_gemm, signature
+from tlmatrix_kernels.distributed.pieces import MOST_PIECES, most_pieces, own_pieces
 from tlmatrix_kernels.distributed.pull import wait_by_kernel, wait_by_stream
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.shares import shares
@@ -178,7 +178,7 @@ def _overlapped(
             whole_tile=False,
             panels=most_pieces(-(-call.m // world) * call.n),
         )
-    own = _own_pieces(call, launch, rank)
+    own = own_pieces(call.cuts[rank], call.m, call.n, launch)
     made = [(last - first) * call.n for first, last in own.cuts]
     made += [0] * (MOST_PIECES - len(made))
     made = context.count("gemm_reduce_scatter/made", made)
@@ -196,11 +196,3 @@ def _overlapped(
                 mine = half.ours[rank][first:last]
                 add_in_ring_order(parts, mine, bias, out[first:last], first)
     torch.cuda.current_stream().wait_stream(side)
-
-
-def _own_pieces(call: OrderedCall, launch: OrderedGemm, rank: int) -> Pieces:
-    """Of our rows, in the order in which their tiles are made."""
-    begin, end = call.cuts[rank]
-    tiles_m = -(-call.m // launch.block_m)
-    most = most_pieces((end - begin) * call.n)
-    return pieces((begin, end), tiles_m, launch.first, launch.panel, launch.block_m, most)

@@ -13,7 +13,9 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-__all__ = ["MOST_PIECES", "Pieces", "most_pieces", "pieces"]
+from tlmatrix_kernels.distributed.ordered import OrderedGemm
+
+__all__ = ["MOST_PIECES", "Pieces", "most_pieces", "own_pieces", "pieces"]
 
 MOST_PIECES = 4
 """Of a share: each costs a small launch of the host."""
@@ -66,3 +68,9 @@ def pieces(
     edges[0] = begin
     cuts = tuple((low - begin, high - begin) for low, high in itertools.pairwise(edges))
     return Pieces(base, step, cuts)
+
+
+def own_pieces(own: tuple[int, int], m: int, n: int, launch: OrderedGemm) -> Pieces:
+    """Of a product [m, n], the `own` rows in the order in which `launch` makes their tiles."""
+    tiles_m, most = -(-m // launch.block_m), most_pieces((own[1] - own[0]) * n)
+    return pieces(own, tiles_m, launch.first, launch.panel, launch.block_m, most)

@@ -185,6 +185,24 @@ def never_signalled(x, *, context):
     return pulled(x, context=context)
 
 
+def kernel_waits_for_nobody(x, *, context):
+    """Rank 1 launches a kernel that waits for a flag that nobody raises, and goes on."""
+    from tlmatrix_kernels.distributed.pull import wait_by_kernel
+
+    if context.rank == 1:
+        wait_by_kernel(torch.zeros(1, dtype=torch.int32, device=x.device), 0, 1)
+    return pulled(x, context=context)
+
+
+def stream_waits_for_nobody(x, *, context):
+    """The stream of rank 1 waits for a flag that nobody raises, while its host goes on."""
+    from tlmatrix_kernels.distributed.pull import wait_by_stream
+
+    if context.rank == 1:
+        wait_by_stream(torch.zeros(1, dtype=torch.int32, device=x.device), 0, 1)
+    return pulled(x, context=context)
+
+
 def unordered_for_huge_values(x, *, context):
     """Leaves the barriers out where some rank has a huge value."""
     most = x.abs().amax().float()

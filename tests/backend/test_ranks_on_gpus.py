@@ -36,8 +36,7 @@ OURS = "tlmatrix_kernels.distributed:all_gather", "tlmatrix_kernels.distributed:
 PULLED = "rank_entries:pulled", "rank_entries:create_context"
 
 
-@pytest.fixture(scope="module")
-def runner():
+def on_two_gpus(seconds):
     import torch
 
     if torch.cuda.device_count() < 2:
@@ -45,7 +44,19 @@ def runner():
     from tlmatrix.backend import backend_named
     from tlmatrix.run.runner import Runner
 
-    found = Runner(backend_named("cuda"), rank_seconds=60.0)
+    return Runner(backend_named("cuda"), rank_seconds=seconds)
+
+
+@pytest.fixture(scope="module")
+def runner():
+    found = on_two_gpus(60.0)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def impatient():
+    found = on_two_gpus(20.0)
     yield found
     found.close()
 
@@ -78,6 +89,19 @@ def test_a_rank_that_raises_is_named_and_later_cases_run(runner):
     assert result.findings[0].title == "rank 1 of 2 raises ValueError: no such shard"
     (result,) = run(runner, GEMM, "all_gather_gemm")
     assert result.status is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    "entry", ["kernel_waits_for_nobody", "stream_waits_for_nobody", "never_signalled"]
+)
+def test_a_gpu_that_waits_for_ever_is_ended_and_later_cases_run(impatient, entry):
+    text = GATHER.replace("WORLD", "2").replace("CONTEXT", PULLED[1])
+    found = run(impatient, text, f"rank_entries:{entry}")
+    for result in found:
+        (finding,) = result.findings
+        assert (finding.check, finding.pattern) == ("ranks", "hang"), finding.title
+        assert finding.title == "every rank did not come back within 20 s"
+    assert {result.status for result in run(impatient, text, PULLED[0])} == {Status.PASSED}
 
 
 def test_more_ranks_than_gpus_are_skipped_with_that_reason(runner):
