@@ -23,6 +23,7 @@ from distributed_crew import Step, run_steps
 
 from tlmatrix_kernels.distributed import (
     Context,
+    TwoLevelContext,
     all_gather,
     all_gather_gemm,
     gemm_reduce_scatter,
@@ -71,7 +72,7 @@ def _scatter(context: Context, m: int, n: int, _k: int, source: torch.Generator)
 def _levels(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
     rows = -(-m // context.world) * context.world
     x = _signs(source, context.world, rows, n)
-    out = reduce_scatter_two_level(x[context.rank], context=context, nodes=None)
+    out = reduce_scatter_two_level(x[context.rank], context=TwoLevelContext(context, None))
     return out != x.sum(0)[slice(*share(rows, context.world, context.rank))]
 
 

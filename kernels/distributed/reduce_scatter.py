@@ -1,7 +1,6 @@
 """Reduce-scatter by the copy engines: every rank pulls what the others have for it, and adds."""
 
 import torch
-import torch.distributed as dist
 
 from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.collectives import reduce_scatter_single
@@ -10,6 +9,7 @@ from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.pull import pull
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.two_level import TwoLevelContext
 from tlmatrix_kernels.distributed.validate import check_reducible
 
 __all__ = ["reduce_scatter", "reduce_scatter_two_level"]
@@ -39,10 +39,10 @@ def reduce_scatter(x: torch.Tensor, *, context: Context) -> torch.Tensor:
     return out
 
 
-def reduce_scatter_two_level(
-    x: torch.Tensor, *, context: Context, nodes: dist.ProcessGroup | None
-) -> torch.Tensor:
+def reduce_scatter_two_level(x: torch.Tensor, *, context: TwoLevelContext) -> torch.Tensor:
     """Reduce-scatter over several nodes: inside each by copy engines, then between them.
+
+    May be captured to a CUDA graph where the collectives of `torch.distributed` may, as with NCCL.
 
     Of W ranks on each of V nodes, rank r of node v gets share v * W + r of V * W of the rows. First
     it sums, over the ranks of its own node, the rows that rank r of *every* node gets, in float32;
@@ -51,8 +51,7 @@ def reduce_scatter_two_level(
     Args:
         x: [rows, ...], of equal shape and dtype on all ranks; float16, bfloat16 or float32; rows a
             multiple of V * W.
-        context: of the ranks of this node.
-        nodes: the ranks r of all nodes, in the order of nodes; None with one node.
+        context: see `create_two_level_context`.
 
     Returns:
         [rows / (V * W), ...], a new tensor.
@@ -61,8 +60,8 @@ def reduce_scatter_two_level(
         ValueError: a dtype that is not summed, no dimensions, or rows that do not divide.
     """
     check_reducible("x", x)
-    count = 1 if nodes is None else dist.get_world_size(nodes)
-    world = context.world
+    count, node = context.nodes, context.node
+    world = node.world
     if x.shape[0] % (count * world):
         raise ValueError(
             f"x must have a multiple of {count * world} rows for {count} nodes of {world} ranks, "
@@ -74,13 +73,13 @@ def reduce_scatter_two_level(
         return out
     columns = x[0].numel()
     flat = x.reshape(x.shape[0], columns).contiguous()
-    begins = [(node * world + context.rank) * rows for node in range(count)]
+    begins = [(each * world + node.rank) * rows for each in range(count)]
     sums = torch.empty(count, rows, columns, dtype=torch.float32, device=x.device)
-    _reduce([(begin, begin + rows) for begin in begins], flat, sums, context)
+    _reduce([(begin, begin + rows) for begin in begins], flat, sums, node)
     if count == 1:
         return out.copy_(sums.view(out.shape))
     mine = torch.empty(rows, columns, dtype=torch.float32, device=x.device)
-    reduce_scatter_single(mine, sums.view(count * rows, columns), group=nodes)
+    reduce_scatter_single(mine, sums.view(count * rows, columns), group=context.between)
     return out.copy_(mine.view(out.shape))
 
 

@@ -51,6 +51,10 @@ def first_only(x, w):
     return x * w
 
 
+def make_context(heat, *, room=1):
+    return heat, room
+
+
 def any_keyword(x, w, **others):
     assert others == {"flag": True}, others
     return first_only(x, w)
@@ -332,6 +336,15 @@ def test_an_axis_nobody_reads_is_an_error_at_its_key(make: Make, backend: Backen
     assert (issue.line, issue.column) == (9, 30)
     spec = make("by_keyword", axes=", scale: [1]")
     refuse_unknown_axes(bind(spec, backend), family_for(spec))
+
+
+def test_an_axis_may_be_read_by_what_makes_the_context_alone(make: Make, backend: Backend) -> None:
+    binding = "entry: {module}:by_keyword\ncontext: {module}:make_context"
+    spec = make(binding=binding, axes=", world: [1], heat: [1], room: [2]")
+    refuse_unknown_axes(bind(spec, backend), family_for(spec))
+    spec = make(binding=binding, axes=", world: [1], heat: [1], rooms: [2]")
+    with pytest.raises(BindingError, match="takes the axis 'rooms'; did you mean 'room'"):
+        refuse_unknown_axes(bind(spec, backend), family_for(spec))
 
 
 # Factories ------------------------------------------------------------------------------------

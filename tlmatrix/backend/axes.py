@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.errors import BindingError
+from tlmatrix.backend.signature import parameters_of
 from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
@@ -24,7 +25,7 @@ __all__ = ["refuse_unknown_axes"]
 
 
 def refuse_unknown_axes(binding: Binding, family: Family) -> None:
-    """Check that each axis of the spec is read by the family, by the entry, or by the spec.
+    """Check that each axis of the spec is read by the family, the entry, its context, or the spec.
 
     A family that does not say which axes it reads, and an entry that takes any keyword, may read
     all of them.
@@ -36,7 +37,7 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
     known = _read_by_family(spec, family)
     if known is None or binding.parameters is None:
         return
-    read = known | binding.parameters | frozenset(_read_by_spec(spec))
+    read = known | binding.parameters | _read_by_context(spec) | frozenset(_read_by_spec(spec))
     issues = []
     for axis in spec.axes:
         if axis not in read:
@@ -59,6 +60,14 @@ def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
         return frozenset([*inspect.signature(reference).parameters, "values", "storage"])
     axes: Iterable[str] | None = getattr(family, "axes", None)
     return None if axes is None else frozenset(axes)
+
+
+def _read_by_context(spec: Spec) -> frozenset[str]:
+    """The parameters of what makes the entry's argument `context`."""
+    if spec.context is None:
+        return frozenset()
+    make = load(spec, ("context",), spec.context)
+    return frozenset((parameters_of(make) if callable(make) else None) or ())
 
 
 def _read_by_spec(spec: Spec) -> Iterator[str]:

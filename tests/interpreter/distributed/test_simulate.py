@@ -136,6 +136,17 @@ def test_ranks_that_call_different_collectives_are_told():
         simulate(program, 2)
 
 
+def test_groups_that_ranks_make_in_another_order_are_told():
+    def program(rank):
+        halves = [[0, 1], [2, 3]]
+        groups = [dist.new_group(half) for half in (halves if rank < 2 else halves[::-1])]
+        dist.all_reduce(torch.zeros(2), group=groups[0])
+
+    words = r"the same by the group 1: rank \d calls all_reduce.* of \d, \d, where rank \d calls"
+    with pytest.raises(SynchronizationError, match=words):
+        simulate(program, 4)
+
+
 def test_a_collective_that_a_rank_leaves_out_is_a_deadlock():
     def program(rank):
         if rank != 1:

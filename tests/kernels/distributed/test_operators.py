@@ -5,8 +5,10 @@ import torch
 
 from tlmatrix.interpreter import interpret
 from tlmatrix_kernels.distributed import (
+    TwoLevelContext,
     all_gather_gemm,
     create_context,
+    create_two_level_context,
     gemm_reduce_scatter,
     reduce_scatter,
     reduce_scatter_two_level,
@@ -35,7 +37,8 @@ def test_one_rank_has_all_rows_and_the_whole_sum(context):
     torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(summed, out + bias.float(), rtol=1e-5, atol=1e-5)
     assert torch.equal(reduce_scatter(a, context=context), a)
-    assert torch.equal(reduce_scatter_two_level(a, context=context, nodes=None), a)
+    nodes = create_two_level_context(1, device="cpu")
+    assert torch.equal(reduce_scatter_two_level(a, context=nodes), a)
 
 
 @pytest.mark.parametrize("n", [1, 8, 1000, 1024, 1032, 2049])
@@ -102,7 +105,7 @@ def test_what_does_not_fit_is_named(context):
         reduce_scatter(torch.tensor(1.0), context=context)
     two = Context(None, 0, 2, torch.device("cpu"))
     with pytest.raises(ValueError, match="a multiple of 2 rows for 1 nodes of 2 ranks, got 5"):
-        reduce_scatter_two_level(torch.zeros(5, 2), context=two, nodes=None)
+        reduce_scatter_two_level(torch.zeros(5, 2), context=TwoLevelContext(two, None))
     huge = torch.empty(2**16, 1, dtype=torch.float16, device="meta")
     wide = torch.empty(1, 2**16, dtype=torch.float16, device="meta")
     with pytest.raises(ValueError, match=r"at most 1073741824 elements, .* use overlap=False"):

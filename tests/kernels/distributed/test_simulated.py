@@ -10,6 +10,7 @@ from tlmatrix_kernels.distributed import (
     all_gather,
     all_gather_gemm,
     create_context,
+    create_two_level_context,
     gemm_reduce_scatter,
     reduce_scatter,
     reduce_scatter_two_level,
@@ -30,14 +31,13 @@ def test_a_row_is_summed_in_its_node_and_then_between_nodes(nodes, ranks, seed):
     world = nodes * ranks
 
     def program(rank):
-        inside = [dist.new_group(list(range(n * ranks, n * ranks + ranks))) for n in range(nodes)]
-        between = [dist.new_group(list(range(r, world, ranks))) for r in range(ranks)]
-        context = create_context(inside[rank // ranks])
-        assert (context.rank, context.world) == (rank % ranks, ranks)
+        context = create_two_level_context(nodes)
+        assert (context.node.rank, context.node.world) == (rank % ranks, ranks)
+        assert context.nodes == nodes
         right = []
         for call in range(3):
             x = signs(call, world, (call + 1) * world, 9)
-            out = reduce_scatter_two_level(x[rank], context=context, nodes=between[rank % ranks])
+            out = reduce_scatter_two_level(x[rank], context=context)
             right.append(torch.equal(out, x.sum(0).chunk(world)[rank]))
         return right
 

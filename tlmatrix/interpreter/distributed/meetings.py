@@ -84,6 +84,13 @@ def arrive(
     if meeting is None:
         meeting = Meeting(what, str(key[0]), members, place, rank.number)
         meetings[key, number] = meeting
+    if meeting.members != members:
+        raise SynchronizationError(
+            f"ranks do not mean the same by {meeting.group}: rank {rank.number} calls {what} at "
+            f"{spelled(place)} of {_listed(members)}, where rank {meeting.first} calls "
+            f"{meeting.what} at {spelled(meeting.place)} of {_listed(meeting.members)}; every "
+            "process must call torch.distributed.new_group for all groups, in the same order"
+        )
     if meeting.what != what:
         raise SynchronizationError(
             f"ranks call different collectives: rank {rank.number} calls {what} at "
@@ -99,6 +106,10 @@ def arrive(
         meeting.over = True
         del meetings[key, number]
     return meeting
+
+
+def _listed(members: tuple[int, ...]) -> str:
+    return ", ".join(map(str, members))
 
 
 def meet(key: tuple[Any, ...], what: str, members: tuple[int, ...], data: Any) -> list[Any]:
