@@ -149,6 +149,7 @@ def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> tor
     (m, n), world, rank = (a.shape[0], w.shape[0]), context.world, context.rank
     rows = shares(m, world)
     out = a.new_empty(m, n)
+    most = most_pieces(-(-m // world), n, 2.0 * m * n * a.shape[1])
     launch = ordered_gemm(
         gemm_signalling,
         w,
@@ -158,9 +159,9 @@ def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> tor
         transpose_b=True,
         whole_rows=True,
         whole_tile=False,
-        panels=most_pieces(-(-m // world) * n),
+        panels=most,
     )
-    own = own_pieces(rows[rank], m, n, launch)
+    own = own_pieces(rows[rank], m, launch, most)
     done = torch.zeros(world, dtype=torch.int32, device="cuda")
     made = torch.zeros(MOST_PIECES, dtype=torch.int32, device="cuda")
     order = launch.first, launch.panel, rank, own.base, own.step

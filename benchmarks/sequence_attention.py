@@ -40,7 +40,7 @@ import statistics
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,12 +167,14 @@ class Bench:
 
     def apart(self) -> torch.Tensor:
         """The operator in 2 steps, each a launch of its own."""
-        tables_of = self.operators.tables_of
-        self.operators.tables_of = lambda *of: replace(tables_of(*of), arrival=None)
+        from tlmatrix_kernels.distributed.attention.schedule import Schedule
+
+        choose = self.operators.choose_schedule
+        self.operators.choose_schedule = lambda *_: Schedule(2, one_launch=False)
         try:
-            return self.fused(min(2, self.case.world))
+            return self.fused(None)
         finally:
-            self.operators.tables_of = tables_of
+            self.operators.choose_schedule = choose
 
     def both_ways(self, steps: int | None) -> None:
         """The operator and its backward."""
@@ -183,14 +185,15 @@ class Bench:
         )  # fmt: skip
         torch.autograd.grad(out, leaves, self.q)
 
-    def chosen(self) -> int:
-        """The steps that the operator takes by itself."""
-        from tlmatrix_kernels.distributed.attention.schedule import choose_steps
-
+    def chosen(self) -> str:
+        """What the operator does by itself, as contenders are called."""
         case = self.case
         lengths = (case.tokens,)
         heads, dims = (case.heads, case.kv_heads), (case.dim, case.dim)
-        return choose_steps(self.order, lengths, lengths, case.causal, heads, dims)
+        found = self.operators.choose_schedule(
+            self.order, lengths, lengths, case.causal, heads, dims
+        )
+        return f"steps {found.steps}" if found.one_launch else "apart"
 
 
 class _There:
@@ -434,7 +437,7 @@ def show(what: dict) -> None:
         print(f"  in 2 steps, ms from the start: {parts}", flush=True)
     elif "case" in what:
         rate = f", {what['tflops']:.0f} TFLOP/s a GPU" if what["tflops"] else ""
-        print(f"\n{what['named']}{rate}; chosen: {what['chosen']} steps")
+        print(f"\n{what['named']}{rate}; chosen: {what['chosen']}")
         for name, ms in what["ms"].items():
             low, high = what["spread"][name]
             extra = ""

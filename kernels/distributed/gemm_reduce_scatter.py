@@ -165,6 +165,7 @@ def _overlapped(
 
     side = context.side()
     whole_rows = rows_aligned(a, b)
+    most = most_pieces(-(-call.m // world), call.n, 2.0 * call.m * call.n * call.k)
     launch = call.launches.get(whole_rows)
     if launch is None:
         launch = call.launches[whole_rows] = ordered_gemm(
@@ -176,9 +177,9 @@ def _overlapped(
             transpose_b=call.transpose_b,
             whole_rows=whole_rows,
             whole_tile=False,
-            panels=most_pieces(-(-call.m // world) * call.n),
+            panels=most,
         )
-    own = own_pieces(call.cuts[rank], call.m, call.n, launch)
+    own = own_pieces(call.cuts[rank], call.m, launch, most)
     made = [(last - first) * call.n for first, last in own.cuts]
     made += [0] * (MOST_PIECES - len(made))
     made = context.count("gemm_reduce_scatter/made", made)

@@ -27,7 +27,7 @@ from tlmatrix_kernels.distributed.attention.exchange import (
     sums_of,
 )
 from tlmatrix_kernels.distributed.attention.plan import Launch, Plan, plan_for
-from tlmatrix_kernels.distributed.attention.schedule import choose_steps
+from tlmatrix_kernels.distributed.attention.schedule import Schedule, choose_schedule
 from tlmatrix_kernels.distributed.attention.validate import (
     Call,
     check_dense_call,
@@ -146,10 +146,10 @@ def sequence_attention_varlen(
     return _SequenceAttention.apply(q, k, v, call, context)
 
 
-def _steps(call: Call, q: torch.Tensor, k: torch.Tensor) -> int:
+def _schedule(call: Call, q: torch.Tensor, k: torch.Tensor) -> Schedule:
     if call.steps is not None:
-        return call.steps
-    return choose_steps(
+        return Schedule(call.steps)
+    return choose_schedule(
         call.sharding,
         call.lengths_q,
         call.lengths_k,
@@ -238,12 +238,13 @@ def _launches(plan: Plan, tables: Tables) -> list[tuple[int, Launch, torch.Tenso
 
 
 def attend(
-    q, plan: Plan, tables: Tables, fetched: Fetch, call: Call
+    q, plan: Plan, tables: Tables, fetched: Fetch, call: Call, one_launch: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Out and lse of this rank's queries."""
+    """Out and lse of this rank's queries; in one launch where it is asked for and can be."""
     attention = call.attention
     launches = _launches(plan, tables)
-    if len(launches) > 1 and tables.arrival is not None and fetched.may_wait:
+    can_be = len(launches) > 1 and tables.arrival is not None and fetched.may_wait
+    if one_launch and can_be:
         return _attend_on_arrival(q, plan, tables.arrival, fetched, call)
     shape, heads = (*q.shape[:2], attention.head_dim_v), q.shape[1]
     before, pulled = (), False
@@ -337,11 +338,13 @@ class _SequenceAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, call: Call, context: Context):
         q, own = ready(q), Pair(ready(k), ready(v))
-        steps = _steps(call, q, k)
+        schedule = _schedule(call, q, k)
+        steps = schedule.steps
         plans = plans_of(call, steps)
         plan = plans[call.rank]
         fetched = Fetch(plans, own, context)
-        out, lse = attend(q, plan, tables_of(call, steps, q.device), fetched, call)
+        tables = tables_of(call, steps, q.device)
+        out, lse = attend(q, plan, tables, fetched, call, schedule.one_launch)
         fetched.wait_all()
         ctx.call, ctx.context, ctx.steps = call, context, steps
         ctx.save_for_backward(q, own.k, own.v, out, lse)

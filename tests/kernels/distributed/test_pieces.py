@@ -16,13 +16,17 @@ operator = importlib.import_module("tlmatrix_kernels.distributed.gemm_reduce_sca
 
 
 def test_a_small_share_is_one_piece_and_a_large_one_a_few():
-    asked = (0, 1, 2**20, 2**21, 3 * 2**20)
-    assert [most_pieces(elements) for elements in asked] == [1, 1, 1, 2, 3]
-    assert most_pieces(2048 * 8192) == most_pieces(2**40) == MOST_PIECES
+    asked = (0, 1, 2**10, 2**11, 3 * 2**10)
+    assert [most_pieces(rows, 2**10, 1e12) for rows in asked] == [1, 1, 1, 2, 3]
+    assert most_pieces(2048, 8192, 1e12) == most_pieces(2**30, 2**10, 1e12) == MOST_PIECES
+
+
+def test_a_product_that_takes_no_longer_than_the_hosts_launches_is_one_piece():
+    assert most_pieces(2048, 4096, 2.0 * 4096**3 / 2) == 1  # of two ranks
 
 
 def test_those_of_a_product_of_8192_on_four_ranks_are_its_panels():
-    panel = panel_height(8192, 4, 128, panels=most_pieces(2048 * 8192))
+    panel = panel_height(8192, 4, 128, panels=most_pieces(2048, 8192, 2.7e11))
     assert panel == 4
     cuts = tuple((low, low + 512) for low in range(0, 2048, 512))
     for rank in range(4):
@@ -81,6 +85,7 @@ SHAPES = [(1100, 24, 16), (770, 72, 8), (1537, 9, 5), (3, 16, 8), (1100, 24, 16)
 def small(monkeypatch):
     """Pieces of hardly any elements, so that small shares have several; what was added."""
     monkeypatch.setattr(module, "LEAST_ELEMENTS", 64)
+    monkeypatch.setattr(module, "LEAST_FLOP", 0.0)
     added = []
     original = operator.add_in_ring_order
 

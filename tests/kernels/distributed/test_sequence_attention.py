@@ -9,9 +9,11 @@ from tlmatrix.interpreter import interpret, simulate
 from tlmatrix_kernels.distributed import pull
 from tlmatrix_kernels.distributed.attention import (
     exchange,
+    operators,
     sequence_attention,
     sequence_attention_varlen,
 )
+from tlmatrix_kernels.distributed.attention.schedule import Schedule
 from tlmatrix_kernels.distributed.context import create_context
 
 # order, world, steps, causal, lengths_q, lengths_k
@@ -53,6 +55,20 @@ def test_packed_is_the_definition(order, world, steps, causal, lengths_q, length
     case = Case.of(order, world, lengths_q, lengths_k, causal)
     results = run_eagerly(world, program(case, steps))
     case.compare([calls[0] for calls in results])
+
+
+def test_two_steps_are_two_launches_where_that_is_chosen(monkeypatch):
+    case = Case.of("zigzag", 2, (48,), (48,), True)
+
+    def never(_fetch):
+        raise AssertionError("a launch waits for keys")
+
+    monkeypatch.setattr(exchange.Fetch, "on_arrival", never)
+    choice = Schedule(2, one_launch=False)
+    monkeypatch.setattr(operators, "choose_schedule", lambda *_: choice)
+    assert not simulate(lambda _: program(case, None)(create_context()), world=2).reports
+    with pytest.raises(AssertionError, match="a launch waits"):
+        simulate(lambda _: program(case, 2)(create_context()), world=2)
 
 
 def test_groups_of_heads_and_a_value_dimension_of_its_own():
