@@ -99,6 +99,17 @@ def test_a_refusal_that_is_declared_is_tried(runner):
     assert "RuntimeError with 'cannot be captured' in its message was due" in finding.title
 
 
+def test_a_refusal_is_tried_where_no_other_data_fits_the_capture(runner):
+    text = TEXT.replace("ENTRY", "refusing")
+    for graph, tried in ((REFUSED, [True]), ("true", [])):
+        spec = parse_spec(text.replace("GRAPH", graph), HERE / "refusing.yaml")
+        (case,) = plan(spec).cases()
+        problem = replace(runner.prepared(spec, case)[0], relations=lambda _kind: [])
+        where = {"arch": "sm_90", "backend": "interpreter"}
+        found = with_cuda_graph(spec, case, problem, where).relations("repeat")
+        assert [each.captured for each in found] == tried
+
+
 def test_a_refusal_that_is_not_declared_is_a_finding(runner):
     (finding,) = judged(runner, "refusing").findings
     assert "this gather cannot be captured" in finding.title

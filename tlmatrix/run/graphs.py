@@ -41,9 +41,10 @@ def with_cuda_graph(
         yield from problem.relations(kind)
         if kind != "repeat":
             return
-        other = next(
-            (each.problems[0] for each in problem.relations(kind) if each.name == "repeat"), None
-        )
+        other: Problem | None = problem  # what is refused is never replayed
+        if refusal is None:
+            repeats = (each for each in problem.relations(kind) if each.name == "repeat")
+            other = next((each.problems[0] for each in repeats), None)
         if other is not None and _same_but_for_data(problem, other):
             because = "the call was captured to a CUDA graph once, and replayed with other data"
             relation = repeated(other, problem, because)

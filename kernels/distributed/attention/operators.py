@@ -138,7 +138,14 @@ def sequence_attention_varlen(
 
     Raises:
         ValueError: naming the argument, the rule it breaks and the value it has.
+        RuntimeError: a CUDA graph is captured, which would keep the lengths of the capture.
     """
+    if context.capturing():
+        raise RuntimeError(
+            "sequence_attention_varlen cannot be captured to a CUDA graph: who fetches which keys "
+            "follows from the lengths in cu_seqlens, which a replay would not read again; call it "
+            "outside of the graph, or use sequence_attention where all lengths are equal"
+        )
     call = check_packed_call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         causal, scale, sharding, steps, context.rank, context.world,

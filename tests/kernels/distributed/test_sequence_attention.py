@@ -156,6 +156,9 @@ class FirstOfTwo:
 
     rank, world = 0, 2
 
+    def capturing(self):
+        return False
+
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_bad_options_are_refused(options, words):
@@ -163,6 +166,23 @@ def test_bad_options_are_refused(options, words):
     (q, k, v), _ = case.shards(0)
     with pytest.raises(ValueError, match=words):
         sequence_attention_varlen(q, k, v, *case.bounds, context=FirstOfTwo(), **options)
+
+
+def test_lengths_are_not_captured_to_a_graph():
+    """Not even those that the host has read before: a replay would keep them."""
+    case = Case.of("zigzag", 2, (40, 8), (36, 4), False)
+
+    def program(rank):
+        context = create_context()
+        q, k, v = (t.detach() for t in case.shards(rank)[0])
+        sequence_attention_varlen(q, k, v, *case.bounds, context=context)
+        torch.cuda.synchronize()
+        words = "cannot be captured to a CUDA graph.* use sequence_attention where all lengths"
+        with pytest.raises(RuntimeError, match=words), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            sequence_attention_varlen(q, k, v, *case.bounds, context=context)
+        return sequence_attention_varlen(q, k, v, *case.bounds, context=context)[0].shape
+
+    assert simulate(program, world=2).results == [case.shards(r)[0][0].shape for r in range(2)]
 
 
 def test_max_seqlen_may_be_given():
