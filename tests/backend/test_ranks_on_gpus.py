@@ -36,7 +36,12 @@ OURS = "tlmatrix_kernels.distributed:all_gather", "tlmatrix_kernels.distributed:
 PULLED = "rank_entries:pulled", "rank_entries:create_context"
 
 
-def on_two_gpus(seconds):
+SECONDS = 60
+"""For a call; ranks that start and compile a kernel beside other work take half of it."""
+
+
+@pytest.fixture(scope="module")
+def runner():
     import torch
 
     if torch.cuda.device_count() < 2:
@@ -44,19 +49,7 @@ def on_two_gpus(seconds):
     from tlmatrix.backend import backend_named
     from tlmatrix.run.runner import Runner
 
-    return Runner(backend_named("cuda"), rank_seconds=seconds)
-
-
-@pytest.fixture(scope="module")
-def runner():
-    found = on_two_gpus(60.0)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def impatient():
-    found = on_two_gpus(20.0)
+    found = Runner(backend_named("cuda"), rank_seconds=SECONDS)
     yield found
     found.close()
 
@@ -91,17 +84,13 @@ def test_a_rank_that_raises_is_named_and_later_cases_run(runner):
     assert result.status is Status.PASSED
 
 
-@pytest.mark.parametrize(
-    "entry", ["kernel_waits_for_nobody", "stream_waits_for_nobody", "never_signalled"]
-)
-def test_a_gpu_that_waits_for_ever_is_ended_and_later_cases_run(impatient, entry):
+@pytest.mark.parametrize("entry", ["kernel_waits_for_nobody", "stream_waits_for_nobody"])
+def test_a_gpu_that_waits_for_ever_is_ended_and_later_cases_run(runner, entry):
     text = GATHER.replace("WORLD", "2").replace("CONTEXT", PULLED[1])
-    found = run(impatient, text, f"rank_entries:{entry}")
-    for result in found:
-        (finding,) = result.findings
-        assert (finding.check, finding.pattern) == ("ranks", "hang"), finding.title
-        assert finding.title == "every rank did not come back within 20 s"
-    assert {result.status for result in run(impatient, text, PULLED[0])} == {Status.PASSED}
+    (result,) = run(runner, text.replace("[12, 64]", "[12]"), f"rank_entries:{entry}")
+    (finding,) = result.findings
+    assert finding.title == f"every rank did not come back within {SECONDS} s"
+    assert {result.status for result in run(runner, text, PULLED[0])} == {Status.PASSED}
 
 
 def test_more_ranks_than_gpus_are_skipped_with_that_reason(runner):

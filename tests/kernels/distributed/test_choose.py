@@ -9,7 +9,7 @@ from gloo_ranks import run_on_gloo
 
 from tlmatrix import simulate
 from tlmatrix_kernels.distributed import all_gather_gemm, create_context, gemm_reduce_scatter
-from tlmatrix_kernels.distributed.choose import LEAST_FLOP, overlaps
+from tlmatrix_kernels.distributed.choose import LEAST_FLOP, overlap_pays, overlaps
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.shares import share
 
@@ -108,3 +108,16 @@ def largest_of_ranks():
 def test_cpu_processes_agree_through_gloo(tmp_path):
     found = run_on_gloo(2, largest_of_ranks, tmp_path)
     assert [each[0].tolist() for each in found] == [[4, 4]] * 2
+
+
+@pytest.mark.parametrize(("world", "size", "gathered", "scattered"), [
+    (2, 8192, True, True), (2, 5120, True, True), (2, 4096, True, False), (2, 2048, False, False),
+    (4, 8192, True, True), (4, 6144, True, True), (4, 4096, False, False), (4, 2048, False, False),
+])  # fmt: skip
+def test_it_overlaps_where_that_was_measured_to_be_faster_than_in_turn(
+    world, size, gathered, scattered
+):
+    sizes = size, size, size // world
+    assert overlap_pays("all_gather_gemm", world, *sizes) == gathered
+    assert overlap_pays("gemm_reduce_scatter", world, *sizes) == scattered
+    assert not overlap_pays("all_gather_gemm", 1, *sizes)
