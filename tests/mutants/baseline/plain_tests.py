@@ -245,6 +245,18 @@ def _reduce_scatter() -> Pairs:
     return _on_ranks(program, {"out": (x.float().sum(0), None)})
 
 
+def _reduce_scatter_two_level() -> Pairs:
+    from tlmatrix_kernels.distributed import create_two_level_context, reduce_scatter_two_level
+
+    x = _normal(WORLD, WORLD * ROWS, 64)
+
+    def program(rank: int) -> dict[str, torch.Tensor]:
+        context = create_two_level_context(WORLD)
+        return {"out": reduce_scatter_two_level(x[rank], context=context)}
+
+    return _on_ranks(program, {"out": (x.float().sum(0), None)})
+
+
 def _all_gather_gemm(*, transpose_b=False, **options) -> Pairs:
     from tlmatrix_kernels.distributed import all_gather_gemm, create_context
 
@@ -372,6 +384,7 @@ def plain_tests() -> list[PlainTest]:
         add("tlmatrix_kernels.atomics:atomic_cells", _atomic_cells, operation=operation)
     add(f"{DISTRIBUTED}:all_gather", _all_gather)
     add(f"{DISTRIBUTED}:reduce_scatter", _reduce_scatter)
+    add(f"{DISTRIBUTED}:reduce_scatter_two_level", _reduce_scatter_two_level)
     for overlap, transpose_b in itertools.product((False, True), repeat=2):
         ways = {"overlap": overlap, "transpose_b": transpose_b}
         add(f"{DISTRIBUTED}:all_gather_gemm", _all_gather_gemm, **ways)
