@@ -258,6 +258,23 @@ def test_a_case_out_of_time_is_a_timeout_and_the_next_one_runs(project: Project)
     }
 
 
+def test_a_case_that_is_still_compiling_when_its_time_is_up_says_so(project: Project) -> None:
+    """A compiler at work, as far as its path says."""
+    project.spec(how="[sleep]", rows="[5]")
+    entry = project.folder / f"{project.module}.py"
+    compiler = project.folder / "tilelang" / "engine" / "lower.py"
+    compiler.parent.mkdir(parents=True)
+    compiler.write_text("import time\n\n\ndef lower():\n    time.sleep(1000)\n")
+    entry.write_text(
+        f"import runpy\n{entry.read_text()}".replace(
+            "time.sleep(60)", f"runpy.run_path({str(compiler)!r})['lower']()"
+        )
+    )
+    outcome = project.pytest(".", "-q", "-n", "0", "--timeout", "1", "-k", "float32")
+    assert "the case did not end in its time, and was still compiling" in outcome.out
+    assert "lower.py" in outcome.out
+
+
 def test_resuming_runs_only_what_did_not_pass(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[5]")
     project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl")

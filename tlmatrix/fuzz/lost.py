@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
 from tlmatrix.run.result import CaseResult, Status
+from tlmatrix.run.timeouts import out_of_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,13 +65,7 @@ def crashed(running: CaseResult, code: int | None) -> CaseResult:
 
 def timed_out(running: CaseResult, _code: int | None = None) -> CaseResult:
     """The result of a case that did not end in its time."""
-    finding = Finding(
-        check="timeout",
-        title="the case did not end in its time",
-        hint="a loop that cannot end or a barrier nobody arrives at; `--timeout SECONDS` gives "
-        "more time",
-    )
-    return replace(running, status=Status.TIMEOUT, findings=(finding,))
+    return replace(running, status=Status.TIMEOUT, findings=(out_of_time(),))
 
 
 class Children:

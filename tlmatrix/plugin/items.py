@@ -110,6 +110,7 @@ class CaseItem(pytest.Item):
         self.result: CaseResult | None = None
         self.seconds_allowed: float | None = None
         self._timed_out = False
+        self._stack: list[str] = []
         self._interrupted = False
         self._watchdog: threading.Timer | None = None
 
@@ -126,14 +127,14 @@ class CaseItem(pytest.Item):
         try:
             with _one_thread(), self._interruptible(), self._timer():
                 self.result = self._judged(runner)
-        except _CaseTimeout as error:
-            self.result = self._timeout_result(traceback.format_tb(error.__traceback__))
+        except _CaseTimeout:
+            self.result = self._timeout_result(self._stack)
         if self._interrupted:
             # Compilers of the code under test got the signal too, and their failure is no finding.
             raise KeyboardInterrupt
         if self._timed_out:
             # The code under test may have turned our exception into its own.
-            self.result = self._timeout_result([])
+            self.result = self._timeout_result(self._stack)
         assert self.result is not None
         state.record_case(self.result)
         if state.is_worker and (runner.lost or self._timed_out):
@@ -218,8 +219,9 @@ class CaseItem(pytest.Item):
                 signal.signal(signal.SIGALRM, handler)
                 signal.setitimer(signal.ITIMER_REAL, left)
 
-    def _on_alarm(self, _signal: int, _frame: FrameType | None) -> None:
+    def _on_alarm(self, _signal: int, frame: FrameType | None) -> None:
         self._timed_out = True
+        self._stack = traceback.format_stack(frame)
         raise _CaseTimeout
 
     def _end_process(self) -> None:
@@ -231,12 +233,11 @@ class CaseItem(pytest.Item):
         os._exit(_ENDED)
 
     def _timeout_result(self, frames: list[str]) -> CaseResult:
-        from tlmatrix.check.finding import Finding
         from tlmatrix.run.result import CaseResult, Status
+        from tlmatrix.run.timeouts import out_of_time
 
         state = self._state()
         backend = state.runner().backend
-        place = "".join(frames[-4:]).rstrip()
         return CaseResult(
             spec=self.spec.name,
             path=self.shown_path,
@@ -245,15 +246,7 @@ class CaseItem(pytest.Item):
             values=self.case.values,
             origin=self.case.origin,
             status=Status.TIMEOUT,
-            findings=(
-                Finding(
-                    check="timeout",
-                    title="the case did not end in its time",
-                    hint="a loop that cannot end or a barrier nobody arrives at; "
-                    "`--timeout SECONDS` gives more time",
-                    detail=place or None,
-                ),
-            ),
+            findings=(out_of_time(frames),),
             backend=backend.name,
             arch=backend.arch,
             asked=state.settings.backend,
