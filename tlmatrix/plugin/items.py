@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -124,11 +124,8 @@ class CaseItem(pytest.Item):
         state = self._state()
         runner = state.runner()
         state.record_start(self.shown_path, self.name)
-        try:
-            with _one_thread(), self._interruptible(), self._timer():
-                self.result = self._judged(runner)
-        except _CaseTimeout:
-            self.result = self._timeout_result(self._stack)
+        with suppress(_CaseTimeout), _one_thread(), self._interruptible(), self._timer():
+            self.result = self._judged(runner)
         if self._interrupted:
             # Compilers of the code under test got the signal too, and their failure is no finding.
             raise KeyboardInterrupt

@@ -175,7 +175,7 @@ class State:
         """Ranks that hang are to be told before their case runs out of time."""
         own = self.config.getoption("timeout", None) or self.config.getini("timeout")
         allowed = float(own or self.project.timeout or 0)
-        return min(RANK_SECONDS, 0.4 * allowed) if allowed else RANK_SECONDS
+        return 0.4 * allowed if allowed else RANK_SECONDS
 
     def describe(self, result: CaseResult) -> str:
         """A case as pytest prints it: the first finding, and of others the title; `-v` for all."""

@@ -44,6 +44,11 @@ def hang(
         )
     elif odd is not None:
         hint = f"rank {odd} is elsewhere than all others, who may wait for it"
+    elif all(map(_waits_for_gpu, stacks.values())):
+        hint = (
+            "on their GPUs, a flag that no rank raises; or other processes keep the GPUs busy "
+            "(`nvidia-smi`), so that ranks wait for their turns: `--timeout SECONDS` gives more"
+        )
     finding = Finding(CHECK, title, pattern="hang", hint=hint, detail="\n".join(lines), where=None)
     return FindingsError([finding])
 
@@ -57,10 +62,21 @@ def _odd_one(places: Mapping[int, str]) -> int | None:
     return None
 
 
+def _frames(stack: str) -> list[re.Match[str]]:
+    """Those of the main thread, innermost first."""
+    main = stack.rsplit("most recent call first):", maxsplit=1)[-1]
+    return [match for line in main.splitlines() if (match := _FRAME.match(line))]
+
+
+def _waits_for_gpu(stack: str) -> bool:
+    """Whether the main thread waits until its GPU has done all that was enqueued."""
+    frames = _frames(stack)
+    return bool(frames) and "/torch/cuda/" in frames[0]["file"]
+
+
 def _place(stack: str) -> str:
     """Where the main thread is: the user's frames, innermost first, in a line each."""
-    main = stack.rsplit("most recent call first):", maxsplit=1)[-1]
-    frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
+    frames = _frames(stack)
     if not frames:
         return "in code that shows no Python frame"
     own = [frame for frame in frames if not is_ours(frame["file"])]

@@ -1,0 +1,42 @@
+"""What is told of ranks that do not come back, by where they are."""
+
+import pytest
+
+from tlmatrix.backend.ranks.hang import hang
+
+ON_GPU = """Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.12/threading.py", line 355 in wait
+Current thread 0x00007f2 (most recent call first):
+  File "/site-packages/torch/cuda/__init__.py", line 1162 in synchronize
+  File "/home/someone/entry.py", line 7 in gathered
+"""
+IN_A_COLLECTIVE = """Current thread 0x00007f2 (most recent call first):
+  File "/site-packages/torch/distributed/distributed_c10d.py", line 4700 in barrier
+  File "/home/someone/entry.py", line 9 in gathered
+"""
+
+
+def told(stacks, returned=()):
+    (finding,) = hang(
+        len(stacks) + len(returned), returned, dict(enumerate(stacks)), 120.0
+    ).findings
+    return finding
+
+
+def test_ranks_whose_gpus_do_not_end_may_only_be_slow():
+    """Forty processes on one GPU made a right case look like this."""
+    finding = told([ON_GPU, ON_GPU])
+    assert finding.title == "every rank did not come back within 120 s"
+    assert "a flag that no rank raises" in finding.hint
+    assert "other processes keep the GPUs busy" in finding.hint
+    assert "`--timeout SECONDS` gives more" in finding.hint
+    assert "called at /home/someone/entry.py:7 in gathered" in finding.detail
+
+
+@pytest.mark.parametrize("stacks", [[ON_GPU, IN_A_COLLECTIVE], [IN_A_COLLECTIVE] * 2])
+def test_ranks_in_collectives_wait_for_each_other(stacks):
+    assert told(stacks).hint.endswith("a collective that not every rank calls")
+
+
+def test_the_one_that_is_elsewhere_is_named():
+    assert told([ON_GPU, IN_A_COLLECTIVE, ON_GPU]).hint.startswith("rank 1 is elsewhere")
