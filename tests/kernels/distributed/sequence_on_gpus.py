@@ -17,19 +17,35 @@ CASES = [
 ]
 
 
-def packed_in_any_steps(context):
+def _packed(context, steps):
     """Forward and backward of packed batches are the definition, one after the other."""
     for order, causal, lengths_q, lengths_k, heads in CASES:
         case = Case.of(order, context.world, lengths_q, lengths_k, causal, heads, (64, 128))
-        for steps in (1, 2, context.world, None):
-            leaves, do = case.shards(context.rank)
-            leaves = [t.detach().cuda().requires_grad_() for t in leaves]
-            out, lse = sequence_attention_varlen(
-                *leaves, *(bounds.cuda() for bounds in case.bounds), context=context,
-                causal=causal, sharding=order, steps=steps,
-            )  # fmt: skip
-            gradients = torch.autograd.grad(out, leaves, do.cuda())
-            case.compare_rank(context.rank, [t.cpu() for t in (out, lse, *gradients)])
+        leaves, do = case.shards(context.rank)
+        leaves = [t.detach().cuda().requires_grad_() for t in leaves]
+        out, lse = sequence_attention_varlen(
+            *leaves, *(bounds.cuda() for bounds in case.bounds), context=context,
+            causal=causal, sharding=order, steps=steps,
+        )  # fmt: skip
+        gradients = torch.autograd.grad(out, leaves, do.cuda())
+        case.compare_rank(context.rank, [t.cpu() for t in (out, lse, *gradients)])
+
+
+# A test each, for each compiles some eight kernels one after the other.
+def packed_in_one_step(context):
+    _packed(context, 1)
+
+
+def packed_in_two_steps(context):
+    _packed(context, 2)
+
+
+def packed_in_a_step_a_rank(context):
+    _packed(context, context.world)
+
+
+def packed_as_is_chosen(context):
+    _packed(context, None)
 
 
 def back_to_back_with_stragglers(context):
