@@ -187,22 +187,6 @@ def test_a_grid_of_three_dynamic_dimensions_and_let_bindings():
     assert torch.equal(grid()(x), (x * 2 + index).int())
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5), (3, 4, 0)])
-def test_a_grid_without_blocks_does_nothing(shape):
-    @tilelang.jit(out_idx=[-1])
-    def grid():
-        a, b, c = T.dynamic("a"), T.dynamic("b"), T.dynamic("c")
-
-        @T.prim_func
-        def main(X: T.Tensor((a, b, c), "int32"), Y: T.Tensor((a, b, c), "int32")):
-            with T.Kernel(c, b, a, threads=32) as (bx, by, bz):
-                Y[bz, by, bx] = X[bz, by, bx]
-
-        return main
-
-    assert grid()(torch.zeros(shape, dtype=torch.int32)).shape == shape
-
-
 def test_several_launches_in_one_function_see_each_other():
     @tilelang.jit(out_idx=[-1])
     def chained():

@@ -42,6 +42,22 @@ _TVM = (
     "CUDALaunch Error: CUDA_ERROR_INVALID_VALUE\n grid=(2,1,1),  block=(128,1,1)\n"
     "// func_name=double_kernel\n// CUDA Source\n// -----------\n"
 )
+_EMPTY = (
+    "Check failed: (wl.grid_dim(0) > 0) is false: CUDALaunch Error: grid dimension must be "
+    "positive, but got grid=(0,3,1) in kernel double_kernel. A zero grid dimension is often caused "
+    "by a dynamic shape (e.g. num_tokens) being 0 at runtime."
+)
+_NO_DESCRIPTOR = (
+    "Invalid TMA descriptor arguments for __tvm_tensormap_create_tiled:\n"
+    "  [1] globalAddress must be non-null\n  [2] globalDim[1] must be non-zero\n"
+    "TMA Desc Addr:   0x7ffd9b20 (mod64=0)\nformat         6 (CU_TENSOR_MAP_DATA_TYPE_FLOAT16)\n"
+    "dim            2\ngmem_address   0 (mod16=0, mod32=0)\nglobalDim      [64, 0]\n"
+)
+_ODD_DESCRIPTOR = (
+    "Invalid TMA descriptor arguments for __tvm_tensormap_create_tiled:\n"
+    "  [1] globalAddress must be 16-byte aligned, but mod16=2\n"
+    "TMA Desc Addr:   0x7ffd9b20 (mod64=0)\nglobalDim      [64, 3]\n"
+)
 _KERNEL = """
 import torch
 
@@ -73,6 +89,9 @@ def double(x, how="right"):
         "memory": torch.OutOfMemoryError({no_memory!r}),
         "illegal": torch.AcceleratorError({illegal!r}),
         "launch": RuntimeError({tvm!r}),
+        "empty": RuntimeError({empty!r}),
+        "tma": RuntimeError({no_descriptor!r}),
+        "odd": RuntimeError({odd_descriptor!r}),
         "own": RuntimeError("the kernel gave up"),
     }}
     if how == "cuda":
@@ -125,7 +144,14 @@ class FaultyGpu:
 
 
 def _written(project: Project, how: str, rows: str = "[5]") -> tlmatrix.Spec:
-    code = _KERNEL.format(no_memory=_NO_MEMORY, illegal=_ILLEGAL, tvm=_TVM)
+    code = _KERNEL.format(
+        no_memory=_NO_MEMORY,
+        illegal=_ILLEGAL,
+        tvm=_TVM,
+        empty=_EMPTY,
+        no_descriptor=_NO_DESCRIPTOR,
+        odd_descriptor=_ODD_DESCRIPTOR,
+    )
     (project.folder / f"{project.module}.py").write_text(code)
     path = project.folder / "double.yaml"
     path.write_text(_SPEC.format(module=project.module, how=how, rows=rows))
@@ -172,6 +198,27 @@ def test_a_refused_launch_names_the_kernel_and_later_cases_run(project: Project)
     assert finding.title == "double cannot be launched: CUDA_ERROR_INVALID_VALUE"
     assert finding.where == "grid=(2,1,1), block=(128,1,1)"
     assert right.status is Status.PASSED
+
+
+def test_a_launch_without_blocks_is_told_as_such(project: Project) -> None:
+    faulty, right = _results(project, "[empty, right]")
+    (finding,) = faulty.findings
+    assert finding.check == "launch"
+    assert finding.title == "double cannot be launched: grid dimension must be positive"
+    assert finding.where == "grid=(0,3,1)"
+    assert "where an input is empty return before the call" in (finding.hint or "")
+    assert right.status is Status.PASSED
+
+
+def test_a_tma_descriptor_that_cannot_be_made_is_told_as_a_launch(project: Project) -> None:
+    empty, odd = (result.findings[0] for result in _results(project, "[tma, odd]"))
+    assert (empty.check, odd.check) == ("launch", "launch")
+    assert empty.title == "a kernel cannot be launched: a TMA descriptor of an empty tensor"
+    assert empty.where == "globalDim [64, 0]"
+    assert "where an input is empty return before the call" in (empty.hint or "")
+    assert odd.title.endswith("invalid TMA descriptor: globalAddress must be 16-byte aligned")
+    assert odd.where == "globalDim [64, 3]"
+    assert "multiples of 16 bytes" in (odd.hint or "")
 
 
 def test_after_an_illegal_access_no_later_case_of_the_process_is_judged(project: Project) -> None:

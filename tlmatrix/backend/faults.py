@@ -40,6 +40,16 @@ _LAUNCH = re.compile(
     r"|CUDALaunch Error: (?P<tvm>[^\n]+)"
     r"|\bCUDA: (?P<check>[^\n]+)"
 )
+_EMPTY_GRID = "grid dimension must be positive"
+_EMPTY_TENSOR = "a TMA descriptor of an empty tensor"
+_DESCRIPTOR = re.compile(
+    r"Invalid TMA descriptor arguments for \w+:\s*\n((?: *\[\d+\] [^\n]*\n?)+)"
+)
+_REFUSED = re.compile(
+    r"kernel (\w+) cannot be launched: ([^:\n]+): ([^;\n]+)(?:[^\n]*\n  at (\S+), in kernel)?"
+)
+"""How the interpreter says what TileLang's host code refuses: the kernel, why, of what, and where
+(`interpreter/errors.py`)."""
 _MEMORY = re.compile(
     r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|CUDA error: out of memory|CUDA: out of memory|can't allocate memory"
@@ -50,14 +60,19 @@ _MEMORY = re.compile(
 class Fault:
     """A failure of the GPU's side: of which kind, about which kernel, and in whose words.
 
-    `words` is one line for a title, `detail` more lines of the tool's own; `asked`, `free` and
-    `total` are amounts as PyTorch writes them (`20.00 GiB`), "" where nobody said.
+    `words` is one line for a title, `detail` more lines of the tool's own; of a launch `why` is
+    what is wrong with it: that it is of nothing (`empty`: a grid of no blocks, a TMA descriptor of
+    no elements), or another `descriptor`; "" for anything else. `source` is its file and line.
+    `asked`, `free` and `total` are amounts as PyTorch writes them (`20.00 GiB`), "" where nobody
+    said.
     """
 
     kind: FaultKind
     words: str
     kernel: str = ""
     detail: str = ""
+    why: Literal["", "empty", "descriptor"] = ""
+    source: str = ""
     asked: str = ""
     free: str = ""
     total: str = ""
@@ -114,18 +129,41 @@ def _refused_by_tilelang(error: BaseException, message: str) -> Fault:
 
 
 def _launch(error: BaseException, message: str) -> Fault | None:
+    if not isinstance(error, RuntimeError):
+        return None
+    refused = _REFUSED.search(message)
+    if refused is not None:
+        kernel, words, what, source = refused.groups()
+        return Fault("launch", words, kernel, what, why="empty", source=source or "")
+    issues = _DESCRIPTOR.search(message)
+    if issues is not None:
+        return _descriptor(issues[1], message)
     found = _LAUNCH.search(message)
-    if found is None or not isinstance(error, RuntimeError):
+    if found is None:
         return None
     words = next(text for text in found.groups() if text).strip()
     name = re.search(r"// func_name=(\w+)|in kernel (\w+)", message)
-    grid = re.search(r"grid=\([^)]*\),?\s*block=\([^)]*\)", message)
+    grid = re.search(r"grid=\([^)]*\)(?:,?\s*block=\([^)]*\))?", message)
+    empty = words.startswith(_EMPTY_GRID)
     return Fault(
         "launch",
-        words,
+        _EMPTY_GRID if empty else words,
         kernel=re.sub(r"_kernel$", "", name[1] or name[2]) if name else "",
         detail=" ".join(grid[0].split()) if grid else "",
+        why="empty" if empty else "",
     )
+
+
+def _descriptor(issues: str, message: str) -> Fault:
+    """TileLang tells all that is wrong with a descriptor, and not of which kernel it is."""
+    said = [re.sub(r"^ *\[\d+\] ", "", line) for line in issues.splitlines() if line.strip()]
+    dims = re.search(r"globalDim +(\[[^\]]*\])", message)
+    empty = any(line.startswith("globalDim[") and "non-zero" in line for line in said)
+    # Without the numbers, so that cases of one fault have one title.
+    first = said[0].partition(", but ")[0]
+    words = _EMPTY_TENSOR if empty else f"invalid TMA descriptor: {first}"
+    why: Literal["empty", "descriptor"] = "empty" if empty else "descriptor"
+    return Fault("launch", words, detail=f"globalDim {dims[1]}" if dims else "", why=why)
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 __all__ = [
     "ArgumentError",
     "DeadlockError",
     "InterpreterError",
+    "LaunchError",
     "RaceError",
     "SynchronizationError",
     "Unsupported",
@@ -18,6 +21,19 @@ class Unsupported(NotImplementedError):  # noqa: N818  # reads as what it says: 
 
 class InterpreterError(RuntimeError):
     """The kernel did something that has no defined result; names the access and its line."""
+
+
+class LaunchError(InterpreterError):
+    """TileLang's host code would not launch the kernel on any GPU; names it and says why."""
+
+    @classmethod
+    def of(cls, kernel: str, why: str, what: str) -> Self:
+        """Nothing to do: a launch of a kernel with something empty, `what`.
+
+        `tlmatrix.backend.faults` reads the parts back, also where only the words are left.
+        """
+        remedy = "where an input is empty, return before the call"
+        return cls(f"kernel {kernel} cannot be launched: {why}: {what}; {remedy}")
 
 
 class SynchronizationError(InterpreterError):

@@ -27,7 +27,7 @@ from .recorder import Recorder
 from .reports import declared_sequences, sanitizer_names
 from .session import Session
 from .session import local as _local
-from .tracing import TracedKernel
+from .tracing import TracedKernel, written_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -162,7 +162,8 @@ def interpreted(
     Args:
         prim_func: a PrimFunc before lowering.
         out_idx: as in `tilelang.compile`.
-        pass_configs: as in `tilelang.compile`; `tl.disable_safe_memory_legalize` is honoured.
+        pass_configs: as in `tilelang.compile`; `tl.disable_safe_memory_legalize` is honoured,
+            and what decides on TMA.
 
     Raises:
         Unsupported: if the kernel uses something that is not modelled.
@@ -171,7 +172,7 @@ def interpreted(
 
     configs = {str(getattr(k, "value", k)): v for k, v in (pass_configs or {}).items()}
     guard = not configs.get(_GUARDS_OFF, False)
-    line = _first_line(prim_func)
+    line = written_at(prim_func)  # equal kernels of two files report their own lines
     with _lock:
         key = (tvm.ir.structural_hash(prim_func), guard, line)
         known = _programs.setdefault(key, [])
@@ -184,14 +185,8 @@ def interpreted(
             loaded = load_program(program, str(next(_numbers)), guard=guard)
             known.append((prim_func, loaded))
             _dump(loaded)
-    return InterpretedKernel(prim_func, loaded, out_idx)
-
-
-def _first_line(prim_func: Any) -> str:
-    """Where a PrimFunc was written: equal kernels of two files report their own lines."""
-    original = getattr(prim_func, "orig_func", None)
-    code = getattr(original, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+    arch = _local.stack[-1].arch if _local.stack else ""
+    return InterpretedKernel(prim_func, loaded, out_idx, arch=arch, configs=configs)
 
 
 def _dump(loaded: Loaded) -> None:

@@ -15,14 +15,16 @@ from torch.utils import _python_dispatch
 
 from . import runtime
 from .codegen import generate, kernel_usage, widened
+from .descriptors import described, may_be_described
 from .distributed import here
 from .distributed.launches import enqueue_kernel
-from .errors import ArgumentError, InterpreterError, Unsupported
+from .errors import ArgumentError, InterpreterError, LaunchError, Unsupported
 from .layouts import positions
 from .runtime.tiles import FLOAT8_BITS, TF32
 from .runtime.tracer import Born
 from .sanitize import launch
 from .session import current
+from .tracing import written_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,8 +107,18 @@ class InterpretedKernel:
     config: dict[str, Any] | None = None
     ref_latency: float | None = None
 
-    def __init__(self, prim_func: Any, loaded: Loaded, out_idx: Sequence[int] | int | None) -> None:
+    def __init__(
+        self,
+        prim_func: Any,
+        loaded: Loaded,
+        out_idx: Sequence[int] | int | None,
+        *,
+        arch: str = "",
+        configs: Mapping[str, Any] | None = None,
+    ) -> None:
         self.prim_func = prim_func
+        self._arch = arch
+        self._configs = dict(configs or {})
         self._loaded = loaded
         self._program = loaded.program
         self._parameters = loaded.program.parameters
@@ -171,6 +183,7 @@ class InterpretedKernel:
         Raises:
             ArgumentError: for an argument that the signature does not allow (a ValueError).
             TypeError: for an argument of the wrong kind.
+            LaunchError: for a launch that TileLang's host code refuses, of nothing.
             InterpreterError: for an access outside unguarded memory and the like.
         """
         if len(args) != len(self._inputs):
@@ -188,6 +201,7 @@ class InterpretedKernel:
         for k in self.out_idx:
             values[k] = self._allocate(self._parameters[k], symbols)
             outputs.append(values[k])
+        self._check_described(values)
         session = current()
         rank = here.rank()
         if rank is not None:
@@ -200,6 +214,24 @@ class InterpretedKernel:
         if len(outputs) == 1:
             return outputs[0]
         return outputs or None
+
+    def _check_described(self, values: list[Any]) -> None:
+        """Host code makes TMA descriptors before anything runs, and there is none of nothing."""
+        for k, value in enumerate(values):
+            if isinstance(value, torch.Tensor) and 0 in value.shape and k in self._described:
+                name, shape = self._parameters[k].name, tuple(value.shape)
+                error = LaunchError.of(
+                    self.name, "a TMA descriptor of an empty tensor", f"{name} of shape {shape}"
+                )
+                raise self._located(error, self._loaded)
+
+    @cached_property
+    def _described(self) -> frozenset[int]:
+        """Positions of the parameters that have TMA descriptors."""
+        if not may_be_described(self.prim_func, self._arch):
+            return frozenset()
+        with unseen():
+            return described(self.prim_func, self._arch, self._configs)
 
     def _bind_symbols(self, values: list[Any], symbols: dict[str, int]) -> None:
         pending: list[tuple[Parameter, Any, str, int, str | int, int]] = []
@@ -585,7 +617,8 @@ class InterpretedKernel:
                 location = loaded.program.locations[trace.tb_lineno - 1]
                 generated = loaded.program.source.splitlines()[trace.tb_lineno - 1].strip()
             trace = trace.tb_next
-        where = f"{location or 'an unknown line'}, in kernel {self._program.name}"
+        place = location or written_at(self.prim_func) or "an unknown line"
+        where = f"{place}, in kernel {self._program.name}"
         if isinstance(error, InterpreterError):
             return type(error)(f"{error}\n  at {where}")
         if isinstance(error, Unsupported):

@@ -16,7 +16,7 @@ from .errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["TracedKernel", "traced"]
+__all__ = ["TracedKernel", "traced", "written_at"]
 
 
 class TracedKernel:
@@ -53,8 +53,7 @@ class TracedKernel:
         self.compile_flags = (
             (compile_flags,) if isinstance(compile_flags, str) else tuple(compile_flags or ())
         )
-        code = getattr(getattr(prim_func, "orig_func", None), "__code__", None)
-        self.place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+        self.place = written_at(prim_func)
 
     def __repr__(self) -> str:
         return f"<TracedKernel {self.name}>"
@@ -111,6 +110,12 @@ class TracedKernel:
             shape.append(int(analyzer.simplify(bound)))
         dtype = {"float8_e4m3": "float8_e4m3fn"}.get(str(buffer.dtype), str(buffer.dtype))
         return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+
+def written_at(prim_func: Any) -> str:
+    """Where a PrimFunc was written, `file:line`; "" if unknown."""
+    code = getattr(getattr(prim_func, "orig_func", None), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
 @contextmanager

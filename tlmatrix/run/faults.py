@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend import Fault, fault_of
 from tlmatrix.check.finding import Finding
-from tlmatrix.tracebacks import user_traceback
+from tlmatrix.tracebacks import short_path, user_traceback
 
 if TYPE_CHECKING:
     from tlmatrix.backend import Backend
@@ -30,6 +30,15 @@ _NO_MEMORY = {
     "workers (-n), or make the case smaller",
 }
 """What to do, by the phase that asked."""
+_LAUNCHES = {
+    "": "more shared memory, registers or threads than a block of this GPU may have; "
+    "`tlmatrix run --backend compile` counts them",
+    "empty": "TileLang launches no kernel without blocks, and TMA copies of no empty tensor: where "
+    "an input is empty return before the call, or, if nobody calls it so, draw sizes from 1 on",
+    "descriptor": "TMA needs addresses and rows that are multiples of 16 bytes; a copy with "
+    "`disable_tma=True` does without it",
+}
+"""What to do, by what is wrong with a launch."""
 
 
 def fault_finding(
@@ -95,9 +104,10 @@ def _launch(error: BaseException, fault: Fault, backend: Backend) -> Finding:
             check="launch",
             title=f"{who} cannot be launched: {fault.words}",
             where=fault.detail or None,
-            hint="more shared memory, registers or threads than a block of this GPU may have; "
-            "`tlmatrix run --backend compile` counts them",
+            hint=_LAUNCHES[fault.why],
             detail=user_traceback(error),
+            source=short_path(fault.source) if fault.source else None,
+            kernel=fault.kernel if fault.source else None,
             pattern=fault.words,
         )
     return Finding(

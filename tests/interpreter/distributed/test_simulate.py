@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix import interpret, simulate
-from tlmatrix.interpreter import DeadlockError, SynchronizationError
+from tlmatrix.interpreter import DeadlockError, LaunchError, SynchronizationError
 
 WORLD = 4
 
@@ -262,3 +262,24 @@ def test_lines_are_counted_in_whichever_thread_a_launch_runs():
             for seed in range(4):
                 simulate(program, 4, seed=seed)
         assert run.coverage
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_a_launch_without_blocks_is_refused(sanitize):
+    def program(rank):
+        nothing = torch.empty(0, 64)
+        kernels.post_tiles(0)(nothing, nothing, torch.zeros(8, dtype=torch.int32))
+
+    with pytest.raises(LaunchError, match=r"post_tiles cannot be launched.*grid=\(0,1,1\)"):
+        simulate(program, 2, sanitize=sanitize)
+
+
+def test_an_empty_tensor_with_a_tma_descriptor_is_refused_where_the_kernel_is_called():
+    def program(rank):
+        a = torch.zeros(32, 32, dtype=torch.float16)
+        flags = torch.ones(2, dtype=torch.int32)
+        with pytest.raises(LaunchError, match=r"gemm cannot be launched.*b of shape \(32, 0\)"):
+            kernels.gathered_gemm(32, 0, 32, 2)(a, a[:, :0], flags, 1)
+        return rank
+
+    assert simulate(program, 2).results == [0, 1]

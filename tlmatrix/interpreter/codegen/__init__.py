@@ -112,7 +112,8 @@ class _Generator(CuttingMixin):
         self.start_steady(func)
         self.start_cutting(cuts)
         self.func = func
-        self.kernel_place = f", in kernel {func.attrs['global_symbol']}"
+        self.kernel = str(func.attrs["global_symbol"])
+        self.kernel_place = f", in kernel {self.kernel}"
         self.addressed = _addressed(func)
         self.viewed = _viewed(func)
         self.written_first = written_first(func)
@@ -130,7 +131,6 @@ class _Generator(CuttingMixin):
         )
         self._bind_parameters()
         self.stmt(self.func.body)
-        name = str(self.func.attrs["global_symbol"])
         arguments = [p.name for p in self.parameters] + list(self.symbols)
         lines = [f"def kernel({', '.join(self._codes + list(self.symbols))}):"]
         locations: list[Location | None] = [None]
@@ -139,7 +139,7 @@ class _Generator(CuttingMixin):
         lines += ["    " + unwrapped(text) for text in body]
         locations += [*self.prologue.locations, *self.w.locations]
         return Program(
-            name=name,
+            name=self.kernel,
             source="\n".join(lines) + "\n",
             locations=tuple(locations),
             parameters=tuple(self.parameters),
@@ -461,7 +461,7 @@ def generate(
             if sanitizers is None
             else variant(_SanitizedFlagGenerator, sanitizers=sanitizers, traced=traced)
         )
-        waiting.start_flags(str(func.attrs["global_symbol"]))
+        waiting.start_flags()
         program = waiting.run()
         return replace(program, waits=True)
     if not needs_roles(func):
@@ -491,6 +491,6 @@ def generate(
         if sanitizers is None
         else variant(_SanitizedRoleGenerator, sanitizers=sanitizers, traced=traced)
     )
-    generator.start_roles(str(func.attrs["global_symbol"]))
+    generator.start_roles()
     program = generator.run()
     return program

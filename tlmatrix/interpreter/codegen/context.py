@@ -100,6 +100,7 @@ class Context(Hooks):
         self.prologue = Writer(_names=self.w._names)  # noqa: SLF001  # one pool of names
         self.guard = guard
         # Where a refusal is that no line of the kernel can be told of.
+        self.kernel = ""
         self.kernel_place = ""
         self.span_of = spans
         self.vars: dict[Any, Val | Any] = {}

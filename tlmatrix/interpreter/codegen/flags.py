@@ -16,6 +16,7 @@ from typing import Any
 from tlmatrix.interpreter.externs import is_modelled
 
 from .expressions import op_name
+from .launching import write_grid_check
 from .source import Writer
 from .statements import StatementMixin
 from .values import Val, is_float, is_int, literal
@@ -60,9 +61,8 @@ class FlagMixin(StatementMixin):
 
     watching = ""
 
-    def start_flags(self, kernel: str) -> None:
+    def start_flags(self) -> None:
         """Set up, before anything is generated."""
-        self.kernel_name = kernel
         self._of_launch = self.prologue
         self._within = False
         self.w.reserve("block_launch", "call_extern", "Pointer", "LOCATIONS")
@@ -74,6 +74,7 @@ class FlagMixin(StatementMixin):
         if self._within:
             raise self.refuse("a second grid in a kernel with flags")
         names, extents, variables = [], [], []
+        write_grid_check(self, node)
         on_grid = getattr(self, "on_grid", None)
         if on_grid is not None:
             on_grid()
@@ -105,7 +106,7 @@ class FlagMixin(StatementMixin):
             # At least one yield makes it a generator.
             outer.line("yield None")
         outer.line(
-            f"return block_launch({self.kernel_name!r}, {block}, ({', '.join(extents)},), "
+            f"return block_launch({self.kernel!r}, {block}, ({', '.join(extents)},), "
             f"LOCATIONS{self.watching})"
         )
         self.prologue = outer_prologue

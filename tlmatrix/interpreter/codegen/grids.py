@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .launching import write_grid_check
 from .statements import StatementMixin
 
 __all__ = ["GridMixin"]
@@ -29,6 +30,7 @@ class GridMixin(StatementMixin):
 
     def _grid(self, node: Any) -> None:
         if not self._grid_vars:
+            write_grid_check(self, node)
             self.on_grid()
         self._grid_vars.append(node.loop_var)
         super()._grid(node)

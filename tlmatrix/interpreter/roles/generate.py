@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.codegen.context import Axis, Buf
 from tlmatrix.interpreter.codegen.expressions import op_name
+from tlmatrix.interpreter.codegen.launching import write_grid_check
 from tlmatrix.interpreter.codegen.source import Writer
 from tlmatrix.interpreter.codegen.values import Val, is_float, literal, numpy_name
 
@@ -68,9 +69,8 @@ class RoleMixin(JumpMixin):
     # More arguments of `launch`.
     watching = ""
 
-    def start_roles(self, kernel: str) -> None:
+    def start_roles(self) -> None:
         """Set up, before anything is generated."""
-        self.kernel_name = kernel
         self.shortens = False  # statements of roles have no one order
         self.threads: ThreadIndex | None = None
         self.role = 0
@@ -98,6 +98,7 @@ class RoleMixin(JumpMixin):
 
     def _grid(self, node: Any) -> None:
         names, extents = [], []
+        write_grid_check(self, node)
         while type(node).__name__ == "For" and int(node.kind) == 4:
             extent = self.scalar(node.extent, "a grid")
             name = self.w.fresh(str(node.loop_var.name))
@@ -131,7 +132,7 @@ class RoleMixin(JumpMixin):
             outer.line(f"return ({', '.join(functions)},)")
         cuts = (self.intervals[0][0], *(high for _, high in self.intervals))
         outer.line(
-            f"launch({block}, ({', '.join(extents)},), {cuts}, {self.kernel_name!r}, "
+            f"launch({block}, ({', '.join(extents)},), {cuts}, {self.kernel!r}, "
             f"LOCATIONS, {self.arrivals!r}, "
             f"{self.renamed!r}{self.watching})"
         )

@@ -27,9 +27,9 @@ class SanitizedRoleMixin(RoleMixin, SanitizedMixin):
 
     watching = ", watch"
 
-    def start_roles(self, kernel: str) -> None:
+    def start_roles(self) -> None:
         """Set up, before anything is generated."""
-        super().start_roles(kernel)
+        super().start_roles()
         # Arrays of which every thread of a role has an entry of its own.
         self._of_threads: set[str] = set()
 

@@ -1,0 +1,82 @@
+"""Parameters of which TileLang's host code makes TMA descriptors.
+
+CUDA has no descriptor of an empty tensor, and host code makes all descriptors of a kernel before
+its first launch. Which copies become TMA is decided by TileLang's passes, by layouts, strides,
+pipelines and options; so they are asked, and only for a kernel that is called with an empty tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from .locks import TRACING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["described", "may_be_described"]
+
+_FIRST = 90
+"""The first architecture that has TMA."""
+
+
+def may_be_described(func: Any, arch: str) -> frozenset[int]:
+    """Positions of the parameters that a tile operation moves from or to shared memory."""
+    from tilelang import tvm
+
+    known = re.match(r"sm_(\d+)", arch)
+    if known is None or int(known[1]) < _FIRST:
+        return frozenset()
+    moved: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tvm.tirx.Call) and str(getattr(node.op, "name", "")).startswith(
+            "tl.tileop."
+        ):
+            buffers = [buffer for buffer in map(_buffer, node.args) if buffer is not None]
+            if any(str(buffer.scope()).startswith("shared") for buffer in buffers):
+                moved.extend(buffer.data for buffer in buffers)
+
+    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+    return _positions(func, moved)
+
+
+def _buffer(argument: Any) -> Any:
+    """The buffer that an argument of a tile operation is a region of."""
+    inner = getattr(argument, "args", None)
+    return getattr(inner[0], "buffer", None) if inner else None
+
+
+def described(func: Any, arch: str, configs: Mapping[str, Any]) -> frozenset[int]:
+    """Positions of the parameters of which there are descriptors once a PrimFunc is lowered.
+
+    None of a kernel that TileLang cannot lower: that is another error, and not this one.
+    """
+    from tilelang import tvm
+    from tilelang.backend.module import create_backend_context
+    from tilelang.engine.lower import lower_to_host_device_ir
+
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    try:
+        with TRACING, target, tvm.transform.PassContext(opt_level=3, config=dict(configs)):
+            context = create_backend_context(target, None, "auto")
+            host = lower_to_host_device_ir(func, context)[0]
+    except Exception:  # noqa: BLE001 - whatever the compiler raises
+        return frozenset()
+    bases = []
+    for function in host.functions.values():
+        made = (function.attrs or {}).get("tma_descriptor_args", {})
+        # Name, descriptor, dtype, rank, address of the tensor, ...
+        bases += [arguments[4] for arguments in made.values()]
+    return _positions(func, bases)
+
+
+def _positions(func: Any, bases: list[Any]) -> frozenset[int]:
+    """The parameters that begin where one of the variables points to."""
+    buffers = func.buffer_map
+    return frozenset(
+        position
+        for position, parameter in enumerate(func.params)
+        if parameter in buffers and any(buffers[parameter].data.same_as(base) for base in bases)
+    )
