@@ -48,7 +48,8 @@ def test_a_right_kernel_has_no_findings_and_a_report_of_what_ran(tmp_path, runne
     assert not report.found
     assert report.counts == {Status.PASSED: 30}
     assert report.examples == len({result.key for result in results}) == 30
-    assert report.counted == 30
+    launched = [any(result.values["seqlens"]["q"]) for result in results]
+    assert report.counted == sum(launched) > 20
     assert any(site.kind == "if" for site in report.coverage.guards)
     assert 0 < report.closest <= 1
 

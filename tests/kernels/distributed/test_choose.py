@@ -113,6 +113,7 @@ def test_cpu_processes_agree_through_gloo(tmp_path):
 @pytest.mark.parametrize(("world", "size", "gathered", "scattered"), [
     (2, 8192, True, True), (2, 5120, True, True), (2, 4096, True, False), (2, 2048, False, False),
     (4, 8192, True, True), (4, 6144, True, True), (4, 4096, False, False), (4, 2048, False, False),
+    (8, 8192, True, True), (8, 4096, False, False),
 ])  # fmt: skip
 def test_it_overlaps_where_that_was_measured_to_be_faster_than_in_turn(
     world, size, gathered, scattered

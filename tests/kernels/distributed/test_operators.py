@@ -72,13 +72,6 @@ def test_overlapping_is_for_several_ranks_and_products_of_some_size():
             assert overlap_pays(operator, world, 8192, 8192, 8192)
 
 
-def test_the_line_of_a_number_of_ranks_lies_between_what_was_measured():
-    for operator in LEAST_FLOP:
-        for world, slower, faster in ((2, 2048, 4096), (4, 4096, 6144), (8, 4096, 8192)):
-            assert not overlap_pays(operator, world, slower, slower, slower // world)
-            assert overlap_pays(operator, world, faster, faster, faster // world)
-
-
 def test_shares_that_differ_must_be_of_the_rows_that_are_given():
     second = Context(None, 1, 4, torch.device("cpu"))
     assert check_rows("a", 5, None, second) == 20
