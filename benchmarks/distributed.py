@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from distributed_crew import Step, run_steps, slowest
+from distributed_crew import Step, efficiency, run_steps, slowest
 
 from tlmatrix_kernels.distributed import (
     Context,
@@ -260,18 +260,6 @@ def _seconds(call: Call, count: int) -> float:
     return begin.elapsed_time(end) / 1e3 / count
 
 
-def efficiency(times: dict[str, list[float]], name: str) -> list[float] | None:
-    """(T_compute + T_comm - T) / min(T_compute, T_comm) of the times of each round.
-
-    Lower quartile, median and upper quartile; None where one was not measured.
-    """
-    if not {"gemm", "nccl", name} <= times.keys():
-        return None
-    rounds = zip(times["gemm"], times["nccl"], times[name], strict=True)
-    rates = [(compute + comm - time) / min(compute, comm) for compute, comm, time in rounds]
-    return statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
-
-
 def _size(text: str) -> tuple[int, int, int]:
     parts = [int(part) for part in text.split("x")]
     if len(parts) not in (1, 3):
@@ -334,7 +322,13 @@ def main() -> int:
             continue
         ms, problems = outcome.result["ms"], outcome.result["problems"]
         row = {"operator": operator, "world": options.world, "size": size, "dtype": options.dtype}
-        found = {name: efficiency(outcome.result["rounds"], name) for name in FUSED}
+        rounds = outcome.result["rounds"]
+        found = {
+            name: efficiency(rounds["gemm"], rounds["nccl"], rounds[name])
+            if {"gemm", "nccl", name} <= rounds.keys()
+            else None
+            for name in FUSED
+        }
         _report({**row, **outcome.result, "efficiency": found}, options.json)
         cells = "  ".join(f"{name} {taken:.3f}" for name, taken in ms.items())
         rates = "  ".join(

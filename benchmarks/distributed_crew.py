@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import statistics
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import torch.multiprocessing as mp
 from tlmatrix_kernels.distributed import Context, create_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 START_LIMIT = 180
 """Seconds for processes to start and meet."""
@@ -204,3 +205,15 @@ def slowest(seconds: float) -> float:
     value = torch.tensor(seconds, dtype=torch.float64, device="cuda")
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value)
+
+
+def efficiency(
+    compute: Sequence[float], comm: Sequence[float], taken: Sequence[float]
+) -> list[float]:
+    """(T_compute + T_comm - T) / min(T_compute, T_comm) of the times of each round.
+
+    With 1 the shorter is wholly hidden behind the longer. Lower quartile, median, upper quartile.
+    """
+    rounds = zip(compute, comm, taken, strict=True)
+    rates = [(one + other - time) / min(one, other) for one, other, time in rounds]
+    return statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3

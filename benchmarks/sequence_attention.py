@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from distributed_crew import efficiency, slowest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,13 +212,6 @@ class _There:
         return self.keys
 
 
-def slowest(value: float) -> float:
-    """The largest of all ranks' values."""
-    shared = torch.tensor([value], device="cuda", dtype=torch.float64)
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-    return float(shared.item())
-
-
 def timed(call: Call, calls: int) -> float:
     """Milliseconds of one call on the slowest rank, of `calls` back to back."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -291,13 +285,11 @@ def efficiencies(times: dict[str, list[float]]) -> dict[str, list[float]]:
     """Of whatever overlaps, against the kernel and NCCL in turn: lower quartile, median, upper."""
     if not {"compute", "nccl"} <= times.keys():
         return {}
-    found = {}
-    for name, taken in times.items():
-        if name.startswith("steps") or name in {"apart", "chosen", "in turn"}:
-            rounds = zip(times["compute"], times["nccl"], taken, strict=True)
-            rates = [(compute + nccl - time) / min(compute, nccl) for compute, nccl, time in rounds]
-            found[name] = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
-    return found
+    return {
+        name: efficiency(times["compute"], times["nccl"], taken)
+        for name, taken in times.items()
+        if name.startswith("steps") or name in {"apart", "chosen", "in turn"}
+    }
 
 
 def moments(case: Case, context: Any, options: argparse.Namespace, tell: Callable) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import crew_steps
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from distributed_crew import Step, run_steps
+from distributed_crew import Step, efficiency, run_steps
 
 
 def test_a_step_that_fails_or_hangs_costs_itself_alone():
@@ -22,3 +22,10 @@ def test_a_step_that_fails_or_hangs_costs_itself_alone():
     assert "rank 1: " in fails.error
     assert "rank one does not like it" in fails.error
     assert "no answer of ranks" in hangs.error
+
+
+def test_the_efficiency_is_one_with_the_shorter_hidden_and_zero_in_turn():
+    assert efficiency([4.0], [1.0], [4.0]) == [1.0] * 3
+    assert efficiency([1.0], [4.0], [5.0]) == [0.0] * 3
+    of_rounds = efficiency([4.0] * 3, [1.0] * 3, [4.5, 4.0, 5.0])
+    assert of_rounds == [0.0, 0.5, 1.0]

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tlmatrix.interpreter.errors import EMPTY_GRID, EMPTY_TENSOR
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
@@ -40,8 +42,6 @@ _LAUNCH = re.compile(
     r"|CUDALaunch Error: (?P<tvm>[^\n]+)"
     r"|\bCUDA: (?P<check>[^\n]+)"
 )
-_EMPTY_GRID = "grid dimension must be positive"
-_EMPTY_TENSOR = "a TMA descriptor of an empty tensor"
 _DESCRIPTOR = re.compile(
     r"Invalid TMA descriptor arguments for \w+:\s*\n((?: *\[\d+\] [^\n]*\n?)+)"
 )
@@ -144,10 +144,10 @@ def _launch(error: BaseException, message: str) -> Fault | None:
     words = next(text for text in found.groups() if text).strip()
     name = re.search(r"// func_name=(\w+)|in kernel (\w+)", message)
     grid = re.search(r"grid=\([^)]*\)(?:,?\s*block=\([^)]*\))?", message)
-    empty = words.startswith(_EMPTY_GRID)
+    empty = words.startswith(EMPTY_GRID)
     return Fault(
         "launch",
-        _EMPTY_GRID if empty else words,
+        EMPTY_GRID if empty else words,
         kernel=re.sub(r"_kernel$", "", name[1] or name[2]) if name else "",
         detail=" ".join(grid[0].split()) if grid else "",
         why="empty" if empty else "",
@@ -161,7 +161,7 @@ def _descriptor(issues: str, message: str) -> Fault:
     empty = any(line.startswith("globalDim[") and "non-zero" in line for line in said)
     # Without the numbers, so that cases of one fault have one title.
     first = said[0].partition(", but ")[0]
-    words = _EMPTY_TENSOR if empty else f"invalid TMA descriptor: {first}"
+    words = EMPTY_TENSOR if empty else f"invalid TMA descriptor: {first}"
     why: Literal["empty", "descriptor"] = "empty" if empty else "descriptor"
     return Fault("launch", words, detail=f"globalDim {dims[1]}" if dims else "", why=why)
 

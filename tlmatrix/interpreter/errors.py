@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Self
 
 __all__ = [
+    "EMPTY_GRID",
+    "EMPTY_TENSOR",
     "ArgumentError",
     "DeadlockError",
     "InterpreterError",
@@ -13,6 +15,10 @@ __all__ = [
     "SynchronizationError",
     "Unsupported",
 ]
+
+EMPTY_GRID = "grid dimension must be positive"
+EMPTY_TENSOR = "a TMA descriptor of an empty tensor"
+"""Why a launch is refused."""
 
 
 class Unsupported(NotImplementedError):  # noqa: N818  # reads as what it says: Unsupported

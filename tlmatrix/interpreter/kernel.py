@@ -18,7 +18,7 @@ from .codegen import generate, kernel_usage, widened
 from .descriptors import described, may_be_described
 from .distributed import here
 from .distributed.launches import enqueue_kernel
-from .errors import ArgumentError, InterpreterError, LaunchError, Unsupported
+from .errors import EMPTY_TENSOR, ArgumentError, InterpreterError, LaunchError, Unsupported
 from .layouts import positions
 from .runtime.tiles import FLOAT8_BITS, TF32
 from .runtime.tracer import Born
@@ -220,9 +220,7 @@ class InterpretedKernel:
         for k, value in enumerate(values):
             if isinstance(value, torch.Tensor) and 0 in value.shape and k in self._described:
                 name, shape = self._parameters[k].name, tuple(value.shape)
-                error = LaunchError.of(
-                    self.name, "a TMA descriptor of an empty tensor", f"{name} of shape {shape}"
-                )
+                error = LaunchError.of(self.name, EMPTY_TENSOR, f"{name} of shape {shape}")
                 raise self._located(error, self._loaded)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tlmatrix.interpreter.errors import LaunchError
+from tlmatrix.interpreter.errors import EMPTY_GRID, LaunchError
 
 __all__ = ["check_grid"]
 
@@ -14,4 +14,4 @@ def check_grid(kernel: str, x: int, y: int = 1, z: int = 1) -> None:
         LaunchError: one of its extents is not positive.
     """
     if min(x, y, z) <= 0:
-        raise LaunchError.of(kernel, "grid dimension must be positive", f"grid=({x},{y},{z})")
+        raise LaunchError.of(kernel, EMPTY_GRID, f"grid=({x},{y},{z})")
