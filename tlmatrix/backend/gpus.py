@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ALL_GPUS", "Spread", "all_visible_gpus", "count_gpus", "visible_gpus"]
+__all__ = [
+    "ALL_GPUS",
+    "Spread",
+    "all_visible_gpus",
+    "confine_process",
+    "count_gpus",
+    "spread_for",
+    "visible_gpus",
+]
 
 ALL_GPUS = "TLMATRIX_VISIBLE_GPUS"
 """Where a worker that is confined to one GPU finds those that the user left visible."""
@@ -63,6 +72,22 @@ def all_visible_gpus() -> tuple[str, ...]:
     if given is not None:
         return tuple(filter(None, given.split(",")))
     return visible_gpus(os.environ)
+
+
+def confine_process(gpu: str) -> None:
+    """Leave this process one GPU; nothing for "". Once CUDA is in use it is too late.
+
+    Cases of several ranks have processes of their own, and those all GPUs.
+    """
+    torch = sys.modules.get("torch")
+    if gpu and not (torch and torch.cuda.is_initialized()):
+        os.environ.setdefault(ALL_GPUS, ",".join(visible_gpus(os.environ)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+
+
+def spread_for(backend: str) -> Spread:
+    """The visible GPUs for the workers of a backend; none where kernels run elsewhere."""
+    return Spread(visible_gpus(os.environ) if backend in ("auto", "cuda") else ())
 
 
 class Spread:

@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.backend.gpus import spread_for
 from tlmatrix.commands.run import console_on_output
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from tlmatrix.backend.gpus import Spread
     from tlmatrix.config import Config
     from tlmatrix.fuzz.search import Found
     from tlmatrix.run.plan import Plan
@@ -67,10 +69,11 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
     _write_header(settings, targets)
     with console_on_output() as console:
         reporter = FuzzReporter(console)
-        reporter.begin(_intention(settings, targets))
+        spread = spread_for(settings.backend)
+        reporter.begin(_intention(settings, targets, spread))
         shown = shown_path(settings.results)
         try:
-            Crew(targets, settings, reporter).run()
+            Crew(targets, settings, reporter, spread).run()
         except KeyboardInterrupt:
             reporter.end(shown, interrupted=True)
             code = ExitCode.INTERRUPTED
@@ -134,12 +137,13 @@ def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
     records.close()
 
 
-def _intention(settings: Settings, targets: Sequence[Target]) -> str:
+def _intention(settings: Settings, targets: Sequence[Target], spread: Spread) -> str:
+    workers = spread.words(settings.workers) or count(settings.workers, "worker")
     specs = count(len(targets), "spec")
     if settings.seconds is not None:
-        return f"{specs}, {settings.seconds / 60:g} minutes, {count(settings.workers, 'worker')}"
+        return f"{specs}, {settings.seconds / 60:g} minutes, {workers}"
     total = sum(settings.examples or target.examples for target in targets)
-    return f"{count(total, 'example')} of {specs}, {count(settings.workers, 'worker')}"
+    return f"{count(total, 'example')} of {specs}, {workers}"
 
 
 def _saved(found: Sequence[Found]) -> list[str]:

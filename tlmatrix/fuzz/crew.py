@@ -8,6 +8,7 @@ searches tell it, and each other through it, which faults are known.
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import time
@@ -20,21 +21,25 @@ from tlmatrix.fuzz.lost import Lost, crashed, timed_out
 from tlmatrix.fuzz.worker import Job, work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
     from pathlib import Path
 
+    from tlmatrix.backend.gpus import Spread
     from tlmatrix.fuzz.search import Found, FuzzReport
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Crew", "CrewError", "Listener", "Settings", "Target"]
+__all__ = ["Crew", "CrewError", "Listener", "Settings", "Target", "job_sizes"]
 
 _SLICE = 250
-"""Examples of one job: workers share a long search evenly, and learn what others found."""
+"""Examples of one job, at most: workers learn from each other what is known between jobs."""
+_JOBS = 4
+"""Jobs a worker, at least as many as keep all busy to the end: where kernels are compiled, each
+job compiles its own."""
 _LEAST_SECONDS, _MOST_SECONDS = 5.0, 60.0
 """Of one job, where a search goes by time."""
 _MOST_COMPILED = 300.0
@@ -69,6 +74,18 @@ def _is_compiled(backend: str) -> bool:
     from tlmatrix.backend import backend_named
 
     return backend_named(backend).name == "cuda"
+
+
+def job_sizes(wanted: Mapping[str, int], workers: int) -> dict[str, int]:
+    """How many examples one job of each spec has, of as many as are `wanted` of it.
+
+    A search of one spec is shared by all workers; one of many specs need not be, and has some
+    jobs a worker in all.
+    """
+    least = sum(wanted.values()) // (_JOBS * workers)
+    return {
+        path: min(_SLICE, max(-(-examples // workers), least)) for path, examples in wanted.items()
+    }
 
 
 class CrewError(RuntimeError):
@@ -122,6 +139,7 @@ class Listener(Protocol):
 
 @dataclass
 class _Worker:
+    name: str
     process: BaseProcess
     line: Connection
     job: Job | None = None
@@ -140,6 +158,8 @@ class Crew:
     targets: Sequence[Target]
     settings: Settings
     listener: Listener
+    spread: Spread
+    """The GPUs of this machine, one for each worker."""
     _workers: list[_Worker] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
     _found: dict[str, list[Found]] = field(default_factory=dict)
@@ -152,6 +172,7 @@ class Crew:
     _unshrunk: list[Found] = field(default_factory=list)
     """Faults that are told when they are shrunk, or when the search ends before."""
     _slowest: float = 0.0
+    _names: Iterator[int] = field(default_factory=itertools.count)
     _end: float | None = None
 
     def run(self) -> None:
@@ -181,9 +202,10 @@ class Crew:
         settings = self.settings
         if settings.seconds is None:
             wanted = {each.path: settings.examples or each.examples for each in self.targets}
+            sizes = job_sizes(wanted, settings.workers)
             while any(wanted.values()):
                 for path, left in wanted.items():
-                    size = min(left, _SLICE, -(-(settings.examples or left) // settings.workers))
+                    size = min(left, sizes[path])
                     if size:
                         wanted[path] -= size
                         yield self._job(path, size, None)
@@ -228,10 +250,11 @@ class Crew:
             return
         context = _context(self.settings.backend)
         ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, self.settings))
+        name = f"worker {next(self._names)}"
+        process = context.Process(target=work, args=(theirs, self.settings, self.spread.give(name)))
         process.start()
         theirs.close()
-        worker = _Worker(process, ours)
+        worker = _Worker(name, process, ours)
         self._workers.append(worker)
         self._give(worker, job)
 
@@ -297,11 +320,16 @@ class Crew:
             self._give(worker, job)
             return
         worker.line.send(None)
-        worker.process.join()
-        self._workers.remove(worker)
+        self._end_of(worker)
         if job is not None:
             self._left.appendleft(job)
             self._begin()
+
+    def _end_of(self, worker: _Worker) -> None:
+        """A process ends; its GPU is free for another."""
+        worker.process.join()
+        self._workers.remove(worker)
+        self.spread.take_back(worker.name)
 
     def _gone(
         self,
@@ -311,8 +339,7 @@ class Crew:
     ) -> None:
         """A process that ended or hangs: a result for its case, another process for its job."""
         worker.process.kill()
-        worker.process.join()
-        self._workers.remove(worker)
+        self._end_of(worker)
         job, running = worker.job, worker.running
         assert job is not None
         if job.lost is not None:

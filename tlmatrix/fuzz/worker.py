@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.backend.gpus import confine_process
 from tlmatrix.fuzz.lost import Children, Lost, forked, live, shrunk_lost
 from tlmatrix.run.result import CaseResult, Status
 
@@ -45,11 +46,12 @@ class Job:
     number: int = 0
 
 
-def work(line: Connection, settings: Settings) -> None:
-    """The life of a worker process: jobs until it is told to end."""
+def work(line: Connection, settings: Settings, gpu: str = "") -> None:
+    """The life of a worker process: jobs until it is told to end; of several GPUs it has one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the crew, which ends us.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    confine_process(gpu)
     # What kernels print is not for the report.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from tlmatrix.run.records import RecordsWriter

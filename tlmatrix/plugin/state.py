@@ -100,9 +100,9 @@ class State:
     @cached_property
     def spread(self) -> Spread:
         """The GPUs of this machine among the workers; none where kernels run elsewhere."""
-        from tlmatrix.backend.gpus import Spread, visible_gpus
+        from tlmatrix.backend.gpus import spread_for
 
-        return Spread(visible_gpus(os.environ) if self.settings.backend in ("auto", "cuda") else ())
+        return spread_for(self.settings.backend)
 
     @property
     def workers(self) -> int:
@@ -143,15 +143,10 @@ class State:
                 os.environ.setdefault(name, "1")
 
     def confine_process(self) -> None:
-        """Leave a worker one GPU. Once CUDA is in use it is too late, and kernels go by device."""
-        torch = sys.modules.get("torch")
-        gpu: str = self._sent.get("gpu", "")
-        if gpu and not (torch and torch.cuda.is_initialized()):
-            # Cases of several ranks have processes of their own, and those all GPUs.
-            from tlmatrix.backend.gpus import ALL_GPUS, visible_gpus
+        """Leave a worker one GPU."""
+        from tlmatrix.backend.gpus import confine_process
 
-            os.environ.setdefault(ALL_GPUS, ",".join(visible_gpus(os.environ)))
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        confine_process(self._sent.get("gpu", ""))
 
     def runner(self) -> Runner:
         """What runs the cases of this process; made when the first one runs."""
