@@ -36,8 +36,8 @@ OURS = "tlmatrix_kernels.distributed:all_gather", "tlmatrix_kernels.distributed:
 PULLED = "rank_entries:pulled", "rank_entries:create_context"
 
 
-SECONDS = 60
-"""For a call; ranks that start and compile a kernel beside other work take half of it."""
+SECONDS = 30
+"""For a call, and twice that for the first of a case, which compiles."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_gpu_that_waits_for_ever_is_ended_and_later_cases_run(runner, entry):
     text = GATHER.replace("WORLD", "2").replace("CONTEXT", PULLED[1])
     (result,) = run(runner, text.replace("[12, 64]", "[12]"), f"rank_entries:{entry}")
     (finding,) = result.findings
-    assert finding.title == f"every rank did not come back within {SECONDS} s"
+    assert finding.title == f"every rank did not come back within {2 * SECONDS} s"
     assert {result.status for result in run(runner, text, PULLED[0])} == {Status.PASSED}
 
 
