@@ -124,17 +124,12 @@ class Context:
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured to a CUDA graph."""
-        if not self._has_streams:
+        if self.device.type != "cuda" and self.group is None:
             return False
         try:  # simulated ranks have streams as well, CPU processes none
             return torch.cuda.is_current_stream_capturing()
         except RuntimeError:
             return False
-
-    @property
-    def _has_streams(self) -> bool:
-        """Whether anything may be asynchronous: on GPUs, and on simulated ranks."""
-        return self.device.type == "cuda" or self.group is not None
 
     @contextmanager
     def using(self, buffer: SymmetricBuffer) -> Iterator[None]:
@@ -153,8 +148,8 @@ class Context:
     def buffer(self, name: str, size: int) -> SymmetricBuffer:
         """The symmetric buffer of that name, of at least `size` bytes; contents are not kept.
 
-        All ranks ask for the same sizes. Growing waits for all ranks and for the device, so that
-        nobody reads what is given up.
+        All ranks ask for the same sizes. Growing waits for all ranks and for the device (that is
+        `allocate`'s), so that nobody reads what is given up.
 
         Raises:
             RuntimeError: it is to grow while a graph is captured.
@@ -169,8 +164,6 @@ class Context:
             )
         if old is not None:
             barrier(old)
-            if self._has_streams:
-                torch.cuda.synchronize(self.device)
             self._prepared.clear()
         grown = max(SMALLEST, 1 << (size - 1).bit_length())
         new = allocate(grown, self.device, self.group, self.rank, self.world)

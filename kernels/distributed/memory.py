@@ -60,9 +60,15 @@ class SymmetricBuffer:
 def allocate(
     size: int, device: torch.device, group: ProcessGroup | None, rank: int, world: int
 ) -> SymmetricBuffer:
-    """A buffer of `size` bytes on every rank of `group`; all of them call it, with equal sizes."""
+    """A buffer of `size` bytes on every rank of `group`; all of them call it, with equal sizes.
+
+    With more ranks than one it waits for all that is enqueued on the device.
+    """
     if world == 1:
         storage = torch.empty(size, dtype=torch.uint8, device=device)
         return SymmetricBuffer(storage, None, rank, world)
     storage = symm_mem.empty(size, dtype=torch.uint8, device=device)
+    # PyTorch zeroes it on the default stream, and up to 2.13 ranks that meet in `rendezvous` do not
+    # wait for that: what a peer signals before is lost (github.com/pytorch/pytorch/pull/192308).
+    torch.cuda.synchronize(device)
     return SymmetricBuffer(storage, symm_mem.rendezvous(storage, group), rank, world)

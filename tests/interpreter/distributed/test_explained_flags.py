@@ -40,6 +40,7 @@ def relay():
 def handed_over(rank):
     """Rank 0 writes into a buffer of rank 1, which waits for it and copies it out."""
     data, flags = symm_mem.empty(64, dtype=torch.float32), symm_mem.empty(8, dtype=torch.int32)
+    torch.cuda.synchronize()
     handles = [symm_mem.rendezvous(each, dist.group.WORLD) for each in (data, flags)]
     data.fill_(-1)
     flags.zero_()

@@ -211,6 +211,7 @@ class Sender:
         self.rank, self.compare, self.epoch = rank, compare, 0
         self.own = symm_mem.empty((2 * N,), dtype=torch.float32)
         self.flags = symm_mem.empty((8,), dtype=torch.int32)
+        torch.cuda.synchronize()
         self.data = symm_mem.rendezvous(self.own, dist.group.WORLD)
         self.signals = symm_mem.rendezvous(self.flags, dist.group.WORLD)
         self.flags.zero_()

@@ -21,6 +21,7 @@ class Box:
     def __init__(self, halves=2):
         self.own = symm_mem.empty((halves * N,), dtype=torch.float32)
         self.flags = symm_mem.empty((8,), dtype=torch.int32)
+        torch.cuda.synchronize()
         self._handle = symm_mem.rendezvous(self.own, dist.group.WORLD)
         self._signals = symm_mem.rendezvous(self.flags, dist.group.WORLD)
         self.flags.zero_()
@@ -177,7 +178,7 @@ def test_equality_with_a_flag_that_is_reset_hangs_or_reads_old_data():
         return out[0].item()
 
     outcomes = set()
-    for seed in SEEDS:
+    for seed in range(20):
         try:
             found = simulate(program, 2, seed=seed, sanitize="races")
         except DeadlockError as error:
@@ -191,6 +192,7 @@ def test_equality_with_a_flag_that_is_reset_hangs_or_reads_old_data():
 def test_a_pull_without_a_barrier_before_it():
     def program(rank, barrier):
         own = symm_mem.empty((N,), dtype=torch.float32)
+        torch.cuda.synchronize()
         handle = symm_mem.rendezvous(own, dist.group.WORLD)
         own.copy_(torch.full((N,), float(rank)))
         if barrier:
@@ -253,6 +255,7 @@ def counted(early=False, missing=0):
     def program(rank):
         own = symm_mem.empty((blocks, N), dtype=torch.float32)
         flags = symm_mem.empty((8,), dtype=torch.int32)
+        torch.cuda.synchronize()
         handle = symm_mem.rendezvous(own, dist.group.WORLD)
         signals = symm_mem.rendezvous(flags, dist.group.WORLD)
         flags.zero_()
@@ -309,6 +312,7 @@ def test_a_view_past_the_end_of_a_buffer_is_refused():
 
     def program(rank):
         own = symm_mem.empty((N,), dtype=torch.float32)
+        torch.cuda.synchronize()
         handle = symm_mem.rendezvous(own, dist.group.WORLD)
         handle.get_buffer(1 - rank, (N,), torch.float32, 1)
 
@@ -321,6 +325,7 @@ def test_a_flag_past_the_end_of_its_pad_is_an_error():
 
     def program(rank):
         own = symm_mem.empty((N,), dtype=torch.float32)
+        torch.cuda.synchronize()
         handle = symm_mem.rendezvous(own, dist.group.WORLD)
         pad = handle.get_signal_pad(rank, (8,), torch.int32)
         kernels.post()(torch.ones(N), torch.empty(N), pad, 8, 1)

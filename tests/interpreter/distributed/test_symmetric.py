@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from contextlib import suppress
 
 import pytest
 import ranked_kernels as kernels
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from tlmatrix import simulate
+from tlmatrix import interpret, simulate
 from tlmatrix.interpreter import DeadlockError, InterpreterError
 
 N = 64
@@ -23,6 +24,7 @@ class Box:
 
     def __init__(self):
         self.own = symm_mem.empty((N,), dtype=torch.float32)
+        torch.cuda.synchronize()
         self.handle = symm_mem.rendezvous(self.own, dist.group.WORLD)
         self.own.zero_()
         self.handle.barrier()
@@ -112,6 +114,82 @@ def test_memory_that_is_given_back_while_a_rank_reads_it_is_told(what):
     assert any("test_symmetric.py" in report for report in freed)
 
 
+def new_memory(*, waits="", late=False):
+    """A program that signals through new memory; `late`: with work before it on one rank."""
+
+    def program(rank):
+        if late and rank == 1:
+            torch.empty(N).fill_(1.0)
+        own = symm_mem.empty((N,), dtype=torch.float32)
+        if waits == "before":
+            torch.cuda.synchronize()
+        handle = symm_mem.rendezvous(own, dist.group.WORLD)
+        if waits == "behind":
+            dist.barrier()
+        handle.barrier()
+        torch.cuda.synchronize()
+        return True
+
+    return program
+
+
+def test_a_signal_may_be_lost_in_memory_that_is_still_being_zeroed():
+    """Found in every interleaving, whether the signal is lost there or not."""
+    lost = 0
+    for seed in range(20):
+        with interpret(sanitize=True, on_report="keep") as session, suppress(DeadlockError):
+            simulate(new_memory(), world=2, seed=seed)
+        races = [str(report) for report in session.reports if report.sanitizer == "races"]
+        assert any("signal pad 0 of rank" in race for race in races)
+        for race in races:
+            assert "zeroed by rank" in race
+            assert "call torch.cuda.synchronize() between empty and rendezvous" in race
+        lost += len(races) != len(session.reports)
+    assert 0 < lost < 20
+
+
+def test_a_lost_signal_is_a_deadlock_that_tells_who_zeroed_it():
+    """As on a GPU, where a rank that has other work to do zeroes its signal pad late."""
+    ends = []
+    for seed in range(20):
+        try:
+            simulate(new_memory(late=True), world=2, seed=seed, sanitize=False)
+        except DeadlockError as error:
+            ends.append(str(error))
+    assert 0 < len(ends) < 20
+    for end in ends:
+        assert "to be exactly 1: it is 0" in end
+        assert "zeroed after that by rank" in end
+        assert "call torch.cuda.synchronize() between empty and rendezvous" in end
+
+
+@pytest.mark.parametrize("waits", ["before", "behind"])
+def test_memory_that_is_zero_before_peers_see_it_is_no_race(waits):
+    assert told(new_memory(waits=waits, late=True), world=3) == set()
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_memory_that_was_never_used_is_given_back_without_a_word(met):
+    def program(rank):
+        own = symm_mem.empty((N,), dtype=torch.float32)
+        if met:
+            symm_mem.rendezvous(own, dist.group.WORLD)
+        del own
+        torch.empty(N).fill_(1.0)
+        torch.cuda.synchronize()
+
+    assert told(program) == set()
+
+
+def test_new_memory_is_refused_while_its_stream_is_captured():
+    def program(rank):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            symm_mem.empty((N,), dtype=torch.float32)
+
+    with pytest.raises(RuntimeError, match=r"symmetric_memory.empty: operation not permitted"):
+        simulate(program, world=2)
+
+
 def test_what_is_used_after_it_was_given_back_is_told_with_who_gave_it_back():
     def program(rank):
         box, other = Box(), 1 - rank
@@ -140,6 +218,7 @@ def wait_by_the_stream(flags, index, value, compare=0):
 
 def flags_of_ranks():
     own = symm_mem.empty(8, dtype=torch.int32)
+    torch.cuda.synchronize()
     handle = symm_mem.rendezvous(own, dist.group.WORLD)
     own.zero_()
     handle.barrier()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix import simulate
 from tlmatrix_kernels.distributed import (
-    Context,
     all_gather,
     all_gather_gemm,
     create_context,
@@ -15,6 +15,7 @@ from tlmatrix_kernels.distributed import (
     reduce_scatter,
     reduce_scatter_two_level,
 )
+from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.pieces import MOST_PIECES
 from tlmatrix_kernels.distributed.shares import share
 
@@ -155,14 +156,23 @@ def test_counts_of_many_calls_pass_the_end_of_32_bits():
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_buffer_that_grows_is_given_up_when_nobody_uses_it(waits, monkeypatch):
     """Rows of the third call do not fit the memory that the first one still may be read from."""
+
+    def allocated(size, device, group, rank, world):
+        """`allocate`, but it waits only for the stream that zeroes new memory."""
+        del device
+        storage = symm_mem.empty(size, dtype=torch.uint8)
+        torch.cuda.default_stream().synchronize()
+        return SymmetricBuffer(storage, symm_mem.rendezvous(storage, group), rank, world)
+
     if not waits:
-        monkeypatch.setattr(Context, "_has_streams", False)
+        monkeypatch.setattr("tlmatrix_kernels.distributed.context.allocate", allocated)
 
     def program(rank):
         context = create_context()
         terms = [torch.full((rows, 16), rank + 1.0).half() for rows in (8, 8, 4000, 4000, 40)]
-        outs = [all_gather(x, context=context) for x in terms]
-        return [out.float().sum().item() for out in outs]
+        with torch.cuda.stream(torch.cuda.Stream()):  # not the default one
+            outs = [all_gather(x, context=context) for x in terms]
+            return [out.float().sum().item() for out in outs]
 
     for seed in range(3):
         found = simulate(program, world=3, seed=seed, stragglers=True)

@@ -73,6 +73,8 @@ class SymmetricGuards:
             whole.view(torch.uint8).fill_(_POISON)
             behind = whole[count:].view(torch.uint8)
             behind.fill_(_CANARY)
+            if whole.is_cuda:  # a peer may write as soon as the ranks have met
+                torch.cuda.synchronize(whole.device)
             words = f"the symmetric {str(kind).removeprefix('torch.')} buffer {list(shape)}"
             self._tails[behind.data_ptr()] = _Tail(words, behind, count, kind.itemsize)
             return whole[:count].view(shape)

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .places import caller
 from .races import Races
-from .seen import FREE, Seen
+from .seen import FREE, ZERO, Seen
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.externs import Pointer
     from tlmatrix.interpreter.reports import Report
 
+    from .streams import Stream
     from .world import Rank, World
 
 __all__ = ["Accesses", "View"]
@@ -135,12 +136,18 @@ class Accesses:
 
     def free(self, tensor: torch.Tensor, rank: Rank) -> None:
         """A rank gives up a piece of symmetric memory: all of it is as if written by its host."""
-        shadow = self._shadows[tensor.untyped_storage()._cdata]  # noqa: SLF001  # its identity
         host = Task(rank.number, f"rank {rank.number}", self.world.agent())
         host.learn(rank.clock)
+        self._write(tensor, host, Seen.of(host, "write", *caller(), FREE))
+
+    def zero(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """A stream writes all of a piece of symmetric memory, which is new."""
+        self._write(tensor, stream, Seen.of(stream, "write", *stream.place(), ZERO))
+
+    def _write(self, tensor: torch.Tensor, task: Task, seen: Seen) -> None:
+        shadow = self._shadows[tensor.untyped_storage()._cdata]  # noqa: SLF001  # its identity
         view = View(self, shadow.name, shadow.writes, shadow.reads, False)
-        seen = Seen.of(host, "write", *caller(), FREE)
-        view.note((slice(0, len(shadow.writes), 1), None), seen, host, "")
+        view.note((slice(0, len(shadow.writes), 1), None), seen, task, "")
 
     def _shadow(self, tensor: torch.Tensor, size: int) -> _Shadow | None:
         storage = tensor.untyped_storage()

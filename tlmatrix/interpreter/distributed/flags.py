@@ -16,14 +16,26 @@ from tlmatrix.interpreter.roles.clocks import Clock, join
 
 from . import here
 from .places import spelled
+from .seen import UNZEROED
 from .tasks import Request, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from .streams import Stream
     from .world import World
 
-__all__ = ["Flag", "FlagWait", "Write", "access", "acquire", "atomic", "release", "wait_for"]
+__all__ = [
+    "Flag",
+    "FlagWait",
+    "Write",
+    "access",
+    "acquire",
+    "atomic",
+    "release",
+    "wait_for",
+    "zero",
+]
 
 _REMEMBERED = 256
 """Writes of a flag that are remembered."""
@@ -76,6 +88,7 @@ class Flag:
         version: how often it was written.
         steps: the last writes, in order.
         before: its value before them.
+        lost: who zeroed it after the last write, with all of the memory it lies in.
     """
 
     heads: Heads = field(default_factory=dict)
@@ -84,6 +97,7 @@ class Flag:
     version: int = 0
     steps: list[Step] = field(default_factory=list)
     before: int | None = None
+    lost: Write | None = None
     known: dict[int, Heads] = field(default_factory=dict)
 
     def note(self, step: Step) -> None:
@@ -176,6 +190,7 @@ def release(flag: Flag, task: Task, write: Write, *, releases: bool, atomic: boo
     flag.note(Step(write, atomic, key, dict(task.clock)))
     task.tick()
     flag.writes[task.rank] = flag.last = write
+    flag.lost = None
     flag.version += 1
 
 
@@ -275,10 +290,22 @@ def flag_history(world: World, pointer: Pointer) -> list[str]:
         return [f"nobody has ever written it{_elsewhere(world, pointer)}"]
     last = flag.last
     lines = [f"written last by {last.who}, with {last.value}, at {spelled(last.place)}"]
+    if flag.lost is not None:
+        lost = flag.lost
+        lines.append(f"zeroed after that by {lost.who}, at {spelled(lost.place)}: {UNZEROED}")
     absent = [str(r.number) for r in world.ranks if r.number not in flag.writes]
     if absent and world.size > 1:
         lines.append(f"never written by rank{'s' * (len(absent) > 1)} {', '.join(absent)}")
     return lines
+
+
+def zero(world: World, memory: Any, stream: Stream) -> None:
+    """A stream zeroes the memory that flags lie in; the writes before are lost."""
+    memory[...] = 0
+    begin = memory.__array_interface__["data"][0]
+    for address, flag in world.flags.items():
+        if flag.last is not None and begin <= address < begin + memory.nbytes:
+            flag.lost = Write(0, stream.name, stream.rank, stream.place(), "", stream.agent)
 
 
 def _elsewhere(world: World, pointer: Pointer) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from tlmatrix.interpreter.reports import Party, Report
 
 from .places import spelled as place_of
-from .seen import FREE
+from .seen import FREE, UNZEROED, ZERO
 
 if TYPE_CHECKING:
     from .seen import Seen
@@ -122,6 +122,8 @@ class Races:
         text = f"{spelled} {'are' if box else 'is'} {old}, then {seen}"
         if old.what == FREE:
             text += ": who uses it must be done before, or keep the tensor"
+        elif ZERO in (old.what, seen.what):
+            text += f", and nothing orders the two: {UNZEROED}"
         elif seen.what == FREE:
             text += ", and nothing orders the two: let all ranks meet in between, and the host wait"
         else:

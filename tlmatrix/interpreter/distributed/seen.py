@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .tasks import Task
 
-__all__ = ["FREE", "Seen"]
+__all__ = ["FREE", "UNZEROED", "ZERO", "Seen"]
 
 FREE = "free"
 """The operation of a host that lets go of symmetric memory."""
+ZERO = "zero"
+"""The operation of a stream that makes new symmetric memory ready."""
+UNZEROED = (
+    "a stream zeroes new symmetric memory, and ranks that meet in rendezvous do not wait for that "
+    "(PyTorch up to 2.13); call torch.cuda.synchronize() between empty and rendezvous, or let the "
+    "hosts meet once more behind it"
+)
+"""Why somebody may use symmetric memory before it is ready, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class Seen:
             action = "read as a flag" if self.action == "read" else "set as a flag"
         if self.what == FREE:
             return f"freed by {self.who}, which let go of it"
+        if self.what == ZERO:
+            return f"zeroed by {self.who}, as symmetric_memory.empty asked"
         block = f", block {self.block}" if self.block is not None else ""
         what = f" ({self.what}{block})" if self.what != "flag" else ""
         return f"{action} by {self.who}{what}"

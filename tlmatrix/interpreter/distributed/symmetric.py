@@ -1,6 +1,9 @@
 """Simulated symmetric memory: `torch.distributed._symmetric_memory` over memory of this process.
 
-Buffers start as poison (NaN, or an integer no index can be), signal pads as zeros, as on a GPU.
+Buffers start as poison (NaN, or an integer no index can be), signal pads as zeros. As on a GPU, the
+default stream does that: PyTorch up to 2.13 calls `cudaMemset` and goes on, and `rendezvous` waits
+for it only after all ranks have met there (https://github.com/pytorch/pytorch/pull/192308). So a
+peer may write before, and what it wrote is lost.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,15 +25,15 @@ from tlmatrix.interpreter.externs import Pointer
 from tlmatrix.interpreter.runtime.memory import poison
 
 from . import here
-from .flags import FlagWait, access, wait_for
+from .flags import FlagWait, access, wait_for, zero
 from .meetings import meet
 from .rooms import Room
-from .streams import enqueue
+from .streams import Done, enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .streams import Stream
+    from .streams import Operation, Stream
     from .tasks import Request
     from .world import Rank
 
@@ -56,6 +60,7 @@ class Allocation:
         number: its number among those of its rank.
         kind: "symmetric buffer" or "signal pad".
         whole: its bytes, for as long as the simulation.
+        zeroing: the operation that makes it ready for use.
         lent: the memory as the rank got it; over when it has let go of every view.
         handles: those that the rank has of it.
         pads: the signal pads that go with it.
@@ -66,6 +71,7 @@ class Allocation:
     number: int
     kind: str
     whole: torch.Tensor
+    zeroing: Operation | None = None
     lent: StorageWeakRef | None = None
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
     pads: list[Allocation] = field(default_factory=list)
@@ -125,6 +131,8 @@ class Memory:
         for each in self.allocations:
             if each.rank != rank.number or each.freed or not each.abandoned:
                 continue
+            if each.zeroing is not None:  # PyTorch waits for the device, then frees it
+                rank.learn(each.zeroing.clock)
             for gone in (each, *each.pads):
                 gone.freed = True
                 if rank.world.accesses is not None:
@@ -150,9 +158,15 @@ def _rank() -> Rank:
 
 
 def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
-    """`symm_mem.empty`: a tensor of the rank's own symmetric memory."""
+    """`symm_mem.empty`: a tensor of the rank's own symmetric memory.
+
+    Raises:
+        RuntimeError: the current stream is being captured.
+    """
     del device
     rank = _rank()
+    if rank.stream.capture is not None:
+        rank.stream.capture.refuse("symmetric_memory.empty")
     shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = dtype or torch.get_default_dtype()
     count = math.prod(int(n) for n in shape)
@@ -168,8 +182,30 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     found.lent = StorageWeakRef(lent.untyped_storage())  # type: ignore[no-untyped-call]
     if rank.world.accesses is not None:
         rank.world.accesses.follow(found.whole, str(found), lent)
+    found.pads.append(_pad(rank))
+    found.zeroing = enqueue("symmetric_memory.empty", partial(_zero, rank, found), rank.streams[0])
     tensor: torch.Tensor = lent[: count * dtype.itemsize].view(dtype).view(shape)
     return tensor
+
+
+def _pad(rank: Rank) -> Allocation:
+    memory = rank.world.memory
+    content = np.zeros(memory.pad_bytes, np.uint8)
+    pad: Allocation = memory.allocate(rank.number, content, "signal pad")
+    if rank.world.accesses is not None:
+        rank.world.accesses.follow(pad.whole, str(pad))
+    return pad
+
+
+def _zero(rank: Rank, own: Allocation, stream: Stream) -> None:
+    """Zero the signal pad, as PyTorch does with all of it; of a buffer nobody is promised zeros."""
+    if own.freed:
+        return
+    pad = own.pads[0]
+    zero(rank.world, _array(pad.whole), stream)
+    if rank.world.accesses is not None:
+        for each in (own, pad):
+            rank.world.accesses.zero(each.whole, stream)
 
 
 def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
@@ -195,9 +231,8 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
     key = (id(own), group.group_name)
     if key in known:
         return Handle(rank, members, *known[key])
-    pad = memory.allocate(rank.number, np.zeros(memory.pad_bytes, np.uint8), "signal pad")
-    if rank.world.accesses is not None:
-        rank.world.accesses.follow(pad.whole, str(pad))
+    met = any(name == id(own) for name, _ in known)
+    pad = own.pads[0] if not met else _pad(rank)
     brought = meet(
         ("rendezvous", group.group_name), "symmetric_memory.rendezvous", members, (own, pad)
     )
@@ -207,7 +242,10 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
         raise ValueError(
             f"rendezvous: the buffers must have one size on all ranks, in bytes they have {spelled}"
         )
-    own.pads.append(pad)
+    if met:
+        own.pads.append(pad)
+    assert own.zeroing is not None
+    rank.world.wait(rank, Done(own.zeroing, f"for {own} to be zeroed"))
     known[key] = [b for b, _ in brought], [p for _, p in brought]
     return Handle(rank, members, *known[key])
 
