@@ -90,6 +90,16 @@ def gathers_back_to_back(context):
     assert torch.stack(calls).all(), [i for i, right in enumerate(calls) if not right]
 
 
+def signals_through_new_memory(context):
+    """No signal is lost where a rank has work to do before its new memory is zero."""
+    for call in range(10):
+        if call % context.world == context.rank:
+            torch.cuda._sleep(100_000_000)  # some 50 ms
+        flags = context.flags(f"test/new/{call}", 16)
+        barrier(flags)
+        torch.cuda.synchronize()
+
+
 @tilelang.jit
 def copy_on_arrival(dtype="float16"):
     """Y = X, each part of X copied when its flag says that it is there."""

@@ -20,6 +20,7 @@ def world(request):
     "job",
     [
         on_gpus.gathers_back_to_back,
+        on_gpus.signals_through_new_memory,
         on_gpus.blocks_wait_for_pulls,
         on_gpus.blocks_signal_peers,
         on_gpus.all_blocks_of_all_ranks_meet,
