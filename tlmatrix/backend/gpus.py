@@ -75,7 +75,7 @@ def all_visible_gpus() -> tuple[str, ...]:
 
 
 def confine_process(gpu: str) -> None:
-    """Leave this process one GPU; nothing for "". Once CUDA is in use it is too late.
+    """Leave this process one GPU; "" for all. Once CUDA is in use it is too late.
 
     Cases of several ranks have processes of their own, and those all GPUs.
     """

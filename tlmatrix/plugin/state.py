@@ -144,9 +144,10 @@ class State:
 
     def confine_process(self) -> None:
         """Leave a worker one GPU."""
-        from tlmatrix.backend.gpus import confine_process
+        if gpu := self._sent.get("gpu"):
+            from tlmatrix.backend.gpus import confine_process
 
-        confine_process(self._sent.get("gpu", ""))
+            confine_process(gpu)
 
     def runner(self) -> Runner:
         """What runs the cases of this process; made when the first one runs."""
