@@ -61,9 +61,13 @@ fuzz:
 
 
 def drawn(
-    spec: Spec, count: int, tier: str = "quick", among: list[Configuration] | None = None
+    spec: Spec,
+    count: int,
+    tier: str = "quick",
+    among: list[Configuration] | None = None,
+    at_most: dict[str, int] | None = None,
 ) -> list[Case]:
-    return drawn_cases(cases(spec, tier, among=among), count=count, first=2)
+    return drawn_cases(cases(spec, tier, among=among, at_most=at_most), count=count, first=2)
 
 
 def shrunk(spec: Spec, wanted: Callable[[Case], bool]) -> Case:
@@ -228,10 +232,48 @@ def test_where_kernels_are_compiled_a_job_draws_for_one_configuration() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     own = configurations(spec, "quick")
     for number in (0, 1, len(own) + 2):
-        strategy = compiled_once(spec, Job("", "quick", number=number))
+        strategy = compiled_once(spec, Job("", "quick", number=number), gpus=1)
         found = drawn_cases(strategy, count=40, first=number)
         kernels = {Configuration({name: case[name] for name in own[0].values}) for case in found}
         assert kernels == {own[number % len(own)]}
+
+
+def test_on_gpus_no_case_is_drawn_of_more_ranks_than_there_are() -> None:
+    for name in ("gemm_reduce_scatter", "reduce_scatter_two_level", "sequence_attention_varlen"):
+        spec = load_spec(next(path for path in SPECS if path.stem == name))
+        worlds = {case["world"] for case in drawn(spec, 100)}
+        assert max(worlds) > 4
+        for gpus in (1, 2, 4):
+            few = set()
+            for number in range(3):
+                strategy = compiled_once(spec, Job("", "nightly", number=number), gpus=gpus)
+                found = drawn_cases(strategy, count=40, first=number)
+                assert not [broken for case in found for broken in broken_rules(spec, case)]
+                few |= {case["world"] for case in found}
+            assert few == {world for world in range(1, 7) if world <= gpus}
+
+
+@pytest.mark.parametrize(
+    ("world", "rule", "worlds"),
+    [
+        ("[1, 2, 3, 8]", "world > 0", {1, 2}),
+        ("[3, 8]", "world > 0", {3, 8}),  # skipped, with the reason
+        ("[1, 2, 3, 8]", "world > 2", {3, 8}),
+        ("[2, 4]", "world == 2 or m > 1", {2}),
+    ],
+)
+def test_at_most_leaves_out_larger_numbers_unless_nothing_is_left(world, rule, worlds) -> None:
+    text = DENSE.replace("axes: {dtype", f"axes: {{world: {world}, dtype", 1)
+    text = text.replace("where:\n", f"where:\n  - {{expr: {rule}, because: of it}}\n")
+    found = drawn(parse_spec(text), 60, at_most={"world": 2})
+    assert {case["world"] for case in found} == worlds
+
+
+def test_at_most_cuts_a_range_and_keeps_numbers_below_it() -> None:
+    ranged = DENSE.replace("m: 0..300,", "m: 10..300,")
+    assert {case["m"] for case in drawn(parse_spec(ranged), 80, at_most={"m": 12})} >= {1, 10, 12}
+    below = drawn(parse_spec(ranged), 20, at_most={"m": 5})
+    assert {case["m"] for case in below} == {1}
 
 
 def test_the_values_of_a_tier_are_those_drawn() -> None:

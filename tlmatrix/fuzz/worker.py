@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.gpus import confine_process
+from tlmatrix.backend.gpus import all_visible_gpus, confine_process
 from tlmatrix.fuzz.lost import Children, Lost, forked, live, shrunk_lost
 from tlmatrix.run.result import CaseResult, Status
+from tlmatrix.spec.sharding import WORLD
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -157,7 +158,9 @@ def _search(
         records.case(replace(result, coverage=None))
         line.send(("result", _sent(result) if result.failed else _light(result)))
 
-    strategy = compiled_once(spec, job) if runner.backend.name == "cuda" else None
+    strategy = None
+    if runner.backend.name == "cuda":
+        strategy = compiled_once(spec, job, gpus=len(all_visible_gpus()))
     report = fuzz_spec(
         spec, runner, strategy=strategy, tier=job.tier, examples=job.examples,
         seconds=job.seconds, seed=job.seed, path=job.path, known=job.known, admits=admits,
@@ -167,19 +170,22 @@ def _search(
     if report.coverage is not None:
         records.coverage(job.path, f"fuzz {job.seed}", report.coverage)
     # Of one configuration there may be no more cases while others have some.
-    exhausted = report.exhausted and strategy is None
+    exhausted = report.exhausted and runner.backend.name != "cuda"
     return replace(report, exhausted=exhausted, found=tuple(map(_sent_fault, report.found)))
 
 
-def compiled_once(spec: Spec, job: Job) -> SearchStrategy[Case] | None:
-    """Cases of one configuration of the tier, the next one for the next job; None where none is.
+def compiled_once(spec: Spec, job: Job, gpus: int) -> SearchStrategy[Case]:
+    """Cases of one configuration of the tier, the next one for the next job, of any where none is.
 
-    For backends that compile: there a kernel takes as long as hundreds of examples.
+    For backends that compile: there a kernel takes as long as hundreds of examples. Cases of more
+    ranks than there are GPUs are not drawn: they could only be skipped.
     """
     from tlmatrix.fuzz.draw import cases, configurations
 
-    own = configurations(spec, job.tier)
-    return cases(spec, job.tier, among=[own[job.number % len(own)]]) if own else None
+    most = {WORLD: gpus}
+    own = configurations(spec, job.tier, at_most=most)
+    among = [own[job.number % len(own)]] if own else None
+    return cases(spec, job.tier, among=among, at_most=most)
 
 
 def _sent(result: CaseResult) -> CaseResult:

@@ -15,7 +15,7 @@ from tlmatrix.fuzz.draw.described import described
 from tlmatrix.fuzz.draw.ground import Configuration, Ground, ground_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hypothesis.strategies import SearchStrategy
 
@@ -26,13 +26,17 @@ __all__ = ["Configuration", "Ground", "cases", "configurations", "described", "g
 
 
 def cases(
-    spec: Spec, tier: str = "quick", *, among: Sequence[Configuration] | None = None
+    spec: Spec,
+    tier: str = "quick",
+    *,
+    among: Sequence[Configuration] | None = None,
+    at_most: Mapping[str, int] | None = None,
 ) -> SearchStrategy[Case]:
     """Cases of origin "fuzz", all of which obey the `where` rules of the spec.
 
     The axes that kernels are compiled for come from `configurations(spec, tier)` and hardly ever
     from elsewhere, so that few kernels serve many examples; from `among` (some of them), and never
-    from elsewhere, where it is given. A failing example is shrunk over all their values. The
+    from elsewhere, where it is given. `at_most` leaves out larger numbers of an axis. A failing example is shrunk over all their values. The
     simplest case has the fewest sequences, the shortest lengths, and the first value of every axis.
 
     Raises:
@@ -41,9 +45,11 @@ def cases(
     """
     from tlmatrix.fuzz.draw.strategy import drawn
 
-    return drawn(ground_of(spec, tier, among=among))
+    return drawn(ground_of(spec, tier, among=among, at_most=at_most))
 
 
-def configurations(spec: Spec, tier: str = "quick") -> tuple[Configuration, ...]:
+def configurations(
+    spec: Spec, tier: str = "quick", *, at_most: Mapping[str, int] | None = None
+) -> tuple[Configuration, ...]:
     """What the tier's own cases are compiled for: combinations of the axes that decide kernels."""
-    return ground_of(spec, tier).configurations
+    return ground_of(spec, tier, at_most=at_most).configurations

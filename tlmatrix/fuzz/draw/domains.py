@@ -40,6 +40,18 @@ class Domain:
         more = len(self.spans) // (3 * len(names)) if names else 0
         return (*names, *self.spans, *(at for at in names for _ in range(more)))
 
+    def within(self, most: int) -> Domain | None:
+        """What is left without numbers above `most`; None if that is nothing."""
+        named = tuple(each for each in self.named if type(each) is not int or each <= most)
+        spans = tuple(
+            Span(span.low, min(span.high, most)) for span in self.spans if span.low <= most
+        )
+        if self.spans and self.spans[0].low > most:
+            # A listed number below the range, or names alone: no span is the whole one.
+            numbers = sorted({each.low for each in spans})
+            named, spans = (*named, *numbers), ()
+        return Domain(named, spans) if named or spans else None
+
     @property
     def count(self) -> int:
         """How many different values there are at most."""

@@ -102,9 +102,16 @@ class Ground:
 
 
 def ground_of(
-    spec: Spec, tier: str = "quick", *, among: Sequence[Configuration] | None = None
+    spec: Spec,
+    tier: str = "quick",
+    *,
+    among: Sequence[Configuration] | None = None,
+    at_most: Mapping[str, int] | None = None,
 ) -> Ground:
-    """What cases of a tier are drawn from; `among` allows no other configurations.
+    """What cases of a tier are drawn from.
+
+    `among` allows no other configurations, `at_most` no larger numbers of an axis; but all of
+    them where there is no case without.
 
     Raises:
         ValueError: the spec has no such tier.
@@ -124,9 +131,14 @@ def ground_of(
         name: domain_of(values, fuzz.axes.get(name), tiles.of(name))
         for name, values in axes.items()
     }
+    for name, most in (at_most or {}).items():
+        if name in domains:
+            domains[name] = domains[name].within(most) or domains[name]
     fixed = {name: domain for name, domain in domains.items() if name not in free_names}
     free = {name: domain for name, domain in domains.items() if name in free_names}
     space = _space(spec, plan, {**fixed, **free})
+    if at_most and not space.extensible([UNBOUND] * len(space.names)):
+        return ground_of(spec, tier, among=among)
     found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in some)
     configurations = tuple(each for each in among or found if _possible(each, fixed, space))
     lengths = _lengths(spec, fuzz, tiles) if drawn_lengths else None
