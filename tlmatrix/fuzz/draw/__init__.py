@@ -36,8 +36,9 @@ def cases(
 
     The axes that kernels are compiled for come from `configurations(spec, tier)` and hardly ever
     from elsewhere, so that few kernels serve many examples; from `among` (some of them), and never
-    from elsewhere, where it is given. `at_most` leaves out larger numbers of an axis. A failing example is shrunk over all their values. The
-    simplest case has the fewest sequences, the shortest lengths, and the first value of every axis.
+    from elsewhere, where it is given. `at_most` leaves out larger numbers of an axis, unless there
+    is no case without. A failing example is shrunk over all their values. The simplest case has the
+    fewest sequences, the shortest lengths, and the first value of every axis.
 
     Raises:
         ValueError: the spec has no such tier.
