@@ -148,8 +148,8 @@ class Context:
     def buffer(self, name: str, size: int) -> SymmetricBuffer:
         """The symmetric buffer of that name, of at least `size` bytes; contents are not kept.
 
-        All ranks ask for the same sizes. Growing waits for all ranks and for the device (that is
-        `allocate`'s), so that nobody reads what is given up.
+        All ranks ask for the same sizes. Growing waits for all ranks and for the device, so that
+        nobody reads what is given up.
 
         Raises:
             RuntimeError: it is to grow while a graph is captured.
@@ -164,6 +164,8 @@ class Context:
             )
         if old is not None:
             barrier(old)
+            if self.device.type == "cuda":  # among ranks `allocate` waits as well
+                torch.cuda.synchronize(self.device)
             self._prepared.clear()
         grown = max(SMALLEST, 1 << (size - 1).bit_length())
         new = allocate(grown, self.device, self.group, self.rank, self.world)
