@@ -15,6 +15,11 @@ IN_A_COLLECTIVE = """Current thread 0x00007f2 (most recent call first):
   File "/home/someone/entry.py", line 9 in gathered
 """
 
+MAKING_MEMORY = """Current thread 0x00007f2 (most recent call first):
+  File "/site-packages/torch/distributed/_symmetric_memory/__init__.py", line 1991 in rendezvous
+  File "/home/someone/memory.py", line 68 in allocate
+"""
+
 
 def told(stacks, returned=()):
     (finding,) = hang(
@@ -35,7 +40,16 @@ def test_ranks_whose_gpus_do_not_end_may_only_be_slow():
 
 @pytest.mark.parametrize("stacks", [[ON_GPU, IN_A_COLLECTIVE], [IN_A_COLLECTIVE] * 2])
 def test_ranks_in_collectives_wait_for_each_other(stacks):
-    assert told(stacks).hint.endswith("a collective that not every rank calls")
+    hint = told(stacks).hint
+    assert "a collective that not every rank calls" in hint
+    assert hint.endswith("on simulated ranks and says who waits for what")
+
+
+def test_a_rank_that_makes_memory_may_have_lost_a_signal():
+    """As on two H200, where the other rank had gone on and waited for its GPU."""
+    finding = told([ON_GPU, MAKING_MEMORY])
+    assert finding.hint.startswith("rank 1 of 2 in `rendezvous` of symmetric memory")
+    assert "torch.cuda.synchronize() between `empty` and `rendezvous`" in finding.hint
 
 
 def test_the_one_that_is_elsewhere_is_named():

@@ -19,6 +19,7 @@ __all__ = ["hang", "lost"]
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _MOST = 4
 """Frames that are told of one rank."""
+_SIMULATED = "`--backend interpreter` runs the case on simulated ranks and says who waits for what"
 _LINES = 8
 """Last lines of a process that ended."""
 
@@ -42,6 +43,12 @@ def hang(
             f"{ranks_words(sorted(returned), world)} did not wait for the others: a collective, a "
             "barrier or a signal that not every rank calls"
         )
+    elif allocating := [rank for rank in late if _allocates(stacks[rank])]:
+        hint = (
+            f"{ranks_words(allocating, world)} in `rendezvous` of symmetric memory: not every rank "
+            "calls it, or a GPU waits for a signal that came before a stream had zeroed the memory "
+            "and was lost: torch.cuda.synchronize() between `empty` and `rendezvous`"
+        )
     elif odd is not None:
         hint = f"rank {odd} is elsewhere than all others, who may wait for it"
     elif all(map(_waits_for_gpu, stacks.values())):
@@ -49,6 +56,8 @@ def hang(
             "on their GPUs, a flag that no rank raises; or other processes keep the GPUs busy "
             "(`nvidia-smi`), so that ranks wait for their turns: `--timeout SECONDS` gives more"
         )
+    if world > 1:
+        hint += f"; {_SIMULATED}"
     finding = Finding(CHECK, title, pattern="hang", hint=hint, detail="\n".join(lines), where=None)
     return FindingsError([finding])
 
@@ -72,6 +81,12 @@ def _waits_for_gpu(stack: str) -> bool:
     """Whether the main thread waits until its GPU has done all that was enqueued."""
     frames = _frames(stack)
     return bool(frames) and "/torch/cuda/" in frames[0]["file"]
+
+
+def _allocates(stack: str) -> bool:
+    """Whether the main thread makes symmetric memory that all ranks reach."""
+    frames = _frames(stack)
+    return bool(frames) and frames[0]["function"] == "rendezvous"
 
 
 def _place(stack: str) -> str:
