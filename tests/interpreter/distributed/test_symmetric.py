@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix import interpret, simulate
-from tlmatrix.interpreter import DeadlockError, InterpreterError
+from tlmatrix.interpreter import DeadlockError, InterpreterError, SynchronizationError
 
 N = 64
 SEEDS = range(6)
@@ -188,6 +188,38 @@ def test_new_memory_is_refused_while_its_stream_is_captured():
 
     with pytest.raises(RuntimeError, match=r"symmetric_memory.empty: operation not permitted"):
         simulate(program, world=2)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_signal_of_another_group_is_told(shared):
+    """Rank 2 is number 1 of its group, as rank 1 is of all ranks: both have one signal."""
+
+    def program(rank):
+        few = dist.new_group([0, 2])
+        own, other = (symm_mem.empty((N,), dtype=torch.float32) for _ in range(2))
+        torch.cuda.synchronize()
+        every = symm_mem.rendezvous(own, dist.group.WORLD)
+        if rank == 1:
+            every.put_signal(0)
+        dist.barrier()
+        if rank != 1:
+            pair = symm_mem.rendezvous(own if shared else other, few)
+            if rank == 0:
+                pair.wait_signal(1)
+            else:
+                pair.put_signal(0)
+        if rank == 0:
+            every.wait_signal(1)
+        torch.cuda.synchronize()
+
+    if not shared:
+        assert told(program, world=3) == set()
+        return
+    words = (
+        "rank 0 takes a signal of rank 1 .* for one of rank 2: all groups that meet over a buffer"
+    )
+    with pytest.raises(SynchronizationError, match=words):
+        simulate(program, world=3)
 
 
 def test_what_is_used_after_it_was_given_back_is_told_with_who_gave_it_back():

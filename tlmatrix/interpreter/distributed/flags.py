@@ -32,6 +32,7 @@ __all__ = [
     "access",
     "acquire",
     "atomic",
+    "last_write",
     "release",
     "wait_for",
     "zero",
@@ -297,6 +298,11 @@ def flag_history(world: World, pointer: Pointer) -> list[str]:
     if absent and world.size > 1:
         lines.append(f"never written by rank{'s' * (len(absent) > 1)} {', '.join(absent)}")
     return lines
+
+
+def last_write(world: World, pointer: Pointer) -> Write | None:
+    """Who wrote a flag last by flag functions."""
+    return _flag(world, pointer).last
 
 
 def zero(world: World, memory: Any, stream: Stream) -> None:

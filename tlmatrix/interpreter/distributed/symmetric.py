@@ -20,13 +20,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tlmatrix.interpreter import session as sessions
-from tlmatrix.interpreter.errors import InterpreterError
+from tlmatrix.interpreter.errors import InterpreterError, SynchronizationError
 from tlmatrix.interpreter.externs import Pointer
 from tlmatrix.interpreter.runtime.memory import poison
 
 from . import here
-from .flags import FlagWait, access, wait_for, zero
+from .flags import FlagWait, access, last_write, wait_for, zero
 from .meetings import meet
+from .places import spelled
 from .rooms import Room
 from .streams import Done, enqueue
 
@@ -63,7 +64,7 @@ class Allocation:
         zeroing: the operation that makes it ready for use.
         lent: the memory as the rank got it; over when it has let go of every view.
         handles: those that the rank has of it.
-        pads: the signal pads that go with it.
+        pad: the signal pad that goes with it, one for all groups as in PyTorch.
         freed: whether the rank has let go of all that, and gone on.
     """
 
@@ -74,7 +75,7 @@ class Allocation:
     zeroing: Operation | None = None
     lent: StorageWeakRef | None = None
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
-    pads: list[Allocation] = field(default_factory=list)
+    pad: Allocation | None = None
     freed: bool = False
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class Memory:
                 continue
             if each.zeroing is not None:  # PyTorch waits for the device, then frees it
                 rank.learn(each.zeroing.clock)
-            for gone in (each, *each.pads):
+            for gone in filter(None, (each, each.pad)):
                 gone.freed = True
                 if rank.world.accesses is not None:
                     rank.world.accesses.free(gone.whole, rank)
@@ -182,29 +183,23 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     found.lent = StorageWeakRef(lent.untyped_storage())  # type: ignore[no-untyped-call]
     if rank.world.accesses is not None:
         rank.world.accesses.follow(found.whole, str(found), lent)
-    found.pads.append(_pad(rank))
+    zeros = np.zeros(rank.world.memory.pad_bytes, np.uint8)
+    found.pad = pad = rank.world.memory.allocate(rank.number, zeros, "signal pad")
+    if rank.world.accesses is not None:
+        rank.world.accesses.follow(pad.whole, str(pad))
     found.zeroing = enqueue("symmetric_memory.empty", partial(_zero, rank, found), rank.streams[0])
     tensor: torch.Tensor = lent[: count * dtype.itemsize].view(dtype).view(shape)
     return tensor
-
-
-def _pad(rank: Rank) -> Allocation:
-    memory = rank.world.memory
-    content = np.zeros(memory.pad_bytes, np.uint8)
-    pad: Allocation = memory.allocate(rank.number, content, "signal pad")
-    if rank.world.accesses is not None:
-        rank.world.accesses.follow(pad.whole, str(pad))
-    return pad
 
 
 def _zero(rank: Rank, own: Allocation, stream: Stream) -> None:
     """Zero the signal pad, as PyTorch does with all of it; of a buffer nobody is promised zeros."""
     if own.freed:
         return
-    pad = own.pads[0]
-    zero(rank.world, _array(pad.whole), stream)
+    assert own.pad is not None
+    zero(rank.world, _array(own.pad.whole), stream)
     if rank.world.accesses is not None:
-        for each in (own, pad):
+        for each in (own, own.pad):
             rank.world.accesses.zero(each.whole, stream)
 
 
@@ -231,22 +226,17 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
     key = (id(own), group.group_name)
     if key in known:
         return Handle(rank, members, *known[key])
-    met = any(name == id(own) for name, _ in known)
-    pad = own.pads[0] if not met else _pad(rank)
-    brought = meet(
-        ("rendezvous", group.group_name), "symmetric_memory.rendezvous", members, (own, pad)
-    )
-    sizes = {len(buffer.whole) for buffer, _ in brought}
+    what = "symmetric_memory.rendezvous"
+    buffers = meet(("rendezvous", group.group_name), what, members, own)
+    sizes = {len(buffer.whole) for buffer in buffers}
     if len(sizes) > 1:
-        spelled = ", ".join(f"rank {b.rank}: {len(b.whole)}" for b, _ in brought)
+        each = ", ".join(f"rank {b.rank}: {len(b.whole)}" for b in buffers)
         raise ValueError(
-            f"rendezvous: the buffers must have one size on all ranks, in bytes they have {spelled}"
+            f"rendezvous: the buffers must have one size on all ranks, in bytes they have {each}"
         )
-    if met:
-        own.pads.append(pad)
     assert own.zeroing is not None
     rank.world.wait(rank, Done(own.zeroing, f"for {own} to be zeroed"))
-    known[key] = [b for b, _ in brought], [p for _, p in brought]
+    known[key] = buffers, [b.pad for b in buffers]
     return Handle(rank, members, *known[key])
 
 
@@ -281,6 +271,15 @@ class _Signals:
         """Wait until a signal is set, and free it."""
         slot = self.slot(self.rank, channel, peer)
         yield FlagWait(self.host.world, slot, "eq", 1)
+        sent, meant = last_write(self.host.world, slot), self.pads[peer].rank
+        if sent is not None and sent.rank != meant:
+            raise SynchronizationError(
+                f"rank {self.host.number} takes a signal of rank {sent.rank} (set by {sent.who}, "
+                f"at {spelled(sent.place)}) for one of rank {meant}: all groups that meet over a "
+                "buffer share its signal pads, and each counts its own ranks "
+                "(https://github.com/pytorch/pytorch/issues/192581); give each group a buffer of "
+                "its own, or channels that no other one uses"
+            )
         access(slot, "acq_rel", "sys", lambda _old: 0)
 
 
