@@ -18,11 +18,11 @@ from tlmatrix.interpreter.kernel import environment
 from tlmatrix.interpreter.roles import settings
 
 from .accesses import Accesses
+from .allocations import Memory
 from .devices import answering
 from .operations import HostReads, OnStreams
 from .records import join_world, leave_world
 from .streams import Stream, synchronize
-from .symmetric import Memory
 from .world import World
 
 if TYPE_CHECKING:
