@@ -60,7 +60,7 @@ def test_a_half_that_the_host_chose_at_the_capture_is_found(runner):
     found = judged(runner, "halves_that_take_turns").findings
     assert {each.check for each in found} == {"sanitizers"}
     assert "of a graph" in found[0].title
-    assert "are written by rank 0, stream 0 of a graph (copy), then read by" in found[0].title
+    assert "memory is used again before all have read it" in found[0].title
 
 
 def test_old_data_in_a_replay_is_found(runner):

@@ -47,7 +47,7 @@ class Job:
     number: int = 0
 
 
-def work(line: Connection, settings: Settings, gpu: str = "") -> None:
+def work(line: Connection, settings: Settings, gpu: str) -> None:
     """The life of a worker process: jobs until it is told to end; of several GPUs it has one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the crew, which ends us.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -158,9 +158,8 @@ def _search(
         records.case(replace(result, coverage=None))
         line.send(("result", _sent(result) if result.failed else _light(result)))
 
-    strategy = None
-    if runner.backend.name == "cuda":
-        strategy = compiled_once(spec, job, gpus=len(all_visible_gpus()))
+    compiled = runner.backend.name == "cuda"
+    strategy = compiled_once(spec, job, gpus=len(all_visible_gpus())) if compiled else None
     report = fuzz_spec(
         spec, runner, strategy=strategy, tier=job.tier, examples=job.examples,
         seconds=job.seconds, seed=job.seed, path=job.path, known=job.known, admits=admits,
@@ -170,7 +169,7 @@ def _search(
     if report.coverage is not None:
         records.coverage(job.path, f"fuzz {job.seed}", report.coverage)
     # Of one configuration there may be no more cases while others have some.
-    exhausted = report.exhausted and runner.backend.name != "cuda"
+    exhausted = report.exhausted and not compiled
     return replace(report, exhausted=exhausted, found=tuple(map(_sent_fault, report.found)))
 
 

@@ -128,7 +128,6 @@ def new_memory(*, waits="", late=False):
             dist.barrier()
         handle.barrier()
         torch.cuda.synchronize()
-        return True
 
     return program
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import DeadlockError
 from tlmatrix.interpreter.reports import Party, Report
 
-from .flags import FlagWait
+from .flags import FlagWait, last_write
 from .places import spelled
 from .rooms import Room
 
@@ -65,13 +65,10 @@ def _blocks(kernel: str, tasks: list[Task]) -> str:
 def _report(world: World, task: Task, lines: list[str]) -> Report:
     file, line = task.place()
     request = task.request
-    name, index = "", tuple[int, ...]()
+    name, index, last = "", tuple[int, ...](), None
     if isinstance(request, FlagWait):
         name, index = request.pointer.name, request.pointer.index
-    last = None
-    if isinstance(request, FlagWait):
-        flag = world.flags.get(request.pointer.address)
-        last = flag.last if flag is not None else None
+        last = last_write(world, request.pointer)
     other = None
     if last is not None:
         other = Party(None, *last.place, "write", who=last.who)

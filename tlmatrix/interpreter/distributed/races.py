@@ -23,6 +23,9 @@ __all__ = ["Races"]
 Where = tuple[str, str, Any, bool]
 
 
+_AGAIN = "memory is used again before all have read it; a barrier in between, or a second buffer"
+
+
 class Races:
     """Sets of accesses by number, and the races found between them."""
 
@@ -153,7 +156,10 @@ class Races:
         if heard is not None and old.action != "read":
             name, place = heard
             where = place_of(place)
-            return f": {name} is set at {where} before that; set it behind what it stands for"
+            return (
+                f": {name} is set at {where} before that; set it behind what it stands for, unless "
+                f"{_AGAIN}"
+            )
         if old.scope and seen.scope:
             return ": both are flags, but ranks need the scope of the system (_sys) on both sides"
         if old.rank == seen.rank:
@@ -162,10 +168,7 @@ class Races:
                 "set behind the first and waited for before the second)"
             )
         if old.action == "read":
-            return (
-                ": memory is used again before all have read it; a barrier in between, or a "
-                "second buffer"
-            )
+            return f": {_AGAIN}"
         if old.scope or seen.scope:
             return ": a flag is set by flag functions alone, or with a barrier in between"
         return (

@@ -83,11 +83,10 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     found = rank.world.memory.allocate(rank.number, content, "symmetric buffer")
     lent = torch.from_numpy(content.view(np.uint8))
     found.lent = StorageWeakRef(lent.untyped_storage())  # type: ignore[no-untyped-call]
-    if rank.world.accesses is not None:
-        rank.world.accesses.follow(found.whole, str(found), lent)
     zeros = np.zeros(rank.world.memory.pad_bytes, np.uint8)
     found.pad = pad = rank.world.memory.allocate(rank.number, zeros, "signal pad")
     if rank.world.accesses is not None:
+        rank.world.accesses.follow(found.whole, str(found), lent)
         rank.world.accesses.follow(pad.whole, str(pad))
     found.zeroing = enqueue("symmetric_memory.empty", partial(_zero, rank, found), rank.streams[0])
     tensor: torch.Tensor = lent[: count * dtype.itemsize].view(dtype).view(shape)
@@ -127,7 +126,7 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
     known = rank.state.setdefault("rendezvous", {})
     key = (id(own), group.group_name)
     if key in known:
-        return Handle(rank, members, *known[key])
+        return Handle(rank, members, known[key])
     what = "symmetric_memory.rendezvous"
     buffers = meet(("rendezvous", group.group_name), what, members, own)
     sizes = {len(buffer.whole) for buffer in buffers}
@@ -138,8 +137,8 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
         )
     assert own.zeroing is not None
     rank.world.wait(rank, Done(own.zeroing, f"for {own} to be zeroed"))
-    known[key] = buffers, [b.pad for b in buffers]
-    return Handle(rank, members, *known[key])
+    known[key] = buffers
+    return Handle(rank, members, buffers)
 
 
 @dataclass
@@ -195,13 +194,12 @@ class Handle:
         rank: Rank,
         members: tuple[int, ...],
         buffers: list[Allocation],
-        pads: list[Allocation],
     ) -> None:
         self._host = rank
         self._members = members
         self._buffers = buffers
-        self._pads = pads
-        self._signals = _Signals(rank, members.index(rank.number), pads)
+        self._pads = [pad for each in buffers if (pad := each.pad) is not None]
+        self._signals = _Signals(rank, members.index(rank.number), self._pads)
         buffers[members.index(rank.number)].handles.add(self)
 
     @property
