@@ -52,6 +52,19 @@ def test_kernels_in_a_row_on_one_rank_name_the_one_before(explain):
     assert "not precision" not in text, "the product was rounded by the kernel before"
 
 
+def test_what_was_copied_may_have_been_rounded_by_the_kernel_before(explain):
+    text = explain(
+        "gemm_reduce_scatter",
+        '{"world": 2, "dtype": "bfloat16", "overlap": false, "m": 1, "n": 1, "k": 6, '
+        '"out_dtype": "same", "transpose_b": false, "values": "normal"}',
+        "--index=0,0",
+        "--no-inputs",
+    )
+    assert "\n  made of   parts[0, 0, 0]\n" in text, "a product that was copied from the other rank"
+    assert "as far from it" in text
+    assert text.endswith(": what was read may have been rounded before\n")
+
+
 def test_a_parameter_is_followed_on_the_rank_that_is_asked_for(explain):
     of = [
         explain("all_gather_gemm", GATHER, "--buffer", "C", "--index", "3,5", "--rank", rank)

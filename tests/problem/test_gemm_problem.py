@@ -252,3 +252,20 @@ def test_a_transposed_product_needs_a_spec_with_the_dtypes_swapped():
 def test_dtypes_that_make_no_problem_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         mixed(change)
+
+
+def test_where_ranks_share_k_their_parts_are_what_is_rounded():
+    rows = {"dim": "m", "uneven": "balanced"}
+    k = {"dim": "k", "uneven": "balanced"}
+    whole = make({"world": 3, "k": 70}, shards={"a": rows, "c": rows})
+    shared = make({"world": 3, "k": 70}, shards={"a": k, "b": k, "c": rows})
+    assert torch.equal(whole.names["a"], shared.names["a"])
+    a, b = (shared.names[name].double() for name in "ab")
+    parts = [x @ y for x, y in zip(a.tensor_split(3, 1), b.tensor_split(3), strict=True)]
+    spread = sum(part**2 for part in parts).sqrt()
+    torch.testing.assert_close(shared.outputs["c"].spread(), spread)
+    rounded = sum(part.half().float() for part in parts).half()
+    torch.testing.assert_close(shared.lowp()["c"], rounded, rtol=1e-3, atol=0)
+    assert (whole.outputs["c"].spread() == 0).all()
+    error = [(each.lowp()["c"].double() - a @ b).abs().sum() for each in (whole, shared)]
+    assert error[0] < error[1]

@@ -81,7 +81,8 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
             print(line)
     if place is not None:
         if explanation is not None:
-            for line in _verdict(explanation, problem, place):
+            assert session.log is not None
+            for line in _verdict(explanation, problem, place, session.log):
                 print(line)
         if not arguments.no_inputs:
             for line in depends(runner, spec, case, problem, explanation, place):
@@ -193,7 +194,9 @@ def _told(explanation: Explanation, *, full: bool) -> Iterator[str]:
     yield from told(explanation, full=full, width=screen_width(120))
 
 
-def _verdict(explanation: Explanation, problem: Problem, place: Place) -> Iterator[str]:
+def _verdict(
+    explanation: Explanation, problem: Problem, place: Place, log: LaunchLog
+) -> Iterator[str]:
     """Whether it is precision or mathematics: is the float64 run nearer to the reference?"""
     exact = explanation.exact
     if exact is None or explanation.earlier is not None or len(explanation.writers) != 1:
@@ -207,15 +210,27 @@ def _verdict(explanation: Explanation, problem: Problem, place: Place) -> Iterat
     yield ""
     yield f"  {'reference':<{_LABEL}}{reference:.6g}"
     if error != error or (error > 0 and wide > error / 2):  # noqa: PLR0124 - NaN is unequal to itself
-        yield (
-            f"  {'':<{_LABEL}}a float64 run is as far from it ({wide:.1e} of "
-            f"{error:.1e}): not precision"
-        )
+        made = _may_be_made_by_kernels(explanation, place, log)
+        verdict = "what was read may have been rounded before" if made else "not precision"
+        far = f"a float64 run is as far from it ({wide:.1e} of {error:.1e})"
+        yield f"  {'':<{_LABEL}}{far}: {verdict}"
     elif error > 0:
         yield (
             f"  {'':<{_LABEL}}a float64 run comes to it ({wide:.1e} of "
             f"{error:.1e}): what is left is precision"
         )
+
+
+def _may_be_made_by_kernels(explanation: Explanation, place: Place, log: LaunchLog) -> bool:
+    """Whether a kernel may have rounded what was read, and PyTorch then copied or changed it."""
+    inputs = {tensor.data_ptr() for tensor in place.given.values()}
+    read = [explanation.tensors(source.buffer) for source in explanation.sources]
+    return any(tensor.data_ptr() not in inputs for tensor in read) and any(
+        launch.live[name].is_floating_point()
+        for launch in log.launches
+        if launch.number < explanation.launch
+        for name in launch.written
+    )
 
 
 # Pictures -----------------------------------------------------------------------------------

@@ -1,4 +1,9 @@
-"""Matrix products with their references, bounds and relations."""
+"""Matrix products with their references, bounds and relations.
+
+Where ranks share out k, each may round its part of the sum to the dtype of the result before the
+parts are added: so a reduce-scatter of 16 bits has them travel. An element is then the sum of as
+many rounded terms as there are ranks, which may cancel.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,10 @@ from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, Relation, TensorInfo
 from tlmatrix.problem.poison import huge
 from tlmatrix.problem.relate import chooser, permutation, repeated, untouched
+from tlmatrix.problem.sharding.shards import Sharding
 from tlmatrix.problem.storage import laid_out
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
+from tlmatrix.spec.sharding import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,8 +79,8 @@ class Gemm:
             torch_dtype(setting.out_dtype),
             out.roundoff,
             magnitude=lambda: self._sum(lambda x: x.abs()),
-            # Only the result is rounded, never a term, and nothing is exponentiated.
-            spread=lambda: torch.zeros_like(self._exact),
+            # Besides the result only the ranks' parts are rounded, and nothing is exponentiated.
+            spread=lambda: self._spread,
             exponent=lambda: self._exact.new_zeros(()),
             arithmetic=_FLOAT8_UNIT if _both_float8(setting) else None,
         )
@@ -130,14 +137,44 @@ class Gemm:
     def _sum(
         self, term: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float64
     ) -> torch.Tensor:
-        """Sum over k of term(a) term(b), times term(scale), and term(c), in `dtype`.
+        """Sum over k of term(a) term(b), times term(scale), and term(c), in `dtype`."""
+        total = self._product(term, dtype)
+        return total if self.c is None else total + term(self.c.to(dtype))
+
+    def _product(
+        self,
+        term: Callable[[torch.Tensor], torch.Tensor],
+        dtype: torch.dtype,
+        some: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Sum over k, or `some` indices of it, of term(a) term(b), times term(scale), in `dtype`.
 
         The scale multiplies the sums: no factor is rounded once more.
         """
-        total = term(self._rows.to(dtype)) @ term(self._columns.to(dtype))
-        if self.scale is not None:
-            total = total * term(self.scale.to(dtype))
-        return total if self.c is None else total + term(self.c.to(dtype))
+        rows, columns = self._rows, self._columns
+        if some is not None:
+            some = some.to(rows.device)
+            rows, columns = rows[:, some], columns[some]
+        total = term(rows.to(dtype)) @ term(columns.to(dtype))
+        return total if self.scale is None else total * term(self.scale.to(dtype))
+
+    @cached_property
+    def _shares(self) -> tuple[torch.Tensor, ...]:
+        """By rank the indices of k that it sums, where ranks share k out; else nothing."""
+        spec = self.frame.spec
+        if not has_ranks(spec):
+            return ()
+        splits = Sharding.of(spec, self.problem()).splits
+        for name in ("a", "b"):
+            if name in splits and self._dims(name)[splits[name].axis].name == "k":
+                return splits[name].rows
+        return ()
+
+    @cached_property
+    def _spread(self) -> torch.Tensor:
+        """The root of the sum of the squares of the ranks' parts; without ranks no part is."""
+        parts = [self._product(lambda x: x, torch.float64, share) for share in self._shares]
+        return sum((part**2 for part in parts), torch.zeros_like(self._exact)).sqrt()
 
     @cached_property
     def _exact(self) -> torch.Tensor:
@@ -149,7 +186,12 @@ class Gemm:
             "float64" not in self._operands
         )
         wide = torch.float32 if narrow else torch.float64  # sums of integers are exact
-        return self._sum(lambda x: x, wide).to(torch_dtype(self.setting.out_dtype))
+        stored = torch_dtype(self.setting.out_dtype)
+        if not self._shares:
+            return self._sum(lambda x: x, wide).to(stored)
+        parts = (self._product(lambda x: x, wide, share).to(stored) for share in self._shares)
+        total = sum((part.to(wide) for part in parts), torch.zeros_like(self._exact, dtype=wide))
+        return (total if self.c is None else total + self.c.to(wide)).to(stored)
 
     def _relations(self, kind: RelationKind) -> Iterator[Relation]:
         match kind:
