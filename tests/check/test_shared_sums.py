@@ -1,4 +1,4 @@
-"""Ranks that share out k round their parts of the sum once: that is right, and no more is."""
+"""Ranks that add up parts of a sum round each of them once: that is right, and no more is."""
 
 import random
 from pathlib import Path
@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tlmatrix.backend import backend_named
 from tlmatrix.check.numeric import compare
 from tlmatrix.check.tolerance import Yardstick
 from tlmatrix.problem import family_for
-from tlmatrix.spec import load_spec
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import load_spec, parse_spec
 from tlmatrix.spec.models import Tolerance
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -70,3 +73,48 @@ def test_parts_of_float16_that_are_rounded_to_bfloat16_are_found(name):
     ]
     assert len(precise) > 20
     assert missed == []
+
+
+GRADIENT = """
+name: of_a_scale
+problem:
+  inputs:
+    x: {shape: [rows, cols], dtype: $dtype}
+    dy: {shape: [rows, cols], dtype: $dtype}
+  outputs: [dscale]
+  reference: summed_by_ranks:gradient
+entry: summed_by_ranks:ENTRY
+axes:
+  world: [2, 3, 7]
+  dtype: [float16, bfloat16]
+  rows: [16, 64, 333]
+  cols: [1, 3]
+shards:
+  x: {dim: rows, uneven: balanced}
+  dy: {dim: rows, uneven: balanced}
+  dscale: {sum: true}
+tiers: {quick: product}
+checks: [numeric, properties, repeat]
+"""
+
+
+def faults_of_gradients(entry, seeds):
+    """The findings of all cases whose ranks each return a part of the gradient."""
+    spec = parse_spec(GRADIENT.replace("ENTRY", entry), Path(__file__).parent / "of_a_scale.yaml")
+    found = []
+    for seed in seeds:
+        runner = Runner(backend_named("interpreter"), seed=seed)
+        results = [runner.run(spec, case) for case in plan(spec).expansion]
+        assert len(results) == 36
+        found += [(seed, each.case, each.findings) for each in results if each.findings]
+    return found
+
+
+def test_no_alarm_for_gradients_that_ranks_return_in_parts():
+    assert faults_of_gradients("right", range(4)) == []
+
+
+def test_gradients_that_a_rank_adds_in_bfloat16_are_found():
+    found = faults_of_gradients("adds_in_bfloat16", [1])
+    assert sum("dtype=float16" in case for _, case, _ in found) > 14
+    assert sum("dtype=bfloat16-rows=333" in case for _, case, _ in found) > 2

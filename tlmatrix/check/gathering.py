@@ -33,6 +33,7 @@ class Gathered(dict[str, torch.Tensor]):
     """Whole results by name; `copies[r]` are rank r's of those that every rank has whole.
 
     `returned[r]` are the tensors that rank r returned, and `given[r]` the inputs that it got.
+    `parts[name]`, [ranks, ...], is what they returned of a result that is the sum of it.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class Gathered(dict[str, torch.Tensor]):
         copies: Sequence[Tensors],
         returned: Sequence[Tensors],
         given: Sequence[Tensors],
+        parts: Tensors,
     ) -> None:
         super().__init__(tensors)
         self.copies = tuple(copies)
         self.returned = tuple(returned)
         self.given = tuple(given)
+        self.parts = parts
 
 
 def gathered(
@@ -64,13 +67,14 @@ def gathered(
         raise FindingsError(same_on_ranks(found, sharding.world))
     whole: dict[str, torch.Tensor] = {}
     copies: list[dict[str, torch.Tensor]] = [{} for _ in results]
+    parts: dict[str, torch.Tensor] = {}
     for name, first in results[0].items():
         info = problem.outputs.get(name)
         if info is None:
             continue
         if name in sharding.summed:
-            terms = torch.stack([each[name].double() for each in results])
-            whole[name] = terms.sum(0).to(first.dtype)
+            parts[name] = torch.stack([each[name] for each in results])
+            whole[name] = parts[name].double().sum(0).to(first.dtype)
         elif name in sharding.splits:
             split = sharding.splits[name]
             whole[name] = torch.empty(info.shape, dtype=first.dtype, device=first.device)
@@ -80,7 +84,7 @@ def gathered(
             whole[name] = first
             for rank, each in enumerate(results):
                 copies[rank][name] = each[name]
-    return Gathered(whole, copies, results, given)
+    return Gathered(whole, copies, results, given, parts)
 
 
 def _misfits(

@@ -20,7 +20,7 @@ from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.explain import explain, merged, one_of
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.further import FURTHER, KINDS, Relations, in_turn, one_relation, wanted
-from tlmatrix.check.gathering import differing_copies
+from tlmatrix.check.gathering import Gathered, differing_copies
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poisoned
 from tlmatrix.check.relations import CHECK_OF_KIND, check_relation, raised
@@ -110,11 +110,12 @@ class _Judge:
             if not told:
                 raise
             return merged(_with_detail(told, f"it stopped there: {_first_line(error)}"))
+        self._yardstick = self._make_yardstick(self._problem, first)
         unusable, usable = self._split(first)
         if unusable:
             return merged(self._watched(first, found + unusable))
         if not self._problem.has_reference:
-            self._judge_by_itself(usable)
+            self._judge_by_itself(first)
         numeric = self._numeric(usable)
         apart = differing_copies(first, self._yardstick, exact=self._deterministic)
         found = self._watched(first, found + apart + numeric)
@@ -172,8 +173,9 @@ class _Judge:
                 return self._related(relation, first, exact=True)
         return []
 
-    def _make_yardstick(self, problem: Problem) -> Yardstick:
-        return Yardstick(problem, self._spec.tolerance, self._arch, self._yardstick)
+    def _make_yardstick(self, problem: Problem, results: Tensors) -> Yardstick:
+        parts = results.parts if isinstance(results, Gathered) else {}
+        return Yardstick(problem, self._spec.tolerance, self._arch, self._yardstick, parts)
 
     def _first_run(self) -> tuple[Tensors, list[Finding]]:
         if not self._checks & {"guards", "poison", "sanitizers"}:
@@ -220,9 +222,9 @@ class _Judge:
 
     def _judge_by_itself(self, results: Tensors) -> None:
         """From now on the results are what is expected."""
-        exact = {name: tensor.double() for name, tensor in results.items()}
+        exact = {name: results[name].double() for name in self._problem.outputs}
         self._problem = replace(self._problem, reference=lambda: exact, lowp=dict)
-        self._yardstick = self._make_yardstick(self._problem)
+        self._yardstick = self._make_yardstick(self._problem, results)
 
     def _unwritten(self, results: Tensors) -> list[Finding]:
         """What nobody wrote, which is known without knowing what should be there."""

@@ -47,7 +47,7 @@ def check_relation(
     mine: Tensors,
     yardstick: Yardstick,
     execute: Callable[[Problem], Tensors],
-    make_yardstick: Callable[[Problem], Yardstick],
+    make_yardstick: Callable[[Problem, Tensors], Yardstick],
     *,
     deterministic: bool,
     in_a_row: Callable[[Sequence[Problem]], list[Tensors]] | None = None,
@@ -90,7 +90,7 @@ def check_relation(
         differing = _differences(relation, mine, results, yardstick, exact=exact)
     found = [_named(finding, relation, relation.because) for finding in differing]
     for number in relation.judge:
-        theirs = make_yardstick(relation.problems[number])
+        theirs = make_yardstick(relation.problems[number], results[number])
         wrong = _judged(check, theirs, results[number])
         because = relation.because
         if wrong and relation.kind == "repeat":

@@ -35,6 +35,9 @@ squares, and R the number of rows of the region that sum anything,
   least 2**-116: GPUs flush float32 below 2**-126 to zero (`ftz`, `ex2.approx`), in a probability
   too, which may then miss a partner of up to 2**10. A float64 tensor is not flushed.
 
+What several ranks return of a result that is the sum of it was rounded once by each: u times the
+sizes of these parts is added for an element, and u times the root of their squares in the mean.
+
 A uniform error of 2 % is 5 u of bfloat16 and 41 u of float16. The error of `lowp` is about 0.6 u,
 so the bound on the root mean square is 1.2 u + 1.8 u: such an error shows wherever the result
 is as large as `spread`, that is, wherever its terms do not cancel.
@@ -102,12 +105,13 @@ def limits(
     lowp: torch.Tensor | None,
     allowance: Allowance,
     regions: Regions | None = None,
+    parts: torch.Tensor | None = None,
 ) -> Limits:
     """The limits of one tensor, by the formulas of this module.
 
     reference: float64, of the tensor's shape. lowp: of the same shape, any dtype; without it
     only the floor counts. Elements where either is not finite allow nothing. regions: those of
-    `info.dims`, where they are at hand.
+    `info.dims`, where they are at hand. parts: [ranks, ...], of a sum of what ranks return.
     """
     regions = Regions(info.dims, reference.device) if regions is None else regions
     size = _finite(reference).abs_()
@@ -127,6 +131,12 @@ def limits(
         error_rms = regions.rms(error, scratch)
         per_region = per_region + error_rms * allowance.factor
         whole = whole + regions.rms_of_all(error_rms) * allowance.factor
+    if parts is not None and allowance.floor == "auto":
+        sizes = _finite(parts).abs_() * info.roundoff
+        element += sizes.sum(0)
+        root = regions.rms(sizes.square_().sum(0).sqrt_())
+        per_region = per_region + root
+        whole = whole + regions.rms_of_all(root)
     return Limits(element, per_region, whole, regions)
 
 
@@ -211,10 +221,19 @@ class Yardstick:
     """What a problem's results are measured with; everything is computed once, when asked for."""
 
     def __init__(
-        self, problem: Problem, tolerance: Tolerance, arch: str, like: Yardstick | None = None
+        self,
+        problem: Problem,
+        tolerance: Tolerance,
+        arch: str,
+        like: Yardstick | None = None,
+        parts: Tensors | None = None,
     ) -> None:
-        """For a problem that has dims of `like`'s, what is known of their regions is shared."""
+        """For a problem that has dims of `like`'s, what is known of their regions is shared.
+
+        `parts`, [ranks, ...] by name, is what ranks returned of results that are the sum of it.
+        """
         self.problem = problem
+        self._parts = parts or {}
         self._tolerance = tolerance
         self._arch = arch
         self._allowances: dict[str, Allowance] = {}
@@ -246,6 +265,7 @@ class Yardstick:
                 self.lowp.get(name),
                 self.allowance(name),
                 self.regions(name),
+                self._parts.get(name),
             )
         return self._limits[name]
 
