@@ -10,7 +10,7 @@ import time
 import types
 from dataclasses import dataclass
 from queue import Queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,7 @@ from tlmatrix.plugin.controller import interrupted_in_turn
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 __all__ = ["project"]
@@ -189,7 +190,7 @@ def test_an_entry_that_raises_shows_its_own_frames_only(project: Project) -> Non
     project.spec(how="[raise]", rows="[5]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert "entry: raises RuntimeError: the kernel gave up" in outcome.out
-    assert f"{project.module}.py:14 in scale" in outcome.out
+    assert f"{project.module}.py:15 in scale" in outcome.out
     assert "binding.py" not in outcome.out
 
 
@@ -400,9 +401,19 @@ def test_a_case_that_ctrl_c_broke_is_not_a_failed_one(project: Project, workers:
     assert "case" not in records
 
 
-def test_ctrl_c_waits_until_the_queue_of_the_workers_is_free() -> None:
-    workers = types.SimpleNamespace(queue=Queue())
+@pytest.fixture
+def set_for_ctrl_c() -> Iterator[Callable[[Any], Any]]:
+    """Sets what Ctrl-C does; a shell's background jobs ignore it, and so does what they start."""
     before = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_waits_until_the_queue_of_the_workers_is_free(
+    set_for_ctrl_c: Callable[[Any], Any],
+) -> None:
+    workers = types.SimpleNamespace(queue=Queue())
+    set_for_ctrl_c(signal.default_int_handler)
     with interrupted_in_turn(workers):
         with workers.queue.mutex:
             signal.raise_signal(signal.SIGINT)  # (in this thread, so at once)
@@ -412,7 +423,21 @@ def test_ctrl_c_waits_until_the_queue_of_the_workers_is_free() -> None:
             getattr(workers, f"worker_{name}")(**arguments)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_stays_ignored_between_events_and_in_cases(
+    project: Project, set_for_ctrl_c: Callable[[Any], Any]
+) -> None:
+    workers = types.SimpleNamespace(queue=Queue())
+    set_for_ctrl_c(signal.SIG_IGN)
+    with interrupted_in_turn(workers):
+        signal.raise_signal(signal.SIGINT)
+    assert workers.queue.empty()
+    project.spec(how="[interrupting]", rows="[1, 2]")
+    outcome = project.tlmatrix("run", ".", "-n", "0")
+    assert outcome.code == 0, outcome.out
+    assert "4 passed" in outcome.out
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -219,8 +219,11 @@ def interrupted_in_turn(workers: DSession) -> Iterator[None]:
     """Inside, Ctrl-C is raised between two events of workers, and at once when it comes again.
 
     Raised anywhere, it also falls between the lock of the queue and its release, and pytest-xdist
-    ends in an internal error.
+    ends in an internal error. Where it is ignored, as in a script's background jobs, it stays so.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
 
     def raise_it() -> NoReturn:
         raise KeyboardInterrupt

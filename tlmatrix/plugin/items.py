@@ -175,8 +175,12 @@ class CaseItem(pytest.Item):
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Remember a Ctrl-C that comes inside, where it may be turned into another exception."""
-        if threading.current_thread() is not threading.main_thread():
+        """Remember a Ctrl-C that comes inside, where it may be turned into another exception.
+
+        Where it is ignored, as in a script's background jobs, it stays so.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             yield
             return
         handler = signal.signal(signal.SIGINT, self._on_interrupt)
