@@ -1,6 +1,8 @@
 """Guards see writes outside of buffers, changed inputs, and memory that was never written."""
 
 import ctypes
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -311,3 +313,33 @@ def test_reading_past_the_end_of_an_input_shows():
 
     (finding,) = run(doubled(torch.float32), execute, "numeric", "poison", "guards")
     assert finding.index == {"row": 99}
+
+
+# Beside torch.compile ----------------------------------------------------------------------------
+
+
+def test_a_compiled_entry_is_guarded_as_any_other():
+    def body(x):
+        y = torch.empty_like(x)
+        y[1:] = 2 * x[1:]
+        return y
+
+    compiled = torch.compile(body, backend="eager")
+
+    def execute(problem):
+        return {"y": compiled(problem.names["x"])}
+
+    (found,) = run(doubled(torch.float32), execute, "numeric", "poison")
+    assert found.check == "poison"
+    assert found.where == "row 0"
+
+
+def test_torch_compile_is_imported_neither_for_guards_nor_for_ranks():
+    script = (
+        "import sys, torch, tlmatrix; from tlmatrix.check.memory import allocations_guarded\n"
+        "with allocations_guarded():\n"
+        "    torch.empty(3).zero_()\n"
+        "tlmatrix.simulate(lambda rank: torch.ones(2).sum(), world=2)\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

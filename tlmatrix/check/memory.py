@@ -254,6 +254,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's __i
         super().__init__()  # type: ignore[no-untyped-call]
         self._guards = guards
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: what keeps torch.compile out of a mode imports all of it first, for a second."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401 - PyTorch's protocol
@@ -267,6 +272,16 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's __i
         if func in _WITH_VALUES:
             return self._guards.allocated(result, values=True)
         return result
+
+
+class _ModeBesideCompiled(_Mode):  # type: ignore[no-untyped-call] # as above
+    """The mode where something may be compiled, which must not trace it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    __torch_dispatch__ = _Mode.__torch_dispatch__  # what PyTorch looks for to keep it out
 
 
 @contextmanager
@@ -297,7 +312,8 @@ def guarded(problem: Problem, *, poison: bool = True) -> Iterator[tuple[Problem,
 
 def allocations_guarded(guards: Guards | None = None) -> AbstractContextManager[object]:
     """Inside, memory that PyTorch allocates lies between canaries of `guards`."""
-    return _Mode(Guards() if guards is None else guards)
+    mode = _ModeBesideCompiled if "torch._dynamo" in sys.modules else _Mode
+    return mode(Guards() if guards is None else guards)
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ that stream; those that only allocate or view memory run at once without that.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .tasks import Request
     from .world import Rank
 
-__all__ = ["HostReads", "OnStreams"]
+__all__ = ["HostReads", "on_streams"]
 
 _aten = torch.ops.aten
 _LATER = {
@@ -61,6 +62,11 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
         super().__init__()  # type: ignore[no-untyped-call]
         self._rank = rank
         self._free: dict[Any, bool] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: what keeps torch.compile out of a mode imports all of it first, for a second."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -158,6 +164,21 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
 
         enqueue(what, work)
         return given
+
+
+class _BesideCompiled(OnStreams):  # type: ignore[no-untyped-call]  # as above
+    """The mode where something may be compiled, which must not trace it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    __torch_dispatch__ = OnStreams.__torch_dispatch__  # what PyTorch looks for to keep it out
+
+
+def on_streams(rank: Rank) -> OnStreams:
+    """The mode that runs a rank's operations on its streams."""
+    return (_BesideCompiled if "torch._dynamo" in sys.modules else OnStreams)(rank)
 
 
 class HostReads(TorchFunctionMode):

@@ -20,7 +20,7 @@ from tlmatrix.interpreter.roles import settings
 from .accesses import Accesses
 from .allocations import Memory
 from .devices import answering
-from .operations import HostReads, OnStreams
+from .operations import HostReads, on_streams
 from .records import join_world, leave_world
 from .streams import Stream, synchronize
 from .world import World
@@ -133,7 +133,7 @@ def _simulate(
         with _inherited(inherited):
             join_world(rank, store)
             try:
-                with HostReads(rank), OnStreams(rank):
+                with HostReads(rank), on_streams(rank):
                     results[rank.number] = fn(rank.number)
                 synchronize()
             finally:
