@@ -212,8 +212,14 @@ def test_what_is_no_expression_is_refused_at_its_place(text: str, offset: int, r
         ("dtype * 3", 6, "'*' needs numbers, not 'float16'"),
         ("q + [1]", 2, "lists of 2 and 1 elements"),
         ("q.v", 2, "'q' has no side 'v'; a packed axis has q and k"),
-        ("b.q", 2, "b.q is 0, not a list of lengths; write {q: [17, 64], k: same}, "
-         "{q: [17, 64], k: [20, 64]} or a list for both"),
+        (
+            "b.q",
+            2,
+            (
+                "b.q is 0, not a list of lengths; write {q: [17, 64], k: same}, "
+                "{q: [17, 64], k: [20, 64]} or a list for both"
+            ),
+        ),
         ("sum(dtype)", 0, "sum('float16') has no such value"),
         ("-w", 0, "'-' needs a number, not none"),
         ("len(3)", 0, "len(3) has no such value"),

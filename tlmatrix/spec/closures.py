@@ -312,7 +312,8 @@ def _most(*values: Any) -> Any:  # noqa: ANN401
 
 def _len(value: Any) -> int:  # noqa: ANN401
     """How many elements; of a packed axis with sides, how many sequences."""
-    return len(sides_of(value)[0]) if isinstance(value, Mapping) else len(value)
+    count: int = len(sides_of(value)[0]) if isinstance(value, Mapping) else len(value)
+    return count
 
 
 def _pages(lengths: Any, page_size: Any) -> int:  # noqa: ANN401

@@ -8,8 +8,8 @@ from tlmatrix.spec.conditions import unknown_names
 from tlmatrix.spec.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.fault import Fault
-from tlmatrix.spec.messages import show
 from tlmatrix.spec.lengths import explain_lengths
+from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import FAMILIES, DeclaredProblem
 from tlmatrix.spec.parts import DERIVED
 from tlmatrix.words import suggestion

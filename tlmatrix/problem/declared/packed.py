@@ -220,4 +220,8 @@ def selected_lengths(value: Value, order: Sequence[int]) -> Value:
         return queries
     if isinstance(value["q"], int):
         return {"q": value["q"], "k": keys}
-    return {"q": queries, "k": "same"} if value.get("k", "same") == "same" else {"q": queries, "k": keys}
+    return (
+        {"q": queries, "k": "same"}
+        if value.get("k", "same") == "same"
+        else {"q": queries, "k": keys}
+    )

@@ -7,7 +7,7 @@ that normalizes over all rows, then has no such relation, and no false alarm.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.build import Declared
     from tlmatrix.problem.declared.packed import Packing
     from tlmatrix.problem.model import RelationKind, Tensors
+    from tlmatrix.spec.values import Value
 
 __all__ = ["PACKED_RELATIONS", "packed_relations"]
 
@@ -116,7 +117,7 @@ class _Batch:
         return self._with_lengths(value, pick)
 
     def _with_lengths(
-        self, value: Any, pick: Callable[[str, torch.Tensor], torch.Tensor]
+        self, value: Value, pick: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> Declared:
         case = self.case
         frame = replace(case.frame, values={**case.frame.values, self.axis: value})
