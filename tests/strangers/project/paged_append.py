@@ -25,12 +25,12 @@ def append_kernel(heads, head_dim, page_size, dtype, block_t=16, threads=128):
     ):
         with T.Kernel(T.ceildiv(max_new, block_t), batch, threads=threads) as (bt, b):
             start = CuNew[b]
-            new = CuNew[b + 1] - start
+            count = CuNew[b + 1] - start
             # The context counts the new tokens, too.
-            before = ContextLens[b] - new
+            before = ContextLens[b] - count
             for i, h, d in T.Parallel(block_t, heads, head_dim):
                 t = bt * block_t + i
-                if t < new:
+                if t < count:
                     slot = before + t
                     page = BlockTable[b, slot // page_size]
                     KeyCache[page, slot % page_size, h, d] = Key[start + t, h, d]

@@ -45,13 +45,13 @@ def scan_kernel(state, dtype, chunk=16, block_d=32, threads=128):
                 for i, j in T.Parallel(chunk, block_d):
                     t = c * chunk + i
                     d = bd * block_d + j
-                    if t < length and d < dim:
-                        u[i, j] = U[b, t, d]
-                        x = Dt[b, t, d] + DtBias[d]
-                        delta[i, j] = T.max(x, 0.0) + T.log1p(T.exp(-T.abs(x)))
-                    else:
-                        u[i, j] = 0
-                        delta[i, j] = 0
+                    u[i, j] = T.if_then_else(t < length and d < dim, U[b, t, d], 0)
+                    delta[i, j] = T.if_then_else(t < length and d < dim, Dt[b, t, d] + DtBias[d], 0)
+                for i, j in T.Parallel(chunk, block_d):
+                    x = delta[i, j]
+                    step = T.max(x, 0.0) + T.log1p(T.exp(-T.abs(x)))
+                    # A step of 0 leaves the state as it is.
+                    delta[i, j] = T.if_then_else(c * chunk + i < length, step, 0)
                 for i, n in T.Parallel(chunk, state):
                     t = c * chunk + i
                     b_mat[i, n] = T.if_then_else(t < length, B[b, t, n], 0)

@@ -28,6 +28,7 @@ def topk_kernel(experts, top_k, dtype, block_m=32, threads=128):
             first = T.alloc_fragment([block_m], "float32")
             norm = T.alloc_fragment([block_m], "float32")
             best_id = T.alloc_fragment([block_m], "int32")
+            weights = T.alloc_shared([block_m, top_k], "float32")
 
             T.copy(Logits[bx * block_m, 0], logits)
             T.clear(norm)
@@ -42,17 +43,17 @@ def topk_kernel(experts, top_k, dtype, block_m=32, threads=128):
                 if k == 0:
                     T.copy(best, first)
                 for i in T.Parallel(block_m):
+                    weights[i, k] = T.exp(best[i] - first[i])
                     norm[i] += T.exp(best[i] - first[i])
                 for i in T.Parallel(block_m):
                     row = bx * block_m + i
                     if row < tokens:
-                        Weights[row, k] = T.exp(best[i] - first[i])
                         Ids[row, k] = best_id[i]
                         T.atomic_add(Counts[SeqIds[row], best_id[i]], 1)
             for i, k in T.Parallel(block_m, top_k):
                 row = bx * block_m + i
                 if row < tokens:
-                    Weights[row, k] = Weights[row, k] / norm[i]
+                    Weights[row, k] = weights[i, k] / norm[i]
 
     return topk_routing
 
