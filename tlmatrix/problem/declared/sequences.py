@@ -17,7 +17,7 @@ from tlmatrix.problem.declared.packed import (
     packing_of,
     selected_lengths,
 )
-from tlmatrix.problem.declared.tensors import drawn_inputs
+from tlmatrix.problem.declared.tensors import drawn_inputs, sizes_of
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.poison import huge
 from tlmatrix.problem.relate import chooser, permutation, untouched
@@ -285,7 +285,7 @@ class _Batch:
         left: Callable[[Tensors], Tensors] = lambda mine: mine,
     ) -> Iterator[Relation]:
         frame = self.case.frame
-        if not all(frame.obeys(other.frame.values) for other in others):
+        if not all(frame.obeys(other.frame.values) and _fits(other) for other in others):
             return
         if self._holds(left, right, others):
             problems = tuple(other.problem() for other in others)
@@ -313,6 +313,16 @@ class _Batch:
         some = [number for number in range(self.count) if q[number] and k[number]]
         some = some or list(range(self.count))
         return some[int(chooser(self.case.frame.seed).random() * len(some))]
+
+
+def _fits(case: Declared) -> bool:
+    """Whether every tensor has its shape: one that depends on the longest sequence may not."""
+    for name, decl in case.declaration.inputs.items():
+        path = ("problem", "inputs", name, "shape")
+        if tuple(case.inputs[name].shape) != sizes_of(case.frame, decl.sizes, path):
+            return False
+    shapes = case.result_shapes
+    return all(tuple(tensor.shape) == shapes[name] for name, tensor in case.cotangents.items())
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
