@@ -45,6 +45,7 @@ class Draft:
     reference: Reference | None = None
     stub: tuple[str, ...] = ()
     compile: tuple[Line, ...] = ()
+    construct: tuple[Line, ...] = ()
     call: tuple[str, ...] | tuple[Line, ...] | None = None
     returns: tuple[str, ...] | tuple[Line, ...] = ()
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

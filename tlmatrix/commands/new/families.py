@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["family_draft"]
 
+_FLAGS = ("transpose_a", "transpose_b", "accumulate")
+"""Arguments that mean what the axes of the gemm problem mean."""
 _HEADS = re.compile(r"head|^h[qk]?$|^n_?h", re.IGNORECASE)
 
 
@@ -71,10 +73,13 @@ def _gemm(target: Target, observed: Observed) -> Draft | None:
                 axes["out_dtype"] = (str(item.value),)
         else:
             value = compiled.get(item.name, constant(item.value))
+            value = item.name if item.name in _FLAGS else value
         lines.append(Line(item.name, value))
     given = [names[each.name] for each in observed.tensors]
     parameters = [each.name for each in observed.tensors]
-    same = given == parameters and not lines
+    flagged = [each.name for each in observed.arguments if each.name in _FLAGS]
+    axes |= {name: ("false", "true") for name in flagged if name not in axes}
+    same = given == parameters
     return Draft(
         spec_name(target.text),
         summary_of(target),
@@ -86,7 +91,10 @@ def _gemm(target: Target, observed: Observed) -> Draft | None:
         if observed.factory
         else None
         if same
-        else tuple(Line(old, names[old]) for old in parameters),
+        else (
+            *(Line(old, names[old]) for old in parameters),
+            *(Line(name, name) for name in flagged),
+        ),
         returns=("c",) if observed.factory else (),
         axes=axes,
         notes=("a GEMM: inputs and the float64 reference are ours",),

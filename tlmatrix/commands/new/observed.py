@@ -69,6 +69,8 @@ class Observed:
         parameters: what the kernel or entry is called with, in order.
         results: tensors that come back from the call.
         arguments: of the factory, or those of the entry that are no tensors.
+        construct: arguments that a module is made with.
+        module: the tensors that are parameters of the module.
         symbols: the symbolic dimensions, in order.
         mutated: parameters that the call writes.
         accesses: how kernels use the parameters.
@@ -92,6 +94,8 @@ class Observed:
     dtypes: tuple[str, ...] = ()
     paths: tuple[tuple[str, str], ...] = ()
     order: tuple[str, ...] = ()
+    construct: tuple[Argument, ...] = ()
+    module: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

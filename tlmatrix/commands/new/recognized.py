@@ -172,12 +172,9 @@ class _Recognizer:
         used = self.observed.accesses
         if tensor.values is not None:
             ordered = all(a <= b for a, b in pairwise(tensor.values))
-            if not (len(tensor.values) > 1 and tensor.values[0] == 0 and ordered):
-                return False
-            ends = tensor.values[-1]
-            fits = any(ends in other.sizes for other in self.given if other is not tensor)
-            selects = any(each.index == name for each in used.selections)
-            return fits and (name in used.consecutive or bool(_OFFSETS.search(name)) or selects)
+            last = tensor.values[-1] if tensor.values else 0
+            fits = any(last in other.sizes for other in self.given if other is not tensor)
+            return ordered and fits and last > 1 and tensor.values[0] == 0
         acts = name in used.bounds or any(each.index == name for each in used.selections)
         if name in used.consecutive:
             return acts
@@ -425,7 +422,7 @@ class _Recognizer:
     # Numbers -------------------------------------------------------------------------------
 
     def _numbers(self) -> None:
-        for argument in self.observed.arguments:
+        for argument in (*self.observed.arguments, *self.observed.construct):
             name, value = argument.name, argument.value
             if name in self.dims:
                 self.numbers[name] = self.dims[name]
@@ -463,6 +460,9 @@ class _Recognizer:
         for each in self.packings:
             if each.lengths and value == len(each.lengths) and _counts(name):
                 return f"len({each.axis})"
+        equal = [symbol for symbol, size in self.sizes.items() if size == value > 2]
+        if len(equal) == 1 and equal[0] not in self.dims and equal[0] != name:
+            return equal[0]
         return None
 
     # Families ------------------------------------------------------------------------------

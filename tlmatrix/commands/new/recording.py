@@ -1,16 +1,21 @@
-"""One call of an operator, recorded on the interpreter: what it was given, and what came back."""
+"""One call of an operator, described: what it was given, and what came back."""
 
 from __future__ import annotations
 
 import inspect
-import sys
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tlmatrix.commands.new.accesses import Accesses, accesses, joined
+from tlmatrix.commands.new.calls import (
+    Call,
+    dtype_arguments,
+    evaluate,
+    flattened,
+    recorded,
+    run_script,
+)
 from tlmatrix.commands.new.factories import argument_kind
 from tlmatrix.commands.new.observed import Argument, Observed, Tensor
 from tlmatrix.commands.new.references import matched
@@ -19,28 +24,15 @@ from tlmatrix.commands.new.targets import find_reference
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["flattened", "record", "record_call"]
+__all__ = ["record", "record_call"]
 
-_HALVES = (torch.float16, torch.bfloat16)
 _SMALL = 4096
 """Elements of an integer tensor whose values are kept."""
-
-
-@dataclass
-class _Call:
-    """The call that was recorded."""
-
-    arguments: dict[str, Any] = field(default_factory=dict)
-    given: frozenset[str] = frozenset()
-    before: dict[str, Any] = field(default_factory=dict)
-    results: Any = None
-    launches: list[Any] = field(default_factory=list)
-    calls: int = 0
 
 
 def record(target: Target, *, call: str | None, script: Path | None) -> Observed:
@@ -56,190 +48,24 @@ def record(target: Target, *, call: str | None, script: Path | None) -> Observed
     """
 
     def example() -> None:
-        names = {} if script is None else _run(script)
+        names = {} if script is None else run_script(script)
         if call is not None:
-            _evaluate(call, target, names)
+            evaluate(call, target, names)
 
-    seen, differentiable, other = _recorded(target, example)
+    seen = recorded(target, example)
     if not seen.calls:
         remedy = " (give the call with --call)" if call is None else ""
         raise UsageError(f"the example never calls {target.name}{remedy}")
-    return _described(target, seen, differentiable, other)
+    return _described(target, seen)
 
 
 def record_call(target: Target, arguments: Mapping[str, Any]) -> Observed:
     """Call it with these arguments, and describe the call; whatever it raises is its own."""
-    seen, differentiable, other = _recorded(
-        target, lambda: getattr(target.owner, target.attribute)(**arguments)
-    )
-    return _described(target, seen, differentiable, other)
+    seen = recorded(target, lambda: getattr(target.owner, target.attribute)(**arguments))
+    return _described(target, seen)
 
 
-def _recorded(
-    target: Target, example: Callable[[], object]
-) -> tuple[_Call, frozenset[str], tuple[str, str, Mapping[str, Any]] | None]:
-    """The call that an example makes, its gradients, and the same with another dtype."""
-    from tlmatrix.interpreter import interpret
-    from tlmatrix.interpreter.device import stand_in
-
-    seen = _Call()
-    with interpret(trace=True) as session, stand_in():
-        with _watched(target, seen, session):
-            example()
-        if not seen.calls:
-            return seen, frozenset(), None
-        return seen, _differentiable(target, seen), _other_dtype(target, seen)
-
-
-# The call ------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _watched(target: Target, seen: _Call, session: Any) -> Iterator[None]:
-    """Note the first call of the operator, wherever its module's name is used."""
-    original = target.found
-    signature = inspect.signature(target.written)
-    names = [name for name in signature.parameters if name not in target.hidden]
-    signature = signature.replace(parameters=[signature.parameters[name] for name in names])
-
-    def watched(*args: Any, **keywords: Any) -> Any:
-        seen.calls += 1
-        if seen.calls > 1:
-            return original(*args, **keywords)
-        bound = signature.bind(*args, **keywords)
-        seen.given = frozenset(bound.arguments)
-        bound.apply_defaults()
-        seen.arguments = dict(bound.arguments)
-        seen.before = {
-            name: value.detach().clone()
-            for name, value in seen.arguments.items()
-            if isinstance(value, torch.Tensor)
-        }
-        first = len(session.log.launches)
-        results = original(*args, **keywords)
-        seen.launches = session.log.launches[first:]
-        seen.results = results
-        return results
-
-    setattr(target.owner, target.attribute, watched)
-    try:
-        yield
-    finally:
-        setattr(target.owner, target.attribute, target.raw)
-
-
-def _run(script: Path) -> dict[str, Any]:
-    import runpy
-
-    if not script.is_file():
-        raise UsageError(f"no such script: {script}")
-    sys.path.insert(0, str(script.resolve().parent))
-    argv, sys.argv = sys.argv, [str(script)]
-    try:
-        with redirect_stdout(sys.stderr):
-            return runpy.run_path(str(script), run_name="__main__")
-    except Exception as error:
-        raise UsageError(f"--script {script}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.argv = argv
-        sys.path.pop(0)
-
-
-def _evaluate(call: str, target: Target, names: Mapping[str, Any]) -> None:
-    namespace = {"torch": torch, **vars(target.module), **names}
-    operator = getattr(target.owner, target.attribute)
-    namespace |= {"f": namespace.get("f", operator), target.attribute: operator}
-    try:
-        eval(call, namespace)  # noqa: S307 - the user's own words on their own command line
-    except Exception as error:
-        raise UsageError(f"--call {call!r}: {type(error).__name__}: {error}") from error
-
-
-def _again(target: Target, seen: _Call, changed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Call it once more, on copies with some arguments changed; what came back, by path."""
-    fresh = {name: value.clone() for name, value in seen.before.items()}
-    arguments = {**seen.arguments, **fresh, **changed}
-    if target.positional:
-        return flattened(target.found(*arguments.values()))
-    return flattened(target.found(**arguments))
-
-
-def _differentiable(target: Target, seen: _Call) -> frozenset[str]:
-    """The inputs to which gradients flow back; none where nothing comes back that has one."""
-    leaves = {
-        name: value.clone().requires_grad_()
-        for name, value in seen.before.items()
-        if value.is_floating_point()
-    }
-    try:
-        with torch.enable_grad():
-            results = _again(target, seen, leaves)
-        outputs = [each for each in results.values() if each.requires_grad]
-        if not outputs or not leaves:
-            return frozenset()
-        ones = [torch.ones_like(each) for each in outputs]
-        grads = torch.autograd.grad(outputs, list(leaves.values()), ones, allow_unused=True)
-    except Exception:  # noqa: BLE001 - an operator without a backward may raise anything
-        return frozenset()
-    return frozenset(name for name, grad in zip(leaves, grads, strict=True) if grad is not None)
-
-
-def _dtype_arguments(seen: _Call, dtype: str) -> list[str]:
-    """The arguments that name this dtype."""
-    given = seen.arguments.items()
-    return [name for name, value in given if isinstance(value, str) and value == dtype]
-
-
-def _other_dtype(target: Target, seen: _Call) -> tuple[str, str, Mapping[str, Any]] | None:
-    """The dtype of the inputs, another that the operator takes in its place, and what came back."""
-    floats = {n: v for n, v in seen.before.items() if v.dtype in (*_HALVES, torch.float32)}
-    halves = {name: value for name, value in floats.items() if value.dtype in _HALVES}
-    following = halves or floats
-    if not following:
-        return None
-    own = next(iter(following.values())).dtype
-    other = torch.float16 if own == torch.float32 else torch.float32
-    changed: dict[str, Any] = {
-        name: value.to(other) for name, value in following.items() if value.dtype == own
-    }
-    changed |= {name: str(other)[6:] for name in _dtype_arguments(seen, str(own)[6:])}
-    try:
-        results = _again(target, seen, changed)
-    except Exception:  # noqa: BLE001 - it takes one dtype only
-        return str(own)[6:], str(own)[6:], {}
-    return str(own)[6:], str(other)[6:], results
-
-
-# What it says --------------------------------------------------------------------------------
-
-
-def flattened(results: object) -> dict[str, Any]:
-    """The tensors of what a call gave back, by path: `0`, `1`, `lse`, `aux.counts`."""
-    if isinstance(results, torch.Tensor):
-        return {"0": results}
-    if isinstance(results, tuple | list):
-        items: list[tuple[str, Any]] = [(str(k), each) for k, each in enumerate(results)]
-    elif isinstance(results, dict):
-        items = [(str(key), each) for key, each in results.items()]
-    elif results is not None and hasattr(results, "__dict__"):
-        items = list(vars(results).items())
-    else:
-        items = []
-    found = {}
-    for key, each in items:
-        if isinstance(each, torch.Tensor):
-            found[key] = each
-        elif isinstance(each, tuple | list | dict):
-            found |= {f"{key}.{path}": tensor for path, tensor in flattened(each).items()}
-    return found
-
-
-def _described(
-    target: Target,
-    seen: _Call,
-    differentiable: frozenset[str],
-    other: tuple[str, str, Mapping[str, Any]] | None,
-) -> Observed:
+def _described(target: Target, seen: Call) -> Observed:
     given = {n: v for n, v in seen.arguments.items() if isinstance(v, torch.Tensor)}
     used, kernel_dims = _launched(seen, given)
     mutated = frozenset(
@@ -249,10 +75,10 @@ def _described(
     for function in reversed(target.sources):
         names |= dimension_names(function)
     shapes, sizes = _symbols(given, names)
-    own, changed, again = other or ("", "", {})
-    axis = next(iter(_dtype_arguments(seen, own)), "dtype")
+    own = seen.dtype[0] if seen.dtype else ""
+    axis = next(iter(dtype_arguments(seen, own)), "dtype")
     tensors = tuple(
-        _tensor(name, value, shapes[name], own, axis, grad=name in differentiable)
+        _tensor(name, value, shapes[name], own, axis, grad=name in seen.differentiable)
         for name, value in given.items()
     )
     returned = {
@@ -264,13 +90,14 @@ def _described(
         zip(returned, _result_names(target, seen.results, list(returned), given), strict=True)
     )
     by_name = {titles[path]: each for path, each in returned.items()}
+    paths = {title: path for path, title in titles.items()}
     order = _reference_order(target, seen, by_name, {n: given[n] for n in mutated})
     results = tuple(
         Tensor(
             title,
             str(by_name[title].dtype)[6:],
             tuple(_size_like(size, sizes, near=False) or size for size in by_name[title].shape),
-            dtype_of=axis if _follows(by_name[title], own, changed, again, titles, title) else None,
+            dtype_of=axis if _follows(seen, paths[title], by_name[title]) else None,
             sizes=tuple(by_name[title].shape),
         )
         for title in (each for each in order if each in by_name)
@@ -284,20 +111,20 @@ def _described(
         parameters=tensors,
         results=results,
         arguments=tuple(_arguments(target, seen, given)),
+        construct=tuple(_construct(seen)),
+        module=frozenset(set(given) - {each.name for each in target.parameters}),
         symbols=tuple(sizes),
         mutated=mutated,
         accesses=used,
         sizes=tuple(sizes.items()),
         free=free,
-        dtypes=tuple(dict.fromkeys((own, changed))) if own else (),
+        dtypes=seen.dtype,
         paths=tuple((titles[path], path) for path in returned if titles[path] in order),
         order=tuple(order),
     )
 
 
-def _arguments(
-    target: Target, seen: _Call, given: Mapping[str, torch.Tensor]
-) -> Iterator[Argument]:
+def _arguments(target: Target, seen: Call, given: Mapping[str, torch.Tensor]) -> Iterator[Argument]:
     parameters = inspect.signature(target.written).parameters
     for name, value in seen.arguments.items():
         default = name not in seen.given
@@ -310,24 +137,23 @@ def _arguments(
             yield Argument(name, kind, value, default)
 
 
-def _follows(
-    result: torch.Tensor,
-    own: str,
-    changed: str,
-    again: Mapping[str, Any],
-    titles: Mapping[str, str],
-    title: str,
-) -> bool:
+def _construct(seen: Call) -> Iterator[Argument]:
+    for name, (value, given) in seen.construct.items():
+        if isinstance(value, bool | int | float | str):
+            yield Argument(name, argument_kind(name, value, None), value, not given)
+
+
+def _follows(seen: Call, path: str, result: torch.Tensor) -> bool:
     """Whether a result's dtype changes with that of the inputs."""
-    path = next(path for path, name in titles.items() if name == title)
-    if str(result.dtype)[6:] != own:
+    if not seen.dtype or str(result.dtype)[6:] != seen.dtype[0]:
         return False
-    return path not in again or str(again[path].dtype)[6:] == changed
+    again = seen.with_other.get(path)
+    return again is None or str(again.dtype)[6:] == seen.dtype[-1]
 
 
 def _reference_order(
     target: Target,
-    seen: _Call,
+    seen: Call,
     results: Mapping[str, torch.Tensor],
     mutated: Mapping[str, torch.Tensor],
 ) -> list[str]:
@@ -383,7 +209,7 @@ def _same(value: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 def _launched(
-    seen: _Call, given: Mapping[str, torch.Tensor]
+    seen: Call, given: Mapping[str, torch.Tensor]
 ) -> tuple[Accesses, dict[tuple[str, int], str]]:
     """What the kernels do with the arguments, and what they call their dimensions."""
     used, dims = Accesses(), {}

@@ -23,10 +23,13 @@ def dimension_names(function: Callable[..., Any]) -> dict[tuple[str, int], str]:
     """
     found: dict[tuple[str, int], str] = {}
     passed: dict[tuple[str, int], str] = {}
-    for node in ast.walk(_tree(function)):
+    tree = _tree(function)
+    others = dict(_loops(tree))
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            for key, name in _assigned(node.targets[0], node.value):
-                found.setdefault(key, name)
+            for (of, dim), name in _assigned(node.targets[0], node.value):
+                for tensor in others.get(of, [of]):
+                    found.setdefault((tensor, dim), name)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             for key, name in _passed(node, getattr(function, "__globals__", {})):
                 passed.setdefault(key, name)
@@ -50,6 +53,17 @@ def _tree(function: Callable[..., Any]) -> ast.AST:
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return ast.Module([], [])
+
+
+def _loops(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
+    """What a loop's variable stands for in turn: `for x in (q, k)`."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.For)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.iter, ast.Tuple | ast.List)
+        ):
+            yield node.target.id, [each.id for each in node.iter.elts if isinstance(each, ast.Name)]
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[tuple[str, int], str]]:

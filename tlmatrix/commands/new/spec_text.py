@@ -38,6 +38,8 @@ def _lines(draft: Draft) -> Iterator[str]:
     yield f"{'factory' if draft.factory else 'entry'}: {draft.target}"
     if draft.compile:
         yield from _mapping("compile", draft.compile)
+    if draft.construct:
+        yield from _mapping("construct", draft.construct)
     if draft.call is not None:
         yield from _either("call", draft.call)
     if draft.returns:

@@ -56,7 +56,17 @@ class Target:
     @property
     def positional(self) -> bool:
         """Whether it takes no keywords: `apply` of an autograd function."""
-        return bool(self.hidden)
+        return self.attribute == "apply" and inspect.isclass(self.owner)
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is an `nn.Module` class, whose `forward` is what runs."""
+        return self.owner is self.found
+
+    @property
+    def shown(self) -> Any:
+        """What its module's name stands for, for the eyes of an example."""
+        return getattr(self.module, self.name.split(".")[0])
 
     @property
     def parameters(self) -> Sequence[inspect.Parameter]:
@@ -111,6 +121,10 @@ def target_of(text: str) -> Target:
         raise UsageError(f"{text!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise UsageError(f"{text!r} is not callable but of type {type(found).__name__}")
+    if inspect.isclass(found) and any(_is_module_class(base) for base in found.__mro__):
+        forward = inspect.getattr_static(found, "forward")
+        hidden = frozenset(list(inspect.signature(forward).parameters)[:1])
+        return Target(text, module, found, "forward", found, forward, forward, hidden)
     raw = inspect.getattr_static(owner, last)
     if last == "apply" and inspect.isclass(owner) and hasattr(owner, "forward"):
         forward = inspect.getattr_static(owner, "forward")
@@ -122,6 +136,10 @@ def target_of(text: str) -> Target:
     # A custom operator of torch.library keeps the function that it was made of.
     function = getattr(found, "_init_fn", None) or written(found)
     return Target(text, module, owner, last, found, raw, function)
+
+
+def _is_module_class(base: type) -> bool:
+    return (base.__module__, base.__name__) == ("torch.nn.modules.module", "Module")
 
 
 def find_reference(target: Target) -> tuple[str, Callable[..., Any]] | None:
@@ -144,6 +162,11 @@ def find_reference(target: Target) -> tuple[str, Callable[..., Any]] | None:
             function = getattr(module, name, None)
             if inspect.isfunction(function):
                 return f"{module_name}:{name}", function
+    # PyTorch has its own of many.
+    functional = importlib.import_module("torch.nn.functional")
+    function = getattr(functional, _stem(target.name.split(".")[0]), None)
+    if inspect.isfunction(function):
+        return f"{functional.__name__}:{function.__name__}", function
     return None
 
 

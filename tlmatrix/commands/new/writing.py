@@ -44,11 +44,10 @@ def spec_name(target: str) -> str:
 
 def summary_of(target: Target) -> str:
     """The first line of the docstring, or of that of its class, in quotes."""
-    document = inspect.getdoc(target.written) or ""
-    if not document and target.owner is not target.module:
-        document = inspect.getdoc(target.owner) or ""
-    if not document or document.startswith("Define the forward of"):
-        document = inspect.getdoc(target.module) or ""
+    found = [target.written, target.owner, target.module]
+    # Not what `inspect.getdoc` finds: a method would have its base class's.
+    documents = [inspect.cleandoc(each.__doc__ or "") for each in found]
+    document = next((each for each in documents if each), "")
     lines = document.strip().splitlines()
     line = lines[0] if lines else "What it does, in a sentence."
     return '"' + line.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -98,7 +97,8 @@ class _Writer:
         self.takes = set(inspect.signature(found[1]).parameters) if found else set()
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}
-        self.arguments = {each.name: each for each in observed.arguments}
+        every = (*observed.arguments, *observed.construct)
+        self.arguments = {each.name: each for each in every}
         self.inouts = {name for name in observed.mutated if name in self.takes}
         self.inputs = [
             each
@@ -130,6 +130,11 @@ class _Writer:
             reference=reference,
             stub=() if reference is not None else tuple(self._stub()),
             compile=tuple(self._compile()) if observed.factory else (),
+            construct=tuple(
+                Line(each.name, self._value(each))
+                for each in observed.construct
+                if each.name in self.axes or not each.default
+            ),
             call=self._call(),
             returns=self._returns(),
             axes=self.axes,
@@ -198,8 +203,13 @@ class _Writer:
             function,
             tensors=[*floats, *integers],
             axes=list(self.axes),
-            numbers=dict(self.recognized.numbers),
+            numbers=self._shapes_in_words() | dict(self.recognized.numbers),
         )
+
+    def _shapes_in_words(self) -> dict[str, str]:
+        """What PyTorch's norms call the dimensions that they are taken over."""
+        last = next((each.shape[-1] for each in self.inputs if len(each.shape) > 1), None)
+        return {} if last is None else {"normalized_shape": f"[{last}]"}
 
     def _stub(self) -> Iterator[str]:
         yield "The same in plain PyTorch, called in float64. It may also take any axis by name:"
@@ -221,7 +231,9 @@ class _Writer:
         if observed.factory:
             return tuple(self._passed(each) for each in observed.parameters)
         values = [
-            Line(each.name, self._passed(each)) for each in observed.tensors
+            Line(each.name, self._passed(each))
+            for each in observed.tensors
+            if each.name not in observed.module
         ] + [
             Line(each.name, self._value(each)) for each in observed.arguments if self._given(each)
         ]  # fmt: skip
@@ -266,7 +278,7 @@ class _Writer:
         followed = {each.dtype_of for each in (*observed.tensors, *observed.results)}
         if "dtype" in followed and "dtype" not in self.arguments:
             yield "dtype", tuple(observed.dtypes)
-        for item in observed.arguments:
+        for item in self.arguments.values():
             values = self._argument_values(item, dimensions, followed)
             if values:
                 yield item.name, values
