@@ -132,14 +132,16 @@ class _Recognizer:
         sides: Mapping[str, str] = {}
         batches = {self._batch_symbol(name) for name in rows}
         if len(distinct) == 2 and len(batches) == 1:
-            sides = dict(zip(distinct, ("q", "k"), strict=True))
-        for symbol in distinct:
+            first, second = (next(n for n, s in rows.items() if s == each) for each in distinct)
+            swapped = first.lower().endswith(("k", "kv")) or second.lower().endswith("q")
+            sides = dict(zip(distinct, ("k", "q") if swapped else ("q", "k"), strict=True))
+        for symbol in sorted(distinct, key=lambda symbol: sides.get(symbol) == "k"):
             first = next(name for name, other in rows.items() if other == symbol)
             axis = self._axis_name(first, taken=not sides)
             self._pack(axis, sides.get(symbol), symbol, self._lengths(first))
-        for name, symbol in rows.items():
+        for name, rows_of in rows.items():
             for packing in self.packings:
-                if packing.rows == symbol:
+                if packing.rows == rows_of:
                     self.roles[name] = Role("offsets_of", packing.expression)
                     self._batch_is(self.integers[name].shape[0], packing.axis, more=1)
 
@@ -340,7 +342,7 @@ class _Recognizer:
             if tensor.values is not None:
                 is_id, is_position = tensor.values == ids, tensor.values == positions
             else:
-                is_id, is_position = _IDS.search(name), _POSITIONS.search(name)
+                is_id, is_position = bool(_IDS.search(name)), bool(_POSITIONS.search(name))
             if is_position:
                 self.roles[name] = Role("positions_of", packing.expression)
                 for each in self.observed.accesses.selections:

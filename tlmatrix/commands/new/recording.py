@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -212,7 +213,8 @@ def _launched(
     seen: Call, given: Mapping[str, torch.Tensor]
 ) -> tuple[Accesses, dict[tuple[str, int], str]]:
     """What the kernels do with the arguments, and what they call their dimensions."""
-    used, dims = Accesses(), {}
+    used = Accesses()
+    dims: dict[tuple[str, int], str] = {}
     kernels = {id(launch.kernel): launch for launch in seen.launches}
     for launch in kernels.values():
         names = {
@@ -231,7 +233,7 @@ def _launched(
             if name is None or len(buffer.shape) != given[name].ndim:
                 continue
             for dim, size in enumerate(buffer.shape):
-                if type(size).__name__ in ("Var", "SizeVar"):
+                if re.fullmatch(r"[A-Za-z_]\w*( \+ \d+)?", str(size)):
                     dims.setdefault((name, dim), str(size))
     return used, dims
 
@@ -242,6 +244,7 @@ def _symbols(
     """Shapes in symbols; equal sizes share one where the code names none. And their sizes."""
     shapes = {name: tuple(value.shape) for name, value in given.items()}
     vectors = {n for n, v in given.items() if v.dtype in (torch.int32, torch.int64) and v.ndim == 1}
+    offsets = {name for name in vectors if _rises_from_zero(given[name])}
     sizes: dict[str, int] = {}
     symbols: dict[tuple[str, int], str] = {}
     for key, text in names.items():
@@ -267,9 +270,11 @@ def _symbols(
             if symbol is None and size == 1:
                 row.append(1)
                 continue
-            if symbol is None:
+            if symbol is None and tensor in offsets:
+                symbol = "bounds" if sizes.setdefault("bounds", size) == size else None
+            elif symbol is None:
                 symbol = _size_like(size, {n: v for n, v in sizes.items() if n not in whole})
-            if symbol is None and size in sizes.values():
+            if symbol is None and size in sizes.values() and tensor not in offsets:
                 symbol = _size_like(size, sizes, near=False)
             if symbol is None:
                 symbol = next(name for name in spare if name not in sizes and name not in shapes)
@@ -277,6 +282,12 @@ def _symbols(
             row.append(symbol)
         found[tensor] = tuple(row)
     return found, sizes
+
+
+def _rises_from_zero(vector: torch.Tensor) -> bool:
+    """Whether it may hold offsets, whose number is that of no other dimension."""
+    values = vector.tolist()
+    return values[:1] == [0] and values == sorted(values) and values[-1] >= len(values)
 
 
 def _size_like(size: int, sizes: Mapping[str, int], *, near: bool = True) -> str | None:

@@ -81,13 +81,10 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[tuple[str, in
     if not isinstance(target, ast.Name):
         return
     more = ""
-    if (
-        isinstance(value, ast.BinOp)
-        and isinstance(value.op, ast.Sub)
-        and isinstance(value.right, ast.Constant)
-        and isinstance(value.right.value, int)
-    ):
-        value, more = value.left, f" + {value.right.value}"
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub):
+        less = value.right.value if isinstance(value.right, ast.Constant) else None
+        if isinstance(less, int):
+            value, more = value.left, f" + {less}"
     key = _dimension(value)
     if key is not None:
         yield key, target.id + more
