@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.errors import BindingError
 from tlmatrix.backend.signature import parameters_of
+from tlmatrix.spec.calling import names_of
 from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
@@ -54,10 +54,12 @@ def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
     if isinstance(spec.problem, DeclaredProblem):
         if spec.problem.reference is None:
             return frozenset({"values", "storage"})
-        reference = load(spec, ("problem", "reference"), spec.problem.reference)
+        said = spec.problem.reference
+        reference = load(spec, ("problem", "reference"), said.function)
         if not callable(reference):
             return None
-        return frozenset([*inspect.signature(reference).parameters, "values", "storage"])
+        taken = names_of(said.call) or parameters_of(reference) or ()
+        return frozenset([*taken, "values", "storage"])
     axes: Iterable[str] | None = getattr(family, "axes", None)
     return None if axes is None else frozenset(axes)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Callable, Mapping
 
 __all__ = ["is_tilelang_factory", "parameters_of", "written"]
@@ -17,11 +17,10 @@ def is_tilelang_factory(function: object) -> bool:
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Parameters by name; None where Python cannot tell (some builtins)."""
-    try:
-        return inspect.signature(written(function)).parameters
-    except (TypeError, ValueError):
-        return None
+    """Parameters by name; None where neither Python nor PyTorch can tell (some builtins)."""
+    from tlmatrix.problem import callables
+
+    return callables.parameters_of(written(function))
 
 
 def written(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.backend.binding.entries import Entry
+from tlmatrix.backend.signature import parameters_of
 from tlmatrix.bench.attention import attention_run
 from tlmatrix.bench.candidates import CannotError, Run
 from tlmatrix.bench.products import product_run
@@ -14,6 +15,8 @@ from tlmatrix.spec.importing import load
 from tlmatrix.spec.models import DeclaredProblem
 
 if TYPE_CHECKING:
+    from tlmatrix.backend.binding import Launch
+    from tlmatrix.bench.candidates import Named
     from tlmatrix.problem import Problem
     from tlmatrix.spec.models import Spec
 
@@ -42,12 +45,14 @@ def _declared(name: str, spec: Spec, declared: DeclaredProblem, problem: Problem
         raise CannotError("is attention")
     if declared.reference is None:
         raise CannotError("is the reference, and the problem has none")
-    reference: Any = load(spec, ("problem", "reference"), declared.reference)
-    parameters = inspect.signature(reference).parameters
-    others = {
-        axis: value
-        for axis, value in problem.names.items()
-        if axis in parameters and axis not in problem.inputs
-    }
+    said = declared.reference
+    reference: Any = load(spec, ("problem", "reference"), said.function)
+    called = {"call": said.call, "returns": said.returns}
+    alone = {"entry": said.function, "factory": None, "compile": {}, "constructor": {}, **called}
     function = reference if name == "torch" else torch.compile(reference, dynamic=False)
-    return Run.of(lambda inputs: function(**inputs, **others), problem.returns)
+    entry = Entry(spec.model_copy(update=alone), function, parameters_of(reference))
+
+    def ready(inputs: Named) -> Launch:
+        return entry.launch({**problem.names, **problem.inputs, **inputs}, problem)
+
+    return Run(ready, ready({}).named)

@@ -126,9 +126,11 @@ def entry_run(
             "entry": target,
             "factory": None,
             "compile": {},
-            "call": (),
+            "constructor": {},
             "returns": (),
         }
+        if spec.factory is not None:
+            update["call"] = ()
         spec = spec.model_copy(update=update)
     elif config and spec.factory is not None:
         made = _arguments(spec, load(spec, ("factory",), spec.factory), config)

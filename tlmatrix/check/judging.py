@@ -24,6 +24,7 @@ from tlmatrix.check.gathering import Gathered, differing_copies
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poisoned
 from tlmatrix.check.relations import CHECK_OF_KIND, check_relation, raised
+from tlmatrix.check.results import Results
 from tlmatrix.check.running import SeveralRanks, run_guarded
 from tlmatrix.check.sanitizers import Watch
 from tlmatrix.check.tolerance import Yardstick
@@ -214,6 +215,8 @@ class _Judge:
         found, usable = [], {}
         for name, info in self._problem.outputs.items():
             mismatch = describe_mismatch(name, info, results.get(name))
+            if isinstance(results, Results) and name in results.absent:
+                mismatch = f"no gradient {name}: {results.absent[name]}"
             if mismatch is None:
                 usable[name] = results[name]
             elif name in results or self._judged(name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.spec.calling import items_of, names_in, output_faults
 from tlmatrix.spec.expressions import Expression, ExpressionError
 from tlmatrix.words import nearest
 
@@ -22,10 +23,12 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
     The axes of the spec and its `returns` are known besides.
     """
     known = {*names, *spec.axes}
-    for index, name in enumerate(spec.call):
-        if name not in known and name not in tensors and name not in spec.returns:
-            hint = nearest(name, {*known, *tensors})
-            yield spec.issue(("call", index), f"call: the problem has no {name!r}{hint}")
+    everything = {*known, *tensors}
+    for key, item in items_of(spec.call):
+        for name in sorted(names_in(item)):
+            if name not in everything and name not in spec.results:
+                hint = nearest(name, everything)
+                yield spec.issue(("call", key), f"call: the problem has no {name!r}{hint}")
     for argument, value in spec.compile.items():
         if not isinstance(value, str):
             continue
@@ -43,12 +46,8 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
 
 def lint_results(spec: Spec, results: Collection[str]) -> Iterator[Issue]:
     """Names in `returns` and `tolerance` that are no output or gradient of the problem."""
-    for index, name in enumerate(spec.returns):
-        if name not in results:
-            yield spec.issue(
-                ("returns", index),
-                f"returns: the problem has no output {name!r}{nearest(name, results)}",
-            )
+    for fault in output_faults(spec.call, spec.returns, results, ()):
+        yield spec.issue(fault.path, f"{fault.path[0]}: {fault.message}")
     for name in spec.tolerance.tensors:
         if name not in results:
             yield spec.issue(

@@ -121,7 +121,9 @@ class _Other:
             return None
         changes: dict[str, Any] = {}
         if said.entry is not None:
-            changes |= {"entry": said.entry, "factory": None, "compile": {}, "call": ()}
+            changes |= {"entry": said.entry, "factory": None, "compile": {}, "constructor": {}}
+            if spec.factory is not None:
+                changes["call"] = ()
         if said.compile:
             changes["compile"] = {**spec.compile, **said.compile}
         words = _words(spec, case, said, given, place.backend)

@@ -295,8 +295,8 @@ class Runner:
 
     def _returned(self, bound: _Bound, spec: Spec, case: Case) -> tuple[str, ...]:
         """Outputs that the code gives back; where the spec does not say, one run is the answer."""
-        if spec.returns:
-            return spec.returns
+        if spec.results:
+            return spec.results
         if bound.returned is None:
             # On a problem of its own: an entry that writes to its inputs must not spoil ours.
             run = self._execution(bound.binding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.spec.calling import call_faults, output_faults, results_of, written_by
 from tlmatrix.spec.conditions import unknown_names
 from tlmatrix.spec.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expressions import Expression
@@ -48,11 +49,21 @@ def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
 
 
 def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
-    """What `returns` names that is no output."""
-    for index, name in enumerate(spec.returns):
-        if name not in problem.output_names:
-            hint = suggestion(name, problem.output_names, "Outputs")
-            yield Fault(("returns", index), f"unknown output {name!r}{hint}")
+    """What `returns` and `call` name that is no output, here and in the reference."""
+    yield from output_faults(spec.call, spec.returns, problem.tensors, ())
+    reference = problem.reference
+    if reference is None:
+        return
+    path = ("problem", "reference")
+    yield from call_faults(reference.call, reference.returns, path)
+    outputs = problem.output_names
+    yield from output_faults(reference.call, reference.returns, outputs, path)
+    if reference.returns:
+        named = {*results_of(reference.returns), *written_by(reference.call, outputs)}
+        for name in outputs:
+            if name not in named:
+                message = f"the reference gives no {name!r}: name it in 'returns'"
+                yield Fault((*path, "returns"), message)
 
 
 def _bound_faults(

@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
 from tlmatrix.spec.assembly import AssemblyRule
+from tlmatrix.spec.calling import (
+    Call,
+    Inout,
+    OutputBuffer,
+    Reference,
+    Returns,
+    results_of,
+    written_by,
+)
 from tlmatrix.spec.drawing import Fuzz, FuzzAxis, FuzzLengths, FuzzTrace, Range
 from tlmatrix.spec.fields import (
     CHECKS,
@@ -73,12 +82,15 @@ __all__ = [
     "FuzzAxis",
     "FuzzLengths",
     "FuzzTrace",
+    "Inout",
     "InputDecl",
     "KnownBug",
+    "OutputBuffer",
     "OutputDecl",
     "PackedRows",
     "Property",
     "Range",
+    "Reference",
     "Refusal",
     "Regression",
     "Reject",
@@ -114,9 +126,20 @@ class Spec(Model):
     )
     entry: Target | None = Field(
         default=None,
-        description="The callable under test, `package.module:name`. It is called with keyword "
-        "arguments matched by its parameters' names. A spec has an entry or a factory.",
-        examples=["tlmatrix_kernels.attention:varlen_attention"],
+        description="The callable under test, `package.module:name`: a function, `Class.apply` of "
+        "a `torch.autograd.Function`, an `nn.Module` class, or an operator of `torch.library` "
+        "(`package.module:torch.ops.ns.name`, by a module that registers it). It is called with "
+        "keyword arguments matched by its parameters' names, or as `call` says. A spec has an "
+        "entry or a factory.",
+        examples=["tlmatrix_kernels.attention:varlen_attention", "mypkg.ops:RMSNorm.apply"],
+    )
+    constructor: dict[Identifier, Argument] = Field(
+        default={},
+        alias="construct",
+        description="Arguments that the `nn.Module` class in `entry` is constructed with: "
+        "expressions over the axes. By default axes matched by the constructor's parameters. The "
+        "module's parameters are inputs of the problem (`proj.weight` is `proj_weight`).",
+        examples=[{"in_features": "cols", "bias": False}],
     )
     factory: Target | None = Field(
         default=None,
@@ -130,17 +153,27 @@ class Spec(Model):
         "names; quote text within it (`\"'float16'\"`).",
         examples=[{"M": "rows", "N": "cols", "blk_m": 64}],
     )
-    call: tuple[Identifier, ...] = Field(
+    call: Call = Field(
         default=(),
-        description="What the kernel is called with: the problem's names, in order. A name that "
-        "`returns` lists too is a buffer that the kernel writes.",
-        examples=[["q", "k", "v"]],
+        description="What the entry, or the factory's kernel, is called with: a list by position, "
+        "or a mapping by keyword. Text is a name of the problem, or an expression over its names "
+        "(quote text within it: `\"'mean'\"`). An output is a buffer that the caller allocates and "
+        "the call writes: `{output: y, fill: zeros}`, or its bare name; `{inout: x, output: y}` "
+        "passes a copy of x, which holds y afterwards.",
+        examples=[
+            ["q", "k", "v"],
+            ["x", "cu_seqlens", "max(seqlens)"],
+            {"input": "x", "eps": 1.0e-5, "out": {"output": "y", "fill": "empty"}},
+            [{"inout": "x", "output": "y"}, "w"],
+        ],
     )
-    returns: tuple[Identifier, ...] = Field(
+    returns: Returns = Field(
         default=(),
-        description="Which of the problem's outputs come back, in order. By default the first "
-        "ones, as many as are returned.",
-        examples=[["out", "lse"]],
+        description="Which of the problem's outputs come back: a list in order (`_` skips a "
+        "result), or a mapping from outputs to paths of keys, indices and attributes in the "
+        "result. A name that `call` has too is a buffer. By default the first outputs, as many "
+        "as are returned.",
+        examples=[["out", "lse"], ["y", "_"], {"y": "out", "lse": "aux.1"}],
     )
     architectures: tuple[TargetArch, ...] = Field(
         default=(),
@@ -287,6 +320,15 @@ class Spec(Model):
 
     _path: Path = PrivateAttr(default=Path("<spec>"))
     _document: Document | None = PrivateAttr(default=None)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The outputs that `returns` and the buffers of `call` name; none where they say nothing.
+
+        Without `returns`, results that come back beside the buffers have no name here.
+        """
+        named = results_of(self.returns)
+        return tuple(dict.fromkeys((*named, *written_by(self.call, named)))) if named else ()
 
     @property
     def path(self) -> Path:

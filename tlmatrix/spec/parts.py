@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from tlmatrix.spec.calling import Reference  # noqa: TC001 - pydantic reads it
 from tlmatrix.spec.fields import (
     EXCEPTION,
     AxisValue,
@@ -20,7 +21,6 @@ from tlmatrix.spec.fields import (
     ShortModel,
     Size,
     Strategy,
-    Target,
 )
 
 __all__ = [
@@ -109,12 +109,16 @@ class DeclaredProblem(Model):
         "from name to shape, dtype and dims.",
         examples=[["y"], {"y": {"shape": ["rows", "cols"], "dtype": "$dtype"}}],
     )
-    reference: Target | None = Field(
+    reference: Reference | None = Field(
         default=None,
-        description="A function of PyTorch tensors, `package.module:function`. It is called with "
-        "the inputs (and the axes it has parameters for) in float64, and in the kernel's "
-        "precision. Without one, outputs need shapes, and the spec names `properties` or `agree`.",
-        examples=["mypkg.reference:rms_norm"],
+        description="A function of PyTorch tensors, `package.module:function`, or a mapping that "
+        "says how it is called. It is called with the inputs (and the axes it has parameters for) "
+        "in float64, and in the kernel's precision. Without one, outputs need shapes, and the spec "
+        "names `properties` or `agree`.",
+        examples=[
+            "mypkg.reference:rms_norm",
+            {"function": "torch.nn.functional:layer_norm", "call": ["x", ["cols"], "w", "b"]},
+        ],
     )
 
     @property

@@ -28,6 +28,9 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("A declared problem", models.DeclaredProblem),
     ("An input", models.InputDecl),
     ("An output", models.OutputDecl),
+    ("A reference", models.Reference),
+    ("A buffer", models.OutputBuffer),
+    ("An argument in place", models.Inout),
     ("Shards", models.Shard),
     ("A rule", models.Rule),
     ("A tier", models.Tier),
@@ -83,8 +86,8 @@ A small spec:
 
 ## Expressions
 
-`where`, `when`, `compile` and shapes hold expressions, in a closed little language that is never
-given to Python. In it are
+`where`, `when`, `compile`, `call` and shapes hold expressions, in a closed little language that is
+never given to Python. In it are
 
 - names: what a name can be stands at each key;
 - numbers, text in quotes (`'float16'`), lists `[1, 2]`, `none`, `true`, `false`;
@@ -205,9 +208,12 @@ _SCALARS = {
 }
 _UNIONS = {
     ("string", "boolean"): "an expression",
+    ("string", "integer"): "a path such as `aux.1`",
     ("integer", "string"): "a whole number or an expression",
     ("string", "number", "boolean", "null"): "a number, `true`, `false`, `none` or an expression",
     ("string", "number", "boolean", "null", "array", "object"): "any value",
+    ("string", "number", "boolean", "null", "array"): "a name, an expression, a number, `true`, "
+    "`false`, `none` or a list of these",
 }
 _MODEL_WORDS = {
     model.__name__: f"a [mapping](#{title.lower().replace(' ', '-')})" for title, model in SECTIONS

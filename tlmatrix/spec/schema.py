@@ -30,7 +30,7 @@ def json_schema() -> dict[str, Any]:
     schema = _tidy(Spec.model_json_schema(schema_generator=_WithoutTitles))
     rules = {
         "oneOf": [{"required": ["entry"]}, {"required": ["factory"]}],
-        "dependencies": {"factory": ["call"], "call": ["factory"], "compile": ["factory"]},
+        "dependencies": {"factory": ["call"], "compile": ["factory"], "construct": ["entry"]},
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, **rules}
 

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.spec.calling import call_faults, names_of
 from tlmatrix.spec.conditions import RUN_NAMES, condition_faults
 from tlmatrix.spec.declared import problem_faults, returns_faults, tolerance_faults
 from tlmatrix.spec.expressions import FUNCTIONS, WORDS
@@ -93,19 +94,35 @@ def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
         if "call" not in keys:
             message = "a factory needs 'call', the names its kernel is called with: call: [q, k, v]"
             yield Fault(("factory",), message, at_key=True)
+        if "construct" in keys:
+            message = "'construct' belongs to an entry; arguments of a factory stand in 'compile'"
+            yield Fault(("construct",), message, at_key=True)
     elif "entry" in keys:
-        for key in ("compile", "call"):
-            if key in keys:
-                message = f"'{key}' belongs to a factory; an entry takes arguments by their names"
-                yield Fault((key,), message, at_key=True)
+        if "compile" in keys:
+            message = "'compile' belongs to a factory; give arguments of an entry in 'call'"
+            yield Fault(("compile",), message, at_key=True)
     else:
         message = "the key 'entry' or 'factory' is missing: what is to be tested?"
         yield Fault((), message)
-    for key in ("call", "returns"):
-        names: tuple[str, ...] = getattr(spec, key)
-        for index, name in enumerate(names):
-            if key == "returns" and name in names[:index]:
-                yield Fault((key, index), f"{name!r} is returned twice")
+    yield from call_faults(spec.call, spec.returns, ())
+    if spec.entry is not None and spec.call:
+        yield from _unpassed_faults(spec)
+
+
+def _unpassed_faults(spec: Spec) -> Iterator[Fault]:
+    """Arguments that another key sets, and that `call` does not pass."""
+    passed = names_of(spec.call)
+    keys = [(("agree", index, "set"), side.set or {}) for index, side in enumerate(spec.agree)]
+    if spec.bench is not None:
+        keys.append((("bench", "configs"), spec.bench.configs))
+    for path, names in keys:
+        for name in names:
+            if name not in spec.axes and name not in passed:
+                message = (
+                    f"{name!r} does not reach the entry, which gets what 'call' lists; make it an "
+                    "axis, and name it in 'call'"
+                )
+                yield Fault((*path, name), message, at_key=True)
 
 
 def _empty_faults(axes: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Fault]:

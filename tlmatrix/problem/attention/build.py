@@ -18,6 +18,7 @@ from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.distributions import choose
 from tlmatrix.problem.model import Cost, Problem, TensorInfo
 from tlmatrix.problem.storage import flattened, laid_out
+from tlmatrix.spec.calling import names_of
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ class Attention:
     def _saved(self) -> dict[str, torch.Tensor]:
         """What a backward factory is called with: forward results as a kernel would store them."""
         spec, operands = self.frame.spec, self.operands
-        saved = [n for n in ("out", "lse", "delta") if n in spec.call and n not in spec.returns]
+        read = names_of(spec.call).difference(spec.results)
+        saved = [name for name in ("out", "lse", "delta") if name in read]
         if not saved or operands.do is None:
             return {}
         low = self.low.values

@@ -46,7 +46,7 @@ class Form:
         if self.setting.stored:
             return False
         if spec.factory is not None:
-            return any(name in spec.returns for name in ("dq", "dk", "dv", "dsink"))
+            return any(name in spec.results for name in ("dq", "dk", "dv", "dsink"))
         return "gradients" in spec.checks
 
     @cached_property

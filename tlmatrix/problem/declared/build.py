@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.problem.declared.family import declared
+from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.declared.tensors import dim_names, drawn_inputs, dtype_declared, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose, draw, generator
@@ -20,20 +20,18 @@ from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.relate import repeated
 from tlmatrix.problem.storage import flattened, laid_out
 from tlmatrix.spec.dtypes import DTYPES, torch_dtype
-from tlmatrix.spec.importing import load, refuse
+from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.models import OutputDecl
-from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tlmatrix.problem.declared.reference import ReferenceCall
     from tlmatrix.problem.frame import Frame
     from tlmatrix.problem.model import Relation, RelationKind
     from tlmatrix.spec.models import DeclaredProblem, InputDecl
 
 __all__ = ["Declared", "declared_case"]
-
-_REFERENCE = ("problem", "reference")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Declared:
 
     frame: Frame
     declaration: DeclaredProblem
-    reference: Callable[..., Any] | None
+    reference: ReferenceCall | None
     inputs: dict[str, torch.Tensor]
     distribution: str
     seed: int
@@ -69,18 +67,26 @@ class Declared:
         """Gradient name to input name, for the gradients that are judged."""
         spec = self.frame.spec
         found = {f"d{name}": name for name, decl in self.declaration.inputs.items() if decl.grad}
-        if spec.factory is not None:
-            return {name: of for name, of in found.items() if name in spec.returns}
+        if not self._by_autograd:
+            return {name: of for name, of in found.items() if name in spec.results}
         return found if "gradients" in spec.checks else {}
+
+    @property
+    def _by_autograd(self) -> bool:
+        """Whether gradients come from autograd, and not from what is called."""
+        spec = self.frame.spec
+        return spec.factory is None and not any(
+            f"d{name}" in spec.results for name in self.declaration.inputs
+        )
 
     @cached_property
     def _exact_run(self) -> _Run:
-        return self._run(torch.float64)
+        return self._run(None if self.reference is None else self.reference.exact_dtype)
 
     @cached_property
     def exact(self) -> dict[str, torch.Tensor]:
-        """Outputs and gradients in float64."""
-        return self._values(self._exact_run)
+        """Outputs and gradients in float64, as exact as the reference gives them."""
+        return _doubled(self._values(self._exact_run))
 
     @cached_property
     def low(self) -> dict[str, torch.Tensor]:
@@ -130,48 +136,14 @@ class Declared:
                 leaves[name] = used = used.clone().requires_grad_()
             given[name] = used
         with torch.enable_grad():
-            results = self.reference(**given, **self._other_arguments())
-        found = results if isinstance(results, tuple | list) else (results,)
-        names = self.declaration.output_names
-        spec = self.frame.spec
-        if len(found) != len(names):
-            message = f"returned {len(found)} tensors; outputs are {', '.join(names)}"
-            raise refuse(spec, _REFERENCE, message)
-        for name, result in zip(names, found, strict=True):
-            if not isinstance(result, torch.Tensor):
-                kind = type(result).__name__
-                raise refuse(spec, _REFERENCE, f"returned no tensor for {name!r} but a {kind}")
-        return _Run(dict(zip(names, found, strict=True)), leaves)
+            return _Run(self.reference(given, self._axes), leaves)
 
-    def _other_arguments(self) -> dict[str, Any]:
-        """The axes that the reference has parameters for."""
-        assert self.reference is not None
-        parameters = inspect.signature(self.reference).parameters
-        values = self.frame.values
-        spec = self.frame.spec
-        for name in self.inputs:
-            if name not in parameters and not _takes_anything(parameters):
-                message = (
-                    f"the reference has no parameter {name!r}{nearest(name, parameters)}; it is "
-                    "called with the inputs by their names"
-                )
-                raise refuse(spec, _REFERENCE, message)
-        known = {*self.inputs, *values}
-        for name, parameter in parameters.items():
-            required = parameter.default is parameter.empty and parameter.kind not in (
-                parameter.VAR_KEYWORD,
-                parameter.VAR_POSITIONAL,
-            )
-            if required and name not in known:
-                raise refuse(
-                    spec,
-                    _REFERENCE,
-                    f"has the parameter {name!r}, neither input nor axis{nearest(name, known)}",
-                )
+    @cached_property
+    def _axes(self) -> dict[str, Any]:
+        """The axes as code is given them."""
         return {
             name: torch_dtype(value) if name in self._dtype_axes else value
-            for name, value in values.items()
-            if name in parameters
+            for name, value in self.frame.values.items()
         }
 
     @cached_property
@@ -243,15 +215,18 @@ class Declared:
             name,
             dims,
             dtype,
-            DTYPES[str(dtype)[6:]].roundoff,
+            DTYPES[str(dtype)[6:]].roundoff + (self.reference.roundoff if self.reference else 0),
             magnitude=None if self.reference is None else lambda: self._term_sizes[name],
         )
 
     @cached_property
     def _term_sizes(self) -> dict[str, torch.Tensor]:
         """By output and gradient: the sizes of the terms it is the sum of."""
+        assert self.reference is not None
+        exact = self.reference.exact_dtype == torch.float64
+        dtype = torch.float64 if exact else torch.float32
         return term_sizes(
-            lambda: self._values(self._run(torch.float64)), self.exact, self.seed ^ 0x7E125
+            lambda: self._values(self._run(dtype)), self.exact, self.seed ^ 0x7E125, dtype=dtype
         )
 
     def _dim_names(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -296,7 +271,7 @@ class Declared:
         }
         names |= {"device": frame.device, "values": self.distribution}
         names |= {f"d{name}": tensor for name, tensor in cotangents.items()} | inputs
-        by_autograd = frame.spec.factory is None
+        by_autograd = self._by_autograd
         return Problem(
             values=frame.values,
             names=names,
@@ -344,18 +319,17 @@ class Declared:
             yield relation if self.reference is not None else replace(relation, judge=())
 
 
+def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def declared_case(frame: Frame) -> Declared:
     """The case with tensors drawn from its seed."""
     declaration = declared(frame.spec)
-    reference = None
-    if declaration.reference is not None:
-        reference = load(frame.spec, _REFERENCE, declaration.reference)
-    if not (reference is None or callable(reference)):
-        raise refuse(frame.spec, _REFERENCE, f"{declaration.reference!r} is not a function")
+    reference = reference_of(frame, declaration)
     distribution = choose(frame.values.get("values"), frame.seed)
     inputs = drawn_inputs(frame, declaration, distribution, frame.seed)
     return Declared(frame, declaration, reference, inputs, distribution, frame.seed)
-
-
-def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(each.kind is each.VAR_KEYWORD for each in parameters.values())

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Disturbed", "term_sizes"]
 
-# Far above float64's own rounding, far below what would leave the first order.
-_UNIT = 2.0**-24
+# Far above the dtype's own rounding, far below what would leave the first order.
+_UNITS = {torch.float64: 2.0**-24, torch.float32: 2.0**-12}
 # A single element's two terms could by chance be disturbed alike once; hardly twice.
 _RUNS = 2
 
@@ -70,18 +70,25 @@ class Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result.add_(error.mul_(result))
 
 
-def term_sizes(evaluate: Callable[[], Tensors], exact: Tensors, seed: int) -> Tensors:
-    """The sizes of the terms in each of the float64 tensors that `evaluate` gives.
+def term_sizes(
+    evaluate: Callable[[], Tensors],
+    exact: Tensors,
+    seed: int,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> Tensors:
+    """The sizes of the terms in each of the tensors that `evaluate` computes in `dtype`.
 
     exact: what it gives undisturbed; no size is below a result's own. The same seed gives the
     same sizes. Elements that are not finite, or are not once disturbed, have size 0.
     """
+    unit = _UNITS[dtype]
     sizes = {name: _finite(tensor).abs() for name, tensor in exact.items()}
     for run in range(_RUNS):
-        with Disturbed(_UNIT, seed + run):
+        with Disturbed(unit, seed + run):
             found = evaluate()
         for name, size in sizes.items():
-            moved = _finite(found[name].double() - exact[name].double()).abs_() / _UNIT
+            moved = _finite(found[name].double() - exact[name].double()).abs_() / unit
             torch.maximum(size, moved, out=size)
     return sizes
 

@@ -1,0 +1,22 @@
+"""What a call of the code under test gave: its outputs and gradients, and which are missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+__all__ = ["Results"]
+
+
+class Results(dict[str, "torch.Tensor"]):
+    """Outputs and gradients by name; `absent` has the gradients that are not there, and why."""
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], absent: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(tensors)
+        self.absent = dict(absent or {})

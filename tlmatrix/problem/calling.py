@@ -1,0 +1,228 @@
+"""Arguments of a call from its `call`, and named results from its `returns`.
+
+Used for the code under test and for references alike; what is wrong becomes an exception by
+`wrong(path, message)`, where the path is that of the key: `("call", 2)`, `("returns", "lse")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.spec.calling import (
+    SKIPPED,
+    Inout,
+    OutputBuffer,
+    expression,
+    is_name,
+    items_of,
+)
+from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.words import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from tlmatrix.spec.calling import Call, Fill, Returns
+
+__all__ = ["Arguments", "Given", "arguments_of", "named_results"]
+
+Path = tuple[str | int, ...]
+Wrong = Callable[[Path, str], Exception]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What arguments are made from.
+
+    `names` are values by name, and `outputs` the outputs that `allocate` makes buffers of. A bare
+    output name in `call` is a buffer if it is in `results`, or is no name of a value.
+    """
+
+    names: Mapping[str, Any]
+    outputs: Collection[str]
+    results: Collection[str]
+    allocate: Callable[[str, Fill], torch.Tensor]
+    wrong: Wrong
+
+    def buffer(self, name: str, fill: Fill, path: Path) -> torch.Tensor:
+        """A buffer for an output; `path` is where the spec names it."""
+        if name not in self.outputs:
+            message = f"the problem has no output {name!r}"
+            raise self.wrong(path, message + suggestion(name, self.outputs, "Its outputs"))
+        return self.allocate(name, fill)
+
+    def value(self, name: str, path: Path) -> Any:  # noqa: ANN401 - an argument
+        """The value of a name; `path` is where the spec has it."""
+        if name not in self.names:
+            words = suggestion(name, sorted(self.names), "Known names")
+            raise self.wrong(path, f"the problem has no {name!r}{words}")
+        return self.names[name]
+
+    def written(self, name: str) -> bool:
+        """Whether a bare name stands for a buffer."""
+        return name in self.results or (name in self.outputs and name not in self.names)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call, and the tensors among them that hold outputs afterwards."""
+
+    positional: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def arguments_of(call: Call, given: Given) -> Arguments:
+    """The arguments that `call` lists.
+
+    Raises what `given.wrong` makes of a name that is not there, an expression that has no value,
+    and an output that the problem does not have.
+    """
+    written: dict[str, torch.Tensor] = {}
+    values = {key: _argument(item, ("call", key), given, written) for key, item in items_of(call)}
+    if isinstance(call, dict):
+        return Arguments((), {str(key): value for key, value in values.items()}, written)
+    return Arguments(tuple(values.values()), {}, written)
+
+
+def _argument(item: object, path: Path, given: Given, written: dict[str, torch.Tensor]) -> Any:  # noqa: ANN401 - an argument
+    match item:
+        case list() | tuple():
+            return [_argument(each, path, given, written) for each in item]
+        case OutputBuffer():
+            written[item.output] = buffer = given.buffer(item.output, item.fill, path)
+            return buffer
+        case Inout():
+            value = given.value(item.inout, path)
+            if not isinstance(value, torch.Tensor):
+                message = f"{item.inout!r} is no tensor, so a call cannot change it in place"
+                raise given.wrong(path, message)
+            written[item.output] = copy = _copy(value)
+            return copy
+        case str() if is_name(item):
+            if given.written(item):
+                written[item] = buffer = given.buffer(item, "nan", path)
+                return buffer
+            return given.value(item, path)
+        case str():
+            try:
+                return expression(item).evaluate(given.names)
+            except ExpressionError as error:
+                raise given.wrong(path, str(error)) from error
+    return item
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the same sizes and strides, which autograd follows back to the original."""
+    if tensor.numel() and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        # Elements share memory (an expanded tensor): an operator cannot change them apart.
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
+    made = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return made.copy_(tensor)
+
+
+# Results ------------------------------------------------------------------------------------------
+
+
+def named_results(
+    results: object,
+    returns: Returns,
+    expected: Sequence[str],
+    written: Collection[str],
+    wrong: Wrong,
+) -> dict[str, torch.Tensor]:
+    """The tensors that a call returned, by name.
+
+    returns: the spec's `returns`; a name in `written` is read from its buffer. Without it the
+        results are the first ones of `expected` that are not in `written`, as many as there are.
+
+    Raises what `wrong` makes of results that do not fit.
+    """
+    if isinstance(returns, dict):
+        return {
+            name: _tensor(name, _found(results, name, path, wrong), wrong)
+            for name, path in returns.items()
+        }
+    order = [name for name in (returns or expected) if name not in written]
+    if not order:
+        return {}
+    found = results if isinstance(results, tuple | list) else (results,)
+    if results is None:
+        found = ()
+    if len(found) > len(order) or (returns and len(found) < len(order)):
+        raise wrong(
+            (),
+            f"gave {len(found)} results, but {len(order)} have names: {', '.join(order)}. "
+            "List what it returns under `returns`, with _ for a result that is not checked",
+        )
+    if not found:
+        if written and not returns:
+            return {}
+        raise wrong((), "returned nothing; it must return a tensor or a tuple of tensors")
+    return {
+        name: _tensor(name, value, wrong)
+        for name, value in zip(order, found, strict=False)
+        if name != SKIPPED
+    }
+
+
+def _tensor(name: str, value: object, wrong: Wrong) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    words = f"its result {name!r} is not a tensor but of type {type(value).__name__}"
+    parts = _parts(value)
+    if parts:
+        words += f"; pick a part of it under `returns`: {{{name}: {parts[0]}}}"
+        words += f" ({', '.join(parts)})" if len(parts) > 1 else ""
+    raise wrong((), words)
+
+
+def _found(results: object, name: str, path: str, wrong: Wrong) -> object:
+    """What a path of keys, indices and attributes leads to."""
+    value, walked = results, "the result"
+    for part in path.split("."):
+        value = _part(value, part, name, walked, wrong)
+        walked = f"{walked}.{part}"
+    return value
+
+
+def _part(value: object, part: str, name: str, walked: str, wrong: Wrong) -> object:
+    number = int(part) if part.lstrip("-").isdecimal() else None
+    if isinstance(value, Mapping):
+        for key in (part, number):
+            if key in value:
+                return value[key]
+    elif isinstance(value, Sequence) and not isinstance(value, str) and number is not None:
+        if -len(value) <= number < len(value):
+            return value[number]
+    elif not isinstance(value, torch.Tensor) and number is None and hasattr(value, part):
+        return getattr(value, part)
+    kind = "a tensor" if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"
+    parts = _parts(value)
+    known = suggestion(part, parts, "It has") if parts else ""
+    raise wrong(("returns", name), f"{walked} has no {part!r}: it is {kind}{known}")
+
+
+def _parts(value: object) -> list[str]:
+    """What a path may go on with: keys, indices, or attributes that are there."""
+    if isinstance(value, torch.Tensor) or value is None:
+        return []
+    if isinstance(value, Mapping):
+        return [str(key) for key in value]
+    names = list(getattr(value, "_fields", None) or _attributes(value))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return names or [str(index) for index in range(len(value))]
+    return names
+
+
+def _attributes(value: object) -> list[str]:
+    """The public attributes that an object has of its own."""
+    return [name for name in getattr(value, "__dict__", ()) if not name.startswith("_")]

@@ -1,0 +1,145 @@
+"""The reference of a declared problem: found, called as its declaration says, its results named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
+from tlmatrix.problem.calling import Arguments, Given, arguments_of, named_results
+from tlmatrix.problem.declared.tensors import dtype_declared, sizes_of
+from tlmatrix.spec.importing import load, refuse
+from tlmatrix.spec.parts import OutputDecl
+from tlmatrix.words import nearest
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Callable, Mapping
+
+    from tlmatrix.problem.calling import Path
+    from tlmatrix.problem.frame import Frame
+    from tlmatrix.spec.calling import Fill
+    from tlmatrix.spec.models import DeclaredProblem, Reference
+
+__all__ = ["REFERENCE", "ReferenceCall", "reference_of"]
+
+REFERENCE = ("problem", "reference")
+"""Where a spec has it."""
+
+
+@dataclass(frozen=True)
+class ReferenceCall:
+    """A reference and how it is called."""
+
+    frame: Frame
+    declaration: DeclaredProblem
+    said: Reference
+    function: Callable[..., Any]
+    parameters: Mapping[str, inspect.Parameter] | None
+
+    @property
+    def exact_dtype(self) -> torch.dtype | None:
+        """The dtype of its floating-point inputs where it is most exact; None for their own."""
+        return {"float64": torch.float64, "float32": torch.float32}.get(self.said.dtype)
+
+    @property
+    def roundoff(self) -> float:
+        """The unit roundoff of what it gives; that of float64 counts as none."""
+        dtype = self.exact_dtype
+        if dtype is None:
+            inputs = self.declaration.inputs.values()
+            dtypes = {dtype_declared(self.frame, each.dtype) for each in inputs}
+            return max((torch.finfo(d).eps / 2 for d in dtypes if d.is_floating_point), default=0.0)
+        return 0.0 if dtype == torch.float64 else torch.finfo(dtype).eps / 2
+
+    def __call__(
+        self, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """The outputs by name; `tensors` are the inputs, `others` what axes are called.
+
+        Raises:
+            SpecError: the declaration does not fit the function, or its results the outputs.
+        """
+        arguments = self._arguments(tensors, others)
+        results = self.function(*arguments.positional, **arguments.keywords)
+        outputs = self.declaration.output_names
+        found = {
+            **arguments.written,
+            **named_results(results, self.said.returns, outputs, arguments.written, self._wrong),
+        }
+        for name in outputs:
+            if name not in found:
+                message = f"returned {len(found)} tensors; outputs are {', '.join(outputs)}"
+                raise self._wrong((), message)
+        return {name: found[name] for name in outputs}
+
+    def _arguments(
+        self, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]
+    ) -> Arguments:
+        known = {**others, **tensors}
+        if self.said.call:
+            return arguments_of(self.said.call, self._given(known, tensors))
+        if self.parameters is None:
+            return Arguments((), dict(tensors))
+        for name in tensors:
+            if name not in self.parameters and not takes_any_keyword(self.parameters):
+                raise self._wrong(
+                    (),
+                    f"the reference has no parameter {name!r}{nearest(name, self.parameters)}; it "
+                    "is called with the inputs by their names. Say otherwise with `call`: "
+                    "reference: {function: …, call: […]}",
+                )
+
+        def missing(name: str) -> Exception:
+            words = f"has the parameter {name!r}, neither input nor axis{nearest(name, known)}"
+            return self._wrong((), words)
+
+        found = by_name(self.parameters, known, missing)
+        if not takes_any_keyword(self.parameters):
+            return found
+        return Arguments(found.positional, {**tensors, **found.keywords})
+
+    def _given(self, names: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Given:
+        outputs = self.declaration.outputs
+        device = next(iter(tensors.values())).device
+
+        def allocate(name: str, fill: Fill) -> torch.Tensor:
+            path = ("problem", "outputs", name, "shape")
+            decl = outputs[name] if isinstance(outputs, dict) else OutputDecl()
+            if decl.shape is None:
+                message = f"the reference writes {name!r}, so its shape must stand here"
+                raise refuse(self.frame.spec, path, message)
+            dtype = self._buffer_dtype(decl, tensors)
+            value = float("nan") if fill == "nan" and dtype.is_floating_point else 0
+            shape = sizes_of(self.frame, decl.shape, path)
+            return torch.full(shape, value, dtype=dtype, device=device)
+
+        declared = self.declaration.output_names
+        return Given(names, declared, declared, allocate, self._wrong)
+
+    def _buffer_dtype(self, decl: OutputDecl, tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
+        floating = [each.dtype for each in tensors.values() if each.is_floating_point()]
+        if decl.dtype is not None:
+            dtype = dtype_declared(self.frame, decl.dtype)
+            return floating[0] if dtype.is_floating_point and floating else dtype
+        return (floating or [each.dtype for each in tensors.values()])[0]
+
+    def _wrong(self, path: Path, message: str) -> Exception:
+        return refuse(self.frame.spec, (*REFERENCE, *path), f"{self.said.function}: {message}")
+
+
+def reference_of(frame: Frame, declaration: DeclaredProblem) -> ReferenceCall | None:
+    """The declaration's reference; None where there is none.
+
+    Raises:
+        SpecError: it is not there, or cannot be called.
+    """
+    said = declaration.reference
+    if said is None:
+        return None
+    function = load(frame.spec, REFERENCE, said.function)
+    if not callable(function):
+        raise refuse(frame.spec, REFERENCE, f"{said.function!r} is not a function")
+    return ReferenceCall(frame, declaration, said, function, parameters_of(function))
