@@ -29,7 +29,7 @@ def packed_scale(dim, dtype="float16", block=32):
 
 @tilelang.jit
 def paged_gather(dim, page=16, dtype="float16"):
-    total, rows, pages, columns, vocab = T.dynamic("total, rows, pages, columns, vocab")
+    rows, pages, columns, vocab = T.dynamic("rows, pages, columns, vocab")
 
     @T.prim_func
     def main(

@@ -215,14 +215,14 @@ def dtype_arguments(seen: Call, dtype: str) -> list[str]:
 
 
 def _with_other_dtype(seen: Call) -> None:
-    """Try another dtype for the inputs: half precision for single, or the other way round."""
+    """Try another dtype for the inputs: half precision, or the other half precision."""
     floats = {n: v for n, v in seen.before.items() if v.dtype in (*_HALVES, torch.float32)}
     halves = {name: value for name, value in floats.items() if value.dtype in _HALVES}
     following = halves or floats
     if not following:
         return
     own = next(iter(following.values())).dtype
-    other = torch.float16 if own == torch.float32 else torch.float32
+    other = torch.bfloat16 if own == torch.float16 else torch.float16
     name = str(own)[6:]
     changed: dict[str, Any] = {n: v.to(other) for n, v in following.items() if v.dtype == own}
     changed |= dict.fromkeys(dtype_arguments(seen, name), str(other)[6:])

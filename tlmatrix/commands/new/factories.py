@@ -255,8 +255,21 @@ def _followers(
             buffer = changed.buffer_map.get(handle, handle)
             if before.dtype != str(buffer.dtype):
                 found.setdefault(before.name, name)
-                fine = (str(values[name]), other)
+                fine = (str(values[name]), *_half_beside(factory, values, name))
     return found, fine if len(set(found.values())) == 1 else ()
+
+
+def _half_beside(
+    factory: Callable[..., Any], values: Mapping[str, Any], name: str
+) -> Iterator[str]:
+    """The other half precision, if the factory takes it."""
+    other = {"float16": "bfloat16", "bfloat16": "float16"}.get(str(values[name]))
+    if other is not None:
+        try:
+            _kernel(factory, {**values, name: other})
+        except Exception:  # noqa: BLE001 - it takes one dtype only
+            return
+        yield other
 
 
 def _names(parameter: Tensor | Number) -> list[str]:

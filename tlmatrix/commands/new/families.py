@@ -65,6 +65,8 @@ def _gemm(target: Target, observed: Observed) -> Draft | None:
     followed = {each.dtype_of for each in (a, b, c)}
     if a.dtype_of is None:
         axes["dtype"] = (a.dtype,)
+    flagged = [each.name for each in observed.arguments if _is_flag(each.name, observed)]
+    axes |= {name: ("false", "true") for name in flagged if name not in axes}
     lines = []
     for item in observed.arguments:
         if item.name in followed:
@@ -73,12 +75,10 @@ def _gemm(target: Target, observed: Observed) -> Draft | None:
                 axes["out_dtype"] = (str(item.value),)
         else:
             value = compiled.get(item.name, constant(item.value))
-            value = item.name if item.name in _FLAGS else value
+            value = item.name if item.name in flagged else value
         lines.append(Line(item.name, value))
     given = [names[each.name] for each in observed.tensors]
     parameters = [each.name for each in observed.tensors]
-    flagged = [each.name for each in observed.arguments if each.name in _FLAGS]
-    axes |= {name: ("false", "true") for name in flagged if name not in axes}
     same = given == parameters
     return Draft(
         spec_name(target.text),
@@ -99,6 +99,11 @@ def _gemm(target: Target, observed: Observed) -> Draft | None:
         axes=axes,
         notes=("a GEMM: inputs and the float64 reference are ours",),
     )
+
+
+def _is_flag(name: str, observed: Observed) -> bool:
+    """A kernel that accumulates reads what it writes, so that a call of it is another one."""
+    return name in _FLAGS and not (observed.factory and name == "accumulate")
 
 
 def _sides(

@@ -174,7 +174,7 @@ def _stem(name: str) -> str:
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     while (shorter := _SUFFIXES.sub("", name)) != name:
         name = shorter
-    return name
+    return name.rstrip("_")
 
 
 def _reference_names(name: str) -> Iterator[str]:

@@ -241,7 +241,7 @@ class _Writer:
         values.sort(key=lambda line: order.index(line.key))
         if self.target.positional:
             return tuple(line.value for line in values)
-        if all(line.key == line.value for line in values):
+        if not observed.mutated and all(line.key == line.value for line in values):
             return None
         return tuple(values)
 
@@ -323,7 +323,8 @@ class _Writer:
         if name in self.recognized.numbers:
             return ()
         if item.kind == "dtype":
-            return self._dtypes(item) if name in followed or not self.observed.factory else ()
+            followed_here = name in followed or not self.observed.factory
+            return (self.observed.dtypes or (str(value),)) if followed_here else ()
         if name in dimensions:
             return self._sizes(name, dimensions[name])
         if item.kind == "flag":
@@ -340,12 +341,6 @@ class _Writer:
         if wanted and value is not None and (not item.default or name in self.takes):
             return (str(value),)
         return ()
-
-    def _dtypes(self, item: Argument) -> tuple[str, ...]:
-        """Its own dtype and another; a GPU multiplies matrices of float32 as TF32, so not those."""
-        if self.observed.accesses.products:
-            return (str(item.value),)
-        return self.observed.dtypes or (str(item.value),)
 
     def _sizes(self, name: str, places: list[tuple[str, int]]) -> tuple[str, ...]:
         recorded = dict(self.observed.sizes).get(name)
