@@ -39,7 +39,7 @@ axes:
 tile: {{q: 32, k: 32}}
 checks: [{checks}]
 fuzz:
-  seqlens: {{sequences: 1..8, length: 0..300, around: [32], kv: independent}}
+  seqlens: {{sequences: 1..8, length: 0..300, around: [32], k: independent}}
   examples: {{quick: 20}}
 """
 

@@ -15,9 +15,9 @@ from tlmatrix.fuzz.draws import drawn_cases
 from tlmatrix.fuzz.worker import Job, compiled_once
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.problem.attention.axes import Setting
-from tlmatrix.problem.attention.values import lengths
 from tlmatrix.problem.distributions import usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec
+from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ where:
   - {expr: window is none or causal, because: a window is causal}
 tile: {q: 64, k: 128}
 fuzz:
-  seqlens: {sequences: 1..8, length: 0..300, around: [192], kv: independent}
+  seqlens: {sequences: 1..8, length: 0..300, around: [192], k: independent}
   axes: {window: {range: 1..300, around: [128]}}
 """
 DENSE = """\
@@ -77,7 +77,7 @@ def shrunk(spec: Spec, wanted: Callable[[Case], bool]) -> Case:
 
 
 def of(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return lengths(case["seqlens"])
+    return sides_of(case["seqlens"])
 
 
 def changed(spec: Spec, case: Case) -> dict[str, object]:
@@ -139,30 +139,47 @@ def test_the_lengths_that_break_kernels_come_up_in_200_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "holds"),
+    ("keys", "holds"),
     [
-        ("equal", lambda q, k: q == k),
+        ("same", lambda q, k: q == k),
         ("longer", lambda q, k: all(b >= a for a, b in zip(q, k, strict=True))),
         ("shorter", lambda q, k: all(b <= a for a, b in zip(q, k, strict=True))),
     ],
 )
-def test_key_lengths_are_as_the_spec_says(kv: str, holds: Callable[..., bool]) -> None:
-    spec = parse_spec(PACKED.replace("kv: independent", f"kv: {kv}"))
+def test_key_lengths_are_as_the_spec_says(keys: str, holds: Callable[..., bool]) -> None:
+    spec = parse_spec(PACKED.replace("k: independent", f"k: {keys}"))
     found = [of(case) for case in drawn(spec, 100)]
     assert all(holds(q, k) for q, k in found)
-    assert kv == "equal" or any(q != k for q, k in found)
+    assert keys == "same" or any(q != k for q, k in found)
+
+
+def test_a_rule_about_lengths_holds_for_generated_batches() -> None:
+    rule = "where:\n  - {expr: len(seqlens) < 3 and sum(seqlens.q) > 0, because: of memory}"
+    found = [of(case) for case in drawn(parse_spec(PACKED.replace("where:", rule)), 60)]
+    assert all(len(q) < 3 and sum(q) > 0 for q, _ in found)
+    assert len({q for q, _ in found}) > 10
+
+
+def test_a_plain_packed_axis_stays_plain_and_another_one_has_its_own_range() -> None:
+    spec = parse_spec(TWO_PACKINGS)
+    found = [case.values for case in drawn(spec, 60)]
+    assert all(isinstance(each["seqlens"], list) for each in found)
+    assert {length <= 20 for each in found for length in each["counts"]} == {True}
+    assert {len(each["counts"]) for each in found} == {2, 3, 4}
+    assert max(length for each in found for length in each["seqlens"]) > 100
+    assert len({str(each["counts"]) for each in found}) > 20
 
 
 def test_lengths_keep_to_their_ranges_and_decoding_to_its_queries() -> None:
-    old = "sequences: 1..8, length: 0..300, around: [192]"
-    few = parse_spec(PACKED.replace(old, "sequences: 2..3, length: 5..9, queries: 1"))
+    old = "sequences: 1..8, length: 0..300, around: [192], k: independent"
+    few = parse_spec(PACKED.replace(old, "sequences: 2..3, q: 1, k: 5..9"))
     for case in drawn(few, 60):
         q, k = of(case)
         assert 2 <= len(q) <= 3
         assert set(q) == {1}
         assert all(5 <= length <= 9 for length in k)
         assert case["seqlens"]["q"] == 1
-    some = parse_spec(PACKED.replace(old, "sequences: 4, length: 0..40, queries: 1..3"))
+    some = parse_spec(PACKED.replace(old, "sequences: 4, q: 1..3, k: 0..40"))
     found = [of(case) for case in drawn(some, 60)]
     assert {length for q, _ in found for length in q} == {1, 2, 3}
     assert max(length for _, k in found for length in k) > 30
@@ -316,6 +333,25 @@ def test_an_axis_that_the_spec_lists_is_drawn_from_its_list() -> None:
     assert {case["values"] for case in drawn(spec, 30)} == {"ramp"}
 
 
+TWO_PACKINGS = """
+name: grouped
+problem:
+  inputs:
+    x: {shape: [sum(seqlens), dim], dtype: float32}
+    cu_seqlens: {offsets_of: seqlens}
+    w: {shape: [sum(counts), dim], dtype: float32}
+    offsets: {offsets_of: counts}
+  outputs: [y]
+  reference: m:f
+entry: m:g
+axes:
+  dim: [8]
+  seqlens: [[17, 64, 1], [0, 5]]
+  counts: [[3, 0]]
+fuzz:
+  axes: {counts: {sequences: 2..4, length: 0..20}}
+"""
+
 REFUSED = {
     "a rule about a length that would have to be raised": (
         PACKED.replace("  scale:", "  max_seqlen_q: [none, 100]\n  scale:").replace(
@@ -324,13 +360,6 @@ REFUSED = {
         (
             "11:24: max_seqlen_q is 100, and 'fuzz' draws lengths up to 300; as a rule names the "
             "axis it cannot be made larger: list larger numbers, or draw shorter ones"
-        ),
-    ),
-    "a rule about drawn lengths": (
-        PACKED.replace("where:", "where:\n  - {expr: len(seqlens) < 3, because: of memory}"),
-        (
-            "18:12: lengths cannot be drawn so that 'len(seqlens) < 3' holds; change the rule, or "
-            "remove 'fuzz.seqlens' to draw from the batches that are listed"
         ),
     ),
     "more values than a rule can be held over": (
@@ -363,17 +392,6 @@ def test_what_cannot_be_drawn_is_an_error_at_its_place(text: str, message: str) 
     with pytest.raises(SpecError) as caught:
         cases(parse_spec(text))
     assert [str(issue) for issue in caught.value.issues] == [f"<spec>:{message}"]
-
-
-def test_a_rule_about_lengths_leaves_the_listed_batches_to_draw_from() -> None:
-    spec = parse_spec(
-        PACKED.replace(
-            "where:", "where:\n  - {expr: len(seqlens) < 2, because: of memory}"
-        ).replace(
-            "  seqlens: {sequences: 1..8, length: 0..300, around: [192], kv: independent}\n", ""
-        )
-    )
-    assert {str(case["seqlens"]) for case in drawn(spec, 30)} == {"[1]"}
 
 
 def test_an_unknown_tier_is_refused() -> None:

@@ -9,8 +9,8 @@ from hypothesis import find, settings
 
 from tlmatrix.fuzz.draw import cases
 from tlmatrix.fuzz.draws import drawn_cases
-from tlmatrix.problem.attention.values import lengths
 from tlmatrix.spec import SpecError, load_spec
+from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ def spec_with(folder: Path, options: str, name: str = "log.csv", log: str = LOG)
 
 
 def batches(spec: Spec, count: int = 60) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return [lengths(case["seqlens"]) for case in drawn_cases(cases(spec), count=count, first=1)]
+    return [sides_of(case["seqlens"]) for case in drawn_cases(cases(spec), count=count, first=1)]
 
 
 def replayed(found: list[tuple[tuple[int, ...], tuple[int, ...]]], log: list[int]) -> list[bool]:
@@ -87,7 +87,7 @@ def test_json_and_csv_say_the_same(tmp_path: Path, name: str, log: str) -> None:
 
 def test_key_lengths_come_from_a_column_of_their_own(tmp_path: Path) -> None:
     spec = spec_with(
-        tmp_path, "kv: independent, trace: {file: log.csv, q: GeneratedTokens, k: ContextTokens}"
+        tmp_path, "k: independent, trace: {file: log.csv, q: GeneratedTokens, k: ContextTokens}"
     )
     pairs = set(zip([44, 109, 55, 16, 16, 84, 142], CONTEXTS, strict=True))
     found = [set(zip(q, k, strict=True)) <= pairs for q, k in batches(spec)]
@@ -95,7 +95,7 @@ def test_key_lengths_come_from_a_column_of_their_own(tmp_path: Path) -> None:
 
 
 def test_where_queries_are_apart_the_log_tells_lengths_of_keys(tmp_path: Path) -> None:
-    spec = spec_with(tmp_path, "queries: 1, trace: {file: log.csv, q: ContextTokens}")
+    spec = spec_with(tmp_path, "q: 1, trace: {file: log.csv, q: ContextTokens}")
     found = batches(spec)
     assert {length for q, _ in found for length in q} == {1}
     assert sum(replayed([(k, q) for q, k in found], CONTEXTS)) > 20
@@ -111,8 +111,8 @@ def test_requests_outside_of_the_length_given_are_left_out(tmp_path: Path) -> No
 def test_a_replayed_batch_shrinks_to_the_shortest_lengths_of_any(tmp_path: Path) -> None:
     spec = spec_with(tmp_path, "trace: {file: log.csv, q: ContextTokens}")
     limits = settings(max_examples=2000, database=None, deadline=None)
-    case = find(cases(spec), lambda case: max(lengths(case["seqlens"])[0]) > 800, settings=limits)
-    assert sorted(lengths(case["seqlens"])[0]) == [0, 801]
+    case = find(cases(spec), lambda case: max(sides_of(case["seqlens"])[0]) > 800, settings=limits)
+    assert sorted(sides_of(case["seqlens"])[0]) == [0, 801]
 
 
 OPTION = "trace: {file: log.csv, q: ContextTokens}"
@@ -142,7 +142,7 @@ BAD = {
     ),
     "keys that must equal queries": (
         "trace: {file: log.csv, q: ContextTokens, k: GeneratedTokens}", LOG,
-        "log.csv:2:1: 44 keys beside 374 queries, where 'fuzz.seqlens' has kv: equal; kv: indep",
+        "log.csv:2:1: 44 keys beside 374 queries, where 'fuzz.seqlens' has k: same; k: indepe",
     ),
     "a quote that is never closed": (
         OPTION, LOG.replace("374", '"374'), "log.csv:8:1: not CSV: unexpected end of data"

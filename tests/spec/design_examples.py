@@ -37,7 +37,7 @@ tolerance:
 checks: [numeric, gradients, poison, guards, isolation, determinism, properties]
 
 fuzz:
-  seqlens: {sequences: 1..8, length: 0..300, around: [64, 128], kv: independent}
+  seqlens: {sequences: 1..8, length: 0..300, around: [64, 128], k: independent}
   examples: {quick: 20, nightly: 500}
 
 rejects:                              # bad input must raise, with these words

@@ -79,7 +79,7 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
             sequences=Range(low=1, high=8),
             length=Range(low=0, high=300),
             around=(64, 128),
-            kv="independent",
+            k="independent",
         ),
         examples={"quick": 20, "nightly": 500},
     )

@@ -40,7 +40,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a key that does not exist, deep inside": (
         HEAD + "fuzz: {seqlens: {lenght: 0..8}}\n",
         [
-            "5:18: unknown key 'lenght'; did you mean 'length'? Keys here: sequences, length, queries, around, kv, trace"
+            "5:18: unknown key 'lenght'; did you mean 'length'? Keys here: sequences, length, q, k, around, trace"
         ],
     ),
     "a key with another case and dash": (

@@ -76,7 +76,7 @@ def test_it_accepts_the_specs_of_the_product(path: Path) -> None:
         ("floor: auto", "floor: automatic"),
         ("checks: [numeric", "checks: [numerics"),
         ("1..8", "1-8"),
-        ("kv: independent", "kv: free"),
+        ("k: independent", "k: free"),
         ("quick: 20", "quick: many"),
         ("mode: tolerate", "mode: tolerant"),
         ("raises: ValueError, ", ""),

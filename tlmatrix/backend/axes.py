@@ -83,11 +83,12 @@ def _read_by_spec(spec: Spec) -> Iterator[str]:
     expressions += [Expression(value) for value in spec.compile.values() if isinstance(value, str)]
     if isinstance(spec.problem, DeclaredProblem):
         outputs = spec.problem.outputs
-        for declaration in [
-            *spec.problem.inputs.values(),
-            *(outputs.values() if isinstance(outputs, dict) else ()),
-        ]:
-            expressions += declaration.shape or ()
+        for decl in spec.problem.inputs.values():
+            expressions += decl.sizes
+        declared_outputs = outputs.values() if isinstance(outputs, dict) else ()
+        for output in declared_outputs:
+            expressions += output.shape or ()
+        for declaration in (*spec.problem.inputs.values(), *declared_outputs):
             if declaration.dtype and declaration.dtype.startswith("$"):
                 yield declaration.dtype[1:]
     for expression in expressions:

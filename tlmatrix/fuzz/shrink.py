@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 from tlmatrix.fuzz.draw.extras import SIDES
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.lengths import sides_of
 from tlmatrix.spec.values import Value, canonical
 
 if TYPE_CHECKING:
     from tlmatrix.matrix import Case
+    from tlmatrix.spec.drawing import Range
     from tlmatrix.spec.models import Spec
 
 __all__ = ["Shrunk", "shrink"]
@@ -235,26 +237,29 @@ def _with_lists(value: Value, lists: _Lists, place: tuple[str, ...] = ()) -> Val
 
 
 def _within(spec: Spec, case: Case) -> bool:
-    """Whether the lengths of a case are those that the `fuzz` section of its spec speaks of."""
-    if "seqlens" not in case.values or spec.fuzz is None:
+    """Whether the lengths of a case are in the ranges of the `fuzz` section of its spec."""
+    if spec.fuzz is None:
         return True
-    lists = _lists_of(case.values["seqlens"])
-    told = spec.fuzz.seqlens
-    queries, keys = lists.get(("q",), lists.get(())), lists.get(("k",))
-    own = told.queries or told.length
-    if queries is not None and not all(own.low <= n <= own.high for n in queries):
+    for axis, drawn in spec.fuzz.axes.items():
+        if drawn.lengths is not None and axis in case.values:
+            q, k = sides_of(case.values[axis], axis)
+            if not (_all_in(drawn.lengths.length, q) and _all_in(drawn.lengths.length, k)):
+                return False
+    if "seqlens" not in case.values:
+        return True
+    q, k = sides_of(case.values["seqlens"])
+    lengths = spec.fuzz.seqlens
+    if not (_all_in(lengths.q or lengths.length, q) and _all_in(lengths.keys, k)):
         return False
-    if keys is None:
-        return True
-    if not all(told.length.low <= n <= told.length.high for n in keys):
-        return False
-    if queries is None or told.queries is not None or len(queries) != len(keys):
-        return True
-    match told.kv:
-        case "equal":
-            return queries == keys
+    match lengths.relation:
+        case "same":
+            return q == k
         case "longer":
-            return all(k >= q for q, k in zip(queries, keys, strict=True))
+            return all(keys >= queries for queries, keys in zip(q, k, strict=True))
         case "shorter":
-            return all(k <= q for q, k in zip(queries, keys, strict=True))
+            return all(keys <= queries for queries, keys in zip(q, k, strict=True))
     return True
+
+
+def _all_in(range_: Range, lengths: Sequence[int]) -> bool:
+    return all(range_.low <= length <= range_.high for length in lengths)

@@ -314,7 +314,7 @@ class _Places:
         if name not in declared.inputs and name[:1] == "d" and name[1:] in declared.output_names:
             name = name[1:]  # A cotangent is shaped as its output.
         if name in declared.inputs:
-            words = [str(size) for size in declared.inputs[name].shape]
+            words = [str(size) for size in declared.inputs[name].sizes]
         else:
             output = declared.outputs[name] if isinstance(declared.outputs, dict) else None
             if isinstance(output, OutputDecl) and output.shape is not None:

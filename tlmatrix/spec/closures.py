@@ -11,8 +11,11 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tlmatrix.spec.lengths import SIDES, lengths_of, sides_of
+
 __all__ = [
     "FUNCTIONS",
+    "SPARE_PAGES",
     "Evaluate",
     "Failed",
     "arithmetic",
@@ -26,6 +29,7 @@ __all__ = [
     "first_true",
     "fixed",
     "negated",
+    "one_side",
     "shorten",
     "signed",
 ]
@@ -51,6 +55,7 @@ def shorten(text: str, width: int = 80) -> str:
 
 
 _NUMBERS = (int, float)
+_LISTS = (list, tuple)
 
 
 def constant(value: object) -> Evaluate:
@@ -181,6 +186,20 @@ def _membership(name: str, offset: int) -> Callable[[Any, Any], Any]:
     return contained
 
 
+def one_side(name: str, side: str, offset: int) -> Evaluate:
+    """`seqlens.q`: the lengths of one side of a packed axis."""
+
+    def evaluate(names: Any) -> Any:  # noqa: ANN401
+        if side not in SIDES:
+            raise Failed(f"{name!r} has no side {side!r}; a packed axis has q and k", offset)
+        try:
+            return list(sides_of(names[name], name)[SIDES.index(side)])
+        except ValueError as problem:
+            raise Failed(str(problem), offset) from None
+
+    return evaluate
+
+
 def signed(sign: str, offset: int, evaluate: Evaluate) -> Evaluate:
     """`-x` and `+x`."""
     apply = operator.neg if sign == "-" else operator.pos
@@ -206,9 +225,7 @@ def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evalu
         "**": _bounded_power,
     }[sign]
 
-    def evaluate(names: Any) -> Any:  # noqa: ANN401
-        a = left(names)
-        b = right(names)
+    def scalar(a: Any, b: Any) -> Any:  # noqa: ANN401
         if not (isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS)):
             bad = b if isinstance(a, _NUMBERS) else a
             raise Failed(f"{sign!r} needs numbers, not {_show(bad)}", offset)
@@ -220,7 +237,26 @@ def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evalu
             reason = f"{_show(a)} {sign} {_show(b)}: {problem}"
         raise Failed(reason, offset)
 
+    def evaluate(names: Any) -> Any:  # noqa: ANN401
+        try:
+            return _elementwise(scalar, left(names), right(names))
+        except ValueError as problem:
+            raise Failed(str(problem), offset) from None
+
     return evaluate
+
+
+def _elementwise(apply: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:  # noqa: ANN401
+    """`apply`, for each element where one operand or both are lists: lengths of sequences."""
+    if not isinstance(a, _LISTS) and not isinstance(b, _LISTS):
+        return apply(a, b)
+    if not isinstance(a, _LISTS):
+        return [apply(a, each) for each in b]
+    if not isinstance(b, _LISTS):
+        return [apply(each, b) for each in a]
+    if len(a) != len(b):
+        raise ValueError(f"lists of {len(a)} and {len(b)} elements")
+    return [apply(x, y) for x, y in zip(a, b, strict=True)]
 
 
 def _bounded_power(base: Any, exponent: Any) -> Any:  # noqa: ANN401
@@ -252,20 +288,62 @@ def called(name: str, offset: int, parts: list[Evaluate]) -> Evaluate:
 
 
 def _ceildiv(total: Any, step: Any) -> Any:  # noqa: ANN401
-    """How many steps cover the total: `ceildiv(65, 64)` is 2."""
-    if not (isinstance(total, _NUMBERS) and isinstance(step, _NUMBERS)):
+    """How many steps cover the total: `ceildiv(65, 64)` is 2; for each element of a list."""
+
+    def one(total: Any, step: Any) -> Any:  # noqa: ANN401
+        if not (isinstance(total, _NUMBERS) and isinstance(step, _NUMBERS)):
+            raise TypeError
+        return -(-total // step)
+
+    return _elementwise(one, total, step)
+
+
+def _sum(values: Any) -> Any:  # noqa: ANN401
+    return sum(_numbers(values))
+
+
+def _least(*values: Any) -> Any:  # noqa: ANN401
+    return min(values) if len(values) > 1 else min(_numbers(values[0]), default=0)
+
+
+def _most(*values: Any) -> Any:  # noqa: ANN401
+    return max(values) if len(values) > 1 else max(_numbers(values[0]), default=0)
+
+
+def _len(value: Any) -> int:  # noqa: ANN401
+    """How many elements; of a packed axis with sides, how many sequences."""
+    count: int = len(sides_of(value)[0]) if isinstance(value, Mapping) else len(value)
+    return count
+
+
+def _pages(lengths: Any, page_size: Any) -> int:  # noqa: ANN401
+    """Pages of a pool: those that hold the sequences, and `SPARE_PAGES` that none owns."""
+    if type(page_size) is not int or page_size < 1:
         raise TypeError
-    return -(-total // step)
+    return sum(-(-length // page_size) for length in _numbers(lengths)) + SPARE_PAGES
+
+
+def _numbers(values: Any) -> Any:  # noqa: ANN401
+    """The elements of a list of numbers, or the lengths of a packed axis without sides."""
+    if isinstance(values, Mapping):
+        return lengths_of(values)
+    if not isinstance(values, _LISTS) or not all(isinstance(each, _NUMBERS) for each in values):
+        raise TypeError
+    return values
 
 
 _MANY = 1 << 20
+SPARE_PAGES = 3
+"""Pages of a pool that no sequence owns, so that reading one shows."""
 
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
-    "min": (min, 1, _MANY),
-    "max": (max, 1, _MANY),
+    "sum": (_sum, 1, 1),
+    "min": (_least, 1, _MANY),
+    "max": (_most, 1, _MANY),
     "abs": (abs, 1, 1),
-    "len": (len, 1, 1),
+    "len": (_len, 1, 1),
     "ceildiv": (_ceildiv, 2, 2),
+    "pages": (_pages, 2, 2),
 }
 """Functions an expression may call: what runs, and the least and most values it takes."""
 

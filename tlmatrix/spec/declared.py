@@ -9,14 +9,17 @@ from tlmatrix.spec.conditions import unknown_names
 from tlmatrix.spec.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.fault import Fault
+from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import FAMILIES, DeclaredProblem
+from tlmatrix.spec.parts import DERIVED
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from tlmatrix.spec.models import InputDecl, OutputDecl, Spec
+    from tlmatrix.spec.values import Value
 
 __all__ = ["problem_faults", "returns_faults", "tolerance_faults"]
 
@@ -36,6 +39,7 @@ def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
         path: tuple[str | int, ...] = ("problem", "inputs", name)
         if name in axes:
             yield Fault(path, f"the input {name!r} has the name of an axis", at_key=True)
+        yield from _input_faults(tensor, axes, spec, path)
         yield from _tensor_faults(tensor, axes, spec, path)
     for name in problem.output_names:
         if name in problem.inputs or name in axes:
@@ -81,6 +85,53 @@ def _bound_faults(
         yield Fault((*path, "between"), message)
     if between is not None and getattr(tensor, "fill", None) is not None:
         yield Fault((*path, "fill"), "fill and between both say what the values are: leave one out")
+
+
+def _input_faults(
+    tensor: InputDecl, axes: Collection[str], spec: Spec, path: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    """An input has a shape and a dtype, or follows from a packed axis."""
+    written = [key for key in DERIVED if getattr(tensor, key) is not None]
+    if not written:
+        if tensor.page_size is not None:
+            yield Fault((*path, "page_size"), "page_size belongs to an input with pages_of")
+        for key in ("shape", "dtype"):
+            if getattr(tensor, key) is None:
+                message = f"the key {key!r} is missing; or say what it follows from: offsets_of: …"
+                yield Fault(path, message)
+        return
+    key = written[0]
+    for other in (*written[1:], "shape", "fill", "between"):
+        if getattr(tensor, other) is not None:
+            message = f"{key} decides what the tensor holds; leave {other} out"
+            yield Fault((*path, other), message, at_key=True)
+    if tensor.grad:
+        yield Fault((*path, "grad"), f"{key} makes integers, which have no gradient")
+    if tensor.dtype not in (None, "int32", "int64"):
+        yield Fault((*path, "dtype"), f"{key} makes int32 or int64, not {tensor.dtype}")
+    if (key == "pages_of") is (tensor.page_size is None):
+        message = (
+            "pages_of needs page_size, the rows of a page"
+            if tensor.page_size is None
+            else f"page_size belongs to pages_of, not to {key}"
+        )
+        yield Fault((*path, key), message, at_key=True)
+    of: Expression = getattr(tensor, key)
+    place = (*path, key)
+    unknown = list(unknown_names(of, axes, (), spec, place))
+    yield from unknown
+    if isinstance(tensor.page_size, Expression):
+        yield from unknown_names(tensor.page_size, axes, (), spec, (*path, "page_size"))
+    if not unknown and not any(_packed(spec.axes.get(name, ())) for name in of.names):
+        message = (
+            f"{str(of)!r} names no packed axis: an axis whose values are lists of lengths, "
+            "[[17, 64, 1], [0, 5]]"
+        )
+        yield Fault(place, message)
+
+
+def _packed(values: Collection[Value]) -> bool:
+    return bool(values) and all(explain_lengths(value) is None for value in values)
 
 
 def _tensor_faults(

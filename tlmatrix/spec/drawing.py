@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from tlmatrix.spec.fields import (
     RANGE,
@@ -90,8 +90,15 @@ class FuzzTrace(ShortModel):
     )
 
 
+def _kind_of_keys(value: object) -> str:
+    words = ("same", "independent", "longer", "shorter")
+    return (
+        "<word>" if isinstance(value, str) and (value in words or ".." not in value) else "<range>"
+    )
+
+
 class FuzzLengths(Model):
-    """How packed batches are made up."""
+    """How packed batches are made up; `q` and `k` are sides, as the axis writes them."""
 
     sequences: Range = Field(
         default=Range(low=1, high=8),
@@ -100,26 +107,30 @@ class FuzzLengths(Model):
     )
     length: Range = Field(
         default=Range(low=0, high=300),
-        description="How long a sequence is.",
+        description="How long a sequence is, on each side that has no range of its own.",
         examples=["0..300"],
     )
-    queries: Range | None = Field(
+    q: Range | None = Field(
         default=None,
-        description="How many queries a sequence has, where that is not its length: `1` where "
-        "keys are cached.",
+        description="How many queries a sequence has, where that is not `length`: `1` where keys "
+        "are cached.",
         examples=[1, "1..4"],
+    )
+    k: Annotated[
+        Annotated[Literal["same", "independent", "longer", "shorter"], Tag("<word>")]
+        | Annotated[Range, Tag("<range>")],
+        Discriminator(_kind_of_keys),
+    ] = Field(
+        default="same",
+        description="How many keys a sequence has: the `same` as queries, `independent` of them, "
+        "never fewer (`longer`), never more (`shorter`), or a range of their own.",
+        examples=["independent", "0..700"],
     )
     around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field(
         default=(),
         description="Lengths near which bugs live, such as tile edges: these, one less and one "
         "more are drawn often.",
         examples=[[64, 128]],
-    )
-    kv: Literal["equal", "independent", "longer", "shorter"] = Field(
-        default="equal",
-        description="Key lengths: `equal` to the query's, `independent` of them, never shorter "
-        "(`longer`), never longer (`shorter`).",
-        examples=["independent"],
     )
     trace: FuzzTrace | None = Field(
         default=None,
@@ -128,9 +139,23 @@ class FuzzLengths(Model):
         examples=["traces/chat.csv", {"file": "traces/chat.jsonl", "q": "prompt_tokens"}],
     )
 
+    @property
+    def keys(self) -> Range:
+        """The range of key lengths."""
+        return self.k if isinstance(self.k, Range) else self.length
+
+    @property
+    def relation(self) -> str:
+        """How key lengths follow from query lengths: same, independent, longer or shorter."""
+        apart = self.q is not None and self.k == "same"
+        return "independent" if apart or isinstance(self.k, Range) else str(self.k)
+
 
 class FuzzAxis(ShortModel):
-    """What an axis has in random cases besides its values. `1..300` is short for a range."""
+    """What an axis has in random cases besides its values. `1..300` is short for a range.
+
+    A packed axis other than `seqlens` has `sequences` and `length`, as `fuzz.seqlens` has.
+    """
 
     short = "range"
 
@@ -150,6 +175,24 @@ class FuzzAxis(ShortModel):
         description="Further values, as `axes` would list them.",
         examples=[[0.1, 2.0]],
     )
+    sequences: Range | None = Field(
+        default=None,
+        description="Of a packed axis: how many sequences a batch has.",
+        examples=["1..8"],
+    )
+    length: Range | None = Field(
+        default=None,
+        description="Of a packed axis: how long a sequence is.",
+        examples=["0..64"],
+    )
+
+    @property
+    def lengths(self) -> FuzzLengths | None:
+        """The batches of a packed axis; None for an axis of single values."""
+        if self.sequences is None and self.length is None:
+            return None
+        given = {"sequences": self.sequences, "length": self.length, "around": self.around}
+        return FuzzLengths(**{key: value for key, value in given.items() if value is not None})
 
 
 class Fuzz(Model):

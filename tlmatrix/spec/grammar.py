@@ -23,6 +23,7 @@ from tlmatrix.spec.closures import (
     first_true,
     fixed,
     negated,
+    one_side,
     signed,
 )
 from tlmatrix.spec.tokens import (
@@ -137,7 +138,7 @@ class _Parser:
         if text in FOREIGN_SIGNS:
             return f"{text!r} is not part of the expression language; {FOREIGN_SIGNS[text]}"
         if text == ".":
-            return "attributes ('.') are not part of the expression language"
+            return "'.' names one side of a packed axis, as in seqlens.q"
         if text == "[":
             return "indexing ('[...]') is not part of the expression language"
         if text == "(":
@@ -300,6 +301,10 @@ class _Parser:
                 called(token.text, token.offset, [each.evaluate for each in arguments]), *arguments
             )
         self.offsets.setdefault(token.text, token.offset)
+        if self.token.text == "." and self.tokens[self.index + 1].kind == "name":
+            side = self.tokens[self.index + 1]
+            self.index += 2
+            return _Part(one_side(token.text, side.text, side.offset), depth=1)
         return _Part(operator.itemgetter(token.text), depth=1)
 
     def parenthesis(self, opened: Token) -> _Part:

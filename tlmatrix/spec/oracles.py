@@ -145,6 +145,6 @@ def _alone_faults(
 def _dims(declared: DeclaredProblem) -> Iterable[str]:
     """Dimensions of inputs that have a name: a name alone, not something computed from several."""
     for tensor in declared.inputs.values():
-        for size in tensor.shape:
+        for size in tensor.sizes:
             if isinstance(size, Expression) and str(size).isidentifier():
                 yield str(size)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tlmatrix.spec.calling import Reference  # noqa: TC001 - pydantic reads it
+from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.fields import (
     EXCEPTION,
     AxisValue,
@@ -25,6 +26,7 @@ from tlmatrix.spec.fields import (
 
 __all__ = [
     "DEFAULT_TIERS",
+    "DERIVED",
     "Bench",
     "DeclaredProblem",
     "InputDecl",
@@ -39,17 +41,71 @@ __all__ = [
 # Problems declared in YAML -----------------------------------------------------------------
 
 
-class InputDecl(Model):
-    """An input tensor of a declared problem."""
+DERIVED = (
+    "offsets_of",
+    "starts_of",
+    "lengths_of",
+    "sequence_ids_of",
+    "positions_of",
+    "pages_of",
+)
+"""Keys of an input that follows from a packed axis: it has no shape or values of its own."""
 
-    shape: tuple[Size, ...] = Field(
+
+class InputDecl(Model):
+    """An input tensor of a declared problem: a shape, or what follows from a packed axis."""
+
+    shape: tuple[Size, ...] | None = Field(
+        default=None,
         description="Its dimensions: whole numbers, or expressions over the axes; `[]` for a "
-        "scalar.",
-        examples=[["rows", "cols"], ["2 * rows", 64]],
+        "scalar. `sum(seqlens)` is a packed dimension: its rows belong to the sequences in turn; "
+        "`len(seqlens)` has an element for each sequence; `pages(seqlens, page_size)` is the "
+        "number of pages of a pool.",
+        examples=[["rows", "cols"], ["2 * rows", 64], ["sum(seqlens)", "dim"]],
     )
-    dtype: str = Field(
-        description="A dtype as PyTorch spells it, or `$axis` for the value of that axis.",
+    dtype: str | None = Field(
+        default=None,
+        description="A dtype as PyTorch spells it, or `$axis` for the value of that axis. What "
+        "follows from a packed axis is int32 by default.",
         examples=["$dtype", "float32"],
+    )
+    offsets_of: ExpressionText | None = Field(
+        default=None,
+        description="Inclusive prefix sums of sequence lengths, [batch + 1], from 0: `cu_seqlens`. "
+        "A packed axis, one side of it (`seqlens.q`), or an expression that gives a list.",
+        examples=["seqlens", "ceildiv(counts, 64) * 64"],
+    )
+    starts_of: ExpressionText | None = Field(
+        default=None,
+        description="The first row of each sequence, [batch].",
+        examples=["seqlens"],
+    )
+    lengths_of: ExpressionText | None = Field(
+        default=None,
+        description="The length of each sequence, [batch].",
+        examples=["seqlens"],
+    )
+    sequence_ids_of: ExpressionText | None = Field(
+        default=None,
+        description="The sequence that each row belongs to, [sum(seqlens)]: the expert of a token.",
+        examples=["expert_counts"],
+    )
+    positions_of: ExpressionText | None = Field(
+        default=None,
+        description="The position of each row in its sequence, [sum(seqlens)].",
+        examples=["seqlens"],
+    )
+    pages_of: ExpressionText | None = Field(
+        default=None,
+        description="A block table, [batch, max(ceildiv(seqlens, page_size))]: the page of a pool "
+        "of `pages(seqlens, page_size)` that holds each part of a sequence. Pages are shuffled, a "
+        "few belong to no sequence, and entries past a sequence's last page lie outside the pool.",
+        examples=["seqlens"],
+    )
+    page_size: Size | None = Field(
+        default=None,
+        description="With `pages_of`: rows of a page.",
+        examples=[16, "page_size"],
     )
     grad: bool = Field(
         default=False,
@@ -70,6 +126,36 @@ class InputDecl(Model):
         "expressions over the axes.",
         examples=[[0, "experts - 1"], [-1, "experts - 1"]],
     )
+
+    @property
+    def derived(self) -> tuple[str, Expression] | None:
+        """The key that says what it follows from, and the list of lengths; None with a shape."""
+        for key in DERIVED:
+            lengths: Expression | None = getattr(self, key)
+            if lengths is not None:
+                return key, lengths
+        return None
+
+    @property
+    def sizes(self) -> tuple[Expression | int, ...]:
+        """The shape as it is declared, or as it follows from the packed axis."""
+        if self.derived is None:
+            return self.shape or ()
+        key, of = self.derived
+        match key:
+            case "offsets_of":
+                return (Expression(f"len({of}) + 1"),)
+            case "starts_of" | "lengths_of":
+                return (Expression(f"len({of})"),)
+            case "pages_of":
+                most = Expression(f"max(ceildiv({of}, {self.page_size}))")
+                return (Expression(f"len({of})"), most)
+        return (Expression(f"sum({of})"),)
+
+    @property
+    def dtype_text(self) -> str:
+        """The dtype, or `$axis`; int32 of what follows from a packed axis."""
+        return self.dtype or "int32"
 
 
 class OutputDecl(Model):

@@ -123,11 +123,11 @@ def _declared_faults(
         message = f"{name!r} is given to the entry: only results of ranks can be added up"
         yield Fault((*path, "sum"), message, at_key=True)
     decl = problem.inputs.get(gradients.get(name, name))
-    if decl is not None and isinstance(shard.dim, int) and shard.dim >= len(decl.shape):
-        count = len(decl.shape)
+    if decl is not None and isinstance(shard.dim, int) and shard.dim >= len(decl.sizes):
+        count = len(decl.sizes)
         yield Fault((*path, "dim"), f"{name!r} has {count} dimensions: dim is {_below(count)}")
     elif decl is not None and isinstance(shard.dim, str):
-        words = [str(size) for size in decl.shape]
+        words = [str(size) for size in decl.sizes]
         if shard.dim not in words:
             hint = suggestion(shard.dim, words, "Dimensions")
             yield Fault((*path, "dim"), f"{name!r} has no dimension {shard.dim!r}{hint}")

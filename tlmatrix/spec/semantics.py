@@ -19,6 +19,7 @@ from tlmatrix.spec.declared import problem_faults, returns_faults, tolerance_fau
 from tlmatrix.spec.expressions import FUNCTIONS, WORDS
 from tlmatrix.spec.fault import Fault
 from tlmatrix.spec.fields import BASELINES, OPTIONAL_AXES, TARGET
+from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import DeclaredProblem
 from tlmatrix.spec.oracles import oracle_faults
@@ -30,6 +31,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from tlmatrix.spec.drawing import FuzzAxis
     from tlmatrix.spec.models import Fuzz, Spec
     from tlmatrix.spec.values import Value
 
@@ -84,6 +86,22 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
     if "problem" not in written.broken and isinstance(spec.problem, DeclaredProblem):
         yield from returns_faults(spec, spec.problem)
         yield from tolerance_faults(spec, spec.problem)
+
+
+def _packed_axis_faults(
+    spec: Spec, axis: str, drawn: FuzzAxis, path: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    """`sequences` and `length` belong to an axis of lists of lengths."""
+    for index, value in enumerate(spec.axes.get(axis, ())):
+        if reason := explain_lengths(value, axis):
+            message = f"'sequences' and 'length' need a packed axis; value {index + 1}: {reason}"
+            yield Fault(path, message, at_key=True)
+            return
+    if drawn.range is not None or drawn.values:
+        message = "a packed axis has 'sequences' and 'length', no 'range' or 'values'"
+        yield Fault(path, message, at_key=True)
+    if drawn.sequences is not None and not drawn.sequences.low:
+        yield Fault((*path, "sequences"), "a batch has at least 1 sequence, not 0")
 
 
 def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
@@ -232,6 +250,8 @@ def _fuzz_faults(spec: Spec, fuzz: Fuzz, written: Written) -> Iterator[Fault]:
         if axis == "seqlens":
             message = "lengths are drawn as 'fuzz.seqlens' says; describe them there"
             yield Fault(path, message, at_key=True)
+        elif drawn.lengths is not None:
+            yield from _packed_axis_faults(spec, axis, drawn, path)
         elif whole and drawn.range is None and drawn.around:
             message = "'around' needs 'range', the numbers that there are"
             yield Fault((*path, "around"), message, at_key=True)

@@ -19,8 +19,8 @@ __all__ = ["described"]
 
 def described(ground: Ground) -> Iterator[str]:
     """A line each for lengths, for other axes that change freely, and for those that do not."""
-    if ground.lengths is not None:
-        yield f"seqlens: {_lengths(ground.lengths)}"
+    for axis, lengths in ground.lengths.items():
+        yield f"{axis}: {_lengths(lengths)}"
     parts = [f"{name} {_domain(each)}" for name, each in ground.free.items() if each.count > 1]
     if ground.extras.values:
         parts.append("values of every distribution")
@@ -39,8 +39,8 @@ def _lengths(lengths: Lengths) -> str:
     told = f"{_span(lengths.sequences)} sequences of {_span(lengths.whole)}"
     if lengths.apart:
         told += f" keys, beside {_span(lengths.queries[0])} queries each"
-    elif lengths.kv != "equal":
-        told += f", keys {lengths.kv}"
+    elif lengths.relation != "same":
+        told += f", keys {lengths.relation}"
     count = len(lengths.requests)
     return f"{told}; half of them from {count} requests of a trace" if count else told
 

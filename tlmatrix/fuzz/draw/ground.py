@@ -2,7 +2,8 @@
 
 An axis is one of three kinds:
 
-- packed lengths (`seqlens`), drawn anew for every example;
+- packed lengths (`seqlens`), drawn anew for every example; where a rule names them and does not
+  hold, a batch that the spec lists takes their place;
 - a *free* axis, drawn anew, too: one that `fuzz.axes` names, or one that decides no kernel (two
   cases that differ in it alone have one compile key: values, scale, batch);
 - the rest decide kernels. Together they make a *configuration*, and those come from the cases of
@@ -14,6 +15,7 @@ the other axes can still obey all rules (`tlmatrix.matrix.space` knows them exac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -31,16 +33,18 @@ from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
 from tlmatrix.spec.drawing import Fuzz
 from tlmatrix.spec.expressions import Expression, ExpressionError
+from tlmatrix.spec.fields import FAMILIES
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from tlmatrix.matrix.tiers import Plan
     from tlmatrix.problem import Family
+    from tlmatrix.spec.drawing import FuzzLengths
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.models import Rule, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Configuration", "Ground", "ground_of"]
@@ -80,9 +84,9 @@ class Ground:
     """All that drawing needs to know of a spec and a tier.
 
     `fixed` are the axes of a configuration and `free` those drawn anew, each with its domain;
-    `extras` are axes that the spec does not have. `lengths` is None where the spec packs no
-    sequences, or a rule speaks of them. `space` holds the axes that rules name, over the values of
-    their domains. With `only`, no other combination of the fixed axes is ever drawn.
+    `extras` are axes that the spec does not have. `lengths` are those of packed axes whose batches
+    are generated; `rules` name them, and hold for each case as a whole. `space` holds the axes that
+    the other rules name, over the values of their domains. With `only`, no other combination of the fixed axes is ever drawn.
     """
 
     spec: Spec
@@ -90,9 +94,10 @@ class Ground:
     configurations: tuple[Configuration, ...]
     fixed: Mapping[str, Domain]
     free: Mapping[str, Domain]
-    lengths: Lengths | None
+    lengths: Mapping[str, Lengths]
     space: Space
     extras: Extras
+    rules: tuple[Rule, ...] = ()
     only: bool = False
 
     @property
@@ -121,8 +126,7 @@ def ground_of(
     plan = plan_of(spec, tier)
     fuzz = spec.fuzz or Fuzz()
     family = family_for(spec)
-    drawn_lengths = _draws_lengths(spec, fuzz)
-    apart = {"seqlens"} if drawn_lengths else set()
+    apart = _packed_axes(spec, fuzz)
     axes = {name: values for name, values in plan.axes.items() if name not in apart}
     some = [case.values for case in expand(spec, tier).some(_MOST_CASES)]
     free_names = _free(spec, fuzz, family, axes, some[0])
@@ -136,34 +140,35 @@ def ground_of(
             domains[name] = domains[name].within(most) or domains[name]
     fixed = {name: domain for name, domain in domains.items() if name not in free_names}
     free = {name: domain for name, domain in domains.items() if name in free_names}
-    space = _space(spec, plan, {**fixed, **free})
+    rules = tuple(rule for rule in spec.where if rule.expr.names & apart.keys())
+    space = _space(spec, plan, {**fixed, **free}, apart)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
         return ground_of(spec, tier, among=among)
     found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in some)
     configurations = tuple(each for each in among or found if _possible(each, fixed, space))
-    lengths = _lengths(spec, fuzz, tiles) if drawn_lengths else None
-    extras = extras_of(spec, fuzz, family, lengths)
+    lengths = {axis: _lengths(spec, axis, batches, tiles) for axis, batches in apart.items()}
+    extras = extras_of(spec, fuzz, family, lengths.get("seqlens"))
     only = among is not None
-    return Ground(spec, tier, configurations, fixed, free, lengths, space, extras, only)
+    return Ground(spec, tier, configurations, fixed, free, lengths, space, extras, rules, only)
 
 
-def _lengths(spec: Spec, fuzz: Fuzz, tiles: _Tiles) -> Lengths:
-    requests = requests_of(spec, fuzz.seqlens)
-    return lengths_of(fuzz.seqlens, tiles.of("q"), tiles.of("k"), requests)
+def _lengths(spec: Spec, axis: str, batches: FuzzLengths, tiles: _Tiles) -> Lengths:
+    plain = not any(isinstance(value, Mapping) for value in spec.axes[axis])
+    own = tiles.of(axis)
+    return lengths_of(
+        batches,
+        [*own, *tiles.of("q")],
+        [*own, *tiles.of("k")],
+        requests_of(spec, batches),
+        plain=plain and spec.problem not in FAMILIES,
+    )
 
 
-def _draws_lengths(spec: Spec, fuzz: Fuzz) -> bool:
-    """Whether packed lengths are drawn: not where a rule speaks of them."""
-    if "seqlens" not in spec.axes:
-        return False
-    ruled = [number for number, rule in enumerate(spec.where) if "seqlens" in rule.expr.names]
-    if ruled and "seqlens" in fuzz.model_fields_set:
-        message = (
-            f"lengths cannot be drawn so that {spec.where[ruled[0]].expr.text!r} holds; change the "
-            "rule, or remove 'fuzz.seqlens' to draw from the batches that are listed"
-        )
-        raise SpecError([spec.issue(("fuzz", "seqlens"), message)])
-    return not ruled
+def _packed_axes(spec: Spec, fuzz: Fuzz) -> dict[str, FuzzLengths]:
+    """The packed axes whose batches are generated, with how."""
+    found = {"seqlens": fuzz.seqlens} if "seqlens" in spec.axes else {}
+    found |= {axis: drawn.lengths for axis, drawn in fuzz.axes.items() if drawn.lengths is not None}
+    return found
 
 
 def _free(
@@ -178,7 +183,7 @@ def _free(
     def key(values: Mapping[str, Value]) -> str:
         return family.compile_key(spec, values)
 
-    found = set(fuzz.axes)
+    found = {name for name in fuzz.axes if name in axes}
     for name, values in axes.items():
         if len({key({**base, name: value}) for value in values}) == 1:
             found.add(name)
@@ -197,10 +202,11 @@ def _possible(configuration: Configuration, fixed: Mapping[str, Domain], space: 
     return configuration.values.keys() == fixed.keys() and space.extensible(row)
 
 
-def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain]) -> Space:
+def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain], packed: Collection[str]) -> Space:
     """The axes that rules name, over all their values; SpecError where those are too many."""
     issues: list[Issue] = []
-    named = {name for constraint in plan.constraints for name in constraint.names}
+    constraints = tuple(each for each in plan.constraints if not {*each.names} & {*packed})
+    named = {name for constraint in constraints for name in constraint.names}
     for name in sorted(named):
         if domains[name].count > _MOST_VALUES:
             message = (
@@ -209,6 +215,8 @@ def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain]) -> Space:
             )
             issues.append(spec.issue(("fuzz", "axes", name), message))
     for number, constraint in enumerate(plan.constraints):
+        if constraint not in constraints:
+            continue
         count = prod(domains[name].count for name in constraint.names)
         ranged = [name for name in constraint.names if domains[name].spans]
         if not issues and ranged and count > _MOST_COMBINATIONS:
@@ -220,9 +228,7 @@ def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain]) -> Space:
             issues.append(spec.issue(("where", number, "expr"), message))
     if issues:
         raise SpecError(issues)
-    return Space(
-        {name: domains[name].values for name in domains if name in named}, plan.constraints
-    )
+    return Space({name: domains[name].values for name in domains if name in named}, constraints)
 
 
 class _Tiles:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tlmatrix.fuzz.draw.numbers import Span, clipped, edges
+from tlmatrix.spec.drawing import Range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeySpan", "Lengths", "Profile", "batch_value", "key_span", "lengths_of"]
 
-KeySpan = Span | Literal["equal", "longer", "shorter"]
+KeySpan = Span | Literal["same", "longer", "shorter"]
 """A span of key lengths, or one that the query's length decides."""
 
 _SHORT = 3
@@ -53,13 +54,16 @@ class Lengths:
     sequences: Span
     whole: Span
     """Of key lengths; of those of queries, too, where they are not told apart."""
-    kv: str
+    relation: str
+    """How keys follow from queries: same, independent, longer or shorter."""
     queries: tuple[Span, ...]
     keys: tuple[KeySpan, ...] | None
     profiles: tuple[Profile, ...]
     fixed: int | None = None
     apart: bool = False
     """Whether queries have a range of their own; a trace then tells lengths of keys."""
+    plain: bool = False
+    """Whether the axis lists plain lists, not sides."""
     requests: Requests = ()
     """Of a trace, which profiles with `of_trace` replay."""
 
@@ -69,31 +73,46 @@ class Lengths:
 
 
 def lengths_of(
-    fuzz: FuzzLengths, tiles_q: Sequence[int], tiles_k: Sequence[int], requests: Requests = ()
+    fuzz: FuzzLengths,
+    tiles_q: Sequence[int],
+    tiles_k: Sequence[int],
+    requests: Requests = (),
+    *,
+    plain: bool = False,
 ) -> Lengths:
     """The tables that `fuzz.seqlens` makes, with the edges of the kernel's tiles."""
-    apart = fuzz.queries
+    apart = fuzz.q
+    if apart is None and isinstance(fuzz.k, Range):
+        apart = fuzz.length
     traced = [length for pair in requests for length in (pair if apart is None else pair[1:])]
-    whole = Span(min([fuzz.length.low, *traced]), max([fuzz.length.high, *traced]))
+    whole = Span(min([fuzz.keys.low, *traced]), max([fuzz.keys.high, *traced]))
     rows = whole if apart is None else Span(apart.low, apart.high)
     queries, parts = _query_table(rows, edges(rows, tiles_q, fuzz.around))
-    keys = _key_table(whole, edges(whole, tiles_k, fuzz.around), fuzz.kv, apart=apart is not None)
-    fixed = apart.low if apart is not None and apart.low == apart.high else None
+    keys = _key_table(whole, edges(whole, tiles_k, fuzz.around), fuzz.relation, apart=_own(fuzz))
+    fixed = apart.low if _own(fuzz) and apart is not None and apart.low == apart.high else None
     rows_at, keys_at = Span(0, len(queries) - 1), Span(0, len(keys or (0,)) - 1)
     profiles = _profiles(parts, rows_at, keys_at)
-    plain = 0 if keys is None else keys.index(whole)
-    traces = (Profile("trace", Span(0, 0), Span(plain, plain), of_trace=True),) if requests else ()
+    anywhere = 0 if keys is None else keys.index(whole)
+    traces = (
+        (Profile("trace", Span(0, 0), Span(anywhere, anywhere), of_trace=True),) if requests else ()
+    )
     return Lengths(
         sequences=Span(fuzz.sequences.low, fuzz.sequences.high),
         whole=whole,
-        kv=fuzz.kv if apart is None else "independent",
+        relation=fuzz.relation,
         queries=queries,
         keys=keys,
         profiles=(*profiles, *traces * len(profiles)),
         fixed=fixed,
-        apart=apart is not None,
+        apart=_own(fuzz),
+        plain=plain,
         requests=requests,
     )
+
+
+def _own(fuzz: FuzzLengths) -> bool:
+    """Whether queries and keys have ranges of their own that do not depend on each other."""
+    return (fuzz.q is not None and fuzz.k == "same") or isinstance(fuzz.k, Range)
 
 
 def _query_table(
@@ -118,16 +137,16 @@ def _query_table(
 
 
 def _key_table(
-    whole: Span, edge: Sequence[Span], kv: str, *, apart: bool
+    whole: Span, edge: Sequence[Span], relation: str, *, apart: bool
 ) -> tuple[KeySpan, ...] | None:
     empty, one = (clipped(Span(at, at), whole.low, whole.high) for at in (0, 1))
     if apart:
         special = [*edge, *[empty, one] * (1 + len(edge) // 8)]
         return (whole, empty, *special, *[whole] * (2 * len(special) // 3))
-    if kv == "equal":
+    if relation == "same":
         return None
-    related: tuple[KeySpan, ...] = ("equal", "longer", "shorter", empty, one, whole, whole, whole)
-    return ("equal", empty, whole, *edge, *related * (1 + len(edge) // 8))
+    related: tuple[KeySpan, ...] = ("same", "longer", "shorter", empty, one, whole, whole, whole)
+    return ("same", empty, whole, *edge, *related * (1 + len(edge) // 8))
 
 
 def _profiles(parts: dict[str, tuple[int, int]], rows: Span, keys: Span) -> tuple[Profile, ...]:
@@ -151,13 +170,13 @@ def _profiles(parts: dict[str, tuple[int, int]], rows: Span, keys: Span) -> tupl
 def key_span(lengths: Lengths, span: KeySpan, query: int) -> Span:
     """The span of key lengths beside `query` queries."""
     low, high = lengths.whole.low, lengths.whole.high
-    relation = span if lengths.kv == "independent" else lengths.kv
+    relation = span if lengths.relation == "independent" else lengths.relation
     if relation == "longer":
         low, high = query, max(query, high)
     elif relation == "shorter":
         low, high = min(low, query), query
     match span:
-        case "equal":
+        case "same":
             return Span(query, query)
         case Span():
             return clipped(span, low, high)
@@ -165,8 +184,10 @@ def key_span(lengths: Lengths, span: KeySpan, query: int) -> Span:
 
 
 def batch_value(lengths: Lengths, batch: Sequence[tuple[int, int]]) -> Value:
-    """A batch as the axis `seqlens` has it: `{q: [17, 64], k: same}`."""
+    """A batch as the axis has it: `[17, 64]`, `{q: [17, 64], k: same}`."""
     queries, keys = [q for q, _ in batch], [k for _, k in batch]
+    if lengths.plain:
+        return queries
     if lengths.fixed is not None:
         return {"q": lengths.fixed, "k": keys}
     return {"q": queries, "k": "same" if queries == keys else keys}

@@ -1,4 +1,4 @@
-"""The strategy of cases. Nothing here filters: whatever is drawn is a case.
+"""The strategy of cases. Whatever is drawn is a case; only rules on packed lengths may reject one.
 
 Hypothesis shrinks integers and lists best, so that is all there is. Where a choice decides what
 range the next integer comes from, its first value stands for the widest one, and the others draw
@@ -10,9 +10,10 @@ choice 0 leaves each of them all of its values.
 from __future__ import annotations
 
 from functools import cache
-from itertools import chain, cycle
+from itertools import chain, cycle, product
 from typing import TYPE_CHECKING
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.draw.extras import EXCESS, SIDES, Extras
@@ -20,6 +21,7 @@ from tlmatrix.fuzz.draw.lengths import Lengths, Profile, batch_value, key_span
 from tlmatrix.fuzz.draw.numbers import Span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.rules import UNBOUND
+from tlmatrix.spec.lengths import sides_of
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ _WITHIN = 15
 
 def drawn(ground: Ground) -> SearchStrategy[Case]:
     """Cases of a spec, drawn from what `ground` says."""
-    batches = None if ground.lengths is None else _batches(ground.lengths)
+    batches = {axis: _batches(lengths) for axis, lengths in ground.lengths.items()}
     return _cases(ground, _Configurations(ground), batches)
 
 
@@ -52,12 +54,14 @@ def _cases(
     draw: DrawFn,
     ground: Ground,
     configurations: _Configurations,
-    batches: SearchStrategy[Batch] | None,
+    batches: Mapping[str, SearchStrategy[Batch]],
 ) -> Case:
     values: dict[str, Value] = {}
-    batch: Batch = () if batches is None else draw(batches)
-    if ground.lengths is not None:
-        values["seqlens"] = batch_value(ground.lengths, batch)
+    batch: Batch = ()
+    for axis, strategy in batches.items():
+        drawn_batch = draw(strategy)
+        values[axis] = batch_value(ground.lengths[axis], drawn_batch)
+        batch = drawn_batch if axis == "seqlens" else batch
     row = [UNBOUND] * len(ground.space.names)
     number = draw(_whole(0, configurations.last))
     within = draw(_whole(0, 0 if number or ground.only else _WITHIN))
@@ -71,8 +75,27 @@ def _cases(
         if name in ground.space.axes:
             value = _allowed(ground.space, row, name, value, domain.places[canonical(value)])
         values[name] = value
+    if ground.rules:
+        batch = _obedient(ground, values, batch)
     values |= _extras(draw, ground.extras, values, batch)
     return Case(ground.spec.name, values, "fuzz")
+
+
+def _obedient(ground: Ground, values: dict[str, Value], batch: Batch) -> Batch:
+    """The batch, or where a rule does not hold one that the spec lists; `values` are changed."""
+    listed = [ground.spec.axes[axis] for axis in ground.lengths]
+    drawn_values = [values[axis] for axis in ground.lengths]
+    for chosen in (drawn_values, *product(*listed)):
+        values |= dict(zip(ground.lengths, chosen, strict=True))
+        if all(bool(rule.expr.evaluate(values)) for rule in ground.rules):
+            seqlens = values.get("seqlens")
+            return batch if chosen is drawn_values or seqlens is None else _pairs(seqlens)
+    reject()
+    raise AssertionError
+
+
+def _pairs(value: Value) -> Batch:
+    return list(zip(*sides_of(value), strict=True))
 
 
 def _extras(

@@ -37,7 +37,7 @@ def requests_of(spec: Spec, lengths: FuzzLengths) -> Requests:
 
     Raises:
         SpecError: no such file, no such column, no length where one should be, key lengths that
-            `kv` does not allow, or no request within `length`.
+            `k` does not allow, or no request within `length`.
     """
     trace = lengths.trace
     if trace is None:
@@ -47,8 +47,8 @@ def requests_of(spec: Spec, lengths: FuzzLengths) -> Requests:
     for line, row in _rows(spec, trace, path):
         queries = _length(path, line, trace.q, row)
         keys = queries if trace.k is None else _length(path, line, trace.k, row)
-        if trace.k is not None and lengths.queries is None:
-            _check_keys(path, line, lengths.kv, queries, keys)
+        if trace.k is not None and lengths.q is None:
+            _check_keys(path, line, lengths.relation, queries, keys)
         if "length" not in lengths.model_fields_set or _within(lengths, queries, keys):
             found.append((queries, keys))
     if not found:
@@ -59,21 +59,21 @@ def requests_of(spec: Spec, lengths: FuzzLengths) -> Requests:
 
 
 def _within(lengths: FuzzLengths, queries: int, keys: int) -> bool:
-    low, high = lengths.length.low, lengths.length.high
-    return low <= queries <= high and low <= keys <= high
+    own, other = lengths.q or lengths.length, lengths.keys
+    return own.low <= queries <= own.high and other.low <= keys <= other.high
 
 
-def _check_keys(path: Path, line: int, kv: str, queries: int, keys: int) -> None:
+def _check_keys(path: Path, line: int, relation: str, queries: int, keys: int) -> None:
     allowed = {
-        "equal": keys == queries,
+        "same": keys == queries,
         "longer": keys >= queries,
         "shorter": keys <= queries,
         "independent": True,
     }
-    if not allowed[kv]:
+    if not allowed[relation]:
         message = (
-            f"{keys} keys beside {queries} queries, where 'fuzz.seqlens' has kv: {kv}; "
-            "kv: independent allows any"
+            f"{keys} keys beside {queries} queries, where 'fuzz.seqlens' has k: {relation}; "
+            "k: independent allows any"
         )
         raise SpecError([Issue(path, line, 1, message)])
 

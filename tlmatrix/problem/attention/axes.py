@@ -13,7 +13,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.attention.sinks import sink_named
-from tlmatrix.problem.attention.values import STORED, explain_value, lengths, whole
+from tlmatrix.problem.attention.values import STORED, explain_value, whole
+from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -243,7 +244,7 @@ def _layout(values: Mapping[str, Value]) -> tuple[str, tuple[int, ...], tuple[in
             raise AxisError(
                 "layout", f"layout {layout} beside seqlens; packed sequences have layout thd"
             )
-        return (str(layout or "thd"), *lengths(values["seqlens"]))
+        return (str(layout or "thd"), *sides_of(values["seqlens"]))
     if layout in STORED:
         raise AxisError("layout", f"layout {layout} needs the axis seqlens: {_STORED_FORM}")
     if layout == "padded":

@@ -5,13 +5,13 @@ What values mean together is in `axes`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.sinks import explain_sink
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import explain_dtype
+from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ __all__ = [
     "STORED",
     "STORED_TENSORS",
     "explain_value",
-    "lengths",
     "whole",
 ]
 
@@ -58,44 +57,6 @@ STORED_TENSORS = frozenset({"k_cache", "v_cache", "k_pages", "v_pages", "block_t
 """What a stored layout has in the place of k and v."""
 
 
-def lengths(value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Query and key lengths of a value of the axis seqlens; ValueError saying what is wrong.
-
-    `{q: [17, 64], k: same}`, `{q: [17, 64], k: [3, 9]}`, `{q: 1, k: [3, 9]}` where all sequences
-    have as many queries, or a plain list for both.
-    """
-    form = "write {q: [17, 64], k: same} or {q: [17, 64], k: [20, 64]}"
-    if not isinstance(value, Mapping):
-        value = {"q": value, "k": "same"}
-    unknown = sorted(set(value) - {"q", "k"})
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r} in seqlens; {form}")
-    if "q" not in value:
-        raise ValueError(f"seqlens without q; {form}")
-    key_lengths, query_lengths = value.get("k", "same"), value["q"]
-    if isinstance(query_lengths, int) and key_lengths not in ("same", None):
-        query_lengths = [query_lengths] * len(_length_list("k", key_lengths, form))
-    q = _length_list("q", query_lengths, form)
-    k = q if key_lengths in ("same", None) else _length_list("k", key_lengths, form)
-    if len(q) != len(k):
-        raise ValueError(
-            f"seqlens has {len(q)} query sequences and {len(k)} key sequences; "
-            "every sequence needs a length in both (0 is allowed)"
-        )
-    return q, k
-
-
-def _length_list(side: str, value: Value, form: str) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"seqlens.{side} is {value!r}, not a list of lengths; {form}")  # noqa: TRY004 - a wrong value in a user's file
-    if not value:
-        raise ValueError(f"seqlens.{side} is empty; at least one sequence is needed")
-    for length in value:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
-            raise ValueError(f"seqlens.{side} has the length {length!r}; lengths are integers >= 0")
-    return tuple(whole(length) for length in value)
-
-
 def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None:
     """What is wrong with one value of one axis, by itself; None where nothing is.
 
@@ -116,11 +77,7 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
             known = isinstance(value, str) and value in PADDINGS
             return None if known else f"unknown padding {value!r}{nearest(value, PADDINGS)}"
         case "seqlens":
-            try:
-                lengths(value)
-            except ValueError as error:
-                return str(error)
-            return None
+            return explain_lengths(value)
         case "causal":
             return None if isinstance(value, bool) else f"{value!r} is not true or false"
         case "sink":

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.problem.declared.family import declared
+from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
+from tlmatrix.problem.declared.sequences import packed_relations
 from tlmatrix.problem.declared.tensors import dim_names, drawn_inputs, dtype_declared, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose, draw, generator
@@ -61,6 +63,8 @@ class Declared:
     inputs: dict[str, torch.Tensor]
     distribution: str
     seed: int
+    given_cotangents: Mapping[str, torch.Tensor] | None = None
+    """Cotangents in place of those drawn from the seed, for relations."""
 
     @property
     def differentiable(self) -> dict[str, str]:
@@ -173,6 +177,8 @@ class Declared:
     @cached_property
     def cotangents(self) -> dict[str, torch.Tensor]:
         """By output: normal noise in the output's dtype, or what its storage can hold."""
+        if self.given_cotangents is not None:
+            return dict(self.given_cotangents)
         source, storage = generator(self.seed ^ 0xC07A), self.frame.values.get("storage")
         drawn = {
             name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.frame.device)
@@ -206,18 +212,40 @@ class Declared:
         return infos
 
     def _info(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorInfo:
-        tiles = tile_edges(self.frame.spec, self.frame.values)
-        words = self._dim_names(name, shape)
-        dims = tuple(
-            Dim(word, size, tile=tiles.get(word)) for word, size in zip(words, shape, strict=True)
-        )
         return TensorInfo(
             name,
-            dims,
+            self._dims(name, shape),
             dtype,
             DTYPES[str(dtype)[6:]].roundoff + (self.reference.roundoff if self.reference else 0),
             magnitude=None if self.reference is None else lambda: self._term_sizes[name],
         )
+
+    def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:
+        """The dimensions of a tensor as findings describe them."""
+        tiles, values = tile_edges(self.frame.spec, self.frame.values), self.frame.values
+        found = []
+        for word, text, size in zip(
+            self._dim_names(name, shape), self.size_texts(name), shape, strict=True
+        ):
+            packing = packing_of(text, values)
+            edge = tiles.get(word) or tiles.get(packing.axis if packing else "")
+            found.append(packed_dim(word, size, packing, edge))
+        return tuple(found)
+
+    def size_texts(self, name: str) -> tuple[str, ...]:
+        """The expressions of a tensor's shape, of an output that declares none an input's."""
+        outputs, inputs = self.declaration.outputs, self.declaration.inputs
+        name = self.differentiable.get(name, name)
+        if name in inputs:
+            return dim_names(inputs[name].sizes)
+        shape = self._declared_output(name).shape if isinstance(outputs, Mapping) else None
+        if shape is not None:
+            return dim_names(shape)
+        size = self._results[name].shape
+        for other, tensor in self.inputs.items():
+            if tuple(tensor.shape) == size:
+                return dim_names(inputs[other].sizes)
+        return tuple(f"dim{axis}" for axis in range(len(size)))
 
     @cached_property
     def _term_sizes(self) -> dict[str, torch.Tensor]:
@@ -231,22 +259,14 @@ class Declared:
 
     def _dim_names(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
         """Declared names, else the shape's expressions, else those of an input shaped alike."""
-        outputs, inputs = self.declaration.outputs, self.declaration.inputs
+        outputs = self.declaration.outputs
         decl = outputs.get(name) if isinstance(outputs, Mapping) else None
         if isinstance(decl, OutputDecl):
             if decl.shape is not None:
                 self._check_shape(name, decl, shape)
             if decl.dims is not None and len(decl.dims) == len(shape):
                 return decl.dims
-            if decl.shape is not None:
-                return dim_names(decl.shape)
-        of = self.differentiable.get(name)
-        if of is not None:
-            return dim_names(inputs[of].shape)
-        for other, tensor in self.inputs.items():
-            if tuple(tensor.shape) == shape:
-                return dim_names(inputs[other].shape)
-        return tuple(f"dim{axis}" for axis in range(len(shape)))
+        return self.size_texts(name)
 
     def _check_shape(self, name: str, decl: OutputDecl, shape: tuple[int, ...]) -> None:
         path = ("problem", "outputs", name, "shape")
@@ -278,7 +298,7 @@ class Declared:
             inputs=inputs,
             outputs=self.infos,
             returns=self.declaration.output_names,
-            dims={name: self._input_dims(name) for name in inputs},
+            dims={name: self._dims(name, tuple(tensor.shape)) for name, tensor in inputs.items()},
             cotangents=cotangents if by_autograd else {},
             gradient_of=differentiable if by_autograd else {},
             has_reference=self.reference is not None,
@@ -288,11 +308,6 @@ class Declared:
             cost=self._cost,
             with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
         )
-
-    def _input_dims(self, name: str) -> tuple[Dim, ...]:
-        words = dim_names(self.declaration.inputs[name].shape)
-        sizes = self.inputs[name].shape
-        return tuple(Dim(word, size) for word, size in zip(words, sizes, strict=True))
 
     def _cost(self) -> Cost:
         """Tensors in and out, each once; the backward reads cotangents and inputs."""
@@ -317,6 +332,7 @@ class Declared:
             because = "a second call must not remember the first"
             relation = repeated(other.problem(), self.problem(), because)
             yield relation if self.reference is not None else replace(relation, judge=())
+        yield from packed_relations(self, kind)
 
 
 def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from tlmatrix.problem.frame import Frame, compile_key, places
 from tlmatrix.problem.naming import lint_arguments
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import DTYPES
+from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.spec.models import DeclaredProblem
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ class DeclaredFamily:
         return list(_lint(spec))
 
     def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
-        """See `Family.compile_key`; of an entry it is not known which axes are only data."""
-        kept = tuple(sorted({decl.dtype[1:] for decl in declared(spec).inputs.values()}))
-        return compile_key(spec, values, values, data=self.optional, kept=kept)
+        """See `Family.compile_key`; packed axes are data, of others of an entry it is not known."""
+        packed = {name for name, value in values.items() if explain_lengths(value) is None}
+        kept = tuple(sorted({decl.dtype_text[1:] for decl in declared(spec).inputs.values()}))
+        return compile_key(spec, values, values, data=self.optional | packed, kept=kept)
 
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
@@ -74,7 +76,8 @@ def _lint(spec: Spec) -> Iterator[Issue]:
         path = ("problem", "inputs", name)
         if decl.fill is not None and (reason := explain_distribution(decl.fill)):
             yield spec.issue((*path, "fill"), f"fill: {reason}")
-        named = spec.axes.get(decl.dtype[1:], ()) if decl.dtype[:1] == "$" else (decl.dtype,)
+        dtype = decl.dtype_text
+        named = spec.axes.get(dtype[1:], ()) if dtype[:1] == "$" else (dtype,)
         for each in named:
             if decl.grad and each in DTYPES and not DTYPES[str(each)].floating:
                 yield spec.issue(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.declared.packed import derived_input, packing_of, stale_pool
 from tlmatrix.problem.distributions import draw, evenly, generator
 from tlmatrix.spec.dtypes import torch_dtype
 from tlmatrix.spec.importing import refuse
@@ -13,27 +14,57 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.frame import Frame
     from tlmatrix.spec.expressions import Expression
-    from tlmatrix.spec.models import DeclaredProblem
+    from tlmatrix.spec.models import DeclaredProblem, InputDecl
 
 __all__ = ["dim_names", "drawn_inputs", "dtype_declared", "sizes_of"]
 
 
 def drawn_inputs(
-    frame: Frame, declaration: DeclaredProblem, distribution: str, seed: int
+    frame: Frame,
+    declaration: DeclaredProblem,
+    distribution: str,
+    seed: int,
+    *,
+    derived: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The inputs by name, in the order of their declaration, which the values depend on."""
+    """The inputs by name, in the order of their declaration, which the values depend on.
+
+    With `derived` only those that follow from a packed axis.
+    """
     source = generator(seed)
     inputs = {}
     for index, (name, decl) in enumerate(declaration.inputs.items()):
-        shape = sizes_of(frame, decl.shape, ("problem", "inputs", name, "shape"))
-        dtype = dtype_declared(frame, decl.dtype)
-        if decl.between is not None:
-            low, high = _bounds(frame, decl.between, ("problem", "inputs", name, "between"))
-            inputs[name] = evenly(low, high, source, shape, dtype).to(frame.device)
-            continue
-        fill = decl.fill or distribution
-        inputs[name] = draw(fill, source, shape, dtype, index=index).to(frame.device)
+        path = ("problem", "inputs", name)
+        if decl.derived is not None:
+            dtype = dtype_declared(frame, decl.dtype_text)
+            try:
+                made = derived_input(decl, frame.values, dtype, frame.seed)
+            except ValueError as error:
+                raise refuse(frame.spec, (*path, decl.derived[0]), str(error)) from error
+            inputs[name] = made.to(frame.device)
+        elif not derived:
+            inputs[name] = _drawn(frame, decl, path, distribution, source, index).to(frame.device)
     return inputs
+
+
+def _drawn(
+    frame: Frame,
+    decl: InputDecl,
+    path: tuple[str, ...],
+    distribution: str,
+    source: torch.Generator,
+    index: int,
+) -> torch.Tensor:
+    shape = sizes_of(frame, decl.sizes, (*path, "shape"))
+    dtype = dtype_declared(frame, decl.dtype_text)
+    if decl.between is not None:
+        low, high = _bounds(frame, decl.between, (*path, "between"))
+        return evenly(low, high, source, shape, dtype)
+    made = draw(decl.fill or distribution, source, shape, dtype, index=index)
+    first = packing_of(str(decl.sizes[0]), frame.values) if decl.sizes else None
+    if first is not None and first.kind == "pages":
+        made = stale_pool(made, first.lengths, frame.seed)
+    return made
 
 
 def _bounds(
