@@ -129,13 +129,7 @@ class Project:
 
     def tlmatrix(self, *arguments: str) -> Outcome:
         """The command line in this process."""
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            try:
-                code = cli.main(arguments)
-            except SystemExit as stop:
-                code = int(stop.code or 0)
-        return Outcome(code, out.getvalue())
+        return command_line(*arguments)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """A command in a process group of its own; Ctrl-C stops it even where it is ignored here.
@@ -157,6 +151,17 @@ class Project:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+
+def command_line(*arguments: str) -> Outcome:
+    """`tlmatrix` with these arguments, in this process."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            code = cli.main(arguments)
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Outcome(code, out.getvalue())
 
 
 @pytest.fixture

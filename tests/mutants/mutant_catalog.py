@@ -11,7 +11,7 @@ A file says what all its mutants have in common and lists them:
         before: return row + rows <= self.length if followed else True
         after: return True
         stands_for: a packed kernel stores its last tile whole, into the next sequence
-        seen: https://github.com/...        # where the field had it
+        seen: https://github.com/...        # optional: where the field had it
         silent: true                        # optional: no bit differs at aligned shapes
         specs: [gemm_sm90]                  # optional: of the specs that reach it, those to run
 
@@ -21,6 +21,7 @@ no longer applies is an error, never a mutant that is quietly the original.
 
 import hashlib
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ KINDS = (
     "decode", "ranks",
 )  # fmt: skip
 _FIELDS = {"name", "file", "below", "before", "after", "stands_for", "seen", "silent", "specs"}
-_REQUIRED = _FIELDS - {"below", "silent", "specs"}
+_REQUIRED = _FIELDS - {"below", "seen", "silent", "specs"}
 
 
 class MutantError(ValueError):
@@ -53,7 +54,7 @@ class Mutant:
     before: str
     after: str
     stands_for: str
-    seen: str
+    seen: str | None = None
     below: str | None = None
     silent: bool = False
     specs: tuple[str, ...] = ()
@@ -98,17 +99,17 @@ class Mutant:
         return range(first, first + self.before.rstrip("\n").count("\n") + 1)
 
     def _stale(self, why: str) -> MutantError:
-        return MutantError(f"{self.id}: {why} in kernels/{self.file}; mend or replace the mutant")
+        return MutantError(f"{self.id}: {why} in {self.file}; mend or replace the mutant")
 
 
-def load_mutants(folder: Path = FOLDER) -> list[Mutant]:
-    """All declared mutants, kind by kind.
+def load_mutants(folder: Path = FOLDER, kinds: Sequence[str] = KINDS) -> list[Mutant]:
+    """All declared mutants of a folder, kind by kind.
 
     Raises:
         MutantError: a file or an entry is malformed, or a name is taken twice.
     """
     found: list[Mutant] = []
-    for kind in KINDS:
+    for kind in kinds:
         path = folder / f"{kind}.yaml"
         data = yaml.safe_load(path.read_text())
         if set(data) != {"kind", "summary", "mutants"} or data["kind"] != kind:
@@ -128,7 +129,7 @@ def _mutant(entry: dict, kind: str, place: str) -> Mutant:
         raise MutantError(f"{place}: unknown fields {', '.join(sorted(unknown))}")
     if missing := _REQUIRED - set(entry):
         raise MutantError(f"{place}: lacks {', '.join(sorted(missing))}")
-    if not entry["seen"].startswith("https://"):
+    if not entry.get("seen", "https://").startswith("https://"):
         raise MutantError(f"{place}: seen must be a link")
     if entry["before"] == entry["after"]:
         raise MutantError(f"{place}: before and after are the same")

@@ -47,6 +47,10 @@ def test_edit_of_text_that_occurs_twice_needs_a_line_to_stand_below():
     assert replace(twice, below="def g").applied(text).endswith("def g():\n    x = 2\n")
 
 
+def test_every_mutant_of_our_kernels_says_where_the_field_had_it():
+    assert [mutant.id for mutant in MUTANTS if mutant.seen is None] == []
+
+
 def test_entries_reach_what_they_call_and_nothing_else():
     sources = mutant_reach.Sources()
     attention = "tlmatrix_kernels.attention"

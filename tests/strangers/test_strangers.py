@@ -1,0 +1,103 @@
+"""Kernels as outsiders write them: bound by YAML alone, and their bugs found by the quick tier."""
+
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from outside_project import command_line
+from tlmatrix.backend import backend_named
+from tlmatrix.matrix import Case
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import load_spec
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent / "mutants"))
+from mutant_catalog import load_mutants  # noqa: E402 - after its folder is on the path
+
+SPECS = sorted((FOLDER / "project").glob("*.yaml"))
+BUGS = load_mutants(FOLDER, kinds=["bugs"])
+PLAIN = yaml.safe_load((FOLDER / "plain.yaml").read_text())
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A working directory of its own, and modules of kernels imported from there anew."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for path in SPECS:
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    yield tmp_path
+    for path in SPECS:
+        sys.modules.pop(path.stem, None)
+
+
+def planted(bug, folder):
+    """A copy of a kernel with the bug in it, and of its spec, beside it."""
+    source = FOLDER / "project" / bug.file
+    (folder / bug.file).write_text(bug.applied(source.read_text()))
+    spec = folder / source.with_suffix(".yaml").name
+    spec.write_text(source.with_suffix(".yaml").read_text())
+    return spec
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_quick_tier_passes(path, fresh):
+    outcome = command_line("run", str(path), "-n", "0", "--unsupported", "fail")
+    assert outcome.code == 0, outcome.out
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_quick_tier_finds_the_bug(bug, fresh):
+    outcome = command_line("run", str(planted(bug, fresh)), "-n", "0", "-x")
+    assert outcome.code == 1, outcome.out
+    assert "tlmatrix repro" in outcome.out
+
+
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.silent], ids=lambda bug: bug.name)
+def test_plain_test_passes_with_the_silent_bug(bug, fresh):
+    assert plain_test(planted(bug, fresh)) == []
+
+
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if not bug.silent], ids=lambda bug: bug.name)
+def test_plain_test_sees_the_others(bug, fresh):
+    assert plain_test(planted(bug, fresh)) != []
+
+
+def plain_test(path):
+    """The outputs that `assert_close(rtol=1e-2, atol=1e-2)` refuses at one aligned shape."""
+    spec = load_spec(path)
+    case = Case(spec.name, {**PLAIN[path.stem], "values": "normal"}, "plain")
+    assert set(spec.axes) <= set(case.values)
+    problem, outputs = Runner(backend_named("interpreter")).outputs(spec, case)
+    return [name for name, exact in problem.reference().items() if not close(outputs[name], exact)]
+
+
+def close(found, exact):
+    atol = 1 if found.dtype == torch.int8 else 1e-2  # halves may be rounded either way
+    return torch.allclose(found.double(), exact.double(), rtol=1e-2, atol=atol, equal_nan=True)
+
+
+def test_there_are_twelve_kernels_with_two_bugs_each():
+    assert len(SPECS) >= 12
+    for path in SPECS:
+        assert sum(bug.file == f"{path.stem}.py" for bug in BUGS) == 2, path.stem
+
+
+def test_half_of_the_bugs_are_silent_at_aligned_shapes():
+    assert sum(bug.silent for bug in BUGS) * 2 >= len(BUGS)
+
+
+def test_specs_are_short():
+    assert statistics.median(len(path.read_text().splitlines()) for path in SPECS) < 30
+
+
+def test_no_spec_names_a_class_of_python_for_its_problem():
+    assert [
+        path.stem
+        for path in SPECS
+        if not isinstance(yaml.safe_load(path.read_text())["problem"], dict)
+    ] == []
