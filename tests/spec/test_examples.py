@@ -20,6 +20,7 @@ from tlmatrix.spec.models import (
     FuzzLengths,
     KnownBug,
     OutputDecl,
+    Reference,
     Range,
     Reject,
     Rule,
@@ -139,7 +140,7 @@ def test_the_declared_example() -> None:
     assert (x.shape, x.dtype) == ((Expression("rows"), Expression("cols")), "$dtype")
     assert (x.grad, x.fill) == (True, None)
     assert (problem.outputs, problem.output_names) == (("y",), ("y",))
-    assert problem.reference == "mypkg.reference:rms_norm"
+    assert problem.reference == Reference(function="mypkg.reference:rms_norm")
     assert problem.tensors == {"y", "dx", "dw"}
     assert (spec.entry, spec.factory) == (None, "mypkg.kernels:rms_norm_kernel")
     assert spec.compile == {"M": "rows", "N": "cols", "blk_m": 64}

@@ -24,7 +24,7 @@ entry: mypkg.ops:norm
 axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
-    "name, summary, problem, entry, factory, compile, call, returns, "
+    "name, summary, problem, entry, construct, factory, compile, call, returns, "
     "architectures, axes, shards, context, where, cases, tiers, tolerance, checks, properties, agree, sanitizers, determinism, cuda_graph, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
 )
 DTYPES = (
@@ -78,9 +78,58 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "arguments of a factory for an entry": (
         HEAD + "compile: {block: 64}\ncall: [q]\n",
+        ["5:1: 'compile' belongs to a factory; give arguments of an entry in 'call'"],
+    ),
+    "arguments of an entry for a factory": (
+        HEAD.replace("entry: mypkg.ops:attention", "factory: mypkg.kernels:make")
+        + "call: [q]\nconstruct: {a: 1}\n",
+        ["6:1: 'construct' belongs to an entry; arguments of a factory stand in 'compile'"],
+    ),
+    "arguments of a call": (
+        HEAD + "call: [q, {output: y, fill: ones}, {inout: x}, {q: 1}, 2026-01-01]\n",
         [
-            "5:1: 'compile' belongs to a factory; an entry takes arguments by their names",
-            "6:1: 'call' belongs to a factory; an entry takes arguments by their names",
+            "5:29: 'call[1].fill' must be one of empty, zeros, nan; got 'ones'",
+            "5:36: the key 'output' is missing in 'call[2]'",
+            "5:48: the key 'output' is missing in 'call[3]'",
+            "5:49: unknown key 'q'. Keys here: inout, output",
+            "5:56: 'call[4]' must be a name, an expression, a number, true, false, none, a list of these, "
+            "{output: NAME}, or {inout: NAME, output: NAME}; got 2026-01-01",
+        ],
+    ),
+    "results by a malformed path": (
+        HEAD + "returns: {out: aux..1, lse: []}\n",
+        [
+            "5:16: 'returns.out' must be a path of keys, indices and attributes, such as aux.1; got 'aux..1'",
+            "5:29: 'returns.lse' must be a path of keys, indices and attributes, such as aux.1; got []",
+        ],
+    ),
+    "an output written twice, and arguments that do not reach the entry": (
+        HEAD
+        + "call: [q, {output: out}, {inout: k, output: out}]\nagree: [{set: {stages: 2}}]\n",
+        [
+            "5:26: 'out' is written twice",
+            "6:16: 'stages' does not reach the entry, which gets what 'call' lists; make it an axis, "
+            "and name it in 'call'",
+        ],
+    ),
+    "a reference whose names are not there": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y, z]\n"
+        "  reference: {function: a:b, call: [x, {output: yy}], returns: [y, w, y]}\n",
+        [
+            "7:49: unknown output 'yy'; did you mean 'y'? Outputs: y, z",
+            "7:64: the reference gives no 'z': name it in 'returns'",
+            "7:68: unknown output 'w'. Outputs: y, z",
+            "7:71: 'y' is returned twice",
+        ],
+    ),
+    "a reference in a dtype that it cannot have": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y]\n"
+        "  reference: {function: a:b, dtype: float16}\n",
+        [
+            "7:37: 'problem.reference.dtype' must be one of float64, float32, same; got 'float16'; "
+            "did you mean 'float64'?",
         ],
     ),
     "an entry that is no target": (
@@ -420,7 +469,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a malformed key that does not belong here, either": (
         HEAD + "compile: 3\ntiers: {other: {strategy: zip, seed: -1, size: 2}}\nwheer: 3\n",
         [
-            "5:1: 'compile' belongs to a factory; an entry takes arguments by their names",
+            "5:1: 'compile' belongs to a factory; give arguments of an entry in 'call'",
             "5:10: 'compile' must be a mapping of keys to values; got 3",
             "6:38: 'tiers.other.seed' must be 0 or more; got -1",
             "7:1: unknown key 'wheer'; did you mean 'where'? Keys here: " + KEYS,
@@ -521,7 +570,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         DECL
         + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype, grad: true}}\n  outputs: [y]\n  reference: a:b\nreturns: [z, y, y]\ntolerance: {dz: {factor: 3}, by_arch: {sm_90: {dxx: {factor: 3}}}}\n",
         [
-            "8:11: unknown output 'z'. Outputs: y",
+            "8:11: unknown output 'z'. Outputs: dx, y",
             "8:17: 'y' is returned twice",
             "9:13: unknown tensor 'dz'. Tensors: dx, y",
             "9:48: unknown tensor 'dxx'; did you mean 'dx'? Tensors: default, dx, y",
@@ -531,7 +580,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD.replace("entry: mypkg.ops:attention", "factory: mypkg.kernels:make")
         + "call: [q, 2k]\ncompile: {M: rows +, 2N: 1, K: [1]}\n",
         [
-            "5:11: 'call[1]' must be a name: letters, digits and '_', not a digit first; got '2k'",
+            "5:11: 'call[1]': '2k' is neither a number nor a name: '2k'",
             "6:20: 'compile.M': the expression ends where a value is needed: 'rows +'",
             "6:22: the name '2N' in 'compile' must be a name: letters, digits and '_', not a digit first",
             "6:32: 'compile.K' must be a number, true, false, none or an expression; got [1]",

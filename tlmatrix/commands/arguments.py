@@ -343,11 +343,24 @@ def _add_bench(commands: _Commands) -> None:
 def _add_new(commands: _Commands) -> None:
     new = commands.add_parser(
         "new",
-        help="write a first spec for a callable or a TileLang factory",
-        description="Write a commented spec from a signature. The module is imported.",
+        help="write a first spec for an operator or a TileLang factory, and run it",
+        description="Write a first spec: of a factory by tracing it, of an operator by recording "
+        "one example call on the interpreter. The module is imported, and what was written runs.",
     )
     new.add_argument("target", metavar="PACKAGE.MODULE:NAME", help="what to test")
     new.add_argument("-o", "--output", metavar="FILE", help="write here, not to the terminal")
+    new.add_argument(
+        "--call",
+        metavar="EXPRESSION",
+        help='an example call, as "f(q, k, v, cu, cu, 128)", over the names of its module (torch '
+        "too) and of --script; the smaller, the better, with no two sizes alike",
+    )
+    new.add_argument(
+        "--script",
+        metavar="SCRIPT.py",
+        help="a program that calls it once, or that makes the tensors of --call",
+    )
+    new.add_argument("--no-run", action="store_true", help="do not run what was written")
     new.set_defaults(command="new:new")
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.binding.entries import Entry, refuse_function_class
-from tlmatrix.backend.binding.factories import Factory
+from tlmatrix.backend.binding.factories import Factory, JitEntry
 from tlmatrix.backend.binding.launches import misfit
-from tlmatrix.backend.signature import parameters_of
+from tlmatrix.backend.binding.modules import module_entry
+from tlmatrix.backend.errors import BindingError
+from tlmatrix.backend.signature import is_tilelang_factory, parameters_of
 from tlmatrix.problem.callables import takes_any_keyword
 from tlmatrix.spec.calling import names_of
 from tlmatrix.spec.importing import load, make_importable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from tlmatrix.backend.backends import Backend
@@ -56,14 +58,30 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     if not callable(found):
         raise misfit(spec, f"it is not callable but of type {type(found).__name__}")
     if where == "factory":
-        factory = Factory(spec, found)
-        return Binding(spec, backend, factory, differentiable=False, parameters=names_of(spec.call))
+        return Binding(spec, backend, Factory(spec, found), False, names_of(spec.call))
+    return Binding(spec, backend, *_entry(spec, found))
+
+
+def _entry(spec: Spec, found: Callable[..., Any]) -> tuple[Callee, bool, frozenset[str] | None]:
+    """What calls an entry, whether autograd sees it, and the names that it takes."""
+    import torch
+
     refuse_function_class(spec, found)
+    named = names_of(spec.call)
+    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+        module = module_entry(spec, found)
+        taken = module.parameters
+        return module, True, taken if taken is None or not spec.call else taken | named
+    if spec.constructor:
+        message = "construct: the entry is no class of nn.Module, so nothing is constructed"
+        raise BindingError([spec.issue(("construct",), message)])
     parameters = parameters_of(found)
-    entry = Entry(spec, found, parameters)
-    taken = None
+    if is_tilelang_factory(found):
+        callee: Callee = JitEntry(spec, found, parameters or {})
+    else:
+        callee = Entry(spec, found, parameters)
     if spec.call:
-        taken = names_of(spec.call)
-    elif parameters is not None and not takes_any_keyword(parameters):
-        taken = frozenset(parameters)
-    return Binding(spec, backend, entry, differentiable=True, parameters=taken)
+        return callee, True, named
+    if parameters is None or takes_any_keyword(parameters):
+        return callee, True, None
+    return callee, True, frozenset(parameters)

@@ -43,22 +43,32 @@ def entry_arguments(
     names: Names,
     problem: Problem,
 ) -> Arguments:
-    """Arguments as `call` lists them, or else those that parameters name."""
+    """Arguments as `call` lists them, or else those that parameters name.
+
+    A parameter that has the name of an output, and neither a value nor a default, gets a buffer.
+    """
+    material = given(spec, names, problem)
     if spec.call:
-        return _in_order(spec, parameters, arguments_of(spec.call, given(spec, names, problem)))
+        return _in_order(spec, parameters, arguments_of(spec.call, material))
     if parameters is None:
         return Arguments((), dict(problem.inputs))
+    written = {
+        name: material.buffer(name, "nan", ())
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name in material.outputs and name not in names
+    }
 
     def missing(name: str) -> Exception:
         words = suggestion(name, sorted(names), "Known names")
         remedy = ". Say what it gets under `call`" if words.startswith(".") else ""
         return misfit(spec, f"no value for its parameter {name!r}{words}{remedy}")
 
-    found = by_name(parameters, names, missing)
-    if not takes_any_keyword(parameters):
-        return found
-    others = {axis: names[axis] for axis in spec.axes if axis in names and axis not in parameters}
-    return Arguments(found.positional, {**found.keywords, **others})
+    found = by_name(parameters, {**names, **written}, missing)
+    others: dict[str, Any] = {}
+    if takes_any_keyword(parameters):
+        others = {name: names[name] for name in spec.axes if name in names}
+        others = {name: value for name, value in others.items() if name not in parameters}
+    return Arguments(found.positional, {**found.keywords, **others}, written)
 
 
 def _in_order(
@@ -70,10 +80,8 @@ def _in_order(
     if not takes_any_keyword(parameters):
         for name in found.keywords:
             if name not in parameters:
-                words = suggestion(name, parameters, "It takes")
-                raise wrong_of(spec)(
-                    ("call", name), f"{spec.entry!r} has no parameter {name!r}{words}"
-                )
+                words = f"{name!r}{suggestion(name, parameters, 'It takes')}"
+                raise wrong_of(spec)(("call", name), f"{spec.entry!r} has no parameter {words}")
 
     def missing(name: str) -> Exception:
         return misfit(spec, f"`call` has no value for its parameter {name!r}")

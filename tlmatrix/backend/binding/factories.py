@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.binding.launches import given, launch, misfit
+import torch
+
+from tlmatrix.backend.binding.entries import entry_arguments
+from tlmatrix.backend.binding.launches import given, launch, misfit, wrong_of
 from tlmatrix.backend.errors import BindingError, EntryError
 from tlmatrix.backend.signature import parameters_of
-from tlmatrix.problem.calling import arguments_of
+from tlmatrix.problem.calling import Arguments, arguments_of
 from tlmatrix.spec.calling import expression, written_by
 from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.spec.values import canonical
@@ -19,11 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tlmatrix.backend.binding.launches import Launch, Names
+    from tlmatrix.problem.calling import Given
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Factory"]
+__all__ = ["Factory", "JitEntry"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Factory:
         """The call of the case's kernel."""
         arguments = arguments_of(self.spec.call, given(self.spec, names, problem))
         kernel = self._kernel(names)
+        if arguments.keywords and hasattr(kernel, "prim_func"):
+            arguments = _by_position(self.spec, kernel, arguments)
         return launch(self.spec, kernel, arguments, problem.returns[:1])
 
     def _kernel(self, names: Names) -> Callable[..., Any]:
@@ -73,7 +80,7 @@ class Factory:
             ]
             if needed and self.spec.call:
                 # An eager kernel takes tensors and compile arguments in one call.
-                return lambda *tensors: self.function(*tensors, **arguments)
+                return partial(self.function, **arguments)
         try:
             made = self.function(**arguments)
             if not callable(made) or _is_prim_func(made):
@@ -114,6 +121,94 @@ class Factory:
         outputs = list(range(count - len(results), count)) if results else None
         kernel: Callable[..., Any] = tilelang.compile(made, out_idx=outputs)
         return kernel
+
+
+@dataclass(frozen=True)
+class JitEntry:
+    """A function of `@tilelang.jit` as an entry.
+
+    An eager one is called as any function. A lazy one gives a kernel, which is called with the
+    problem's tensors by the names of the kernel's parameters; in a mapping of `call`, keys that are
+    no parameters of the function are the kernel's.
+    """
+
+    spec: Spec
+    function: Callable[..., Any]
+    parameters: Mapping[str, inspect.Parameter]
+
+    def launch(self, names: Names, problem: Problem) -> Launch:
+        """The call of the function, and of the kernel that it may give."""
+        names = {name: _dtype_name(value) for name, value in names.items()}
+        material = given(self.spec, names, problem)
+        own, rest = self._arguments(names, problem, material)
+        written = dict(own.written)
+
+        def call(*positional: object, **keywords: object) -> object:
+            made = self.function(*positional, **keywords)
+            if not hasattr(made, "prim_func"):
+                return made
+            tensors = self._tensors(made, rest, material, written)
+            return made(*tensors)
+
+        return launch(self.spec, call, replace(own, written=written), problem.returns)
+
+    def _arguments(
+        self, names: Names, problem: Problem, material: Given
+    ) -> tuple[Arguments, dict[str, Any]]:
+        """Arguments of the function, and what `call` has for the kernel."""
+        if not isinstance(self.spec.call, dict):
+            return entry_arguments(self.spec, self.parameters, names, problem), {}
+        found = arguments_of(self.spec.call, material)
+        own = {name: value for name, value in found.keywords.items() if name in self.parameters}
+        rest = {name: value for name, value in found.keywords.items() if name not in own}
+        return Arguments((), own, found.written), rest
+
+    def _tensors(
+        self,
+        kernel: Any,  # noqa: ANN401 - compiled, interpreted or traced
+        rest: Mapping[str, Any],
+        material: Given,
+        written: dict[str, torch.Tensor],
+    ) -> list[Any]:
+        found = []
+        for name in _inputs_of(kernel):
+            if name in rest:
+                found.append(rest[name])
+            elif name in material.names or name not in material.outputs:
+                found.append(material.value(name, ()))
+            else:
+                written[name] = material.buffer(name, "nan", ())
+                found.append(written[name])
+        return found
+
+
+def _by_position(spec: Spec, kernel: Any, found: Arguments) -> Arguments:  # noqa: ANN401 - as above
+    """Arguments by keyword in the order of the kernel's parameters."""
+    order = _inputs_of(kernel)
+    for name in found.keywords:
+        if name not in order:
+            words = f"the kernel has no input {name!r}{suggestion(name, order, 'It takes')}"
+            raise wrong_of(spec)(("call", name), words)
+    for name in order:
+        if name not in found.keywords:
+            raise misfit(spec, f"`call` has no value for the kernel's input {name!r}")
+    return Arguments(tuple(found.keywords[name] for name in order), {}, found.written)
+
+
+def _inputs_of(kernel: Any) -> list[str]:  # noqa: ANN401 - as above
+    """The names of what a kernel is called with, in order: all but what it allocates itself."""
+    function = kernel.prim_func
+    allocated = {int(index) % len(function.params) for index in kernel.out_idx or ()}
+    return [
+        str(function.buffer_map[each].name if each in function.buffer_map else each.name)
+        for index, each in enumerate(function.params)
+        if index not in allocated
+    ]
+
+
+def _dtype_name(value: object) -> object:
+    """A dtype by its name, as TileLang's functions take it."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
 def _is_prim_func(value: object) -> bool:

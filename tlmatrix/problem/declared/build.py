@@ -122,11 +122,6 @@ class Declared:
             found[name] = _Result(shape, None, grad)
         return found
 
-    @property
-    def result_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the outputs, by name."""
-        return {name: result.shape for name, result in self._results.items()}
-
     def _declared_output(self, name: str) -> OutputDecl:
         outputs = self.declaration.outputs
         decl = outputs[name] if isinstance(outputs, Mapping) else None

@@ -121,10 +121,21 @@ class _Batch:
     ) -> Declared:
         case = self.case
         frame = replace(case.frame, values={**case.frame.values, self.axis: value})
-        inputs = {name: pick(name, tensor) for name, tensor in case.inputs.items()}
         again = drawn_inputs(frame, case.declaration, case.distribution, case.seed, derived=True)
-        cotangents = {name: pick(name, tensor) for name, tensor in case.cotangents.items()}
-        return replace(case, frame=frame, inputs=inputs | again, given_cotangents=cotangents)
+        inputs = {}
+        for name, tensor in case.inputs.items():
+            if name in again:
+                inputs[name] = again[name]
+                continue
+            path = ("problem", "inputs", name, "shape")
+            shape = sizes_of(frame, case.declaration.inputs[name].sizes, path)
+            inputs[name] = _cut(pick(name, tensor), shape)
+        made = replace(case, frame=frame, inputs=inputs)
+        cotangents = {
+            name: _cut(pick(name, tensor), made.infos[name].shape)
+            for name, tensor in case.cotangents.items()
+        }
+        return replace(made, given_cotangents=cotangents)
 
     # Isolation and poison -------------------------------------------------------------------------
 
@@ -223,7 +234,7 @@ class _Batch:
         def together(results: Sequence[Tensors]) -> Tensors:
             found = {}
             for name, tensor in results[0].items():
-                if self.packing(name) is not None:
+                if self._alike(name, halves):
                     found[name] = self.joined(name, [tensor, results[1][name]])
                 elif name in self.case.differentiable:
                     found[name] = tensor + results[1][name]
@@ -231,7 +242,8 @@ class _Batch:
 
         def mine(results: Tensors) -> Tensors:
             summed = {name: results[name] for name in self.case.differentiable if name in results}
-            return self._packed(results) | summed
+            parts = {name: t for name, t in results.items() if self._alike(name, halves)}
+            return parts | summed
 
         yield from self._relation(
             "batch_split",
@@ -273,6 +285,19 @@ class _Batch:
             self._packed,
         )
 
+    def _alike(self, name: str, others: Sequence[Declared]) -> bool:
+        """Whether a tensor has a part for each sequence, and parts of one size in all cases.
+
+        A dimension such as `max(seqlens)` may differ.
+        """
+        found = self.packing(name)
+        if found is None:
+            return False
+        shapes = [list(case.infos[name].shape) for case in (self.case, *others)]
+        for shape in shapes:
+            del shape[found[0]]
+        return all(shape == shapes[0] for shape in shapes)
+
     def _packed(self, results: Tensors) -> dict[str, torch.Tensor]:
         return {name: t for name, t in results.items() if self.packing(name) is not None}
 
@@ -285,7 +310,7 @@ class _Batch:
         left: Callable[[Tensors], Tensors] = lambda mine: mine,
     ) -> Iterator[Relation]:
         frame = self.case.frame
-        if not all(frame.obeys(other.frame.values) and _fits(other) for other in others):
+        if not all(frame.obeys(other.frame.values) for other in others):
             return
         if self._holds(left, right, others):
             problems = tuple(other.problem() for other in others)
@@ -315,14 +340,9 @@ class _Batch:
         return some[int(chooser(self.case.frame.seed).random() * len(some))]
 
 
-def _fits(case: Declared) -> bool:
-    """Whether every tensor has its shape: one that depends on the longest sequence may not."""
-    for name, decl in case.declaration.inputs.items():
-        path = ("problem", "inputs", name, "shape")
-        if tuple(case.inputs[name].shape) != sizes_of(case.frame, decl.sizes, path):
-            return False
-    shapes = case.result_shapes
-    return all(tuple(tensor.shape) == shapes[name] for name, tensor in case.cotangents.items())
+def _cut(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The leading elements along dimensions that are shorter in another batch (`max(seqlens)`)."""
+    return tensor[tuple(slice(size) for size in shape)]
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

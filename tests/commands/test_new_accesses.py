@@ -1,0 +1,63 @@
+"""What the IR of a kernel says of its parameters."""
+
+import inspect
+
+import traced_strangers
+
+from tlmatrix.backend.signature import written
+from tlmatrix.commands.new.accesses import Selection
+from tlmatrix.commands.new.factories import trace
+from tlmatrix.commands.new.recognized import Role, recognize
+
+
+def _observed(name):
+    factory = getattr(traced_strangers, name)
+    parameters = list(inspect.signature(written(factory)).parameters.values())
+    return trace(factory, f"traced_strangers:{name}", parameters)
+
+
+def test_offsets_are_read_at_consecutive_places_and_start_rows():
+    used = _observed("packed_scale").accesses
+    assert used.consecutive == {"Ends"}
+    assert Selection("Ends", "X", 0, "start") in used.selections
+    assert Selection("Ends", "Y", 0, "start") in used.selections
+    assert used.written == {"Y"}
+    assert used.read == {"X", "Ends", "Cos"}
+    assert used.tile("X", 0) == 32
+
+
+def test_positions_in_a_sequence_are_no_rows_of_the_packed_tensor():
+    observed = _observed("packed_scale")
+    of_cos = [each for each in observed.accesses.selections if each.tensor == "Cos"]
+    assert of_cos == [Selection("Ends", "Cos", 0, "within")]
+    recognized = recognize(observed)
+    assert recognized.roles == {"Ends": Role("offsets_of", "seqlens")}
+    assert recognized.dims == {
+        "total": "sum(seqlens)",
+        "batch": "len(seqlens)",
+        "positions": "max(seqlens)",
+    }
+    assert [packing.tile for packing in recognized.packings] == [32]
+
+
+def test_values_are_followed_through_variables_to_what_they_index():
+    used = _observed("paged_gather").accesses
+    assert Selection("Table", "Pool", 0, "index") in used.selections
+    assert Selection("Word", "Embed", 0, "index") in used.selections
+    assert Selection("Lens", "Table", 1, "within") in used.selections
+    assert "Lens" in used.bounds
+    assert used.consecutive == set()
+
+
+def test_a_value_that_a_column_is_compared_with_is_an_index_of_columns():
+    observed = _observed("paged_gather")
+    assert Selection("Target", "Y", 1, "index") in observed.accesses.selections
+    roles = recognize(observed).roles
+    assert roles["Target"] == Role("between", ("0", "dim - 1"))
+    assert roles["Word"] == Role("between", ("0", "vocab - 1"))
+
+
+def test_a_gemm_names_its_two_factors():
+    observed = _observed("product")
+    assert observed.accesses.products == {("A", "B")}
+    assert recognize(observed).family == "gemm"

@@ -1,0 +1,341 @@
+"""`tlmatrix new`: what it writes for operators and factories, and what comes of running that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outside_project import project
+from tlmatrix.exit_codes import ExitCode
+from tlmatrix.spec import load_spec
+
+if TYPE_CHECKING:
+    from outside_project import Project
+
+__all__ = ["project"]
+
+_TARGETS = '''
+def attention(q, k, v, *, causal=False, window=None, fast=True):
+    """Plain attention: "quoted"."""
+
+def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, *, causal=False):
+    pass
+
+def product(a, b, transpose_a=False, block=64):
+    pass
+
+def norm(x, w, eps=1e-6, mode="fast"):
+    pass
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("attention", {"causal", "window", "fast", "seqlen_q", "head_dim"}),
+        ("packed", {"causal", "seqlens", "head_dim"}),
+        ("product", {"m", "n", "k", "transpose_a", "block"}),
+        ("norm", {"rows", "cols", "mode"}),
+    ],
+)
+def test_new_writes_a_spec_that_check_accepts(project: Project, name: str, axes: set[str]) -> None:
+    (project.folder / f"{project.module}.py").write_text(_TARGETS)
+    target = f"{project.module}:{name}"
+    outcome = project.tlmatrix("new", target, "-o", f"{name}.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    outcome = project.tlmatrix("check", f"{name}.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    spec = load_spec(project.folder / f"{name}.yaml")
+    assert spec.entry == target
+    assert axes <= set(spec.axes)
+    assert project.tlmatrix("new", target, "-o", f"{name}.yaml").code == ExitCode.USAGE
+
+
+_FACTORIES = """
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit(out_idx=[1])
+def softmax(M, N, block_M: int = 8, threads=128, dtype="float16"):
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            x = T.alloc_fragment((block_M, N), "float32")
+            top = T.alloc_fragment((block_M,), "float32")
+            total = T.alloc_fragment((block_M,), "float32")
+            T.copy(X[bx * block_M, 0], x)
+            T.reduce_max(x, top, dim=1)
+            for i, j in T.Parallel(block_M, N):
+                x[i, j] = T.exp(x[i, j] - top[i])
+            T.reduce_sum(x, total, dim=1)
+            for i, j in T.Parallel(block_M, N):
+                x[i, j] = x[i, j] / total[i]
+            T.copy(x, Y[bx * block_M, 0])
+    return main
+
+@tilelang.jit
+def scaled(batch: int, heads: int, dim: int, in_dtype, fast: bool):
+    total = T.dynamic("total")
+    @T.prim_func
+    def main(x: T.Tensor((total, heads * dim), in_dtype), s: T.float32,
+             ends: T.Tensor((batch + 1,), "int32"), out: T.Tensor((total, heads * dim), in_dtype)):
+        with T.Kernel(total, threads=128) as b:
+            for i in T.Parallel(heads * dim):
+                out[b, i] = x[b, i] * s
+            out[b, 0] += T.cast(ends[batch] * 0, in_dtype)
+    return main
+
+@tilelang.jit
+def per_tile(M, N, block_N=128):
+    @T.prim_func
+    def main(X: T.Tensor((M, N), "float16"), S: T.Tensor((M, T.ceildiv(N, block_N)), "float32"),
+             Y: T.Tensor((M, N), "float16")):
+        with T.Kernel(M, T.ceildiv(N, block_N), threads=128) as (row, tile):
+            for i in T.Parallel(block_N):
+                Y[row, tile * block_N + i] = X[row, tile * block_N + i] * S[row, tile]
+    return main
+
+@tilelang.jit
+def odd(shape, dtype: str, block_M: int):
+    rows, cols = shape
+
+def softmax_reference(X):
+    return torch.softmax(X, -1)
+"""
+
+
+def test_new_writes_a_spec_of_the_parameters_that_tracing_finds(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_FACTORIES)
+    outcome = project.tlmatrix("new", f"{project.module}:scaled", "-o", "scaled.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    outcome = project.tlmatrix("check", "scaled.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    spec = load_spec(project.folder / "scaled.yaml")
+    inputs, outputs = spec.problem.inputs, spec.problem.outputs
+    assert {name: [str(size) for size in item.shape] for name, item in inputs.items()} == {
+        "x": ["total", "heads * dim"],
+        "ends": ["batch + 1"],
+    }
+    assert [item.dtype for item in inputs.values()] == ["$in_dtype", "int32"]
+    assert {name: item.dtype for name, item in outputs.items()} == {"out": "$in_dtype"}
+    assert spec.compile == {name: name for name in ("batch", "heads", "dim", "in_dtype", "fast")}
+    assert spec.call == ("x", "s", "ends", "out")
+    assert spec.returns == ("out",)
+    assert set(spec.axes) == {*spec.compile, "total", "s", "values"}
+    assert "def reference(x, ends):" in (project.folder / "scaled.yaml").read_text()
+
+
+def test_dimensions_that_count_tiles_are_written_so_that_yaml_reads_them(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_FACTORIES)
+    project.tlmatrix("new", f"{project.module}:per_tile", "-o", "tiles.yaml")
+    outcome = project.tlmatrix("check", "tiles.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    sizes = load_spec(project.folder / "tiles.yaml").problem.inputs["S"].shape
+    assert [str(size) for size in sizes] == ["M", "ceildiv(N, 128)"]
+
+
+def test_a_spec_that_new_wrote_runs_once_there_is_a_reference(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_FACTORIES)
+    project.tlmatrix("new", f"{project.module}:softmax", "-o", "softmax.yaml")
+    spec = load_spec(project.folder / "softmax.yaml")
+    assert spec.axes["N"] == (1, 7, 8, 9, 17)
+    assert spec.compile == {
+        "M": "M", "N": "N", "block_M": 8, "threads": 128, "dtype": "dtype"
+    }  # fmt: skip
+    assert spec.call == ("X",)
+    assert spec.returns == ("Y",)
+    outcome = project.tlmatrix("run", "softmax.yaml", "-n", "0", "-k", "M=9 and not N=1")
+    assert outcome.code == ExitCode.OK, outcome.out
+
+
+def test_a_product_of_two_matrices_gets_the_gemm_problem(project: Project) -> None:
+    target = "tlmatrix_kernels.gemm.kernel:gemm_kernel"
+    outcome = project.tlmatrix("new", target, "-o", "gemm.yaml")
+    assert outcome.code == ExitCode.OK
+    assert "passed" in outcome.out
+    assert "failed" not in outcome.out
+    spec = load_spec(project.folder / "gemm.yaml")
+    assert spec.problem == "gemm"
+    assert spec.returns == ("c",)
+
+
+def test_new_says_why_a_factory_could_not_be_traced(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_FACTORIES)
+    outcome = project.tlmatrix("new", f"{project.module}:odd", "-o", "odd.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert project.tlmatrix("check", "odd.yaml").code == ExitCode.OK
+    text = (project.folder / "odd.yaml").read_text()
+    assert "# TypeError: cannot unpack" in text
+    compiled = load_spec(project.folder / "odd.yaml").compile
+    assert compiled == {"shape": "rows", "dtype": "dtype", "block_M": 64}
+
+
+def test_new_takes_no_name_that_is_not_there(project: Project) -> None:
+    outcome = project.tlmatrix("new", "tlmatrix_kernels.norm.kernel:no_such_factory")
+    assert outcome.code == ExitCode.USAGE
+    assert "no_such_factory" in outcome.out
+
+
+# An operator by one call ---------------------------------------------------------------------
+
+_OPERATORS = '''
+import torch
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, factor):
+        rows, cols = x.shape
+        if cols % 4:
+            raise ValueError(f"cols must be a multiple of 4, got {cols}")
+        ctx.save_for_backward(x, weight)
+        ctx.factor = factor
+        return x * weight * factor
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return dy * weight * ctx.factor, (dy * x * ctx.factor).sum(0), None
+
+def scale(x, weight, factor=2.0, block=64):
+    """Columns times weights."""
+    return _Scale.apply(x, weight, factor)
+
+def scale_reference(x, w, factor):
+    return x * w * factor
+
+def pick(table, target):
+    out = table.new_empty(len(target), table.shape[1])
+    for row, index in enumerate(target.tolist()):
+        out[row] = table[index]
+    return {"picked": out, "more": {"least": table.amin(-1)}}
+
+def pick_torch(table, target):
+    return table.amin(-1), table[target]
+
+def fill_(x, value):
+    x.fill_(value)
+'''
+
+
+def _operators(project: Project) -> str:
+    (project.folder / f"{project.module}.py").write_text(_OPERATORS)
+    return project.module
+
+
+def test_new_describes_an_operator_by_one_call_and_runs_the_spec(project: Project) -> None:
+    module = _operators(project)
+    call = "scale(torch.randn(5, 8), torch.randn(8))"
+    outcome = project.tlmatrix("new", f"{module}:scale", "--call", call, "-o", "scale.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    spec = load_spec(project.folder / "scale.yaml")
+    inputs = spec.problem.inputs
+    assert {name: [str(size) for size in item.shape] for name, item in inputs.items()} == {
+        "x": ["rows", "cols"],
+        "weight": ["cols"],
+    }
+    assert all(item.grad for item in inputs.values())
+    assert spec.axes["dtype"] == ("float32", "float16")
+    assert spec.axes["factor"] == (2.0,)
+    assert "called by its own names: w gets weight" in outcome.out
+    assert "#" not in (project.folder / "scale.yaml").read_text().partition("\n")[2]
+    assert project.tlmatrix("run", "scale.yaml", "-n", "0").code == ExitCode.OK
+
+
+def test_sizes_that_the_operator_refuses_are_left_out(project: Project) -> None:
+    module = _operators(project)
+    call = "scale(torch.randn(3, 6 + 2), torch.randn(8))"
+    path = project.folder / "scale.yaml"
+    project.tlmatrix("new", f"{module}:scale", "--call", call, "-o", "scale.yaml", "--no-run")
+    path.write_text(path.read_text())
+    assert load_spec(path).axes["cols"] == (4, 8)
+    path.unlink()
+    call = "scale(torch.randn(3, 12), torch.randn(12))"
+    outcome = project.tlmatrix("new", f"{module}:scale", "--call", call, "-o", "scale.yaml")
+    assert "left out cols=6: raises ValueError: cols must be a multiple of 4, got 6" in outcome.out
+    assert load_spec(path).axes["cols"] == (12,)
+
+
+def test_a_script_that_calls_it_once_is_an_example_too(project: Project) -> None:
+    module = _operators(project)
+    (project.folder / "example.py").write_text(
+        f"import torch\nfrom {module} import pick\n"
+        "table = torch.randn(7, 12, device='cuda')\n"
+        "print(pick(table, torch.tensor([3, 0, 6], device='cuda')))\n"
+    )
+    outcome = project.tlmatrix(
+        "new", f"{module}:pick", "--script", "example.py", "-o", "p.yaml", "--no-run"
+    )
+    assert outcome.code == ExitCode.OK, outcome.out
+    spec = load_spec(project.folder / "p.yaml")
+    assert list(spec.problem.outputs) == ["least", "picked"], "in the order of the reference"
+    assert "which whole numbers?" in (project.folder / "p.yaml").read_text()
+
+
+def test_an_example_that_fails_says_why(project: Project) -> None:
+    module = _operators(project)
+    for options, words in (
+        (["--call", "scale(1)"], "missing a required argument: 'weight'"),
+        (["--call", "torch.ones(3)"], "never calls scale"),
+        (["--script", "nowhere.py"], "no such script: nowhere.py"),
+    ):
+        outcome = project.tlmatrix("new", f"{module}:scale", *options)
+        assert outcome.code == ExitCode.USAGE
+        assert words in outcome.out
+
+
+def test_a_tensor_that_the_reference_takes_and_the_call_writes_is_both(project: Project) -> None:
+    module = _operators(project)
+    path = project.folder / f"{module}.py"
+    path.write_text(path.read_text() + "\ndef fill_torch(x, value):\n    return x * 0 + value\n")
+    call = "fill_(torch.randn(5, 8), 3.0)"
+    outcome = project.tlmatrix("new", f"{module}:fill_", "--call", call, "-o", "f.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert "x: {inout: x, output: x_out}" in (project.folder / "f.yaml").read_text()
+    assert "passed" in outcome.out
+    assert "failed" not in outcome.out
+    assert "error" not in outcome.out
+
+
+_ROW_SUM = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit
+def row_sum(dtype, block=64):
+    rows, cols = T.dynamic("rows, cols")
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), dtype), Y: T.Tensor((rows,), dtype)):
+        with T.Kernel(rows, threads=64) as row:
+            x = T.alloc_fragment([1, block], "float32")
+            total = T.alloc_fragment([1], "float32")
+            T.clear(total)
+            for tile in T.serial(T.ceildiv(cols, block)):
+                T.copy(X[row, tile * block], x)
+                T.reduce_sum(x, total, dim=1, clear=False)
+            Y[row] = total[0]
+
+    return main
+
+def reference(X):
+    return X.sum(-1)
+"""
+
+
+def test_the_spec_of_a_row_sum_passes_and_finds_an_unguarded_store(project: Project) -> None:
+    path = project.folder / f"{project.module}.py"
+    path.write_text(_ROW_SUM)
+    outcome = project.tlmatrix("new", f"{project.module}:row_sum", "-o", "row_sum.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert "failed" not in outcome.out
+    assert project.tlmatrix("run", "row_sum.yaml", "-n", "0").code == ExitCode.OK
+    text = path.read_text().replace("T.Kernel(rows,", "T.Kernel(rows + 1,")
+    unguarded = "@tilelang.jit(pass_configs={'tl.disable_safe_memory_legalize': True})"
+    path.write_text(text.replace("@tilelang.jit", unguarded))
+    # Another process: this one has the module as it was.
+    with project.start("tlmatrix", "run", "row_sum.yaml", "-n", "0") as process:
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.FINDINGS, out
+    assert "guards" in out or "out of bounds" in out or "outside" in out

@@ -1,0 +1,152 @@
+"""Entries that are classes of `nn.Module`: constructed for a case, run with the case's tensors.
+
+The module's parameters (and buffers that have the name of an input) are inputs of the problem, by
+their names with `_` for the dots: `torch.func.functional_call` puts the inputs in their place, so
+that gradients reach them. Other buffers are copied for each call: no call sees what another left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.backend.binding.entries import entry_arguments
+from tlmatrix.backend.binding.launches import launch, misfit, wrong_of
+from tlmatrix.backend.errors import EntryError
+from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
+from tlmatrix.spec.calling import expression
+from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.values import canonical
+from tlmatrix.words import listed, suggestion
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Mapping
+
+    from tlmatrix.backend.binding.launches import Launch, Names
+    from tlmatrix.problem.model import Problem
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["ModuleEntry", "module_entry"]
+
+
+@dataclass(frozen=True)
+class ModuleEntry:
+    """A class of `nn.Module`; modules are kept by the arguments they were constructed with."""
+
+    spec: Spec
+    kind: type[torch.nn.Module]
+    constructor: Mapping[str, inspect.Parameter] | None
+    forward: Mapping[str, inspect.Parameter] | None
+    made: dict[str, torch.nn.Module] = field(default_factory=dict)
+
+    def launch(self, names: Names, problem: Problem) -> Launch:
+        """The call of the case's module."""
+        arguments = self._constructed_with(names)
+        device = next(iter(problem.inputs.values())).device
+        key = canonical({name: repr(value) for name, value in arguments.items()}) + str(device)
+        if key not in self.made:
+            self.made[key] = self._make(arguments, device)
+        module = self.made[key]
+        state = self._state(module, names, problem)
+
+        def call(*positional: object, **keywords: object) -> object:
+            return torch.func.functional_call(module, state, positional, keywords)
+
+        found = entry_arguments(self.spec, self.forward, names, problem)
+        return launch(self.spec, call, found, problem.returns)
+
+    @property
+    def parameters(self) -> frozenset[str] | None:
+        """The names that the constructor and `forward` take; None where they take any."""
+        read: set[str] = set()
+        for taken in (self.constructor, self.forward):
+            if taken is None or takes_any_keyword(taken):
+                return None
+            read |= taken.keys()
+        return frozenset(read)
+
+    def _constructed_with(self, names: Names) -> dict[str, Any]:
+        found = {name: self._constant(name, names) for name in self.spec.constructor}
+        if found or self.constructor is None:
+            return found
+        axes = {name: names[name] for name in self.spec.axes if name in names}
+
+        def missing(name: str) -> Exception:
+            words = suggestion(name, axes, "Axes")
+            return misfit(
+                self.spec,
+                f"no axis for {name!r} of its constructor{words}; or say what "
+                f"it gets under `construct`: {{{name}: …}}",
+            )
+
+        return dict(by_name(self.constructor, axes, missing).keywords)
+
+    def _constant(self, name: str, names: Names) -> Any:  # noqa: ANN401 - an argument
+        value = self.spec.constructor[name]
+        taken = self.constructor
+        if taken is not None and not takes_any_keyword(taken) and name not in taken:
+            words = suggestion(name, taken, "It takes")
+            message = f"the constructor has no parameter {name!r}{words}"
+            raise wrong_of(self.spec)(("construct", name), message)
+        if not isinstance(value, str):
+            return value
+        try:
+            return expression(value).evaluate(names)
+        except ExpressionError as error:
+            raise wrong_of(self.spec)(("construct", name), f"{name}: {error}") from error
+
+    def _make(self, arguments: dict[str, Any], device: torch.device) -> torch.nn.Module:
+        gpus = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(gpus), torch.device(device):
+            torch.manual_seed(0)
+            try:
+                return self.kind(**arguments)
+            except Exception as error:
+                raise EntryError(error) from error
+
+    def _state(
+        self, module: torch.nn.Module, names: Names, problem: Problem
+    ) -> dict[str, torch.Tensor]:
+        """What takes the place of the module's parameters and buffers in a call."""
+        state: dict[str, torch.Tensor] = {}
+        absent = []
+        for name, parameter in module.named_parameters():
+            flat = name.replace(".", "_")
+            if flat not in problem.inputs:
+                absent.append(flat)
+                continue
+            tensor: torch.Tensor = names[flat]
+            if tensor.shape != parameter.shape:
+                shapes = f"{list(parameter.shape)}, and the input {flat!r} {list(tensor.shape)}"
+                raise misfit(self.spec, f"its parameter {name!r} has the shape {shapes}")
+            state[name] = tensor
+        if absent:
+            verb = "is no input" if len(absent) == 1 else "are no inputs"
+            raise misfit(
+                self.spec,
+                f"its parameter{'s' * (len(absent) > 1)} {listed(absent)} {verb} of the problem; "
+                f"declare {absent[0]!r} under `inputs`, or construct the module without it",
+            )
+        dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+        typed = "dtype" in (self.constructor or ())
+        for name, buffer in module.named_buffers():
+            flat = name.replace(".", "_")
+            if flat in problem.inputs:
+                state[name] = names[flat]
+            elif buffer.is_floating_point() and len(dtypes) == 1 and not typed:
+                # As `module.to(dtype)` would.
+                state[name] = buffer.to(next(iter(dtypes)), copy=True)
+            else:
+                state[name] = buffer.clone()
+        return state
+
+
+def module_entry(spec: Spec, kind: type[torch.nn.Module]) -> ModuleEntry:
+    """The entry of a class of `nn.Module`."""
+    forward = parameters_of(kind.forward)
+    if forward is not None:
+        forward = dict(list(forward.items())[1:])
+    return ModuleEntry(spec, kind, parameters_of(kind), forward)

@@ -1,0 +1,66 @@
+"""The values of axes: the edges of tiles, where kernels break, and lengths beside them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tlmatrix.commands.new.factories import COUNT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.commands.new.recognized import Packing
+
+__all__ = ["DEFAULT_TILE", "lengths", "sizes"]
+
+DEFAULT_TILE = 64
+"""The edge of a tile where nothing says it."""
+
+
+def sizes(name: str, *, tile: int | None, recorded: int | None, free: bool) -> list[int]:
+    """Sizes of a dimension.
+
+    Args:
+        name: what the code calls it.
+        tile: how much of it a step takes.
+        recorded: what it was in a recorded call.
+        free: whether kernels take any size of it; else only sizes like the recorded one.
+    """
+    if re.search(r"experts?$", name, re.IGNORECASE):
+        return [4, 6]
+    if re.search(r"width|taps|kernel_size", name, re.IGNORECASE):
+        return [1, 2, 4]
+    if COUNT.search(name) and (recorded is None or recorded <= 8):
+        return [1, 3] if recorded in (None, 1, 3) else [1, recorded]
+    if recorded is not None and (not free or tile is None):
+        half = recorded // 2
+        if not free:
+            return [half, recorded] if recorded % 4 == 0 else [recorded]
+        return sorted({1, recorded, recorded + 1})
+    edge = tile or DEFAULT_TILE
+    # The last makes a second turn of what goes over tiles, and a block's second of several.
+    near = (1, edge - 1, edge, edge + 1, 2 * edge + 1)
+    return list(dict.fromkeys(each for each in near if each > 0))
+
+
+def lengths(packings: Sequence[Packing]) -> list[str]:
+    """Values of a packed axis as YAML, on both sides of the edges of tiles."""
+    tile = max((each.tile for each in packings if each.tile), default=0) or DEFAULT_TILE // 2
+    first = [[tile], [1, tile + 1, 3], [0, 2 * tile + 1, 1, 0, tile - 1]]
+    sides = [each.side for each in packings]
+    if sides == [None]:
+        return [_row(each) for each in first]
+    if packings[1].rows is None:
+        # Lengths beside those of the rows: what is there already counts the new rows, too.
+        more = [[5], [0, tile, 16], [7, 1, 0, 3, 30]]
+    else:
+        more = [[-5 if tile > 5 else 0], [6, 0, -3], [9, -tile, 0, 4, 2]]
+    return [
+        f"{{q: {_row(q)}, k: {_row([a + b for a, b in zip(q, add, strict=True)])}}}"
+        for q, add in zip(first, more, strict=True)
+    ]
+
+
+def _row(values: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, values))}]"

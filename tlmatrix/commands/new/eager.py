@@ -1,0 +1,77 @@
+"""Example arguments for an eager kernel, from the annotations in its body.
+
+`@tilelang.jit` in eager style takes tensors among its arguments, and says in its body what they
+are: `X: T.Tensor[[rows, cols], dtype]`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.commands.new.targets import Target
+
+__all__ = ["made_up_call"]
+
+_SIZES = (13, 200, 24, 40, 72, 56)
+
+
+def made_up_call(target: Target) -> Mapping[str, Any] | None:
+    """Tensors for the parameters that are annotated as such; None where there are none."""
+    parameters = {each.name: each.default for each in target.parameters}
+    declared = {
+        node.target.id: node.annotation
+        for node in ast.walk(_body(target))
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.target.id in parameters
+    }
+    if not declared:
+        return None
+    free = iter(_SIZES)
+    sizes = {name: value for name, value in parameters.items() if isinstance(value, int)}
+    found = {}
+    for name, annotation in declared.items():
+        made = _made_up(annotation, sizes, parameters, free)
+        if made is None:
+            return None
+        found[name] = made
+    return found
+
+
+def _body(target: Target) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(target.written)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
+
+
+def _made_up(
+    annotation: ast.expr, sizes: dict[str, int], parameters: Mapping[str, Any], free: Iterator[int]
+) -> Any:  # noqa: ANN401 - a tensor
+    import torch
+
+    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
+        return None
+    shape, dtype = annotation.slice.elts[:2]
+    if not isinstance(shape, ast.List | ast.Tuple):
+        return None
+    found = []
+    for size in shape.elts:
+        for node in ast.walk(size):
+            if isinstance(node, ast.Name) and node.id not in sizes:
+                sizes[node.id] = next(free, 16)
+        code = compile(ast.Expression(size), "<shape>", "eval")
+        found.append(int(eval(code, {"__builtins__": {}}, dict(sizes))))  # noqa: S307 - sizes only
+    name = parameters.get(dtype.id) if isinstance(dtype, ast.Name) else ast.literal_eval(dtype)
+    kind = getattr(torch, str(name), None)
+    if not isinstance(kind, torch.dtype):
+        return None
+    if kind.is_floating_point:
+        return torch.randn(found, generator=torch.Generator().manual_seed(0)).to(kind)
+    return torch.zeros(found, dtype=kind)

@@ -1,0 +1,281 @@
+"""What a TileLang factory makes: its kernel's parameters, learnt by tracing it with guesses.
+
+The factory is called under the interpreter, with a made-up value for every argument that has no
+default. Sizes get numbers that no other has, so that a dimension of a tensor tells which argument
+it came from; a dtype argument is changed to see which tensors follow.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import permutations, product
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.commands.new.accesses import accesses
+from tlmatrix.commands.new.observed import Argument, Number, Observed, Tensor
+from tlmatrix.spec.expressions import Expression, ExpressionError
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+__all__ = ["COUNT", "argument_kind", "guesses", "trace"]
+
+_DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
+_TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
+_SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}
+_FLAG = re.compile(r"^(is|use|has|with|enable|need|return)_|causal|trans|accumulate$")
+COUNT = re.compile(
+    r"batch|heads?$|groups?$|experts?$|top_?k|width|window|taps|kernel_size|iter|state|^[bhew]$",
+    re.IGNORECASE,
+)
+"""Names of dimensions that are small: counts, and widths of filters."""
+_PRIMES = (1, 3, 5, 7, 11, 13, 17, 19)
+_SMALL = (7, 5, 11, 13, 3, 17)
+_LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8))
+"""(sizes, counts) to try where numbers of their own suit no kernel."""
+
+_Trial = tuple["dict[str, Any]", Any]
+"""Values of the arguments, and the PrimFunc that they give."""
+
+
+def trace(
+    factory: Callable[..., Any], target: str, parameters: Sequence[inspect.Parameter]
+) -> Observed:
+    """Trace a factory with guessed arguments.
+
+    Raises:
+        Exception: whatever the factory raises; the guesses may not suit it.
+    """
+    arguments = guesses(parameters)
+    values, kernel, distinct = _traced(factory, arguments)
+    arguments = tuple(replace(item, value=values[item.name]) for item in arguments)
+    trials: list[_Trial] = [(values, kernel.prim_func)]
+    if not distinct:
+        trials += _perturbed(factory, arguments, values)
+    kinds = ("size", "tile")
+    names = [item.name for item in arguments if item.kind in kinds and _positive(item.value)]
+    tiles = {item.value for item in arguments if item.kind == "tile" and _positive(item.value)}
+    found = list(_parameters(trials, names, tiles))
+    dtype_of, dtypes = _followers(factory, arguments, values, found)
+    found = [
+        replace(item, dtype_of=dtype_of.get(item.name)) if isinstance(item, Tensor) else item
+        for item in found
+    ]
+    given = [item for k, item in enumerate(found) if k not in kernel.out_idx]
+    results = [item for k, item in enumerate(found) if k in kernel.out_idx]
+    used = accesses(kernel.prim_func)
+    symbols = dict.fromkeys(name for item in found for name in _names(item) if name not in values)
+    return Observed(
+        target,
+        factory=True,
+        parameters=tuple(given),
+        results=tuple(item for item in results if isinstance(item, Tensor)),
+        arguments=arguments,
+        symbols=tuple(symbols),
+        mutated=used.written & {item.name for item in given},
+        accesses=used,
+        dtypes=dtypes,
+    )
+
+
+def _traced(
+    factory: Callable[..., Any], arguments: Sequence[Argument]
+) -> tuple[dict[str, Any], Any, bool]:
+    """The values of the arguments that suit, the kernel, and whether each size is its own."""
+    values = {item.name: item.value for item in arguments}
+    free = [item.name for item in arguments if item.kind == "size" and not item.default]
+    try:
+        return values, _kernel(factory, values), True
+    except Exception:
+        if not free:
+            raise
+        for size, count in _LADDER:
+            alike = {name: count if COUNT.search(name) else size for name in free}
+            try:
+                return values | alike, _kernel(factory, values | alike), False
+            except Exception:  # noqa: BLE001, S112 - the first error is the one to show
+                continue
+        raise
+
+
+def _perturbed(
+    factory: Callable[..., Any], arguments: Sequence[Argument], values: Mapping[str, Any]
+) -> Iterator[_Trial]:
+    """Kernels of other sizes, one changed at a time: which dimensions change with it."""
+    for item in arguments:
+        if item.kind != "size" or item.default:
+            continue
+        changed = {**values, item.name: 2 * item.value}
+        try:
+            yield changed, _kernel(factory, changed).prim_func
+        except Exception:  # noqa: BLE001, S112 - this size may be bound to another
+            continue
+
+
+def guesses(parameters: Sequence[inspect.Parameter]) -> tuple[Argument, ...]:
+    """What each argument seems to be; those whose default is an object are left out."""
+    return tuple(_guesses(parameters))
+
+
+def _guesses(parameters: Sequence[inspect.Parameter]) -> Iterator[Argument]:
+    primes, small = iter(_PRIMES), iter(_SMALL)
+    for parameter in parameters:
+        name, default = parameter.name, parameter.default
+        given = default is not parameter.empty
+        if given and not isinstance(default, bool | int | float | str):
+            continue  # The factory's own object: left as it is.
+        kind = argument_kind(name, default if given else None, parameter.annotation)
+        guess: Any = {
+            "dtype": "float32" if "acc" in name.lower() else "float16",
+            "tile": 64,
+            "setting": _SETTINGS.get(name),
+            "flag": False,
+            "other": 1.0 if _annotation(parameter.annotation) == "float" else "",
+        }.get(kind)
+        if not given and kind == "size":
+            guess = next(small, 2) if COUNT.search(name) else 128 * next(primes, 1)
+        yield Argument(name, kind, default if given else guess, given)
+
+
+def _annotation(annotation: object) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+
+
+def argument_kind(name: str, default: object, annotation: object) -> str:
+    """What an argument seems to be: dtype, tile, setting, flag, size or other."""
+    text = _annotation(annotation)
+    if _DTYPE.search(name.lower()):
+        return "dtype"
+    if isinstance(default, bool) or text == "bool":
+        return "flag"
+    if isinstance(default, str | float) or text in ("str", "float"):
+        return "other"
+    if name in _SETTINGS:
+        return "setting"
+    if _TILE.search(name):
+        return "tile"
+    if default is None and text != "int" and _FLAG.search(name):
+        return "flag"
+    if default is None and text != "int" and re.search(r"eps|scale|alpha|beta", name):
+        return "other"
+    return "size"
+
+
+def _kernel(factory: Callable[..., Any], values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    from tlmatrix.interpreter import InterpretedKernel, interpret
+
+    with interpret():
+        kernel = factory(**values)
+    if not isinstance(kernel, InterpretedKernel):
+        raise TypeError(f"it gave no kernel but a value of type {type(kernel).__name__}")
+    return kernel
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _parameters(
+    trials: Sequence[_Trial], names: Sequence[str], tiles: set[int]
+) -> Iterator[Tensor | Number]:
+    prim_func = trials[0][1]
+    for position, handle in enumerate(prim_func.params):
+        if handle not in prim_func.buffer_map:
+            yield Number(str(handle.name), str(handle.dtype))
+            continue
+        buffer = prim_func.buffer_map[handle]
+        shapes = [(values, func.buffer_map[func.params[position]].shape) for values, func in trials]
+        shape = tuple(
+            _dimension([(values, sizes[dim]) for values, sizes in shapes], names, tiles)
+            for dim in range(len(buffer.shape))
+        )
+        yield Tensor(str(buffer.name), str(buffer.dtype), shape)
+
+
+def _dimension(
+    seen: Sequence[tuple[Mapping[str, Any], Any]], names: Sequence[str], tiles: set[int]
+) -> int | str:
+    """A dimension as an expression: of the arguments it was made from, or of symbolic ones."""
+    size = seen[0][1]
+    try:
+        numbers = [(values, int(each)) for values, each in seen]
+    except TypeError:
+        text = str(size)
+        try:
+            Expression(text)
+        except ExpressionError:
+            return 1
+        return text
+    if numbers[0][1] == 1:
+        return 1
+    for text in _made_of(names, tiles):
+        expression = Expression(text)
+        if all(expression.evaluate(values) == number for values, number in numbers):
+            return text
+    return numbers[0][1]
+
+
+def _made_of(names: Sequence[str], tiles: set[int]) -> Iterator[str]:
+    """What a dimension is usually made of, the simplest first."""
+    yield from names
+    for name, by in product(names, sorted(tiles)):
+        yield f"ceildiv({name}, {by})"
+    for name in names:
+        yield f"{name} + 1"
+    for name, other in permutations(names, 2):
+        yield f"{name} * {other}"
+        yield f"ceildiv({name}, {other})"
+    for name, times in product(names, (2, 3, 4, 8)):
+        yield f"{times} * {name}"
+    for name, times in product(names, (2, 3, 4, 8)):
+        yield f"{name} // {times}"
+
+
+def _followers(
+    factory: Callable[..., Any],
+    arguments: Sequence[Argument],
+    values: Mapping[str, Any],
+    parameters: Sequence[Tensor | Number],
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The dtype argument that each tensor's dtype follows, and the dtypes that it may be."""
+    dtypes = [item.name for item in arguments if item.kind == "dtype"]
+    found: dict[str, str] = {}
+    fine: tuple[str, ...] = ()
+    for name in dtypes:
+        other = "float32" if values[name] != "float32" else "float16"
+        try:
+            changed = _kernel(factory, {**values, name: other}).prim_func
+        except Exception:  # noqa: BLE001 - a kernel may take one dtype only
+            alike = [item for item in parameters if item.dtype == str(values[name])]
+            found |= {item.name: name for item in alike if len(dtypes) == 1}
+            continue
+        for before, handle in zip(parameters, changed.params, strict=False):
+            buffer = changed.buffer_map.get(handle, handle)
+            if before.dtype != str(buffer.dtype):
+                found.setdefault(before.name, name)
+                fine = (str(values[name]), *_half_beside(factory, values, name))
+    return found, fine if len(set(found.values())) == 1 else ()
+
+
+def _half_beside(
+    factory: Callable[..., Any], values: Mapping[str, Any], name: str
+) -> Iterator[str]:
+    """The other half precision, if the factory takes it."""
+    other = {"float16": "bfloat16", "bfloat16": "float16"}.get(str(values[name]))
+    if other is not None:
+        try:
+            _kernel(factory, {**values, name: other})
+        except Exception:  # noqa: BLE001 - it takes one dtype only
+            return
+        yield other
+
+
+def _names(parameter: Tensor | Number) -> list[str]:
+    """Names in the dimensions of a parameter, in order."""
+    shape = parameter.shape if isinstance(parameter, Tensor) else ()
+    text = [size for size in shape if isinstance(size, str)]
+    return [
+        name for size in text for name in re.findall(r"[A-Za-z_]\w*", size) if name != "ceildiv"
+    ]

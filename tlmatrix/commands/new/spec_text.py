@@ -1,0 +1,128 @@
+"""The text of a spec, from its draft."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tlmatrix.commands.new.drafts import Line
+from tlmatrix.spec.schema import SCHEMA_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tlmatrix.commands.new.drafts import Draft
+
+__all__ = ["quoted", "spec_text"]
+
+_WIDTH = 100
+
+
+def spec_text(draft: Draft) -> str:
+    """The spec as YAML that `tlmatrix check` accepts."""
+    return "\n".join([f"# yaml-language-server: $schema={SCHEMA_PATH}", *_lines(draft)]) + "\n"
+
+
+def quoted(text: str) -> str:
+    """A plain scalar inside of a flow sequence or mapping, quoted if YAML would part it."""
+    return f'"{text}"' if re.search(r"[,:\[\]{}#&*!|>'%@`]|^[-?]|^$", text) else text
+
+
+def _lines(draft: Draft) -> Iterator[str]:
+    yield f"name: {draft.name}"
+    yield f"summary: {draft.summary}"
+    if draft.problem:
+        yield f"problem: {draft.problem}"
+    else:
+        yield from _declared(draft)
+    yield f"{'factory' if draft.factory else 'entry'}: {draft.target}"
+    if draft.compile:
+        yield from _mapping("compile", draft.compile)
+    if draft.construct:
+        yield from _mapping("construct", draft.construct)
+    if draft.call is not None:
+        yield from _either("call", draft.call)
+    if draft.returns:
+        yield from _either("returns", draft.returns)
+    yield ""
+    yield "axes:"
+    for name, values in draft.axes.items():
+        yield from _axis(name, values, draft.remarks.get(name, ""))
+    if draft.where:
+        yield ""
+        yield "where:"
+        for rule, because in draft.where:
+            yield f"  - {{expr: {quoted(rule)}, because: {quoted(because)}}}"
+    if draft.tolerance:
+        yield from ("", *_mapping("tolerance", draft.tolerance))
+    if draft.fuzz:
+        yield ""
+        yield "fuzz:"
+        for line in draft.fuzz:
+            yield f"  {line.key}: {line.value}"
+
+
+def _declared(draft: Draft) -> Iterator[str]:
+    yield "problem:"
+    yield "  inputs:"
+    for line in draft.inputs:
+        yield f"    {line.key}: {line.value}{_remark(line.remark)}"
+    if any(line.value for line in draft.outputs):
+        yield "  outputs:"
+        for line in draft.outputs:
+            yield f"    {line.key}: {line.value or '{}'}{_remark(line.remark)}"
+    else:
+        yield f"  outputs: [{', '.join(line.key for line in draft.outputs)}]"
+    if draft.stub:
+        yield from (f"  # {line}" for line in draft.stub)
+    reference = draft.reference
+    if reference is None:
+        yield f"  reference: {draft.target.partition(':')[0]}:reference"
+    elif reference.call is None:
+        yield f"  reference: {reference.target}"
+    else:
+        if reference.missing:
+            yield f"  # It also takes {', '.join(reference.missing)}: what are they?"
+        yield "  reference:"
+        yield f"    function: {reference.target}"
+        pairs = [f"{name}: {quoted(value)}" for name, value in reference.call]
+        yield from _flow("    call", pairs)
+
+
+def _mapping(key: str, lines: Sequence[Line]) -> Iterator[str]:
+    if any(line.remark for line in lines):
+        yield f"{key}:"
+        for line in lines:
+            yield f"  {line.key}: {line.value}{_remark(line.remark)}"
+        return
+    yield from _flow(key, [f"{line.key}: {line.value}" for line in lines])
+
+
+def _either(key: str, items: tuple[str, ...] | tuple[Line, ...]) -> Iterator[str]:
+    pairs = [item for item in items if isinstance(item, Line)]
+    if pairs:
+        yield from _mapping(key, pairs)
+        return
+    yield f"{key}: [{', '.join(str(item) for item in items)}]"
+
+
+def _flow(key: str, pairs: Sequence[str]) -> Iterator[str]:
+    line = f"{key}: {{{', '.join(pairs)}}}"
+    if len(line) <= _WIDTH:
+        yield line
+        return
+    indent = " " * (len(key) - len(key.lstrip()) + 2)
+    yield f"{key}:"
+    yield from (f"{indent}{pair}" for pair in pairs)
+
+
+def _axis(name: str, values: Sequence[str], remark: str) -> Iterator[str]:
+    if any(value[:1] in "[{" for value in values):
+        yield f"  {name}:{_remark(remark)}"
+        yield from (f"    - {value}" for value in values)
+        return
+    yield f"  {name}: [{', '.join(values)}]{_remark(remark)}"
+
+
+def _remark(text: str) -> str:
+    return f"  # {text}" if text else ""
