@@ -80,9 +80,7 @@ class SpecFile(pytest.File):
             if state.sharing.file:
                 item.group = planned.group(case)
             if with_keywords:
-                item.extra_keyword_matches.update(case_keywords(case.values))
-                if case.origin == "fuzz":
-                    item.extra_keyword_matches.add("fuzz")
+                item.extra_keyword_matches.update(case_keywords(case))
             yield item
 
     def repr_failure(  # type: ignore[override]
