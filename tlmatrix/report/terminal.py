@@ -77,7 +77,8 @@ class TerminalReport:
     def note(self, words: str) -> None:
         """Say something in place of the progress."""
         self.close()
-        self._console.print(words, highlight=False)
+        folded = self._console.is_terminal
+        self._console.print(words, markup=False, highlight=False, soft_wrap=not folded)
 
     def close(self) -> None:
         """Leave the terminal as it was, also after an error elsewhere."""
