@@ -15,7 +15,7 @@ from tlmatrix.words import guess
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
+    _Commands = argparse._SubParsersAction["_Parser"]  # noqa: SLF001 - its only name
 
 __all__ = ["LAST_RUN", "command_line"]
 
