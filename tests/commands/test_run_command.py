@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -120,6 +121,20 @@ def test_workers_start_where_they_save_more_time_than_they_need(
     assert workers(2.0) != "0"
     assert workers(None, drawn=100) != "0"
     assert workers(None, compiled=True) != "0"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_what_cases_took_last_decides_about_workers(project: Project) -> None:
+    project.spec(how="[slow]", rows="[1, 2, 3, 4]")
+    workers = []
+    for _ in range(2):
+        code, out = _run(project, ".")
+        assert code == ExitCode.OK, out
+        newest = max((project.folder / ".tlmatrix").glob("*.jsonl"), key=lambda file: file.name)
+        lines = _recorded(newest)
+        workers.append({each["worker"] for each in lines if each["record"] == "start"})
+    assert workers[0] == {"main"}
+    assert {"gw0", "gw1"} <= workers[1]
 
 
 # What ran before ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from functools import cache
 from pathlib import Path
@@ -44,11 +45,16 @@ def repeated(
     return _failed(arguments, last)
 
 
-def last_run(given: str | None, config: Config) -> RunRecords | None:
-    """The newest run on record in the project's folder, or in that `given` as `--results`."""
+def last_run(given: str | None, config: Config, *, at_most: float = math.inf) -> RunRecords | None:
+    """The newest run on record in the project's folder, or in that `given` as `--results`.
+
+    None also where that has more bytes than `at_most`.
+    """
     from tlmatrix.run.records import RecordsError, read_records
 
     for path in kept_results(given, config, "run"):
+        if path.stat().st_size > at_most:
+            return None
         try:
             return read_records(path)
         except (OSError, RecordsError):

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_LARGE = 4_000_000
+"""Bytes of a results file that takes longer to read than a good guess of workers saves."""
+
 
 def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Run the cases of specs and report them.
@@ -46,15 +49,15 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     # Errors in specs, in names of cases and in -k are told before any process starts.
     plans = plan_all(nodes, tier, seed=arguments.seed, roots=[config.root])
     wanted = list(_wanted(plans, nodes.values(), arguments))
+    workers = arguments.workers
+    if workers == "auto":
+        workers = _workers(wanted, arguments, config)
+    alone = workers == "0" != arguments.workers
     if arguments.resume is None:
         results = new_results(arguments.results, config, "run")
         arguments = argparse.Namespace(**{**vars(arguments), "results": str(results)})
     else:
         results = Path(arguments.resume).resolve()
-    workers = arguments.workers
-    if workers == "auto":
-        workers = _workers(wanted, arguments, config)
-    alone = workers == "0" != arguments.workers
     if alone and (arguments.junitxml or not can_fork()):
         # The report of a run in two parts would lack the first one.
         alone, workers = False, "1"
@@ -113,7 +116,8 @@ def _wanted(
 def _workers(wanted: Iterable[Wanted], arguments: argparse.Namespace, config: Config) -> str:
     backend = arguments.backend or config.backend
     compiled = backend in ("cuda", "compile") or (backend == "auto" and bool(all_visible_gpus()))
-    seconds = recorded_seconds(last_run(arguments.results, config), backend)
+    last = last_run(arguments.resume or arguments.results, config, at_most=_LARGE)
+    seconds = recorded_seconds(last, backend)
     return workers_that_pay(wanted, seconds, compiled=compiled)
 
 
