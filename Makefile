@@ -1,5 +1,6 @@
-# make run    the quick tier of every spec, on a GPU if there is one, else interpreted
-# make test   the whole test suite, as CI runs it
+# make run    the quick tier of every spec, on a GPU if there is one, else interpreted; the same
+#             cases are the tests of `pytest -n auto`
+# make test   the framework's own tests, as CI runs them: `pytest tests`
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
 #               (TIER=quick: with every two values of axes, hours of a core)
 # make mutants  plants bugs in the kernels, one at a time, and says how many are found
@@ -32,7 +33,7 @@ run: setup
 	$(BIN)/tlmatrix run specs
 
 test: setup lint
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest tests -n auto
 
 # What is assembled is kept, so this goes on where it was stopped.
 compile: setup

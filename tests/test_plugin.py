@@ -6,9 +6,13 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +24,6 @@ from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 __all__ = ["project"]
 
@@ -451,3 +454,59 @@ def test_a_run_that_stops_at_the_first_failure_is_no_interrupted_one(
     assert outcome.code == 1, outcome.out
     assert "interrupted; ending" not in outcome.out
     assert "tlmatrix run --resume out.jsonl" in outcome.out
+
+
+# A project's own settings ----------------------------------------------------------------------
+
+
+def test_specs_and_tests_of_a_project_are_collected_with_nothing_else_said(
+    project: Project,
+) -> None:
+    (project.folder / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\ntestpaths = ["specs", "tests"]\n'
+    )
+    (project.folder / "specs").mkdir()
+    more = "fuzz: {axes: {rows: 20..30}, examples: {quick: 3}}"
+    project.spec(more=more).rename(project.folder / "specs" / "scale.yaml")
+    (project.folder / "tests").mkdir()
+    (project.folder / "tests" / "test_own.py").write_text("def test_own():\n    assert True\n")
+    process = project.start("pytest", "-n", "2", "-v")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert "8 passed" in out
+    assert "tests/test_own.py::test_own" in out
+    judged = set(re.findall(r"specs/scale\.yaml::(\S+)", out))
+    run = project.tlmatrix("run", "-n", "0", "--results", "out.jsonl")
+    assert run.code == 0, run.out
+    assert judged == set(_results(project.folder / "out.jsonl"))
+    assert len(judged) == 7
+
+
+def test_here_pytest_alone_judges_what_make_run_does() -> None:
+    root = Path(__file__).parents[1]
+    plain = _collected(root, "-n", "auto")
+    code = """
+    from pathlib import Path
+    from tlmatrix.commands.arguments import command_line
+    from tlmatrix.commands.engine import pytest_arguments
+    from tlmatrix.commands.specs import nodes_of
+    from tlmatrix.config import load_config
+
+    arguments = command_line().parse_args(["run", "specs"])
+    config = load_config(Path.cwd())
+    paths = [str(path) for path in nodes_of(arguments.paths, config)]
+    words = pytest_arguments(arguments, paths, config.tier, "0")
+    """
+    run = _collected(root, code=textwrap.dedent(code))
+    assert plain == run
+    specs = {node.partition("::")[0] for node in plain}
+    assert specs == {f"specs/{path.name}" for path in (root / "specs").glob("*.yaml")}
+
+
+def _collected(root: Path, *words: str, code: str = "words = []") -> list[str]:
+    """The items that pytest collects in a folder, in order."""
+    code += f"\nimport pytest\npytest.main([*words, *{list(words)}, '--collect-only', '-q'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True
+    )
+    return [line for line in done.stdout.splitlines() if "::" in line]

@@ -136,10 +136,13 @@ def pytest_configure(config: pytest.Config) -> None:
         from tlmatrix.plugin.controller import Controller
 
         config.pluginmanager.register(Controller(state), "tlmatrix-controller")
-    if "=" in config.option.keyword:
-        from tlmatrix.plugin.keywords import rewrite_keywords
+    if config.option.keyword.strip():
+        from tlmatrix.plugin.keywords import KeywordError, rewrite_keywords
 
-        config.option.keyword = rewrite_keywords(config.option.keyword)
+        try:
+            config.option.keyword = rewrite_keywords(config.option.keyword)
+        except KeywordError as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

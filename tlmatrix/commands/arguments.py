@@ -6,15 +6,41 @@ Nothing heavy is imported, so that `--help` is quick; a command is named, not im
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.config import BACKENDS, UNSUPPORTED
 from tlmatrix.exit_codes import ExitCode
+from tlmatrix.words import guess
 
 if TYPE_CHECKING:
-    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
+    from collections.abc import Sequence
 
-__all__ = ["command_line"]
+    _Commands = argparse._SubParsersAction["_Parser"]  # noqa: SLF001 - its only name
+
+__all__ = ["LAST_RUN", "command_line"]
+
+LAST_RUN = ""
+"""The value of `--resume` without a file."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses unknown arguments with the usage of its own command; paths may follow options."""
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: Any = None,  # noqa: ANN401 - as argparse has it
+    ) -> tuple[Any, list[str]]:
+        """What argparse reads, and nothing left over."""
+        parsed, extras = super().parse_known_args(args, namespace)
+        if hasattr(parsed, "paths") and not any(word.startswith("-") for word in extras):
+            parsed.paths += extras
+        elif extras:
+            unknown = next((word for word in extras if word.startswith("-")), extras[0])
+            near = guess(unknown, [name for name in self._option_string_actions if len(name) > 4])
+            meant = f"; did you mean {near}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(extras)}{meant}")
+        return parsed, []
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -23,7 +49,7 @@ def command_line() -> argparse.ArgumentParser:
     As `module:function`, in `tlmatrix.commands`: every command takes what was read and the
     project's configuration, and returns an `ExitCode`.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tlmatrix",
         description="A test matrix for TileLang kernels: one YAML spec, every test.",
         epilog=f"exit codes:\n{ExitCode.table()}\n\nDefaults stand in [tool.tlmatrix] of "
@@ -58,14 +84,20 @@ def _add_run(commands: _Commands) -> None:
         help="run the cases of specs, and show what is wrong",
         description="Run the cases of specs: progress, then a table a spec and the findings.",
     )
-    _add_paths(run)
+    run.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="specs, folders of them, or cases as SPEC.yaml::ID (default: specs)",
+    )
     _add_common(run)
     run.add_argument(
         "-n",
         "--workers",
         default="auto",
         metavar="N",
-        help="processes; auto (the default) is one a core, 0 runs everything in this one",
+        help="worker processes; auto (the default): one a core, or none where they would take "
+        "longer to start than they save; 0: everything in this process",
     )
     run.add_argument(
         "--arch",
@@ -79,15 +111,34 @@ def _add_run(commands: _Commands) -> None:
         dest="select",
         default="",
         metavar="EXPRESSION",
-        help='only cases that match: "causal=true and not dtype=float16", or part of an id',
+        help='only cases that match: "causal=true and not dtype=float16", part of an id or of a '
+        "spec's file name, or a kind of case: reject, fuzz, regression, extra",
+    )
+    run.add_argument(
+        "--lf",
+        "--last-failed",
+        dest="last_failed",
+        action="store_true",
+        help="only cases that failed in the last run; all, if none did",
     )
     run.add_argument(
         "--no-fuzz", action="store_true", help="leave out the cases that the tier draws at random"
     )
     run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
+    run.add_argument(
+        "-q", "--quiet", action="store_true", help="print findings and the last line alone"
+    )
+    run.add_argument(
+        "-v", "--verbose", action="store_true", help="print every case, and findings in full"
+    )
     _add_results_and_timeout(run)
     run.add_argument(
-        "--resume", metavar="FILE", help="go on with the run of FILE; what passed is not run again"
+        "--resume",
+        nargs="?",
+        const=LAST_RUN,
+        metavar="FILE",
+        help="go on with the run of FILE (without one, the last run), with its specs and its -k; "
+        "what passed is not run again",
     )
     run.add_argument("--junitxml", metavar="FILE", help="also write a JUnit report")
     run.add_argument(

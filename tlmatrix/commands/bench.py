@@ -179,24 +179,13 @@ def _selected(cases: list[Case], expression: str) -> list[Case]:
     """Cases that match what `-k` says, read as pytest reads it."""
     if not expression:
         return cases
-    from _pytest.mark.expression import Expression
-
-    from tlmatrix.plugin.keywords import case_keywords, rewrite_keywords
+    from tlmatrix.plugin.keywords import KeywordError, selector
 
     try:
-        compiled = Expression.compile(rewrite_keywords(expression))
-    except SyntaxError as error:
-        raise UsageError(f"-k {expression!r}: {error}") from error
-
-    def matches(case: Case) -> bool:
-        keywords = case_keywords(case.values)
-
-        def has(name: str, /, **_options: str | int | bool | None) -> bool:
-            return name in keywords or name in case.id
-
-        return compiled.evaluate(has)
-
-    return [case for case in cases if matches(case)]
+        selects = selector(expression)
+    except KeywordError as error:
+        raise UsageError(str(error)) from error
+    return [case for case in cases if selects(case, ())]
 
 
 def _case_values(text: str) -> Mapping[str, Any]:

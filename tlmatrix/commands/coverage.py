@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.results_file import kept_results
 
 if TYPE_CHECKING:
     import argparse
@@ -83,8 +84,8 @@ def _sources(wanted: Coverage, records: RunRecords, width: int) -> Iterator[str]
 
 def _latest(config: Config) -> Path:
     """The results of the last run."""
-    folder = config.root / config.results
-    found = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    found = kept_results(None, config)
     if not found:
+        folder = config.root / config.results
         raise UsageError(f"coverage: no results in {folder}; name a file, or `tlmatrix run` first")
-    return found[-1]
+    return found[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.gpus import spread_for
-from tlmatrix.commands.run import console_on_output
+from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.fuzz.crew import Crew, CrewError, Settings, Target

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tlmatrix.commands.run import Engine, console_on_output, pytest_arguments
+from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.fuzz.replay import Verdict, verdict, why
@@ -63,9 +63,9 @@ def replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
     with console_on_output() as console:
         report = _Report(console, plans)
         engine = Engine(report)
-        words = pytest_arguments(_for_run(arguments), nodes, _TIER)
+        words = pytest_arguments(_for_run(arguments), nodes, _TIER, arguments.workers)
         status = pytest.main([*words, "--tlmatrix-only", "regressions"], plugins=[engine])
-        code = engine.exit_code(int(status), console)
+        code = exit_code(engine.ending(int(status)), console)
         report.close()
     if code not in (ExitCode.OK, ExitCode.FINDINGS):
         return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.exit_codes import UsageError
@@ -14,11 +15,10 @@ from tlmatrix.spec.loader import find_specs, load_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from tlmatrix.config import Config
 
-__all__ = ["check_draws", "plan_all", "spec_paths"]
+__all__ = ["check_draws", "nodes_of", "plan_all", "spec_paths"]
 
 
 def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
@@ -35,6 +35,26 @@ def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
         raise UsageError(f"{error}{remedy}") from error
     if not found:
         raise UsageError(f"no spec in {', '.join(paths)}; `tlmatrix new` writes a first one")
+    return found
+
+
+def nodes_of(given: Sequence[str], config: Config) -> dict[Path, set[str]]:
+    """The specs under the paths given, each with the ids that `SPEC.yaml::ID` names of it.
+
+    No id stands for the whole spec, also where another argument names one of its cases.
+
+    Raises:
+        UsageError: a path does not exist, or there is no spec at all.
+    """
+    split = [word.partition("::") for word in given]
+    plain = [path for path, _, case in split if not case]
+    whole = spec_paths(plain, config) if plain or not given else []
+    found: dict[Path, set[str]] = {path: set() for path in whole}
+    for path, _, case in split:
+        if case and Path(path) not in whole:
+            if not Path(path).is_file():
+                raise UsageError(f"no such spec: {path}")
+            found.setdefault(Path(path), set()).add(case)
     return found
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
+from tlmatrix.plugin.crashes import lost_case
 from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
     from tlmatrix.plugin.state import State
-    from tlmatrix.run.result import CaseResult
 
 __all__ = ["Controller"]
 
@@ -183,10 +183,10 @@ class Controller:
         if match is None:
             return
         path = shown_path(self._state.config.rootpath / match["path"])
-        result = self._recorded(path, match["case"])
-        if result is None:
-            result = _crashed(path, match["case"], self._state)
-            self._state.record_case(result)
+        settings = self._state.settings
+        result = lost_case(
+            settings.results_path, path, match["case"], asked=settings.backend, seed=settings.seed
+        )
         report.longrepr = self._state.describe(result)
         if result.status is Status.KNOWN_BUG:
             report.outcome, report.wasxfail = "skipped", result.message
@@ -202,16 +202,6 @@ class Controller:
         from tlmatrix.plugin.scheduler import CaseScheduling
 
         return CaseScheduling(config, log, self._state.sharing.read)
-
-    def _recorded(self, path: str, case: str) -> CaseResult | None:
-        """What the worker itself wrote before it ended, if it did (a timeout, a GPU fault)."""
-        from tlmatrix.run.records import read_records
-
-        for result in read_records(self._state.settings.results_path).results:
-            # Without a key it is only known to have begun.
-            if (result.path, result.case) == (path, case) and result.key:
-                return result
-        return None
 
 
 @contextmanager
@@ -250,32 +240,3 @@ def _case_reports(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
         for report in reports
         if getattr(report, "tlmatrix", None) is not None
     ]
-
-
-def _crashed(path: str, case_id: str, state: State) -> CaseResult:
-    from tlmatrix.check.finding import Finding
-    from tlmatrix.matrix import find_case
-    from tlmatrix.run.result import CaseResult, Status
-    from tlmatrix.spec.loader import load_spec
-
-    spec = load_spec(path)
-    case = find_case(spec, case_id)
-    return CaseResult(
-        spec=spec.name,
-        path=path,
-        case=case_id,
-        key=case.key,
-        values=case.values,
-        origin=case.origin,
-        status=Status.CRASHED,
-        findings=(
-            Finding(
-                check="crash",
-                title="the process ended while this case was running",
-                hint="a segmentation fault, os._exit, or the system out of memory; run the "
-                "command below to see it alone",
-            ),
-        ),
-        asked=state.settings.backend,
-        seed=state.settings.seed,
-    )

@@ -75,14 +75,13 @@ class SpecFile(pytest.File):
         spec = load_spec(self.path)
         planned = plan(spec, state.settings.tier, seed=state.settings.seed or None)
         with_keywords = bool(self.config.option.keyword)
-        for case in _with_draws(planned, state):
+        named = state.named(self.path)
+        for case in _with_draws(planned, state) if named is None else _named(planned, named):
             item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
             if state.sharing.file:
                 item.group = planned.group(case)
             if with_keywords:
-                item.extra_keyword_matches.update(case_keywords(case.values))
-                if case.origin == "fuzz":
-                    item.extra_keyword_matches.add("fuzz")
+                item.extra_keyword_matches.update(case_keywords(case))
             yield item
 
     def repr_failure(  # type: ignore[override]
@@ -134,9 +133,9 @@ class CaseItem(pytest.Item):
             self.result = self._timeout_result(self._stack)
         assert self.result is not None
         state.record_case(self.result)
-        if state.is_worker and (runner.lost or self._timed_out):
+        if state.expendable and (runner.lost or self._timed_out):
             # A CUDA context after a fault, or modules whose import was cut short: whatever ran
-            # next would fail for no fault of its own. pytest-xdist starts another worker.
+            # next would fail for no fault of its own. Another process goes on.
             os._exit(_ENDED)
         self._tell_pytest(self.result)
 
@@ -268,6 +267,16 @@ def _with_draws(planned: Plan, state: State) -> Iterator[Case]:
         from tlmatrix.fuzz.tier import tier_draws
 
         yield from tier_draws(planned.spec, planned.tier, ids, seed=state.settings.seed)
+
+
+def _named(planned: Plan, ids: frozenset[str]) -> Iterator[Case]:
+    """The cases of these ids, whether or not the tier has or draws them; of no other, nothing."""
+    from tlmatrix.matrix import CaseNotFoundError, find_case
+
+    listed = {case.id: case for case in planned.cases() if case.id in ids}
+    for case_id in sorted(ids):
+        with suppress(CaseNotFoundError):  # pytest itself says of a name that there is no such item
+            yield listed.get(case_id) or find_case(planned.spec, case_id)
 
 
 @contextmanager

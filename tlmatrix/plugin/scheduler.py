@@ -2,8 +2,9 @@
 
 As it comes, it gives the whole unfinished group of a dead worker, the crashed test included, to
 the next worker, which then dies as well; it fails when it hands out work while a second
-replacement is still collecting; and it gives a replacement one group, where a worker runs its
-last test only when it has another or is told that there is none: a group of one waits for ever.
+replacement is still collecting, or to a worker that has ended a moment ago; and it gives a
+replacement one group, where a worker runs its last test only when it has another or is told that
+there is none: a group of one waits for ever.
 
 It also sorts groups by their size. What failed before must fail first, so regressions go ahead.
 """
@@ -53,7 +54,13 @@ class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
             first = [scope for scope in self.workqueue if scope.endswith(REGRESSIONS)]
             for scope in reversed(first):
                 self.workqueue.move_to_end(scope, last=False)
-        super()._assign_work_unit(node)
+        scope = next(iter(self.workqueue))
+        try:
+            super()._assign_work_unit(node)
+        except OSError:
+            # It has ended, and its end is still to be reported; another worker gets the group.
+            self.workqueue[scope] = self.assigned_work[node].pop(scope)
+            self.workqueue.move_to_end(scope, last=False)
 
     def _split_scope(self, nodeid: str) -> str:
         return self._groups.get(nodeid) or super()._split_scope(nodeid)

@@ -22,7 +22,7 @@ import pytest
 from tlmatrix.plugin.settings import Settings, settings_of
 from tlmatrix.plugin.sharing import Sharing
 from tlmatrix.plugin.shrinking import Shrinking
-from tlmatrix.results_file import make_folder, shown_path
+from tlmatrix.results_file import make_folder, resume_command, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,6 +71,8 @@ class State:
         self.config = config
         self.project = project
         self.interrupted = False
+        self.select: str = config.option.keyword
+        """The expression of `-k` as the user wrote it."""
         self.counts: Counter[Status] = Counter()
         self.refused = 0
         """Cases that were skipped because the interpreter does not model their kernels."""
@@ -89,6 +91,8 @@ class State:
             self._sent = worker["tlmatrix"]
             self.settings = Settings.from_plain(self._sent["settings"])
         self.sharing = Sharing(self._sent.get("groups", ""))
+        self.expendable = self.is_worker
+        """Whether another process goes on with the run if a case ends this one."""
 
     @cached_property
     def width(self) -> int:
@@ -136,6 +140,24 @@ class State:
         """Whether there were cases to run."""
         return self._began is not None
 
+    def named(self, path: Path) -> frozenset[str] | None:
+        """The ids that arguments of pytest name of a spec, `path::id`; None for all its cases."""
+        place = path.resolve()
+        ids = set()
+        for given, name in self._arguments:
+            if name and given == place:
+                ids.add(name)
+            elif not name and (given == place or given in place.parents):
+                return None
+        return frozenset(ids) or None
+
+    @cached_property
+    def _arguments(self) -> list[tuple[Path, str]]:
+        """What pytest was asked to collect: paths, each with the name of an item in it, or none."""
+        folder = self.config.invocation_params.dir
+        split = (argument.partition("::") for argument in self.config.args)
+        return [((folder / path).resolve(), name) for path, _, name in split]
+
     def prepare_process(self) -> None:
         """Before the first import of PyTorch in a worker: one thread each, for all of them."""
         if self.is_worker and "torch" not in sys.modules and "numpy" not in sys.modules:
@@ -152,6 +174,11 @@ class State:
     def runner(self) -> Runner:
         """What runs the cases of this process; made when the first one runs."""
         if self._runner is None:
+            from tlmatrix.run.events import Preparing
+
+            if not self.is_worker:
+                words = "importing PyTorch and TileLang"
+                self.config.hook.pytest_tlmatrix_event(event=Preparing(words))
             from tlmatrix.backend import backend_named
             from tlmatrix.run.runner import Runner
 
@@ -165,6 +192,8 @@ class State:
                 strict=self.settings.unsupported == "fail",
             )
             self._runner.prepare()
+            if not self.is_worker:
+                self.config.hook.pytest_tlmatrix_event(event=Preparing("first case"))
         return self._runner
 
     def _rank_seconds(self) -> float:
@@ -277,7 +306,7 @@ class State:
 
     def resume_command(self) -> str:
         """What goes on where this run stopped."""
-        return f"tlmatrix run --resume {shlex.quote(self.shown_results)}"
+        return resume_command(self.settings.results_path)
 
     def _records(self) -> RecordsWriter:
         if self._writer is None:
@@ -295,6 +324,8 @@ class State:
             backend=self.settings.backend,
             seed=self.settings.seed,
             architectures=self.settings.architectures,
+            select=self.select,
+            fuzz=not self.config.option.tlmatrix_no_fuzz,
             paths=tuple(str(arg) for arg in self.config.args),
             command=shlex.join(
                 ["pytest", *(str(arg) for arg in self.config.invocation_params.args)]

@@ -20,7 +20,7 @@ from tlmatrix.report.coverage import coverage_lines
 from tlmatrix.report.groups import Group, group_failures
 from tlmatrix.report.kernels import kernel_table
 from tlmatrix.report.text import count, describe_group, refused_words
-from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
+from tlmatrix.run.events import CaseFinished, Event, Preparing, RunFinished, RunStarted
 from tlmatrix.run.result import FAILURES, CaseResult, SkipReason, Status
 
 if TYPE_CHECKING:
@@ -41,10 +41,15 @@ _LEAST = 24
 
 
 class TerminalReport:
-    """Prints a run to `console` as its events arrive."""
+    """Prints a run to `console` as its events arrive.
 
-    def __init__(self, console: Console) -> None:
+    `verbosity` is as in pytest: 1 for every case and findings in full, -1 for findings and the last
+    line alone.
+    """
+
+    def __init__(self, console: Console, *, verbosity: int = 0) -> None:
         self._console = console
+        self._verbosity = verbosity
         self._results: list[CaseResult] = []
         self._started: RunStarted | None = None
         self._progress: Progress | None = None
@@ -58,6 +63,8 @@ class TerminalReport:
         match event:
             case RunStarted():
                 self._on_start(event)
+            case Preparing(words):
+                self._describe(words)
             case CaseFinished():
                 self._on_case(event.result)
             case RunFinished():
@@ -65,15 +72,13 @@ class TerminalReport:
 
     def announce(self, words: str) -> None:
         """Say what happens while nothing can be counted yet."""
-        if self._console.is_terminal:
-            self._progress = self._bar()
-            self._progress.add_task(words, total=None, failed="")
-            self._progress.start()
+        self._show_bar(words, None)
 
     def note(self, words: str) -> None:
         """Say something in place of the progress."""
         self.close()
-        self._console.print(words, highlight=False)
+        folded = self._console.is_terminal
+        self._console.print(words, markup=False, highlight=False, soft_wrap=not folded)
 
     def close(self) -> None:
         """Leave the terminal as it was, also after an error elsewhere."""
@@ -82,21 +87,35 @@ class TerminalReport:
             self._progress = None
 
     def _on_start(self, event: RunStarted) -> None:
+        """Cases are known, of a run in parts also later: then those that are left."""
         self.close()
-        self._started = event
-        self._total = sum(event.cases.values())
-        self._begin = self._last_line = time.monotonic()
-        words = f"{count(self._total, 'case')} of {count(len(event.cases), 'spec')}"
-        earlier = sum(event.earlier.values())
-        if earlier:
-            words += f"; {earlier} passed before and are not run again"
+        self._begin = time.monotonic()
+        cases = sum(event.cases.values())
+        self._total = len(self._results) + cases
+        if self._started is None:
+            self._started = event
+            words = f"{count(cases, 'case')} of {count(len(event.cases), 'spec')}"
+            earlier = sum(event.earlier.values())
+            if earlier:
+                words += f"; {earlier} passed before and are not run again"
+        else:
+            words = f"{count(cases, 'case')} left"
         if event.place:
             words += f"; {event.place}"
-        self._console.print(words, highlight=False)
-        if self._console.is_terminal:
+        if self._verbosity >= 0:
+            self._console.print(words, highlight=False)
+        self._show_bar("importing PyTorch and TileLang, then the first cases", self._total)
+
+    def _show_bar(self, words: str, total: int | None) -> None:
+        if self._console.is_terminal and self._verbosity >= 0:
             self._progress = self._bar()
-            self._progress.add_task("first cases", total=self._total, failed="")
+            done = len(self._results)
+            self._progress.add_task(words, total=total, completed=done, failed="")
             self._progress.start()
+
+    def _describe(self, words: str) -> None:
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], description=words)
 
     def _bar(self) -> Progress:
         return Progress(
@@ -115,6 +134,9 @@ class TerminalReport:
         self._failed += result.failed
         done = len(self._results)
         failed = f"{self._failed} failed" if self._failed else ""
+        if self._verbosity > 0:
+            line = f"{result.status:<11} {result.seconds:6.2f} s  {result.node}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0],
@@ -124,7 +146,7 @@ class TerminalReport:
             )
             return
         now = time.monotonic()
-        if now - self._last_line >= _INTERVAL:
+        if self._verbosity == 0 and (done == 1 or now - self._last_line >= _INTERVAL):
             self._last_line = now
             words = f"{done}/{self._total}  {result.spec}  {now - self._begin:.0f} s"
             self._console.print(words + (f"  {failed}" if failed else ""), highlight=False)
@@ -132,17 +154,22 @@ class TerminalReport:
     def _on_end(self, event: RunFinished) -> None:
         self.close()
         if self._results:
-            self._console.print(self._table())
-            kernels = kernel_table(self._results)
-            if kernels is not None:
-                self._console.print()
-                self._console.print(kernels)
+            if self._verbosity >= 0:
+                self._print_tables()
             self._print_groups(group_failures(self._results))
-            self._print_aside()
+            if self._verbosity >= 0:
+                self._print_aside()
         self._print_coverage(event)
         self._console.print(self._last_words(event), highlight=False)
-        if self._started is not None and self._started.results:
+        if self._started is not None and self._started.results and self._verbosity >= 0:
             self._console.print(Text(f"results: {self._started.results}", overflow="fold"))
+
+    def _print_tables(self) -> None:
+        self._console.print(self._table())
+        kernels = kernel_table(self._results)
+        if kernels is not None:
+            self._console.print()
+            self._console.print(kernels)
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
@@ -164,7 +191,7 @@ class TerminalReport:
         width = min(self._console.width, 120)
         for number, group in enumerate(groups[:_GROUPS], 1):
             self._console.print()
-            self._lines(_group_lines(group, number, width))
+            self._lines(_group_lines(group, number, width, brief=self._verbosity <= 0))
         if len(groups) > _GROUPS:
             more = groups[_GROUPS:]
             cases = sum(len(group.results) for group in more)
@@ -250,8 +277,10 @@ def _row(results: Sequence[CaseResult], left: int) -> list[str | Text]:
     return [*row, slowest.case if len(slowest.case) <= left else slowest.case[: left - 1] + "…"]
 
 
-def _group_lines(group: Group, number: int, width: int) -> Iterator[tuple[str, str]]:
-    title, *lines = describe_group(group, width=width - 3)
+def _group_lines(
+    group: Group, number: int, width: int, *, brief: bool
+) -> Iterator[tuple[str, str]]:
+    title, *lines = describe_group(group, width=width - 3, brief=brief)
     yield f"{number}. {title}", "bold red"
     for line in lines:
         yield f"   {line}", "cyan" if line.startswith("  repro ") else ""

@@ -84,14 +84,15 @@ def describe_result(
     return lines
 
 
-def describe_group(group: Group, *, width: int = 100) -> list[str]:
+def describe_group(group: Group, *, width: int = 100, brief: bool = True) -> list[str]:
     """Cases that fail alike: how many and what they share, one in full, how the others look.
 
-    The first line is the title; the line that begins with `repro` may be longer than `width`.
+    `brief` is that of `describe_result`, for the one. The first line is the title; the line that
+    begins with `repro` may be longer than `width`.
     """
     return [
         *_group_heading(group, width),
-        *describe_result(group.example, width=width, brief=True),
+        *describe_result(group.example, width=width, brief=brief),
         *_other_patterns(group, width),
     ]
 

@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.result import CaseResult, Status
 
-__all__ = ["CaseFinished", "Event", "RunFinished", "RunHeader", "RunStarted", "Summary"]
+__all__ = [
+    "CaseFinished",
+    "Event",
+    "Preparing",
+    "RunFinished",
+    "RunHeader",
+    "RunStarted",
+    "Summary",
+]
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,10 @@ class RunHeader:
     versions: Mapping[str, str] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
     """What the backend `compile` was asked to assemble for; empty for what each spec names."""
+    select: str = ""
+    """The expression of `-k`."""
+    fuzz: bool = True
+    """Whether the cases that the tier draws were wanted."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,13 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
+class Preparing:
+    """What the process that reports does before the first case has a result, in words."""
+
+    words: str
+
+
+@dataclass(frozen=True)
 class CaseFinished:
     """A case has its result."""
 
@@ -75,4 +94,4 @@ class RunFinished:
     """How much of it the user wants to see (`tlmatrix.config.COVERAGE`)."""
 
 
-Event = RunStarted | CaseFinished | RunFinished
+Event = RunStarted | Preparing | CaseFinished | RunFinished

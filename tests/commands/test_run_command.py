@@ -1,0 +1,263 @@
+"""`tlmatrix run` in the loop of editing and running: one process, what failed last, going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outside_project import project
+from tlmatrix.commands.workers import Wanted, workers_that_pay
+from tlmatrix.exit_codes import ExitCode
+from tlmatrix.run import Status, read_records
+from tlmatrix.run.plan import plan
+from tlmatrix.spec import load_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outside_project import Project
+
+__all__ = ["project"]
+
+FIRST = "cols=3-dtype=float16-how=right-rows=5"
+
+
+def _run(project: Project, *words: str, seconds: float = 120) -> tuple[int, str]:
+    """`tlmatrix run` in a process of its own, as from a shell."""
+    process = project.start("tlmatrix", "run", *words, "--backend", "interpreter")
+    out, _ = process.communicate(timeout=seconds)
+    return process.returncode, out
+
+
+def _recorded(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+# One process, or workers ---------------------------------------------------------------------
+
+
+def test_a_small_run_has_one_process(project: Project) -> None:
+    project.spec(how="[right, wrong]")
+    code, out = _run(project, ".", "--results", "out.jsonl")
+    assert code == ExitCode.FINDINGS, out
+    assert "4 passed, 4 failed" in out
+    started = [
+        each for each in _recorded(project.folder / "out.jsonl") if each["record"] == "start"
+    ]
+    assert {each["worker"] for each in started} == {"main"}
+    assert len(started) == 8
+
+
+@pytest.mark.parametrize("how", ["exit", "hang"])
+def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(
+    project: Project, how: str
+) -> None:
+    project.spec(how=f"[right, {how}, wrong]", rows="[5]")
+    code, out = _run(project, ".", "--results", "out.jsonl", "--timeout", "2")
+    assert code == ExitCode.FINDINGS, out
+    ended = "crashed" if how == "exit" else "timeout"
+    assert f"2 passed, 2 failed, 2 {ended}" in out
+    assert "a case ended its process; workers run what is left" in out
+    assert f"scale: {ended} in 2 cases" in out
+    records = read_records(project.folder / "out.jsonl")
+    assert records.summary is not None
+    assert records.summary.counts == {"passed": 2, "failed": 2, ended: 2}
+    lines = _recorded(project.folder / "out.jsonl")
+    assert sorted(each["case"] for each in lines if each["record"] == "case") == sorted(
+        result.case for result in records.results
+    )
+
+
+def test_the_first_failure_stops_a_run_whose_process_it_ends(project: Project) -> None:
+    project.spec(how="[exit]", rows="[5]")
+    code, out = _run(project, ".", "-x", "--results", "out.jsonl")
+    assert code == ExitCode.FINDINGS, out
+    assert "1 crashed; 1 not run" in out
+    assert "tlmatrix run --resume out.jsonl" in out
+
+
+def test_ctrl_c_in_a_small_run_keeps_what_is_done(project: Project) -> None:
+    project.spec(how="[slow]", rows="[1, 2, 3, 4, 5]")
+    process = project.start(
+        "tlmatrix", "run", ".", "--results", "out.jsonl", "--backend", "interpreter"
+    )
+    file = project.folder / "out.jsonl"
+    deadline = time.monotonic() + 60
+    while not (file.exists() and '"passed"' in file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED, out
+    assert "tlmatrix run --resume out.jsonl" in out
+    assert re.search(r"stopped early, \d not run", out)
+    assert {result.status for result in read_records(file).results} <= {
+        Status.PASSED,
+        Status.CRASHED,  # Begun and stopped.
+    }
+
+
+def test_workers_start_where_they_save_more_time_than_they_need(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(4)))
+    path = project.spec(rows="[1, 5, 7, 9]")
+    planned = plan(load_spec(path))
+    cases = list(planned.cases())
+
+    def workers(each: float | None, drawn: int = 0, *, compiled: bool = False) -> str:
+        seconds = {} if each is None else {(path, case.id): each for case in cases}
+        wanted = [Wanted(planned, path, iter(cases), drawn)]
+        return workers_that_pay(wanted, seconds, compiled=compiled)
+
+    assert workers(None) == "0"
+    assert workers(0.1) == "0"
+    assert workers(2.0) != "0"
+    assert workers(None, drawn=100) != "0"
+    assert workers(None, compiled=True) != "0"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_what_cases_took_last_decides_about_workers(project: Project) -> None:
+    project.spec(how="[slow]", rows="[1, 2, 3, 4]")
+    workers = []
+    for _ in range(2):
+        code, out = _run(project, ".")
+        assert code == ExitCode.OK, out
+        newest = max((project.folder / ".tlmatrix").glob("*.jsonl"), key=lambda file: file.name)
+        lines = _recorded(newest)
+        workers.append({each["worker"] for each in lines if each["record"] == "start"})
+    assert workers[0] == {"main"}
+    assert {"gw0", "gw1"} <= workers[1]
+
+
+# What ran before ------------------------------------------------------------------------------
+
+
+def test_lf_runs_what_failed_last_until_nothing_does(project: Project) -> None:
+    path = project.spec(how="[right, wrong]", rows="[5]")
+    nothing = project.tlmatrix("run", "--lf", str(path), "-n", "0", "-k", "how=right")
+    assert "--lf: there is no earlier run; running every case" in nothing.out
+    project.tlmatrix("run", str(path), "-n", "0")
+    again = project.tlmatrix("run", "--lf", "-n", "0")
+    assert again.code == ExitCode.FINDINGS, again.out
+    assert "--lf: 2 cases that failed in .tlmatrix" in again.out
+    assert "2 cases in" in again.out
+    kernel = project.folder / f"{project.module}.py"
+    kernel.write_text(kernel.read_text().replace('"wrong"', '"mended"'))
+    code, out = _run(project, "--lf", "-n", "0")
+    assert code == ExitCode.OK, out
+    assert "2 cases in" in out
+    code, out = _run(project, "--lf", "-n", "0")
+    assert "no case failed in" in out
+    assert "4 cases in" in out
+
+
+def test_lf_leaves_out_what_a_spec_no_longer_has(project: Project) -> None:
+    project.spec(how="[wrong]", rows="[5, 7]")
+    project.tlmatrix("run", ".", "-n", "0")
+    project.spec(how="[wrong]", rows="[5]")
+    outcome = project.tlmatrix("run", ".", "--lf", "-n", "0")
+    assert "--lf: 2 cases that failed in" in outcome.out
+    assert "2 more are in no spec now" in outcome.out
+    assert "2 cases in" in outcome.out
+
+
+def test_lf_runs_a_drawn_case_that_is_no_longer_drawn(project: Project) -> None:
+    fuzz = "fuzz: {axes: {rows: 20..30}, examples: {quick: %d}}"
+    project.spec(how="[wrong]", rows="[5]", more=fuzz % 4)
+    project.tlmatrix("run", ".", "-n", "0", "-k", "fuzz")
+    project.spec(how="[wrong]", rows="[5]", more=fuzz % 0)
+    outcome = project.tlmatrix("run", "--lf", "-n", "0")
+    assert "--lf: 4 cases that failed" in outcome.out
+    assert "4 failed" in outcome.out
+
+
+def test_resume_without_a_file_goes_on_with_the_last_run_and_its_k(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5, 7]")
+    project.tlmatrix("run", "scale.yaml", "-n", "0", "-k", "dtype=float16 and rows=5")
+    outcome = project.tlmatrix("run", "--resume", "-n", "0")
+    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    assert "with its -k 'dtype=float16 and rows=5'" in outcome.out
+    assert "1 case of 1 spec; 1 passed before" in outcome.out
+    assert len(list((project.folder / ".tlmatrix").glob("*.jsonl"))) == 1
+
+
+def test_resume_without_any_run_says_where_it_looked(project: Project) -> None:
+    project.spec()
+    outcome = project.tlmatrix("run", "--resume")
+    assert outcome.code == ExitCode.USAGE
+    assert "no run is on record in" in outcome.out
+
+
+# What is asked for ----------------------------------------------------------------------------
+
+
+def test_cases_are_named_as_pytest_names_them(project: Project) -> None:
+    project.spec(rows="[1, 5]")
+    second = FIRST.replace("16", "32")
+    outcome = project.tlmatrix("run", f"scale.yaml::{FIRST}", f"scale.yaml::{second}", "-n", "0")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert "2 cases in" in outcome.out
+    outcome = project.tlmatrix("run", "scale.yaml::cols=3-dtype=float61-how=right-rows=5")
+    assert outcome.code == ExitCode.USAGE
+    assert "did you mean 'float16'" in outcome.out
+
+
+@pytest.mark.parametrize("workers", ["0", "2", "auto"])
+@pytest.mark.parametrize("select", ["(", "rows=", "rows=5 and"])
+def test_a_k_that_cannot_be_read_is_one_line(project: Project, workers: str, select: str) -> None:
+    project.spec()
+    outcome = project.tlmatrix("run", ".", "-n", workers, "-k", select)
+    assert outcome.code == ExitCode.USAGE
+    assert outcome.out.startswith(f"tlmatrix: -k {select!r} cannot be read: ")
+    assert outcome.out.count("\n") == 1
+    outcome = project.pytest(".", "-q", "-n", workers.replace("auto", "1"), "-k", select)
+    assert outcome.code == pytest.ExitCode.USAGE_ERROR
+    assert [line for line in outcome.out.splitlines() if line] == [
+        line for line in outcome.out.splitlines() if line.startswith(f"ERROR: -k {select!r} cannot")
+    ]
+    assert not list(project.folder.rglob("*.jsonl"))
+
+
+def test_k_reject_selects_the_rejects(project: Project) -> None:
+    project.spec(
+        rows="[5]", more="rejects: [{set: {how: refuse}, raises: ValueError, matching: right}]"
+    )
+    for outcome in (
+        project.tlmatrix("run", ".", "-n", "0", "-k", "reject"),
+        project.pytest(".", "-n", "0", "-k", "reject"),
+    ):
+        assert outcome.code == 0, outcome.out
+        assert "1 passed" in outcome.out
+
+
+def test_an_unknown_option_gets_the_usage_of_its_command(project: Project) -> None:
+    project.spec()
+    outcome = project.tlmatrix("run", "--resum-last", "scale.yaml")
+    assert outcome.code == ExitCode.USAGE
+    assert outcome.out.startswith("usage: tlmatrix run ")
+    assert "unrecognized arguments: --resum-last" in outcome.out
+
+
+def test_paths_may_follow_options(project: Project) -> None:
+    project.spec("one")
+    project.spec("two")
+    outcome = project.tlmatrix("run", "one.yaml", "-n", "0", "two.yaml")
+    assert "8 cases of 2 specs" in outcome.out
+
+
+def test_quiet_prints_findings_and_the_last_line_and_verbose_every_case(project: Project) -> None:
+    project.spec(how="[right, wrong]", rows="[5]")
+    quiet = project.tlmatrix("run", ".", "-q", "-n", "0").out.strip().splitlines()
+    assert quiet[0] == "1. scale: failed in 2 cases"
+    assert re.match(r"4 cases in .* s on interpreter: 2 passed, 2 failed", quiet[-1])
+    verbose = project.tlmatrix("run", ".", "-v", "-n", "0").out
+    assert len(re.findall(r"^passed +\d+\.\d+ s  scale\.yaml::", verbose, re.MULTILINE)) == 2
+    assert len(re.findall(r"^failed +\d+\.\d+ s  scale\.yaml::", verbose, re.MULTILINE)) == 2

@@ -1,0 +1,90 @@
+"""The wheel, installed in an environment of its own, in a project of an outsider."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from docs.documents import play
+
+ROOT = Path(__file__).parents[1]
+PACKAGED = ("tlmatrix", "kernels", "pyproject.toml", "README.md", "LICENSE")
+_INI = """\
+[pytest]
+testpaths = specs tests
+addopts = --strict-markers --strict-config -ra
+filterwarnings = error
+"""
+
+
+def _done(*words: str | Path, folder: Path, env: dict[str, str] | None = None) -> str:
+    """What a command prints; it must succeed."""
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=folder,
+        env=env,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of a shell in which the wheel is installed, and this tree is not."""
+    pytest.importorskip("pip", reason="pip builds and installs the wheel")
+    pytest.importorskip("setuptools", reason="setuptools builds the wheel")
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in PACKAGED:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    _done(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, folder=folder)
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "env", symlinks=True)
+    binaries = folder / "env" / "bin"
+    installing = ("install", "--no-deps", "--no-index", wheel)
+    _done(*pip, "--python", binaries / "python", *installing, folder=folder)
+    (packages,) = folder.glob("env/lib/python*/site-packages")
+    # What tlmatrix needs comes from here; a path file of a path file is not read, so an editable
+    # install of this tree does not come along.
+    others = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (packages / "others.pth").write_text("\n".join(others) + "\n")
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    return {**clean, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+def test_an_outsiders_project_has_the_whole_loop(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "pytest.ini").write_text(_INI)
+    where = _done("python", "-c", "import tlmatrix as t; print(t.__file__)", folder=tmp_path,
+                  env=environment)  # fmt: skip
+    assert str(ROOT) not in where
+    # The README's first example, up to the part that changes this project's own kernels.
+    readme = (ROOT / "README.md").read_text().partition("## Break one of ours")[0]
+    (tmp_path / "example.md").write_text(readme)
+    assert play(tmp_path / "example.md", tmp_path, environment, skip=("make",)) >= 2
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "row_sum.yaml").rename(tmp_path / "specs" / "row_sum.yaml")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_own.py").write_text("def test_own():\n    assert True\n")
+    ran = _done("tlmatrix", "run", folder=tmp_path, env=environment)
+    assert "25 cases" in ran
+    assert "25 passed" in ran
+    tested = _done("python", "-m", "pytest", "-n", "2", folder=tmp_path, env=environment)
+    assert "26 passed" in tested
