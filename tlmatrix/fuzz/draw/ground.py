@@ -50,7 +50,7 @@ _MOST_CASES = 512
 _MOST_VALUES = 4096
 """Values that an axis may have which a rule names."""
 _MOST_COMBINATIONS = 1 << 20
-"""Combinations of values that one rule may speak of."""
+"""Combinations of values that one rule may speak of which is enumerated, not solved."""
 _MOST_TILES = 8
 
 
@@ -208,10 +208,15 @@ def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain]) -> Space:
                 f"draw from, not {domains[name].count}; narrow its range"
             )
             issues.append(spec.issue(("fuzz", "axes", name), message))
+    if issues:
+        raise SpecError(issues)
+    space = Space(
+        {name: domains[name].values for name in domains if name in named}, plan.constraints
+    )
     for number, constraint in enumerate(plan.constraints):
         count = prod(domains[name].count for name in constraint.names)
         ranged = [name for name in constraint.names if domains[name].spans]
-        if not issues and ranged and count > _MOST_COMBINATIONS:
+        if ranged and count > _MOST_COMBINATIONS and space.enumerated(number):
             message = (
                 f"the axes of {constraint.text!r} have {count} combinations of values to draw "
                 f"from; narrow the range of {' and '.join(ranged)} in 'fuzz.axes' to leave at "
@@ -220,9 +225,7 @@ def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain]) -> Space:
             issues.append(spec.issue(("where", number, "expr"), message))
     if issues:
         raise SpecError(issues)
-    return Space(
-        {name: domains[name].values for name in domains if name in named}, plan.constraints
-    )
+    return space
 
 
 class _Tiles:
