@@ -56,6 +56,14 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "1:1: the key 'problem' is missing",
         ],
     ),
+    "one bad item in a list is one error": (
+        HEAD + "architectures: [hopper]\nproperties: [{permute: 3}]\nagree: [{axis: 3}]\n",
+        [
+            "5:17: 'architectures[0]' must be an architecture as code is assembled for it, from sm_90 on with its letter: sm_80, sm_90a, sm_100a; got 'hopper'",
+            "6:24: 'properties[0].permute' must be text; got 3",
+            "7:16: 'agree[0].axis' must be text; got 3",
+        ],
+    ),
     "architectures": (
         HEAD + "architectures: [sm_90, hopper, sm_80, sm_80]\n",
         [

@@ -155,8 +155,10 @@ class _Builder:
 
     def node(self, tree: ast.expr) -> _Node:
         match tree:
-            case ast.Constant(value=value) if not (isinstance(value, str) and "\\" in value):
+            case ast.Constant(value=bool() | int() | float() | None as value):
                 return _constant(value)
+            case ast.Constant(value=str(text)) if "\\" not in text:
+                return _constant(text)
             case ast.Name(id=name) if name in WORDS:
                 return _constant(WORDS[name])
             case ast.Name(id=name) if name in self._places:
@@ -200,19 +202,18 @@ class _Builder:
         return _Node(node.bounds, residual)
 
 
-def _gathered(sign: str, key: Hashable) -> Hashable:
+def _gathered(sign: str, key: Any) -> Hashable:  # noqa: ANN401 - a key of a residual, nested
     """A sum or product with its numbers in one: equal for 1 + x + 2 and 3 + x."""
-    _, *operands = key  # type: ignore[misc]
+    operands: list[Any] = list(key[1:])
     number = 0 if sign == "+" else 1
     left: list[Hashable] = []
     for operand in operands:
         kind, *rest = operand
-        known = [*rest[1:], 1]
+        known: list[Any] = rest[1:]
+        kept: list[Any] = []
         if kind == f"{sign}of":
             known, kept = rest[:1], rest[1:]
-        elif operand[:2] == ("=", "int"):
-            kept = []
-        else:
+        elif operand[:2] != ("=", "int"):
             known, kept = [0 if sign == "+" else 1], [operand]
         number = number + known[0] if sign == "+" else number * known[0]
         left += kept
@@ -237,10 +238,14 @@ def _known(value: Any) -> _Residual:  # noqa: ANN401 - any value of an expressio
 def _axis(position: int, values: Sequence[Value]) -> _Node:
     single = [[value] for value in values]
     known = [_known(value) for value in values]
-    numbers = [value for value in values if type(value) in (int, float) and not isnan(value)]
+    numbers = [
+        value
+        for value in values
+        if isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
+    ]
     open_: _Bounds = None
     if values and len(numbers) == len(values):
-        open_ = _Range(min(numbers), max(numbers))  # type: ignore[type-var]
+        open_ = _Range(min(numbers), max(numbers))
     elif len(values) <= _FEW:
         open_ = list(values)
     unknown = (("axis", position), _OPEN)

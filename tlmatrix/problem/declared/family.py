@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.declared.sizes import lint_sizes
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import Frame, compile_key, places
 from tlmatrix.problem.naming import lint_arguments
@@ -67,6 +68,7 @@ def _lint(spec: Spec) -> Iterator[Issue]:
         if explain is not None and (reason := explain(value)):
             yield spec.issue(path, f"{axis}: {reason}")
     problem = declared(spec)
+    yield from lint_sizes(spec, problem)
     cotangents = {f"d{name}" for name in problem.output_names}
     tensors = {*problem.inputs, *problem.tensors, *cotangents}
     yield from lint_arguments(spec, {"device", "values"}, tensors)
