@@ -69,6 +69,32 @@ def packed_double(total, batch, longest, bug):
 
 
 @tilelang.jit
+def tiles_of_the_longest(total, batch, longest, used):
+    """Every block reads whole tiles, also behind the end of its sequence, and masks afterwards."""
+
+    @T.prim_func
+    def masked(
+        source: T.Tensor((total, WIDTH), "float32"),
+        starts: T.Tensor((batch + 1,), "int32"),
+        target: T.Tensor((batch, WIDTH), "float32"),
+    ):
+        with T.Kernel(batch, threads=128) as sequence:
+            rows = T.alloc_fragment((ROWS, WIDTH), "float32")
+            sums = T.alloc_fragment((WIDTH,), "float32")
+            T.clear(sums)
+            for tile in T.serial(T.ceildiv(longest, ROWS)):
+                T.copy(source[starts[sequence] + tile * ROWS, 0], rows)  # whole tile
+                for i, j in T.Parallel(ROWS, WIDTH):
+                    inside = tile * ROWS + i < starts[sequence + 1] - starts[sequence] + used
+                    rows[i, j] = T.if_then_else(inside, rows[i, j], 0.0)
+                T.reduce_sum(rows, sums, dim=0, clear=False)
+            for j in T.Parallel(WIDTH):
+                target[sequence, j] = sums[j]
+
+    return masked
+
+
+@tilelang.jit
 def overlapping_double(total):
     """Blocks two rows too tall: neighbours write the same values to the same rows."""
 

@@ -85,6 +85,7 @@ def _add_run(commands: _Commands) -> None:
         "--no-fuzz", action="store_true", help="leave out the cases that the tier draws at random"
     )
     run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
+    _add_keep_going(run)
     _add_results_and_timeout(run)
     run.add_argument(
         "--resume", metavar="FILE", help="go on with the run of FILE; what passed is not run again"
@@ -151,7 +152,16 @@ def _add_repro(commands: _Commands) -> None:
     repro.add_argument(
         "-v", "--verbose", action="store_true", help="show tensors around the worst elements"
     )
+    _add_keep_going(repro)
     repro.set_defaults(command="repro:repro")
+
+
+def _add_keep_going(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="after wrong numbers, judge properties and agreements too",
+    )
 
 
 def _add_replay(commands: _Commands) -> None:

@@ -16,7 +16,7 @@ from tlmatrix.problem.declared.tensors import dim_names, drawn_inputs, dtype_dec
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose, draw, generator
 from tlmatrix.problem.frame import tile_edges
-from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
+from tlmatrix.problem.model import Cost, Dim, Problem, ReferenceFailedError, TensorInfo
 from tlmatrix.problem.relate import repeated
 from tlmatrix.problem.storage import flattened, laid_out
 from tlmatrix.spec.dtypes import DTYPES, torch_dtype
@@ -130,7 +130,12 @@ class Declared:
                 leaves[name] = used = used.clone().requires_grad_()
             given[name] = used
         with torch.enable_grad():
-            results = self.reference(**given, **self._other_arguments())
+            arguments = self._other_arguments()
+            try:
+                results = self.reference(**given, **arguments)
+            except Exception as error:
+                target = str(self.declaration.reference)
+                raise ReferenceFailedError(target, error) from error
         found = results if isinstance(results, tuple | list) else (results,)
         names = self.declaration.output_names
         spec = self.frame.spec
