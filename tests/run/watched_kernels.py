@@ -3,6 +3,8 @@
 Rows of a packed x [total, dim] are doubled; sequence b owns the rows from cu_seqlens[b] on.
 """
 
+from dataclasses import replace
+
 import tilelang
 import tilelang.language as T
 import torch
@@ -41,6 +43,35 @@ class Doubling:
             dims={"x": dims},
             reference=lambda: {"y": 2 * x.double()},
             lowp=lambda: {"y": 2 * x},
+        )
+
+
+class Summing(Doubling):
+    """y [batch, dim] are the sums of the rows of each sequence."""
+
+    def problem(self, spec, values, *, seed, device):
+        doubling = super().problem(spec, values, seed=seed, device=device)
+        bounds, x = doubling.inputs["cu_seqlens"], doubling.inputs["x"]
+        batch = len(values["lengths"])
+
+        def sums(x):
+            parts = x.tensor_split(bounds[1:-1].long())
+            return {"y": torch.stack([part.sum(0) for part in parts])}
+
+        dims = (Dim("sequence", batch, region=range(batch)), Dim("dim", WIDTH))
+        return replace(
+            doubling,
+            outputs={
+                "y": TensorInfo(
+                    "y",
+                    dims,
+                    torch.float32,
+                    2.0**-24,
+                    magnitude=lambda: sums(x.double().abs())["y"],
+                )
+            },
+            reference=lambda: sums(x.double()),
+            lowp=lambda: sums(x),
         )
 
 

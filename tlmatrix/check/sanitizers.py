@@ -151,8 +151,8 @@ class Watch:
     ) -> list[Report]:
         """The reports but those of rows that are read beyond their sequence and then masked."""
         names = {
-            report: self._ownership.place(report, results)[0]
-            for report in reports
+            number: self._ownership.place(report, results)[0]
+            for number, report in enumerate(reports)
             if report.sanitizer == "sequences" and report.message.startswith("read")
         }
         if not names or isinstance(execute, SeveralRanks):
@@ -161,7 +161,11 @@ class Watch:
             name: name is None or depends_on_other_sequences(name, self._problem, results, execute)
             for name in set(names.values())
         }
-        return [report for report in reports if report not in names or used[names[report]]]
+        return [
+            report
+            for number, report in enumerate(reports)
+            if number not in names or used[names[number]]
+        ]
 
     def _sifted(self, results: Tensors) -> tuple[list[Report], list[Report]]:
         """Faults, and what only explains: memory left unwritten that is no result."""

@@ -88,9 +88,9 @@ def error_outcome(error: Exception, backend: Backend, watch: Watch, *, strict: b
     if _is_unsupported(raised):
         return Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
     place = "entry" if isinstance(error, EntryError) else watch.failed
-    finding = fault_finding(raised, backend, place, watch.bytes)
-    if finding is not None:
-        return Outcome(Status.ERROR, (_on_ranks(finding, error),))
+    fault = fault_finding(raised, backend, place, watch.bytes)
+    if fault is not None:
+        return Outcome(Status.ERROR, (_on_ranks(fault, error),))
     if isinstance(error, ReferenceFailedError):
         words = f"{error.target} raised {_words(raised)}"
         return Outcome(Status.ERROR, (_reference_error(words, user_traceback(raised)),))
