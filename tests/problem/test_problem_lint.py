@@ -196,7 +196,7 @@ axes:
         (
             "  rows: [-1, 2]\n  cols: [8]\n  block: [4]",
             [
-                "10:10: rows: -1 makes the size of x of 'rows' -1; write a whole number of at least 0"
+                "10:10: rows: -1 makes the size of x of 'rows' -1; write a whole number"
             ],
         ),
         (
