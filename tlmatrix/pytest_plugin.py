@@ -81,6 +81,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="leave out the cases that a tier draws at random (`fuzz.examples` of a spec)",
     )
     group.addoption(
+        "--tlmatrix-keep-going",
+        action="store_true",
+        help="after wrong numbers, judge properties and agreements too",
+    )
+    group.addoption(
         "--tlmatrix-results",
         metavar="PATH",
         default=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,14 +12,16 @@ __all__ = ["is_ours", "short_path", "user_traceback"]
 
 
 def user_traceback(error: BaseException) -> str:
-    """The frames of an error that belong to the user, innermost last, without ours or PyTorch's.
+    """The frames of an error that belong to the user, innermost last.
+
+    Frames of this package, of PyTorch, TileLang and Python's own library (functools, contextlib)
+    are left out.
 
     One line a frame, `file:line in function: source`, so that terminals make it a link. An error
     with no frame of the user's keeps its innermost frame.
     """
-    foreign = _foreign_folders()
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _lies_in(frame.filename, foreign)]
+    own = [frame for frame in frames if not is_ours(frame.filename)]
     lines = []
     for frame in own or frames[-1:]:
         source = f": {frame.line}" if frame.line else ""
@@ -35,6 +38,7 @@ def is_ours(filename: str) -> bool:
     return not installed and _lies_in(filename, (Path(sysconfig.get_path("stdlib")).resolve(),))
 
 
+@cache
 def _foreign_folders() -> tuple[Path, ...]:
     """Folders of code that is not the user's: this package's, PyTorch's, TileLang's."""
     folders = [Path(__file__).resolve().parent]

@@ -369,14 +369,6 @@ REFUSED = {
             "100001; narrow its range"
         ),
     ),
-    "more combinations than a rule can be held over": (
-        DENSE.replace("m: 0..300", "m: 0..3000").replace("k: 0..300", "k: 0..3000"),
-        (
-            "6:12: the axes of 'transpose_a and m % 8 == 0 or not transpose_a and k % 8 == 0' have "
-            "18012002 combinations of values to draw from; narrow the range of k and m in "
-            "'fuzz.axes' to leave at most 1048576"
-        ),
-    ),
     "a rule without a value for a number of the range": (
         DENSE.replace("n != k", "n % m != 3"),
         (

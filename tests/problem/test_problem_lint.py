@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tlmatrix.problem import family_for
+from tlmatrix.problem.floors import lint_floors
 from tlmatrix.spec import load_spec
 
 GOOD = """\
@@ -165,6 +166,7 @@ def test_lint_and_compile_keys_import_no_torch(tmp_path):
 import sys
 from tlmatrix.spec import load_spec
 from tlmatrix.problem import family_for
+from tlmatrix.problem.floors import lint_floors
 spec = load_spec({str(tmp_path / "spec.yaml")!r})
 family = family_for(spec)
 assert family.lint(spec) == []
@@ -172,3 +174,61 @@ family.compile_key(spec, {{axis: values[0] for axis, values in spec.axes.items()
 assert "torch" not in sys.modules, "torch was imported"
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+DECLARED = """\
+name: made_up
+problem:
+  inputs:
+    x: {shape: [rows, cols // block], dtype: float32}
+    i: {shape: [rows], dtype: int32, between: [0, cols - 1]}
+  outputs: [y]
+  reference: some.module:reference
+entry: some.module:entry
+axes:
+"""
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        ("  rows: [1, 0]\n  cols: [8]\n  block: [4]", []),
+        (
+            "  rows: [-1, 2]\n  cols: [8]\n  block: [4]",
+            ["10:10: rows: -1 makes the size of x of 'rows' -1; write a whole number"],
+        ),
+        (
+            "  rows: [2]\n  cols: [8, .nan, text, 8.0]\n  block: [4]",
+            [
+                "11:13: cols: .nan makes the size of x of 'cols // block' .nan; write a whole",
+                "11:19: cols: text makes the size of x of 'cols // block' impossible: '//' needs",
+                "11:25: cols: 8.0 makes the size of x of 'cols // block' 2.0; write a whole",
+            ],
+        ),
+        (
+            "  rows: [2]\n  cols: [8]\n  block: [0, 4]",
+            ["12:11: block: 0 makes the size of x of 'cols // block' impossible: 8 // 0 divides"],
+        ),
+    ],
+)
+def test_values_that_make_no_size_are_one_error_each(tmp_path, axes, expected):
+    found = issues(tmp_path, DECLARED + axes + "\n")
+    assert len(found) == len(expected)
+    for got, start in zip(found, expected, strict=True):
+        assert got.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("floor", "count"),
+    [
+        ("{default: {floor: 0.5}, out: {floor: 255}}", 0),
+        ("{default: {floor: 1.0e+30}}", 1),
+        ("{out: {floor: 256}, by_arch: {sm_90: {dq: {floor: 200000}}}}", 2),
+    ],
+)
+def test_a_floor_that_no_error_can_exceed_is_a_warning(tmp_path, floor, count):
+    path = tmp_path / "spec.yaml"
+    path.write_text(GOOD + "  seqlen_q: [4]\ntolerance: " + floor + "\n")
+    found = [str(issue) for issue in lint_floors(load_spec(path))]
+    assert len(found) == count
+    assert all(f"{path}:9:" in each and "lets every finite result pass" in each for each in found)

@@ -18,7 +18,7 @@ from tlmatrix.spec.fields import SanitizerName
 
 SPEC = """
 name: doubling
-problem: watched_kernels:Doubling
+problem: watched_kernels:{problem}
 axes: {{lengths: [{lengths}]}}
 checks: [{checks}]
 """
@@ -30,8 +30,17 @@ returns: [y]
 """
 
 
-def run(binding, *, lengths="[20, 5, 30]", checks="sanitizers", more="", backend=None):
-    spec = parse_spec(SPEC.format(lengths=lengths, checks=checks) + binding + more)
+def run(
+    binding,
+    *,
+    lengths="[20, 5, 30]",
+    checks="sanitizers",
+    more="",
+    backend=None,
+    problem="Doubling",
+):
+    head = SPEC.format(lengths=lengths, checks=checks, problem=problem)
+    spec = parse_spec(head + binding + more)
     (case,) = plan(spec).cases()
     return run_case(spec, case, backend or InterpreterBackend())
 
@@ -94,6 +103,22 @@ def test_a_store_into_the_next_sequence_that_its_owner_overwrites():
     assert "races: target[25, 0] is written by two blocks" in finding.detail
 
 
+def summed(used):
+    sizes = f"total: total, batch: 3, longest: longest, used: {used}"
+    return factory("tiles_of_the_longest", sizes, "x, cu_seqlens, y")
+
+
+def test_rows_of_another_sequence_that_are_read_and_masked_are_no_failure():
+    watched = "numeric, poison, guards, sanitizers, determinism"
+    result = run(summed(0), checks=watched, problem="Summing")
+    assert (result.status, result.findings) == (Status.PASSED, ())
+    # What is used of them shows, though nothing but the sanitizers looks.
+    finding = only(run(summed(16), checks="sanitizers", problem="Summing"))
+    assert finding.title.startswith("sequences: read of source[")
+    assert finding.source.endswith(at("tiles_of_the_longest", "whole tile"))
+    assert "results depend on it" in finding.hint
+
+
 def test_a_finding_survives_the_results_file_and_reads_as_it_should():
     result = run(packed("next sequence"))
     assert CaseResult.from_json(result.to_json()).findings == result.findings
@@ -145,7 +170,7 @@ def test_an_access_that_stops_the_kernel_is_a_finding_with_its_line():
     finding = only(run(factory("unguarded_double"), checks="numeric, sanitizers, determinism"))
     assert finding.title.startswith("bounds: index 55 of dimension 0 of source[55, 0] is outside")
     assert "also bounds: index 55 of dimension 0 of target" in finding.detail
-    assert "other checks were left out" in finding.detail
+    assert "not judged: determinism" in finding.detail
     unwatched = run(factory("unguarded_double"), checks="numeric")
     assert unwatched.status is Status.ERROR
 

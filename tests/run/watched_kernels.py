@@ -3,6 +3,8 @@
 Rows of a packed x [total, dim] are doubled; sequence b owns the rows from cu_seqlens[b] on.
 """
 
+from dataclasses import replace
+
 import tilelang
 import tilelang.language as T
 import torch
@@ -44,6 +46,35 @@ class Doubling:
         )
 
 
+class Summing(Doubling):
+    """y [batch, dim] are the sums of the rows of each sequence."""
+
+    def problem(self, spec, values, *, seed, device):
+        doubling = super().problem(spec, values, seed=seed, device=device)
+        bounds, x = doubling.inputs["cu_seqlens"], doubling.inputs["x"]
+        batch = len(values["lengths"])
+
+        def sums(x):
+            parts = x.tensor_split(bounds[1:-1].long())
+            return {"y": torch.stack([part.sum(0) for part in parts])}
+
+        dims = (Dim("sequence", batch, region=range(batch)), Dim("dim", WIDTH))
+        return replace(
+            doubling,
+            outputs={
+                "y": TensorInfo(
+                    "y",
+                    dims,
+                    torch.float32,
+                    2.0**-24,
+                    magnitude=lambda: sums(x.double().abs())["y"],
+                )
+            },
+            reference=lambda: sums(x.double()),
+            lowp=lambda: sums(x),
+        )
+
+
 @tilelang.jit
 def packed_double(total, batch, longest, bug):
     """A block a tile of a sequence; `bug` says what is wrong with it."""
@@ -66,6 +97,32 @@ def packed_double(total, batch, longest, bug):
                     target[start + i, j] = source[start + i, j] * 2.0  # guarded
 
     return doubled
+
+
+@tilelang.jit
+def tiles_of_the_longest(total, batch, longest, used):
+    """Every block reads whole tiles, also behind the end of its sequence, and masks afterwards."""
+
+    @T.prim_func
+    def masked(
+        source: T.Tensor((total, WIDTH), "float32"),
+        starts: T.Tensor((batch + 1,), "int32"),
+        target: T.Tensor((batch, WIDTH), "float32"),
+    ):
+        with T.Kernel(batch, threads=128) as sequence:
+            rows = T.alloc_fragment((ROWS, WIDTH), "float32")
+            sums = T.alloc_fragment((WIDTH,), "float32")
+            T.clear(sums)
+            for tile in T.serial(T.ceildiv(longest, ROWS)):
+                T.copy(source[starts[sequence] + tile * ROWS, 0], rows)  # whole tile
+                for i, j in T.Parallel(ROWS, WIDTH):
+                    inside = tile * ROWS + i < starts[sequence + 1] - starts[sequence] + used
+                    rows[i, j] = T.if_then_else(inside, rows[i, j], 0.0)
+                T.reduce_sum(rows, sums, dim=0, clear=False)
+            for j in T.Parallel(WIDTH):
+                target[sequence, j] = sums[j]
+
+    return masked
 
 
 @tilelang.jit

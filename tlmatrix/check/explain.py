@@ -43,7 +43,8 @@ def explain(
     if untouched is not None and unwritten:
         wrong = untouched & wrong
     pattern = recognise(wrong, dims)
-    evidence = Evidence(name, dims, deviation, pattern, problem, reference)
+    alone = check in ("numeric", "gradients", "poison") and words == "the reference"
+    evidence = Evidence(name, dims, deviation, pattern, problem, reference, alone)
     count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
     label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
     amount = _amount(deviation, count, nan=nan, exact=exact)

@@ -54,6 +54,9 @@ class Evidence:
     pattern: Pattern
     problem: Problem
     reference: Tensors
+    alone: bool = True
+    """Whether one run is judged by the reference. In a comparison of runs the first was right, so
+    that bounds and masks are no explanation."""
 
     @cached_property
     def wrong_values(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +81,8 @@ class Evidence:
 
 def hint(evidence: Evidence) -> str | None:
     """The first hint that the evidence bears out."""
-    return next((words for ask in _HINTS if (words := ask(evidence))), None)
+    hints = _HINTS if evidence.alone else tuple(ask for ask in _HINTS if ask not in _OF_ONE_RUN)
+    return next((words for ask in hints if (words := ask(evidence))), None)
 
 
 def _never_written(evidence: Evidence) -> str | None:
@@ -307,16 +311,28 @@ def _next_sequence(evidence: Evidence) -> str | None:
 
 
 def _tail(evidence: Evidence) -> str | None:
+    """Wrong last rows, where a region that they are in ends in the middle of a tile."""
     if not evidence.pattern.name.startswith(_TAILS):
+        return None
+    if not any(_ends_in_a_tile(side) for side in evidence.pattern.sides):
         return None
     return "the tail: is the last, partial tile bounded by the length?"
 
 
+def _ends_in_a_tile(side: Side) -> bool:
+    """Whether a touched region has a partial last tile; of an unknown tile that may be."""
+    tile = side.dim.tile
+    if side.full:
+        return False
+    return not tile or any(side.lengths.get(region, 0) % tile for region in side.regions)
+
+
 def _some_nan(evidence: Evidence) -> str | None:
     _, got = evidence.wrong_values
-    if not bool(got.isnan().any()):
+    given = (each for each in evidence.problem.inputs.values() if each.is_floating_point())
+    if not bool(got.isnan().any()) or any(bool(each.isnan().any()) for each in given):
         return None
-    return "NaN: 0/0, inf minus inf, or a value read from memory that was never written"
+    return "NaN of inputs without any: 0/0, or inf minus inf?"
 
 
 _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
@@ -334,3 +350,6 @@ _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
     _constant_offset,
     _some_nan,
 )
+
+_OF_ONE_RUN = frozenset({_all_zero, _mask, _alignment, _next_sequence, _tail, _no_visible_key})
+"""Hints at bounds and masks, which are the same in every run of a case."""

@@ -42,6 +42,11 @@ __all__ = ["judge"]
 _RUNS = 3
 """Equal calls that the determinism check compares, the first included."""
 
+_MEANT = (
+    "no input holds NaN: guard 0/0 and infinities in the reference, or, where NaN is meant, in the "
+    "entry give it too"
+)
+
 _KIND_OF = {CHECK_OF_KIND[kind]: kind for kind in KINDS}
 
 
@@ -57,6 +62,7 @@ def judge(
     relations: Relations = "all",
     made: Callable[[str], object] = str,
     told: Callable[[float], None] | None = None,
+    keep_going: bool = False,
 ) -> list[Finding]:
     """Everything that is wrong with an entry on one problem; empty when nothing is.
 
@@ -65,14 +71,15 @@ def judge(
     where the spec does not declare the case bounded. `relations` says which of the checks that
     need further runs are made: `all`, one that the case's seed picks (`rotate`), or those named;
     `made` is told each: `determinism`, or the relation's name. Where numbers are judged and right,
-    `told` hears how close they came to what is allowed (`Yardstick.closeness`).
+    `told` hears how close they came to what is allowed (`Yardstick.closeness`). `keep_going` makes
+    checks that would fail for the same reason as an earlier finding.
 
     Raises:
         Exception: what `execute` raised in the first run, unchanged, unless a sanitizer has
             found why; later runs that raise become findings.
     """
     judging = _Judge(spec, case, problem, execute, frozenset(checks), arch, deterministic, told)
-    return judging.findings(relations, made)
+    return judging.findings(relations, made, keep_going=keep_going)
 
 
 class _Judge:
@@ -103,7 +110,11 @@ class _Judge:
         self._yardstick = Yardstick(problem, spec.tolerance, arch)
         self._watch = Watch(spec, problem) if "sanitizers" in checks else None
 
-    def findings(self, relations: Relations, made: Callable[[str], object]) -> list[Finding]:
+    def findings(
+        self, relations: Relations, made: Callable[[str], object], *, keep_going: bool
+    ) -> list[Finding]:
+        later = [check for check in FURTHER if check in self._checks]
+        left = f"not judged: {listed(later)}, for " if later else "ended here: "
         try:
             first, found = self._first_run()
         except Exception as error:
@@ -114,22 +125,27 @@ class _Judge:
         self._yardstick = self._make_yardstick(self._problem, first)
         unusable, usable = self._split(first)
         if unusable:
-            return merged(self._watched(first, found + unusable))
+            note = f"{left}a result cannot be compared"
+            return merged(_with_detail(self._watched(first, found + unusable), note))
         if not self._problem.has_reference:
             self._judge_by_itself(first)
         numeric = self._numeric(usable)
         apart = differing_copies(first, self._yardstick, exact=self._deterministic)
         found = self._watched(first, found + apart + numeric)
         if self._watch is not None and self._watch.stops:
-            note = "other checks were left out: where no sanitizer watches, the kernel stops there"
+            note = f"{left}the kernel stops there where no sanitizer watches"
             return merged(_with_detail(found, note))
         if any(finding.pattern == "input changed" for finding in found):
             # Later runs would start from what this one left behind.
-            return merged(_with_detail(found, "other checks were left out: an input was changed"))
+            note = f"{left}they would start from the changed input"
+            return merged(_with_detail(found, note))
         self._suspicious = any(finding.check in ("guards", "poison") for finding in found)
         checks = self._checks & frozenset(FURTHER)
         # They would fail for the same reason.
-        same = frozenset({"properties", "repeat", "agreement"}) if numeric else frozenset()
+        same: frozenset[str] = frozenset()
+        if numeric:
+            # A later call is judged by itself only where the first one was right.
+            same = frozenset({"repeat"} if keep_going else {"properties", "repeat", "agreement"})
         if relations == "rotate":
             found += self._one_in_turn(checks - same, usable, made)
         else:
@@ -138,9 +154,10 @@ class _Judge:
         known = {finding.pattern for finding in found}
         found += [finding for finding in self._between if finding.pattern not in known]
         if checks & same:
-            skipped = [check for check in FURTHER if check in checks & same]
-            note = f"{listed(skipped)} were left out: they would fail for the same reason"
-            found = _with_detail(found, note)
+            skipped = [check for check in FURTHER if check in checks & same and self._has(check)]
+            more = "" if keep_going else "; `--keep-going` judges all but repeat"
+            note = f"not judged: {listed(skipped)}, which wrong numbers make fail too{more}"
+            found = _with_detail(found, note) if skipped else found
         return merged(found)
 
     def _all(
@@ -158,6 +175,10 @@ class _Judge:
                     made(relation.name)
                     found += self._related(relation, first, exact=stable)
         return found
+
+    def _has(self, check: str) -> bool:
+        """Whether there is something to run for a check."""
+        return next(iter(self._problem.relations(_KIND_OF[check])), None) is not None
 
     def _one_in_turn(
         self, checks: frozenset[str], first: Tensors, made: Callable[[str], object]
@@ -263,6 +284,9 @@ class _Judge:
             elif check not in self._checks:
                 continue
             finding = explain(check, name, deviation, self._problem, self._yardstick.reference)
+            if (nothing := self._reference_without_value(name, deviation)) is not None:
+                found.append(replace(finding, check="reference", title=nothing, hint=_MEANT))
+                continue
             if check == "poison" and unwritten is None:
                 finding = replace(
                     finding,
@@ -276,6 +300,17 @@ class _Judge:
             # Gradients of wrong outputs are wrong; one finding says so.
             return [*others, one_of(gradients, "also wrong")]
         return found
+
+    def _reference_without_value(self, name: str, deviation: Deviation) -> str | None:
+        """NaN of a reference, of inputs that hold none, where the entry gives a number."""
+        lacks = deviation.wrong & deviation.expected.isnan() & ~deviation.got.isnan()
+        inputs = (each for each in self._problem.inputs.values() if each.is_floating_point())
+        if not bool(lacks.any()) or any(bool(each.isnan().any()) for each in inputs):
+            return None
+        return (
+            f"reference error: {name}: the reference gives NaN in {int(lacks.sum())} of "
+            f"{lacks.numel()} elements where the entry gives numbers"
+        )
 
     def _depends_on_fill(self, wrong: dict[str, Deviation]) -> set[str]:
         """Tensors with NaN that come out otherwise when fresh memory holds zeros."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.finding import Finding
+from tlmatrix.check.foreign import depends_on_other_sequences
 from tlmatrix.check.memory import guarded
 from tlmatrix.check.ownership import Ownership
 from tlmatrix.check.poison import MARKS, poisoned
@@ -133,6 +134,8 @@ class Watch:
         to find the operation that made the first.
         """
         reports, explaining = self._sifted(results)
+        if not others:
+            reports = self._without_unused_rows(reports, results, execute)
         wrong = [finding for finding in others if finding.check in _WITH_VALUES]
         notes = [_told(report) for report in explaining] if wrong else []
         if any(_not_finite(finding) for finding in wrong):
@@ -142,6 +145,27 @@ class Watch:
             return [*found, *rest]
         first, *more = [*found, *rest]
         return [_noted(first, notes), *more]
+
+    def _without_unused_rows(
+        self, reports: list[Report], results: Tensors, execute: Callable[[Problem], Tensors]
+    ) -> list[Report]:
+        """The reports but those of rows that are read beyond their sequence and then masked."""
+        names = {
+            number: self._ownership.place(report, results)[0]
+            for number, report in enumerate(reports)
+            if report.sanitizer == "sequences" and report.message.startswith("read")
+        }
+        if not names or isinstance(execute, SeveralRanks):
+            return reports
+        used = {
+            name: name is None or depends_on_other_sequences(name, self._problem, results, execute)
+            for name in set(names.values())
+        }
+        return [
+            report
+            for number, report in enumerate(reports)
+            if number not in names or used[names[number]]
+        ]
 
     def _sifted(self, results: Tensors) -> tuple[list[Report], list[Report]]:
         """Faults, and what only explains: memory left unwritten that is no result."""
@@ -253,7 +277,10 @@ def _not_finite(finding: Finding) -> bool:
 def _hint(report: Report) -> str | None:
     if report.sanitizer == "sequences":
         if report.message.startswith("read"):
-            return "the tile starts outside its sequence: an offset or a bound of another one?"
+            return (
+                "the tile starts outside its sequence, and results depend on it: an offset or a "
+                "bound of another one?"
+            )
         return (
             "a full tile stored at the last rows of a sequence reaches into the next one: bound "
             "the store by the length"
@@ -263,6 +290,8 @@ def _hint(report: Report) -> str | None:
             "order the two: a barrier of the ranks, an event between streams, or a flag released "
             "after the first and acquired before the second"
         )
+    if report.sanitizer == "budget" and "shared memory" not in report.message:
+        return None  # A layout, or tensor memory: its message says what is too much.
     return _HINTS.get(report.sanitizer)
 
 

@@ -131,6 +131,7 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument(
         "-v", "--verbose", action="store_true", help="print every case, and findings in full"
     )
+    _add_keep_going(run)
     _add_results_and_timeout(run)
     run.add_argument(
         "--resume",
@@ -202,7 +203,16 @@ def _add_repro(commands: _Commands) -> None:
     repro.add_argument(
         "-v", "--verbose", action="store_true", help="show tensors around the worst elements"
     )
+    _add_keep_going(repro)
     repro.set_defaults(command="repro:repro")
+
+
+def _add_keep_going(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="after wrong numbers, judge properties and agreements too",
+    )
 
 
 def _add_replay(commands: _Commands) -> None:

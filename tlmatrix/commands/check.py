@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.commands.specs import check_draws, plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode
+from tlmatrix.problem.floors import lint_floors
 from tlmatrix.report.text import count
 
 if TYPE_CHECKING:
@@ -26,5 +27,8 @@ def check(arguments: argparse.Namespace, config: Config) -> ExitCode:
     paths = spec_paths(arguments.paths, config)
     plans = plan_all(paths, arguments.tier or config.tier, roots=[config.root])
     check_draws(plans)
+    for each in plans:
+        for warning in lint_floors(each.spec):
+            print(f"warning: {warning}")
     print(f"{count(len(plans), 'spec')}, no errors")
     return ExitCode.OK

@@ -51,6 +51,8 @@ def pytest_arguments(
         words += ["--tlmatrix-arch", arch]
     if arguments.select:
         words += ["-k", arguments.select]
+    if getattr(arguments, "keep_going", False):
+        words.append("--tlmatrix-keep-going")
     if arguments.no_fuzz:
         words.append("--tlmatrix-no-fuzz")
     if arguments.exitfirst:

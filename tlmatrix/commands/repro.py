@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.cases import named_case, raw_index
@@ -17,6 +18,7 @@ from tlmatrix.exit_codes import ExitCode, UsageError
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     import torch
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["repro"]
 
+_RECORDS = 5
+"""Results files, the latest first, in which a case is looked for."""
 _REACH = 3
 """Elements shown on each side of the worst one."""
 
@@ -52,11 +56,13 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     except BackendUnavailableError as error:
         raise UsageError(str(error)) from error
     seed = arguments.seed if arguments.seed is not None else config.seed
-    runner = Runner(backend, seed=seed, roots=(config.root,))
+    runner = Runner(backend, seed=seed, roots=(config.root,), keep_going=arguments.keep_going)
     where = backend.name if backend.arch == backend.name else f"{backend.name}, {backend.arch}"
     print(f"{spec.name}: {case.id}\non {where}, seed {seed}\n")
     result = runner.run(spec, case, path=path)
     for line in _told(result):
+        print(line)
+    for line in _as_recorded(result, config):
         print(line)
     if arguments.verbose:
         for line in _excerpts(runner, spec, case, result):
@@ -70,12 +76,53 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 
 def _told(result: CaseResult) -> Iterator[str]:
-    from tlmatrix.report.text import describe_finding
+    from tlmatrix.report.text import describe_finding, distribution_words
 
     for finding in result.findings:
         yield from describe_finding(finding, width=min(screen_width(100), 120), full=True)
+    if result.distribution:
+        yield f"  {'inputs':<10}{distribution_words(result)}"
     if result.message:
         yield result.message
+
+
+def _as_recorded(result: CaseResult, config: Config) -> Iterator[str]:
+    """Whether the last run of the project that has the case on record found the same."""
+    from tlmatrix.results_file import shown_path
+
+    found = _last_record(result, config)
+    if found is None:
+        return
+    path, before = found
+    causes = [finding.cause for finding in result.findings]
+    shown = shown_path(path)
+    if not before.findings:
+        if result.failed:
+            yield f"  {'recorded':<10}{before.status} in {shown}, and fails now"
+    elif before.findings[0].cause in causes:
+        yield f"  {'recorded':<10}the same finding as in {shown}"
+    else:
+        first = before.findings[0]
+        yield f"  {'recorded':<10}another finding in {shown}: {first.check}: {first.title}"
+
+
+def _last_record(result: CaseResult, config: Config) -> tuple[Path, CaseResult] | None:
+    from tlmatrix.run.records import RecordsError, read_records
+
+    files = sorted((config.root / config.results).glob("run-*.jsonl"), reverse=True)
+    for path in files[:_RECORDS]:
+        with suppress(OSError, RecordsError):
+            for each in read_records(path).results:
+                found = (each, each.smaller) if each.smaller is not None else (each,)
+                for before in found:
+                    if _is_same_test(before, result):
+                        return path, before
+    return None
+
+
+def _is_same_test(before: CaseResult, result: CaseResult) -> bool:
+    alike = (before.case, before.key, before.seed) == (result.case, result.key, result.seed)
+    return alike and before.spec == result.spec and before.backend == result.backend
 
 
 def _phases(phases: Mapping[str, float]) -> str:

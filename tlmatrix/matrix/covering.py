@@ -38,7 +38,8 @@ def covering_rows(space: Space, strength: int, seed: int = 0) -> tuple[tuple[Row
     if strength >= len(space.sizes):
         rows = tuple(space)
         return rows, prove(space, rows, len(space.sizes))
-    small = tuples(space, strength) <= _LIBRARY_LIMIT
+    # The library asks the oracle a hundred times as often as `complete`: too often of large rules.
+    small = tuples(space, strength) <= _LIBRARY_LIMIT and not space.solves
     found = library_rows(space, strength, seed) if small else ()
     proof = prove(space, found, strength)
     rows = reduce_rows(complete(space, found, proof.missing, strength, seed), strength)

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Expansion", "expand"]
 
+_DRAWS = 10
+"""Draws for each row of a sample whose rows cannot be counted; some come twice."""
+
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
@@ -69,9 +72,14 @@ class Expansion:
         return self.cases
 
     def count(self) -> int:
-        """How many cases there are; exact, without making them."""
-        own = self._space.count if self._rows is None else len(self._rows)
+        """How many cases there are, without making them; at most so many where not `counted`."""
+        own = self._space.most if self._rows is None else len(self._rows)
         return len(self.fixed) + own - len(self._fixed_rows)
+
+    @property
+    def counted(self) -> bool:
+        """Whether `count` is exact: large rules can leave too many cases to count."""
+        return self._rows is not None or self._space.counts
 
     def some(self, most: int) -> list[Case]:
         """All cases if there are at most `most`, else as many of the tier's own; always the same.
@@ -80,10 +88,12 @@ class Expansion:
         """
         if self.count() <= most:
             return list(self)
+        pick = random.Random(0)  # noqa: S311 - reproducible, not secret
         if self._rows is not None:
             rows = self._rows[:most]
+        elif not self._space.counts:
+            rows = tuple(islice(self._space.spread(pick), most))
         else:
-            pick = random.Random(0)  # noqa: S311 - reproducible, not secret
             places = sorted(pick.sample(range(self._space.count), most))
             rows = tuple(self._space[at] for at in places)
         return [Case(self.spec.name, self._space.values(row)) for row in rows]
@@ -96,13 +106,14 @@ class Expansion:
         return self._space.products
 
     @cached_property
-    def removed(self) -> Mapping[Rule, int]:
+    def removed(self) -> Mapping[Rule, int | None]:
         """For each `where` rule alone, how many of the `combinations` it removes.
 
         Each count is as if there were no other rule: a combination that two rules forbid is
         counted by both, so the sum may exceed what is missing. Exact, and found from the few axes
-        that a rule names times the sizes of the rest.
+        that a rule names times the sizes of the rest; None: too many to count.
         """
+        counts: list[int | None]
         if self.plan.strategy is Strategy.ZIP:
             failing = [self._space.failing(row) for row in _zip_rows(self._space)]
             counts = [sum(at in each for each in failing) for at in range(len(self.spec.where))]
@@ -189,7 +200,8 @@ def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expan
 
 
 def _picked(spec: Spec, plan: Plan, space: Space) -> tuple[tuple[Row, ...] | None, Proof | None]:
-    if plan.strategy in (Strategy.FIRST, Strategy.SAMPLE) and plan.size >= space.count:
+    some = plan.strategy in (Strategy.FIRST, Strategy.SAMPLE)
+    if some and space.counts and plan.size >= space.count:
         return None, None  # the product itself, which may be too large to be made at once
     match plan.strategy:
         case Strategy.PRODUCT:
@@ -222,8 +234,11 @@ def _check_zip(spec: Spec, plan: Plan) -> None:
 
 
 def _sample(space: Space, size: int, seed: int) -> tuple[Row, ...]:
-    """`size` rows of more; uniform, and a larger sample begins with a smaller one."""
+    """`size` rows of more; uniform if they can be counted, and a larger one begins with this."""
     generator = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    if not space.counts:
+        found = islice(space.spread(generator), _DRAWS * size)
+        return tuple(islice(dict.fromkeys(found), size))
     drawn: dict[int, None] = {}
     while len(drawn) < size:
         drawn[generator.randrange(space.count)] = None
@@ -237,9 +252,9 @@ def _nothing_left(expansion: Expansion) -> Issue:
         if not values:
             return spec.issue(("axes", name), f"the axis {name} has no value, so there is no case")
     told = "; ".join(
-        f"{rule.expr.text!r} ({rule.because}) removes {count}"
+        f"{rule.expr.text!r} ({rule.because}) removes {'some' if count is None else count}"
         for rule, count in expansion.removed.items()
-        if count
+        if count != 0
     )
     return spec.issue(
         ("where",),

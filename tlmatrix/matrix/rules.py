@@ -12,12 +12,15 @@ from math import prod
 from operator import getitem, itemgetter, mul
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+from tlmatrix.matrix.bounds import parts_of
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+    from tlmatrix.matrix.bounds import Part
     from tlmatrix.spec.values import Value
 
-__all__ = ["UNBOUND", "Constraint", "Group", "Row", "Rule", "connected"]
+__all__ = ["UNBOUND", "Constraint", "Group", "Row", "Rule", "TooManyError", "connected"]
 
 Row = tuple[int, ...]
 UNBOUND = -1
@@ -26,20 +29,28 @@ UNBOUND = -1
 _TABLE_LIMIT = 1 << 16  # combinations of one rule evaluated up front, so that errors show at once
 _MEMO_LIMIT = 1 << 24  # combinations of one rule remembered, a byte each
 _SEARCH_MEMO_LIMIT = 1 << 18  # partial assignments remembered by the search of one group
+_WITNESSES = 1 << 12  # solutions remembered by the search of one group
+_COUNTED = 1 << 14  # partial assignments that counting solves before it gives up
 
 _PASSES, _FAILS = 1, 2  # what is remembered of a combination; 0 where it was not asked yet
+
+
+class TooManyError(Exception):
+    """Rules have more solutions than can be counted in a few seconds."""
 
 
 @dataclass(frozen=True)
 class Constraint:
     """A rule over the axes in `names`: `allows` gets their values by name, True keeps the case.
 
-    `text` is what tells two rules apart in the cache; equal text must mean an equal rule.
+    `text` is what tells two rules apart in the cache; equal text must mean an equal rule. With
+    `solvable` it is an expression, which is solved where it has too many combinations.
     """
 
     names: tuple[str, ...]
     allows: Callable[[Mapping[str, Value]], bool]
     text: str = ""
+    solvable: bool = False
 
 
 class Rule:
@@ -56,16 +67,34 @@ class Rule:
         self.size = prod(sizes)
         self._pick = _picker(positions)
         self._memo = bytearray(self.size if self.size <= _MEMO_LIMIT else 0)
+        self.parts: tuple[Part, ...] = ()
+        """What a large rule is solved by; none where it is enumerated."""
         if self.size <= _TABLE_LIMIT:
             for key in _mixed_radix(sizes):
                 self._verdict(key)
+        elif constraint.solvable:
+            places = dict(zip(constraint.names, positions, strict=True))
+            axes = dict(zip(constraint.names, domains, strict=True))
+            self.parts = parts_of(constraint.text, places, axes)
+        self.scopes = tuple(filter(None, (part.positions for part in self.parts))) or (positions,)
+        """The axes of each part, or of the whole rule."""
 
     def allows(self, row: Sequence[int]) -> bool:
         """Whether a row that binds every axis of the rule passes it."""
         return self._verdict(self._pick(row))
 
     def removed(self) -> int:
-        """How many combinations of the rule's own axes fail it."""
+        """How many combinations of the rule's own axes fail it.
+
+        Raises TooManyError where they can be neither enumerated nor counted.
+        """
+        if self.parts:
+            sizes = [0] * (1 + max(self.positions))
+            for position, domain in zip(self.positions, self._domains, strict=True):
+                sizes[position] = len(domain)
+            return self.size - Group(self.positions, sizes, [self]).count()
+        if self.size > _MEMO_LIMIT:
+            raise TooManyError
         return sum(
             not self._verdict(key) for key in _mixed_radix([len(each) for each in self._domains])
         )
@@ -97,6 +126,12 @@ class Group:
         self._closing: list[list[Rule]] = [[] for _ in range(depth)]
         for rule in rules:
             self._closing[max(bound_by[each] for each in rule.positions)].append(rule)
+        self._parts = [part for rule in rules for part in rule.parts]
+        self._parts_of_axis = {
+            position: [part for part in self._parts if position in part.positions]
+            for position in positions
+        }
+        listed = [rule for rule in rules if not rule.parts]
         # What a later rule can still see of the positions bound before each depth.
         self._frontier = [
             _picker(
@@ -106,7 +141,7 @@ class Group:
                     if any(
                         position in rule.positions
                         and any(bound_by[other] >= at for other in rule.positions)
-                        for rule in rules
+                        for rule in listed
                     )
                 )
             )
@@ -116,8 +151,15 @@ class Group:
             position: [rule for rule in rules if position in rule.positions]
             for position in positions
         }
-        self._counts: list[dict[Row, int]] = [{} for _ in range(depth + 1)]
+        self._counts: list[dict[Hashable, int]] = [{} for _ in range(depth + 1)]
+        self._counted = 0
         self._found: dict[Row, bool] = {}
+        self._dead_ends: set[Hashable] = set()
+        self._pick_listed = _picker(
+            tuple(sorted({position for rule in listed for position in rule.positions}))
+        )
+        self._witnesses: dict[tuple[int, int], int] = {}
+        self._solved = 0
 
     def extensible(self, row: Sequence[int]) -> bool:
         """Whether the group's unbound axes can be given values so that every rule passes."""
@@ -125,16 +167,37 @@ class Group:
         known = self._found.get(key)
         if known is not None:
             return known
+        if self._parts and self._witnessed(row):
+            return True
         bound = [UNBOUND] * self._width
         for position, value in zip(self.positions, key, strict=True):
             bound[position] = value
-        answer = all(
-            rule.allows(bound)
-            for rule in self._rules
-            if all(bound[position] != UNBOUND for position in rule.positions)
-        ) and self._search(bound)
+        answer = (
+            all(part.possible(bound) for part in self._parts)
+            and all(
+                rule.allows(bound)
+                for rule in self._rules
+                if all(bound[position] != UNBOUND for position in rule.positions)
+            )
+            and self._search(bound)
+        )
         self._remember(key, answer)
         return answer
+
+    def _witnessed(self, row: Sequence[int]) -> bool:
+        """Whether a solution that was found before agrees with a row; a bit for each solution."""
+        agreeing = (1 << min(self._solved, _WITNESSES)) - 1
+        for position in self.positions:
+            if agreeing and row[position] != UNBOUND:
+                agreeing &= self._witnesses.get((position, row[position]), 0)
+        return bool(agreeing)
+
+    def _witness(self, row: Sequence[int]) -> None:
+        if self._solved < _WITNESSES:
+            for position in self.positions:
+                place = position, row[position]
+                self._witnesses[place] = self._witnesses.get(place, 0) | 1 << self._solved
+        self._solved += 1
 
     def _remember(self, key: Row, answer: bool) -> None:
         if UNBOUND not in key:
@@ -147,23 +210,38 @@ class Group:
         """Backtracking: `row` breaks no rule that it binds; is there a way to go on?"""
         position = self._next_axis(row)
         if position is None:
+            if self._parts:
+                self._witness(row)
             return True
-        key = self.pick(row)
-        known = self._found.get(key)
-        if known is not None:
+        if self._parts:
+            if self._dead_ends and self._left(row) in self._dead_ends:
+                return False
+        elif (known := self._found.get(self.pick(row))) is not None:
             return known
         answer = False
-        for value in range(self._sizes[position]):
-            row[position] = value
+        size = self._sizes[position]
+        # Solutions that differ answer more questions.
+        start = self._solved % size if self._parts else 0
+        for turn in range(size):
+            row[position] = (start + turn) % size
             if self._passes(row, position) and self._search(row):
                 answer = True
                 break
         row[position] = UNBOUND
-        self._remember(key, answer)
+        if not self._parts:
+            self._remember(self.pick(row), answer)
+        elif not answer:
+            if len(self._dead_ends) >= _SEARCH_MEMO_LIMIT:
+                self._dead_ends.clear()
+            self._dead_ends.add(self._left(row))
         return answer
 
+    def _left(self, row: Sequence[int]) -> Hashable:
+        """What the rules still ask of the open axes: rows with equal keys have equal answers."""
+        return (self._pick_listed(row), *(part.rest(row) for part in self._parts))
+
     def _passes(self, row: Sequence[int], position: int) -> bool:
-        return all(
+        return all(part.possible(row) for part in self._parts_of_axis[position]) and all(
             rule.allows(row)
             for rule in self._of_axis[position]
             if all(row[each] != UNBOUND for each in rule.positions)
@@ -173,25 +251,37 @@ class Group:
         """The unbound axis nearest to completing a rule, so that dead ends show early."""
         best: tuple[int, int, int] | None = None
         for rule in self._rules:
-            left = [position for position in rule.positions if row[position] == UNBOUND]
-            if left:
-                position = min(left, key=lambda each: (self._sizes[each], each))
-                rank = (len(left), self._sizes[position], position)
-                best = rank if best is None else min(best, rank)
+            for scope in rule.scopes:
+                left = [position for position in scope if row[position] == UNBOUND]
+                if left:
+                    position = min(left, key=lambda each: (self._sizes[each], each))
+                    rank = (len(left), self._sizes[position], position)
+                    best = rank if best is None else min(best, rank)
         return None if best is None else best[2]
 
     def count(self) -> int:
-        """How many ways there are to give every axis of the group a value."""
+        """How many ways there are to give every axis of the group a value.
+
+        Raises TooManyError where large rules leave too many partial assignments to tell apart.
+        """
         return self._count(0, [UNBOUND] * self._width)
 
     def _count(self, depth: int, row: list[int]) -> int:
         if depth == len(self.positions):
             return 1
-        key = self._frontier[depth](row)
+        frontier = self._frontier[depth](row)
+        rests = [part.rest(row) for part in self._parts]
+        if False in rests:
+            return 0
+        key: Hashable = (frontier, *(rest for rest in rests if rest is not True))
         # Remembered only where two prefixes can meet: otherwise the memory is the whole product.
-        shared = len(key) < depth or depth == 0
+        shared = bool(self._parts) or len(frontier) < depth or depth == 0
         if shared and key in self._counts[depth]:
             return self._counts[depth][key]
+        if self._parts:
+            self._counted += 1
+            if self._counted > _COUNTED:
+                raise TooManyError
         position = self.positions[depth]
         total = 0
         for value in range(self._sizes[position]):
@@ -263,8 +353,9 @@ def _elimination_order(positions: Row, sizes: Sequence[int], rules: Sequence[Rul
             view = {
                 at
                 for rule in rules
-                if not bound.issuperset(rule.positions)
-                for at in rule.positions
+                for scope in rule.scopes
+                if not bound.issuperset(scope)
+                for at in scope
                 if at in bound
             }
             return prod(sizes[at] for at in view), candidate

@@ -13,10 +13,19 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.rules import UNBOUND, Constraint, Group, Row, Rule, connected
+from tlmatrix.matrix.rules import (
+    UNBOUND,
+    Constraint,
+    Group,
+    Row,
+    Rule,
+    TooManyError,
+    connected,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from random import Random
 
     from tlmatrix.spec.values import Value
 
@@ -57,29 +66,60 @@ class Space:
         self._free = [at for at in range(len(self.names)) if at not in self._group_of]
 
     @property
+    def solves(self) -> bool:
+        """Whether a rule is too large to be enumerated, and so is solved."""
+        return any(rule.parts for rule in self._rules)
+
+    @property
     def products(self) -> int:
         """How many rows there would be without constraints."""
         return prod(self.sizes)
 
     @cached_property
+    def most(self) -> int:
+        """`count`, or `products` where large rules leave too many rows to count."""
+        try:
+            return self.count
+        except TooManyError:
+            return self.products
+
+    @cached_property
+    def counts(self) -> bool:
+        """Whether `count` can be found."""
+        try:
+            return self.count >= 0
+        except TooManyError:
+            return False
+
+    @cached_property
     def count(self) -> int:
-        """How many rows pass every constraint; exact, and found without walking them."""
+        """How many rows pass every constraint; exact, and found without walking them.
+
+        Raises TooManyError where large rules leave too many to count in a few seconds.
+        """
         if not self._constant:
             return 0
         free = prod(self.sizes[at] for at in self._free)
         return free and free * prod(group.count() for group in self._groups)
 
-    def removed(self) -> tuple[int, ...]:
+    def removed(self) -> tuple[int | None, ...]:
         """For each constraint alone, how many rows of the whole product fail it.
 
         The counts are independent of one another: a row that two constraints fail is in both, so
-        their sum may exceed `products - count`.
+        their sum may exceed `products - count`. None: too many to count in a few seconds.
         """
-        return tuple(
-            rule.removed() * prod(size for at, size in enumerate(self.sizes) if at not in mine)
-            for rule in self._rules
-            for mine in [frozenset(rule.positions)]
-        )
+        return tuple(map(self._removed_by, self._rules))
+
+    def _removed_by(self, rule: Rule) -> int | None:
+        rest = prod(size for at, size in enumerate(self.sizes) if at not in rule.positions)
+        try:
+            return rule.removed() * rest
+        except TooManyError:
+            return None
+
+    def enumerated(self, number: int) -> bool:
+        """Whether a constraint is asked about each combination, and not solved."""
+        return not self._rules[number].parts
 
     def allows(self, row: Sequence[int]) -> bool:
         """Whether a full row passes every constraint."""
@@ -138,6 +178,16 @@ class Space:
             index, place = divmod(index, group.count())
             group.fill(row, place)
         return tuple(row)
+
+    def spread(self, pick: Random) -> Iterator[Row]:
+        """Allowed rows without end, drawn axis by axis, so not uniform; none if there is none."""
+        while self.extensible(row := [UNBOUND] * len(self.names)):
+            for at in pick.sample(range(len(row)), len(row)):
+                for value in pick.sample(range(self.sizes[at]), self.sizes[at]):
+                    row[at] = value
+                    if self.extensible_at(row, at):
+                        break
+            yield tuple(row)
 
     def values(self, row: Sequence[int]) -> dict[str, Value]:
         """The values that a row stands for, by axis."""

@@ -99,4 +99,4 @@ def _constraint(spec: Spec, number: int) -> Constraint:
             )
             raise SpecError([spec.issue(("where", number, "expr"), message)]) from error
 
-    return Constraint(tuple(sorted(expression.names)), allows, expression.text)
+    return Constraint(tuple(sorted(expression.names)), allows, expression.text, solvable=True)

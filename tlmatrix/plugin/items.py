@@ -63,7 +63,7 @@ class SpecFile(pytest.File):
         """Every case, every reject, and the drawn cases of the tier.
 
         Raises:
-            SpecError: the spec is wrong, or has no case.
+            SpecError: the spec is wrong, or has no case, or more than a run can hold.
         """
         from tlmatrix.run.plan import plan
         from tlmatrix.spec.importing import make_importable
@@ -74,6 +74,7 @@ class SpecFile(pytest.File):
         make_importable(self.path, (self.config.rootpath,))
         spec = load_spec(self.path)
         planned = plan(spec, state.settings.tier, seed=state.settings.seed or None)
+        planned.refuse_too_many()
         with_keywords = bool(self.config.option.keyword)
         named = state.named(self.path)
         for case in _with_draws(planned, state) if named is None else _named(planned, named):

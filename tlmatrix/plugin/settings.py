@@ -38,6 +38,7 @@ class Settings:
     architectures: tuple[str, ...]
     results_path: Path
     passed_before: frozenset[tuple[str, str]]
+    keep_going: bool = False
 
     def plain(self) -> dict[str, Any]:
         """As data that a worker can be sent."""
@@ -82,6 +83,7 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
             else new_results(option.tlmatrix_results, project, "run")
         ),
         passed_before=_passed(resumed),
+        keep_going=option.tlmatrix_keep_going,
     )
 
 

@@ -190,6 +190,7 @@ class State:
                 coverage=self.settings.coverage != "off",
                 rank_seconds=self._rank_seconds(),
                 strict=self.settings.unsupported == "fail",
+                keep_going=self.settings.keep_going,
             )
             self._runner.prepare()
             if not self.is_worker:

@@ -23,6 +23,7 @@ __all__ = [
     "Family",
     "Pair",
     "Problem",
+    "ReferenceFailedError",
     "Relation",
     "RelationKind",
     "Sides",
@@ -32,6 +33,15 @@ __all__ = [
 
 Tensors = Mapping[str, "torch.Tensor"]
 RelationKind = Literal["isolation", "poison", "property", "repeat", "agreement"]
+
+
+class ReferenceFailedError(RuntimeError):
+    """The reference of a problem raised; `error` is what it raised. No fault of the entry's."""
+
+    def __init__(self, target: str, error: BaseException) -> None:
+        self.target = target
+        self.error = error
+        super().__init__(f"{target} raised {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)

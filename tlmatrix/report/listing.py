@@ -24,7 +24,8 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     if spec.summary:
         yield f"    {spec.summary}"
     yield (
-        f"    {plan.tier}: {count(plan.count(), 'case')} ({expansion.strategy}) "
+        f"    {plan.tier}: {'' if expansion.counted else 'at most '}"
+        f"{count(plan.count(), 'case')} ({expansion.strategy}) "
         f"of {expansion.combinations:,} combinations"
     )
     parts = {
@@ -45,7 +46,8 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     if others:
         yield f"    other tiers: {', '.join(others)}"
     for rule, removed in expansion.removed.items():
-        yield f"    where {rule.expr.text}: removes {removed:,}, {rule.because}"
+        told = "too many to count" if removed is None else f"{removed:,}"
+        yield f"    where {rule.expr.text}: removes {told}, {rule.because}"
     if cases:
         for case in plan.cases():
             origin = "" if case.origin == "tier" else f"  ({case.origin})"

@@ -16,6 +16,7 @@ __all__ = [
     "describe_finding",
     "describe_group",
     "describe_result",
+    "distribution_words",
     "number",
     "refused_words",
 ]
@@ -77,11 +78,19 @@ def describe_result(
             lines += describe_finding(finding, width=width, full=full)
     if not lines:
         lines = [str(result.status)]
+    if result.distribution and result.findings:
+        lines.append(f"  {'inputs':<{_LABEL}}{distribution_words(result)}")
     if result.message:
         lines += _wrap(result.message, width, f"  {'because':<{_LABEL}}", _UNDER)
     # Never broken: it is there to be copied.
     lines.append(f"  {'repro':<{_LABEL}}{result.command}")
     return lines
+
+
+def distribution_words(result: CaseResult) -> str:
+    """What the inputs of a case hold, and what decided it."""
+    chosen = result.values.get("values") is not None
+    return f"{result.distribution}{'' if chosen else ', which the seed of the case picks'}"
 
 
 def describe_group(group: Group, *, width: int = 100, brief: bool = True) -> list[str]:

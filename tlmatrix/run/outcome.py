@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import ArchitectureError, DevicesError, EntryError
 from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.problem.model import ReferenceFailedError
 from tlmatrix.run.faults import fault_finding
 from tlmatrix.run.result import SkipReason, Status
 from tlmatrix.tracebacks import user_traceback
@@ -55,8 +56,16 @@ def together(
     return Outcome(Status.PASSED, kernels=facts)
 
 
-def spec_error_outcome(error: SpecError, path: str) -> Outcome:
-    """What the spec says does not fit what it names; its place is written as the user would."""
+def spec_error_outcome(
+    error: SpecError, path: str, reference: tuple[int, int] | None = None
+) -> Outcome:
+    """What the spec says does not fit what it names; its place is written as the user would.
+
+    What lies at the place of the reference, line and column, is an error of the reference.
+    """
+    if all((issue.line, issue.column) == reference for issue in error.issues):
+        words = "; ".join(issue.message for issue in error.issues)
+        return Outcome(Status.ERROR, (_reference_error(words),))
     told = "\n".join(str(replace(issue, path=Path(path))) for issue in error.issues)
     title, _, detail = told.partition("\n")
     finding = Finding(check="spec", title=title, detail=detail or None, pattern=title)
@@ -71,7 +80,7 @@ def error_outcome(error: Exception, backend: Backend, watch: Watch, *, strict: b
         return Outcome(Status.SKIPPED, reason=SkipReason.GPUS, message=str(error))
     if isinstance(error, FindingsError):
         return Outcome(Status.FAILED, error.findings)
-    raised = error.error if isinstance(error, EntryError) else error
+    raised = error.error if isinstance(error, EntryError | ReferenceFailedError) else error
     if _is_unsupported(raised) and strict:
         title = f"not judged: {raised}"
         hint = "run it on a GPU; `--unsupported tell` leaves such cases out"
@@ -79,9 +88,12 @@ def error_outcome(error: Exception, backend: Backend, watch: Watch, *, strict: b
     if _is_unsupported(raised):
         return Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
     place = "entry" if isinstance(error, EntryError) else watch.failed
-    finding = fault_finding(raised, backend, place, watch.bytes)
-    if finding is not None:
-        return Outcome(Status.ERROR, (_on_ranks(finding, error),))
+    fault = fault_finding(raised, backend, place, watch.bytes)
+    if fault is not None:
+        return Outcome(Status.ERROR, (_on_ranks(fault, error),))
+    if isinstance(error, ReferenceFailedError):
+        words = f"{error.target} raised {_words(raised)}"
+        return Outcome(Status.ERROR, (_reference_error(words, user_traceback(raised)),))
     if isinstance(error, EntryError):
         finding = Finding(
             check="entry",
@@ -101,6 +113,16 @@ def error_outcome(error: Exception, backend: Backend, watch: Watch, *, strict: b
                 pattern=type(error).__name__,
             ),
         ),
+    )
+
+
+def _reference_error(words: str, detail: str | None = None) -> Finding:
+    return Finding(
+        check="reference",
+        title=f"reference error: {words}",
+        hint="the reference is at fault, and the code under test is not judged",
+        detail=detail,
+        pattern="reference error",
     )
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Family
     from tlmatrix.spec.models import Spec
 
-__all__ = ["REGRESSIONS", "Plan", "plan"]
+__all__ = ["MOST_CASES", "REGRESSIONS", "Plan", "plan"]
+
+MOST_CASES = 2_000_000
+"""Cases that one run holds of a spec, each of them an item of pytest."""
 
 REGRESSIONS = "-regressions"
 """How the name of a group ends that holds cases which once failed."""
@@ -46,6 +49,19 @@ class Plan:
     def count(self) -> int:
         """How many cases there are, without making them."""
         return self.expansion.count() + len(self.rejects)
+
+    def refuse_too_many(self) -> None:
+        """Raises SpecError where the tier has more cases than one run can hold."""
+        if self.count() <= MOST_CASES:
+            return
+        counted = "" if self.expansion.counted else "at most "
+        message = (
+            f"the tier {self.tier} ({self.expansion.strategy}) has {counted}{self.count():,} "
+            f"cases, and a run holds {MOST_CASES:,}; choose a tier that picks some (pairwise, "
+            "or {strategy: sample, size: 1000}), list fewer values in the tier's 'axes', or add "
+            "'where' rules"
+        )
+        raise SpecError([self.spec.issue(("tiers", self.tier), message)])
 
     def group(self, case: Case) -> str:
         """A short name of the kernels a case needs; equal for cases that share them.

@@ -68,7 +68,8 @@ class CaseResult:
     the backend `compile` learnt of each kernel on each architecture
     (`tlmatrix.run.assembly.kernel_facts`). `relations` are the checks made that run the code
     again, relations by name, where not all were asked for. `smaller` is the smallest case found
-    that fails alike, where one was looked for.
+    that fails alike, where one was looked for. `distribution` is what the inputs hold, the value
+    of the axis `values` or the one that the seed picked.
     """
 
     spec: str
@@ -94,6 +95,7 @@ class CaseResult:
     kernels: tuple[Mapping[str, Any], ...] = ()
     relations: tuple[str, ...] = ()
     smaller: CaseResult | None = None
+    distribution: str = ""
 
     @property
     def failed(self) -> bool:
@@ -139,6 +141,7 @@ class CaseResult:
             "kernels": [dict(kernel) for kernel in self.kernels],
             "relations": list(self.relations),
             "smaller": self.smaller.to_json() if self.smaller is not None else None,
+            "distribution": self.distribution,
         }
         return {name: value for name, value in data.items() if value}
 

@@ -102,6 +102,8 @@ class Runner:
     asked: str = "auto"
     coverage: bool = False
     strict: bool = False
+    keep_going: bool = False
+    """Whether checks are made that would fail for the same reason as an earlier one."""
     lost: str = ""
     """The case that left the backend unusable in this process; later ones are not run."""
     rank_seconds: float = 120.0
@@ -166,6 +168,7 @@ class Runner:
             coverage=counted(watch.recorder),
             kernels=outcome.kernels,
             relations=() if relations == "all" else tuple(watch.made),
+            distribution=watch.distribution,
         )
 
     def close(self) -> None:
@@ -208,7 +211,7 @@ class Runner:
                 return Outcome(Status.QUARANTINED, message=bug_words(bug))
             outcome = self._judged(spec, case, watch)
         except SpecError as error:
-            return spec_error_outcome(error, path)
+            return spec_error_outcome(error, path, _reference_place(spec))
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
             outcome = error_outcome(error, self.backend, watch, strict=self.strict)
         whole = watch.relations == "all" and case.origin != "fuzz"
@@ -250,6 +253,7 @@ class Runner:
             problem = self._problem(bound, spec, case)
         watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
         watch.bytes = sum(tensor.nbytes for tensor in problem.inputs.values())
+        watch.distribution = str(problem.names.get("values") or "")
 
         run_entry = self._execution(bound.binding, watch)
         if case.origin == "reject":
@@ -371,6 +375,7 @@ class Runner:
             relations=watch.relations,
             made=watch.made.append,
             told=watch.tell,
+            keep_going=self.keep_going,
         )
 
     def _deterministic(self, spec: Spec, names: Mapping[str, Any]) -> bool:
@@ -399,6 +404,14 @@ class Runner:
                 refuse_unknown_axes(binding, family)
             self._bound[key] = _Bound(binding, family)
         return self._bound[key]
+
+
+def _reference_place(spec: Spec) -> tuple[int, int] | None:
+    """Line and column of the reference of a declared problem."""
+    if isinstance(spec.problem, str) or spec.problem.reference is None:
+        return None
+    place = spec.issue(("problem", "reference"), "")
+    return place.line, place.column
 
 
 def _reject_of(spec: Spec, case: Case) -> Reject:

@@ -30,6 +30,8 @@ class Watch:
         self.elements = 0
         self.bytes = 0
         self.closeness: float | None = None
+        self.distribution = ""
+        """What the inputs hold (`values`), as soon as there are inputs."""
         self.failed = "judge"
         """The phase that an exception ended."""
         self.phases: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.expressions import Expression, ExpressionError
@@ -11,9 +12,10 @@ from tlmatrix.spec.values import label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.values import Value
 
 __all__ = ["RUN_NAMES", "condition_faults", "unknown_names"]
 
@@ -21,7 +23,7 @@ RUN_NAMES = ("arch", "backend")
 """What expressions about a run may use besides the axes."""
 
 _COMBINATIONS = 1000
-"""Combinations of values on which a rule is tried out."""
+"""Combinations of values on which a rule is tried out; of more, every pair of values."""
 
 
 def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
@@ -90,8 +92,13 @@ def _trial_faults(
     names = sorted(expression.names)
     if not all(name in spec.axes for name in names):
         return
-    combinations = itertools.product(*(spec.axes[name] for name in names))
-    for values in itertools.islice(combinations, _COMBINATIONS):
+    axes = [spec.axes[name] for name in names]
+    combinations: Iterable[tuple[Value, ...]] = itertools.product(*axes)
+    if math.prod(map(len, axes)) > _COMBINATIONS:
+        combinations = itertools.chain(
+            itertools.islice(combinations, _COMBINATIONS), _pairs_of_values(axes)
+        )
+    for values in combinations:
         try:
             expression.evaluate(dict(zip(names, values, strict=True)))
         except ExpressionError as problem:
@@ -101,3 +108,12 @@ def _trial_faults(
             message = f"{expression.text!r} has no value for {example}: {problem.reason}"
             yield Fault(path, message, offset=problem.offset)
             return
+
+
+def _pairs_of_values(axes: Sequence[Sequence[Value]]) -> Iterator[tuple[Value, ...]]:
+    """Every pair of values of two axes once, beside the first and the last values of the others."""
+    for one, other in itertools.combinations(range(len(axes)), 2):
+        for number, (left, right) in enumerate(itertools.product(axes[one], axes[other])):
+            row = [values[-(number % 2)] for values in axes]
+            row[one], row[other] = left, right
+            yield tuple(row)

@@ -52,10 +52,14 @@ def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") ->
         if isinstance(root, ScalarNode) and root.is_empty:
             message = "the file is empty"
         raise SpecError([*document.issues, Issue(document.path, root.line, root.column, message)])
-    spec, found, rest, broken = _validated(document)
+    spec, found, rest, malformed = _validated(document)
     if spec is not None:
-        written = Written.of(plain(root), broken)
+        written = Written.of(
+            plain(root), frozenset(str(path[0]) if path else "" for path in malformed)
+        )
         for fault in faults(spec, written):
+            if _encloses(fault.path, malformed):
+                continue  # It lacks what is malformed inside of it, which is an error already.
             # What was removed from the rest is still in the document.
             is_left = rest.written(*fault.path) == fault.path
             found.append(_issue(fault, rest if is_left else document))
@@ -69,6 +73,8 @@ def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") ->
     return spec
 
 
+_Path = tuple[str | int, ...]
+
 _STAND_INS: Mapping[str, Any] = {
     "name": "nameless",
     "problem": "attention",
@@ -76,25 +82,36 @@ _STAND_INS: Mapping[str, Any] = {
 }
 
 
-def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, frozenset[str]]:
+def _encloses(place: _Path, malformed: Iterable[_Path]) -> bool:
+    return bool(place) and any(
+        len(path) > len(place) and path[: len(place)] == place for path in malformed
+    )
+
+
+def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, frozenset[_Path]]:
     """The spec, made of what is well formed, and what is not.
 
     With it come the document less all that is malformed, where the paths of the spec lead to, and
-    the keys of the root in which something is. Removing a value may leave its surroundings
-    without a key that they need; then they go, too.
+    the paths of what is malformed. Removing a value may leave its surroundings without a key that
+    they need; then they go, too.
     """
     issues: list[Issue] = []
-    broken: set[str] = set()
+    broken: set[_Path] = set()
     data = plain(document.root)
     while True:
         try:
             return Spec.model_validate(data), issues, document, frozenset(broken)
         except ValidationError as error:
             errors = error.errors(include_url=False)
-        if not broken:
-            issues = [issue_of(each, document) for each in errors]
         paths = {_malformed(each, document) for each in errors}
-        broken |= {str(path[0]) for path in paths if path} or {""}
+        if not broken:
+            issues = [
+                issue_of(each, document)
+                for each in errors
+                # Of a list whose entries are malformed, pydantic also says that it lacks entries.
+                if each["type"] != "too_short" or not _encloses(_malformed(each, document), paths)
+            ]
+        broken |= paths
         if paths == {()} and set(_STAND_INS) <= data.keys():
             return None, issues, document, frozenset(broken)
         document = document.without(paths)

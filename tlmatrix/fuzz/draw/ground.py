@@ -54,7 +54,7 @@ _MOST_CASES = 512
 _MOST_VALUES = 4096
 """Values that an axis may have which a rule names."""
 _MOST_COMBINATIONS = 1 << 20
-"""Combinations of values that one rule may speak of."""
+"""Combinations of values that one rule may speak of which is enumerated, not solved."""
 _MOST_TILES = 8
 
 
@@ -215,21 +215,23 @@ def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain], packed: Collec
                 f"draw from, not {domains[name].count}; narrow its range"
             )
             issues.append(spec.issue(("fuzz", "axes", name), message))
-    for number, constraint in enumerate(plan.constraints):
-        if constraint not in constraints:
-            continue
+    if issues:
+        raise SpecError(issues)
+    space = Space({name: domains[name].values for name in domains if name in named}, constraints)
+    for position, constraint in enumerate(constraints):
         count = prod(domains[name].count for name in constraint.names)
         ranged = [name for name in constraint.names if domains[name].spans]
-        if not issues and ranged and count > _MOST_COMBINATIONS:
+        if ranged and count > _MOST_COMBINATIONS and space.enumerated(position):
             message = (
                 f"the axes of {constraint.text!r} have {count} combinations of values to draw "
                 f"from; narrow the range of {' and '.join(ranged)} in 'fuzz.axes' to leave at "
                 f"most {_MOST_COMBINATIONS}"
             )
+            number = plan.constraints.index(constraint)
             issues.append(spec.issue(("where", number, "expr"), message))
     if issues:
         raise SpecError(issues)
-    return Space({name: domains[name].values for name in domains if name in named}, constraints)
+    return space
 
 
 class _Tiles:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.attention.values import AXES, STORED, STORED_TENSORS, explain_value
+from tlmatrix.problem.attention.names import ROWS
+from tlmatrix.problem.attention.values import AXES, STORED, explain_value
 from tlmatrix.problem.frame import places
+from tlmatrix.problem.names import names_of
 from tlmatrix.problem.naming import lint_arguments, lint_results
 
 if TYPE_CHECKING:
@@ -17,19 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["TENSORS", "lint"]
 
 
-_NAMES = frozenset(
-    {
-        "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k",
-        "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "head_dim", "head_dim_v", "causal",
-        "window", "scale", "layout", "dtype", "device", "values", "page_size", "max_pages",
-    }
-)  # fmt: skip
-_RESULTS = frozenset({"out", "lse", "dq", "dk", "dv", "dsink"})
-TENSORS = (
-    _RESULTS
-    | {"q", "k", "v", "do", "delta", "sink", "cu_seqlens_q", "cu_seqlens_k", "mask_q", "mask_k"}
-    | (STORED_TENSORS - {"seqlens_k"})
-)
+_NAMES = (names_of(ROWS, "name") - names_of(ROWS, "input")) | {"seqlens_k"}
+_RESULTS = names_of(ROWS, "output", "gradient")
+TENSORS = _RESULTS | (names_of(ROWS, "input") - {"seqlens_k"})
 """The tensors that a case may have, results among them."""
 
 

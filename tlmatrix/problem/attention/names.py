@@ -1,8 +1,268 @@
-"""The names of attention's properties, which a spec may choose from; known without torch."""
+"""The names of attention: axes, tensors, and properties that a spec may choose from.
+
+A row of `ROWS` is all that a name needs: lint, the unknown-axis check and the document read it.
+"""
 
 from __future__ import annotations
 
-__all__ = ["PROPERTIES"]
+from tlmatrix.problem.names import Document, Name
+
+__all__ = ["DOCUMENT", "PROPERTIES", "ROWS"]
+
+_DENSE = ("bshd", "bhsd")
+_PACKED = ("thd", "padded")
+_STORED = ("cache", "paged")
+_OPTIONAL = "none"
+
+
+def _rows_of(side: str, heads: str, dim: str, *, stored: bool) -> dict[str, str]:
+    """The shapes of a tensor that has a row for each query (q) or key (k)."""
+    shapes = {
+        "bshd": f"[batch, seqlen_{side}, {heads}, {dim}]",
+        "bhsd": f"[batch, {heads}, seqlen_{side}, {dim}]",
+        "thd": f"[total_{side}, {heads}, {dim}]",
+        "padded": f"[batch, seqlen_{side}, {heads}, {dim}]",
+    }
+    if stored:
+        shapes |= dict.fromkeys(_STORED, f"[batch, {heads}, {dim}]")
+    return shapes
+
+
+_LSE = {
+    "bshd": "[batch, heads, seqlen_q]",
+    "bhsd": "[batch, heads, seqlen_q]",
+    "thd": "[heads, total_q]",
+    "padded": "[batch, heads, seqlen_q]",
+}
+_GRADIENTS = "with the check `gradients` (an entry), or where `returns` names it (a factory)"
+
+ROWS = (
+    Name("dtype", ("axis", "name"), "of q, k, v, out and their gradients", "floating dtypes"),
+    Name("head_dim", ("axis", "name"), "elements of a query and a key", "1 or more"),
+    Name("head_dim_v", ("axis", "name"), "elements of a value", "1 or more, `same`", "`head_dim`"),
+    Name("kv_heads", ("axis", "name"), "heads of k and v", "1 or more", "`heads // groups`"),
+    Name("groups", ("axis", "name"), "query heads that share a kv head", "1 or more", "1"),
+    Name("heads", ("axis", "name"), "query heads", "1 or more", "`kv_heads * groups`"),
+    Name(
+        "layout",
+        ("axis", "name"),
+        "how tensors are laid out",
+        "`bshd`, `bhsd`, `thd`, `padded`, `cache`, `paged`",
+        "`thd` with `seqlens`, else `bshd`",
+    ),
+    Name(
+        "seqlens",
+        ("axis",),
+        "lengths of the sequences, queries and keys",
+        "`{q: [17, 64], k: same}`, `{q: 1, k: [3, 9]}`, `[17, 64]`",
+        "required",
+        layouts=(*_PACKED, *_STORED),
+    ),
+    Name("batch", ("axis", "name"), "sequences; an axis of dense layouts", "1 or more", "1"),
+    Name(
+        "seqlen_q",
+        ("axis", "name"),
+        "queries of a sequence; an axis of dense layouts, in `padded` the rows of the tensor",
+        "0 or more",
+        layouts=(*_DENSE, "padded"),
+    ),
+    Name(
+        "seqlen_k",
+        ("axis", "name"),
+        "keys of a sequence; an axis of dense layouts, in `padded` the rows of the tensor",
+        "0 or more, `same`",
+        "`same`",
+        layouts=(*_DENSE, "padded"),
+    ),
+    Name("causal", ("axis", "name"), "bottom-right aligned causal mask", "booleans", "`false`"),
+    Name(
+        "window", ("axis", "name"), "keys that a row sees, itself included", "1 or more", _OPTIONAL
+    ),
+    Name("scale", ("axis", "name"), "factor of q k^T", "above 0", "`head_dim ** -0.5`"),
+    Name(
+        "sink",
+        ("axis", "input", "name"),
+        "logit of one more key of each head, whose value is 0; the name is none where there is "
+        "none",
+        "`true`, `normal`, `absent`, `faint`, `dominant`, `mixed`",
+        _OPTIONAL,
+        shapes={"": "[heads]"},
+        dtype="sink_dtype",
+        optional="where the axis `sink` is not none",
+    ),
+    Name("sink_dtype", ("axis",), "of the sink", "floating dtypes, `same`", "`float32`"),
+    Name(
+        "max_seqlen_q",
+        ("axis", "name"),
+        "the longest query length, or more",
+        "0 or more",
+        "the longest",
+    ),
+    Name(
+        "max_seqlen_k",
+        ("axis", "name"),
+        "the longest key length, or more; rows of a cache",
+        "0 or more",
+        "the longest",
+    ),
+    Name("page_size", ("axis", "name"), "keys of a page", "1 or more", layouts=("paged",)),
+    Name(
+        "padding",
+        ("axis",),
+        "where tokens stand",
+        "`right`, `left`, `holes`",
+        "`right`",
+        layouts=("padded",),
+    ),
+    Name(
+        "values",
+        ("axis", "name"),
+        "what inputs hold",
+        "[distributions](../own-problems.md#what-the-inputs-hold)",
+        "the seed picks one",
+    ),
+    Name(
+        "storage",
+        ("axis",),
+        "how inputs lie in memory",
+        "`offset`, `sliced`, `transposed`, `ones`, `expanded`",
+        "contiguous",
+    ),
+    Name("seqlens_q", ("name",), "query lengths, a list"),
+    Name(
+        "seqlens_k",
+        ("name", "input"),
+        "key lengths, a list; of a store a tensor",
+        shapes=dict.fromkeys(_STORED, "[batch]"),
+        dtype="int32",
+    ),
+    Name("total_q", ("name",), "queries of all sequences"),
+    Name("total_k", ("name",), "keys of all sequences"),
+    Name("max_pages", ("name",), "entries of a row of `block_table`", layouts=("paged",)),
+    Name("device", ("name",), "where the tensors are, a `torch.device`"),
+    Name(
+        "q",
+        ("input",),
+        "queries",
+        shapes=_rows_of("q", "heads", "head_dim", stored=True),
+        dtype="dtype",
+    ),
+    Name(
+        "k",
+        ("input",),
+        "keys",
+        shapes=_rows_of("k", "kv_heads", "head_dim", stored=False),
+        dtype="dtype",
+    ),
+    Name(
+        "v",
+        ("input",),
+        "values",
+        shapes=_rows_of("k", "kv_heads", "head_dim_v", stored=False),
+        dtype="dtype",
+    ),
+    Name(
+        "do",
+        ("input",),
+        "gradient of out",
+        shapes=_rows_of("q", "heads", "head_dim_v", stored=False),
+        dtype="dtype",
+        optional=_GRADIENTS,
+    ),
+    *(
+        Name(
+            f"cu_seqlens_{side}",
+            ("input",),
+            f"first row of each sequence and the total, of {what}",
+            shapes={"thd": "[batch + 1]"},
+            dtype="int32",
+        )
+        for side, what in (("q", "queries"), ("k", "keys"))
+    ),
+    *(
+        Name(
+            f"mask_{side}",
+            ("input",),
+            f"true where a position of {what} is a token",
+            shapes={"padded": f"[batch, seqlen_{side}]"},
+            dtype="bool",
+        )
+        for side, what in (("q", "q"), ("k", "k and v"))
+    ),
+    *(
+        Name(
+            f"{name}_cache",
+            ("input",),
+            f"{what} by sequence and position",
+            shapes={"cache": f"[batch, max_seqlen_k, kv_heads, {dim}]"},
+            dtype="dtype",
+        )
+        for name, what, dim in (("k", "keys", "head_dim"), ("v", "values", "head_dim_v"))
+    ),
+    *(
+        Name(
+            f"{name}_pages",
+            ("input",),
+            f"{what} in a pool of pages",
+            shapes={"paged": f"[pages, page_size, kv_heads, {dim}]"},
+            dtype="dtype",
+        )
+        for name, what, dim in (("k", "keys", "head_dim"), ("v", "values", "head_dim_v"))
+    ),
+    Name(
+        "block_table",
+        ("input",),
+        "pages of each sequence; entries past its last page lie outside of the pool",
+        shapes={"paged": "[batch, max_pages]"},
+        dtype="int32",
+    ),
+    Name(
+        "out",
+        ("output",),
+        "softmax(scale q k^T) v",
+        shapes=_rows_of("q", "heads", "head_dim_v", stored=True),
+        dtype="dtype",
+    ),
+    Name(
+        "lse",
+        ("output",),
+        "log of the sum of exp(scores) of each row, natural, sink included; -inf for a row "
+        "without keys",
+        shapes={**_LSE, **dict.fromkeys(_STORED, "[batch, heads]")},
+        dtype="float32",
+    ),
+    Name(
+        "delta",
+        ("input",),
+        "sum of out * do of each row",
+        shapes=_LSE,
+        dtype="float32",
+        optional="for a factory whose `call` names it; `out` and `lse` are inputs there, too",
+    ),
+    *(
+        Name(
+            f"d{name}",
+            ("gradient",),
+            f"gradient of {name}",
+            shapes=_rows_of(side, heads, dim, stored=False),
+            dtype="dtype",
+            optional=_GRADIENTS,
+        )
+        for name, side, heads, dim in (
+            ("q", "q", "heads", "head_dim"),
+            ("k", "k", "kv_heads", "head_dim"),
+            ("v", "k", "kv_heads", "head_dim_v"),
+        )
+    ),
+    Name(
+        "dsink",
+        ("gradient",),
+        "gradient of sink",
+        shapes=dict.fromkeys((*_DENSE, *_PACKED), "[heads]"),
+        dtype="sink_dtype",
+        optional="where there is a sink",
+    ),
+)
 
 PROPERTIES = (
     "batch_permuted",
@@ -18,4 +278,16 @@ PROPERTIES = (
     "pages_moved",
     "other_page_size",
     "other_store",
+)
+
+DOCUMENT = Document(
+    "attention",
+    "The problem `attention`",
+    """\
+`problem: attention` makes inputs, a float64 reference with gradients, and properties of
+scaled dot product attention. An entry gets what its parameters name; `call`, `compile`, `tile` and
+`where` use the same names, and axes besides. An axis that neither the problem nor the entry takes
+is an error. More of the layouts: [padded](../padded.md), [decode](../decode.md).""",
+    ROWS,
+    "## Properties\n\n" + ", ".join(f"`{name}`" for name in PROPERTIES) + ".",
 )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.attention.names import ROWS
 from tlmatrix.problem.attention.sinks import explain_sink
 from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.names import names_of
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import explain_dtype
 from tlmatrix.spec.lengths import explain_lengths
@@ -34,13 +36,7 @@ PADDINGS = ("right", "left", "holes")
 STORED = ("cache", "paged")
 """Layouts of decoding: one query a sequence, keys in rows of its own or in pages of a pool."""
 
-AXES = frozenset(
-    {
-        "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens", "head_dim",
-        "head_dim_v", "causal", "window", "sink", "sink_dtype", "scale", "layout", "dtype",
-        "max_seqlen_q", "max_seqlen_k", "values", "page_size", "padding", "storage",
-    }
-)  # fmt: skip
+AXES = names_of(ROWS, "axis")
 """Axes the family reads; an entry may take any others."""
 
 DATA_AXES = frozenset(

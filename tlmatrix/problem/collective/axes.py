@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.problem.collective.names import ROWS
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import places
+from tlmatrix.problem.names import names_of
 from tlmatrix.problem.naming import lint_arguments, lint_results
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import explain_dtype
@@ -27,7 +29,7 @@ _UNEVEN = (None, "balanced", "ceil")
 _SIZES = ("rows", "cols")
 OPTIONAL = frozenset({"values", "storage"})
 DATA_AXES = frozenset({*_SIZES, *OPTIONAL, "uneven"})
-AXES = frozenset({"operation", "dtype", WORLD, *DATA_AXES})
+AXES = names_of(ROWS, "axis")
 """Axes the family reads; an entry may take any others."""
 
 
@@ -124,5 +126,6 @@ def lint(spec: Spec) -> Iterator[Issue]:
         if axis not in spec.axes:
             message = f"collective needs the axis {axis}; add {axis}: {values}"
             yield spec.issue(("axes",), message)
-    yield from lint_arguments(spec, {*AXES, "device"}, {"x", "y"})
-    yield from lint_results(spec, {"y"})
+    names = names_of(ROWS, "axis", "name")
+    yield from lint_arguments(spec, names, names_of(ROWS, "input", "output"))
+    yield from lint_results(spec, names_of(ROWS, "output"))

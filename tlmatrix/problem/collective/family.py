@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.collective.axes import AXES, DATA_AXES, OPTIONAL, CollectiveSetting, lint
+from tlmatrix.problem.collective.names import PROPERTIES, ROWS
 from tlmatrix.problem.frame import Frame, compile_key
+from tlmatrix.problem.names import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,8 +28,8 @@ class CollectiveFamily:
     axes = AXES
     optional = OPTIONAL
     cotangents = False
-    properties = ("rows_permuted", "ranks_permuted", "doubled")
-    tensors: tuple[str, ...] = ("x", "y")
+    properties = PROPERTIES
+    tensors: tuple[str, ...] = tuple(sorted(names_of(ROWS, "input", "output")))
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.declared.names import ROWS
+from tlmatrix.problem.declared.sizes import lint_sizes
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import Frame, compile_key, places
+from tlmatrix.problem.names import names_of
 from tlmatrix.problem.naming import lint_arguments
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import DTYPES
@@ -28,7 +31,7 @@ __all__ = ["DeclaredFamily"]
 class DeclaredFamily:
     """Inputs by shape and dtype, outputs by name, a reference in PyTorch."""
 
-    optional = frozenset({"values", "storage"})
+    optional = names_of(ROWS, "axis")
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`; names and dtypes are checked when a spec is read."""
@@ -69,9 +72,10 @@ def _lint(spec: Spec) -> Iterator[Issue]:
         if explain is not None and (reason := explain(value)):
             yield spec.issue(path, f"{axis}: {reason}")
     problem = declared(spec)
+    yield from lint_sizes(spec, problem)
     cotangents = {f"d{name}" for name in problem.output_names}
     tensors = {*problem.inputs, *problem.tensors, *cotangents}
-    yield from lint_arguments(spec, {"device", "values"}, tensors)
+    yield from lint_arguments(spec, names_of(ROWS, "name"), tensors)
     for name, decl in problem.inputs.items():
         path = ("problem", "inputs", name)
         if decl.fill is not None and (reason := explain_distribution(decl.fill)):

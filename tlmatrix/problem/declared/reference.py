@@ -10,6 +10,7 @@ import torch
 from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
 from tlmatrix.problem.calling import Arguments, Given, arguments_of, named_results
 from tlmatrix.problem.declared.tensors import dtype_declared, sizes_of
+from tlmatrix.problem.model import ReferenceFailedError
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.parts import OutputDecl
 from tlmatrix.words import nearest
@@ -50,7 +51,7 @@ class ReferenceCall:
         dtype = self.exact_dtype
         if dtype is None:
             inputs = self.declaration.inputs.values()
-            dtypes = {dtype_declared(self.frame, each.dtype) for each in inputs}
+            dtypes = {dtype_declared(self.frame, each.dtype_text) for each in inputs}
             return max((torch.finfo(d).eps / 2 for d in dtypes if d.is_floating_point), default=0.0)
         return 0.0 if dtype == torch.float64 else torch.finfo(dtype).eps / 2
 
@@ -61,9 +62,13 @@ class ReferenceCall:
 
         Raises:
             SpecError: the declaration does not fit the function, or its results the outputs.
+            ReferenceFailedError: the function raised.
         """
         arguments = self._arguments(tensors, others)
-        results = self.function(*arguments.positional, **arguments.keywords)
+        try:
+            results = self.function(*arguments.positional, **arguments.keywords)
+        except Exception as error:
+            raise ReferenceFailedError(self.said.function, error) from error
         outputs = self.declaration.output_names
         found = {
             **arguments.written,

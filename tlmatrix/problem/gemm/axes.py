@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import places
+from tlmatrix.problem.gemm.names import ROWS
+from tlmatrix.problem.names import names_of
 from tlmatrix.problem.naming import lint_arguments, lint_results
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import dtype_named, explain_dtype
@@ -26,7 +28,7 @@ _FLAGS = ("transpose_a", "transpose_b", "accumulate", "scaled")
 _OPERANDS = ("a_dtype", "b_dtype")
 _DTYPES = ("dtype", *_OPERANDS, "out_dtype")
 OPTIONAL = frozenset({"values", "storage"})
-AXES = frozenset({*_SIZES, *_FLAGS, *_DTYPES, *OPTIONAL})
+AXES = names_of(ROWS, "axis")
 """Axes the family reads; an entry may take any others."""
 
 _NO_DTYPE = "gemm needs the axis dtype, or both a_dtype and b_dtype"
@@ -120,6 +122,6 @@ def lint(spec: Spec) -> Iterator[Issue]:
             yield spec.issue(("axes",), f"gemm needs the axis {axis}; add {axis}: [64]")
     if "dtype" not in spec.axes and not spec.axes.keys() >= set(_OPERANDS):
         yield spec.issue(("axes",), f"{_NO_DTYPE}; add dtype: [float16]")
-    names = {*_SIZES, *_FLAGS, *_DTYPES, "device", "values"}
-    yield from lint_arguments(spec, names, {"a", "b", "c", "scale"})
-    yield from lint_results(spec, {"c"})
+    tensors = names_of(ROWS, "input", "output")
+    yield from lint_arguments(spec, names_of(ROWS, "name"), tensors)
+    yield from lint_results(spec, names_of(ROWS, "output"))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.problem.frame import Frame, compile_key
 from tlmatrix.problem.gemm.axes import AXES, DATA_AXES, OPTIONAL, GemmSetting, lint
+from tlmatrix.problem.gemm.names import PROPERTIES, ROWS
+from tlmatrix.problem.names import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,8 +28,8 @@ class GemmFamily:
     axes = AXES
     optional = OPTIONAL
     cotangents = False
-    tensors = ("a", "b", "c", "scale")
-    properties = ("rows_permuted", "transposed", "scale_doubled")
+    tensors = tuple(sorted(names_of(ROWS, "input", "output")))
+    properties = PROPERTIES
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`."""

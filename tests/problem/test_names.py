@@ -1,0 +1,114 @@
+"""The tables of names are what built problems have, and the documents are made of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problem_cases import CPU, make_spec
+
+from tlmatrix.problem import family_for
+from tlmatrix.problem.attention.values import LAYOUTS
+from tlmatrix.problem.collective.axes import OPERATIONS
+from tlmatrix.problem.names import FOLDER, documents, names_of
+
+ATTENTION, GEMM, COLLECTIVE, DECLARED = documents()
+BASE = {"dtype": "float16", "kv_heads": 2, "groups": 2, "head_dim": 8, "head_dim_v": 16}
+PRODUCT = {"dtype": "float16", "m": 3, "n": 4, "k": 5}
+
+
+def attention(layout, **more):
+    lengths = {"seqlens": {"q": [3, 4] if layout in ("thd", "padded") else 1, "k": [5, 6]}}
+    if layout in ("bshd", "bhsd"):
+        lengths = {"seqlen_q": 3, "seqlen_k": 5, "batch": 2}
+    pages = {"page_size": 4} if layout == "paged" else {}
+    return {**BASE, "layout": layout, **lengths, **pages, **more}
+
+
+def collective(operation):
+    return {"operation": operation, "dtype": "float32", "world": 2, "rows": 4, "cols": 5}
+
+
+CASES = [
+    *((ATTENTION, attention(layout), layout) for layout in LAYOUTS),
+    *((ATTENTION, attention(layout, sink=True), layout) for layout in LAYOUTS),
+    *((ATTENTION, attention(each, sink=True, sink_dtype="same"), each) for each in LAYOUTS),
+    (GEMM, PRODUCT, ""),
+    (GEMM, {**PRODUCT, "accumulate": True, "scaled": True, "out_dtype": "float32"}, ""),
+    *((COLLECTIVE, collective(operation), operation) for operation in OPERATIONS),
+]
+
+
+def built(document, values):
+    axes = {axis: [value] for axis, value in values.items()}
+    spec = make_spec(document.file, axes=axes)
+    assert list(family_for(spec).lint(spec)) == []
+    return family_for(spec).problem(spec, values, seed=1, device=CPU)
+
+
+@pytest.mark.parametrize(("document", "values", "layout"), CASES)
+def test_a_table_is_what_a_problem_has(document, values, layout):
+    problem = built(document, values)
+    rows = {row.name: row for row in document.rows}
+    here = [row for row in document.rows if row.there(layout)]
+    assert problem.names.keys() <= names_of(here, "name", "input") | values.keys()
+    always = {row.name for row in here if "name" in row.roles and row.name != "world"}
+    assert always <= problem.names.keys()
+    for role, tensors in (("input", problem.inputs), ("output", problem.outputs)):
+        roles = (role, "gradient") if role == "output" else (role,)
+        assert tensors.keys() <= names_of(here, *roles)
+        assert {
+            row.name
+            for row in here
+            if set(roles) & set(row.roles) and row.tensor_in(layout) and not row.optional
+        } <= tensors.keys()
+        for name, tensor in tensors.items():
+            row = rows[name]
+            assert row.tensor_in(layout), name
+            assert_shape(row.shape(layout), tensor.shape, problem.names)
+            wanted = {"sink_dtype": "float32", **values}.get(row.dtype, row.dtype)
+            if wanted == "same" or row.dtype in ("a_dtype", "b_dtype", "out_dtype"):
+                wanted = values.get(row.dtype, values["dtype"])
+                wanted = values["dtype"] if wanted == "same" else wanted
+            assert tensor.dtype is getattr(torch, wanted), name
+
+
+def assert_shape(letters, shape, names):
+    sizes = letters.strip("[]").split(", ")
+    assert len(sizes) == len(shape), letters
+    for size, got in zip(sizes, shape, strict=True):
+        if size != "pages":  # Some more than the sequences own.
+            name, _, more = size.partition(" + ")
+            assert names[name] + int(more or 0) == got, (letters, tuple(shape))
+
+
+@pytest.mark.parametrize(("document", "values", "layout"), CASES)
+def test_axes_with_a_default_may_be_left_out_and_required_ones_not(document, values, layout):
+    required = {
+        row.name
+        for row in document.rows
+        if "axis" in row.roles and not row.default and row.there(layout)
+    }
+    # Rows of padded tensors follow from `seqlens`; heads may be given in place of kv_heads.
+    assert required - {"seqlen_q", "dtype"} <= values.keys() | {"seqlens"}
+
+
+def test_every_tensor_of_a_declared_problem_is_the_specs_own():
+    spec = make_spec(
+        {
+            "inputs": {"x": {"shape": ["rows"], "dtype": "float32", "grad": True}},
+            "outputs": ["y"],
+            "reference": "torch:sin",
+        },
+        axes={"rows": [3]},
+    )
+    family = family_for(spec)
+    assert family.optional == names_of(DECLARED.rows, "axis")
+    assert names_of(DECLARED.rows, "name") == {"values", "device"}
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda document: document.file)
+def test_the_documents_are_up_to_date(document):
+    written = (FOLDER / f"{document.file}.md").read_text(encoding="utf-8")
+    assert written == document.text(), "run: python -m tlmatrix.problem.names"
+    names = [row.name for row in document.rows]
+    assert len(names) == len(set(names))

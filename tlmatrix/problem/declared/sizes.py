@@ -1,0 +1,74 @@
+"""Values of axes that make no size and no bound of a declared tensor, found without a tensor."""
+
+from __future__ import annotations
+
+from itertools import islice, product
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.problem.frame import places
+from tlmatrix.spec.expressions import Expression, ExpressionError, shorten
+from tlmatrix.spec.flow import flow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.models import DeclaredProblem, Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["lint_sizes"]
+
+_TRIED = 1000
+"""Combinations of values of the other axes of an expression, of which one has to give a size."""
+
+
+def lint_sizes(spec: Spec, problem: DeclaredProblem) -> Iterator[Issue]:
+    """An issue for each value with which no case has a size (or a bound), whatever other axes hold.
+
+    `cols: [-1]`, `[.nan]` and `[abc]` are such values where a shape says `cols`.
+    """
+    told: set[tuple[str | int, ...]] = set()
+    for expression, what, least in _numbers(problem):
+        if not all(name in spec.axes for name in expression.names):
+            continue  # An unknown name, which is an error already.
+        for path, axis, value in places(spec):
+            if axis not in expression.names or path in told:
+                continue
+            reason = _reason(expression, {**spec.axes, axis: (value,)}, least)
+            if reason is not None:
+                told.add(path)
+                yield spec.issue(
+                    path, f"{axis}: {flow(value)} makes {what} of {expression.text!r} {reason}"
+                )
+
+
+def _numbers(problem: DeclaredProblem) -> Iterator[tuple[Expression, str, int | None]]:
+    """Expressions that must be whole numbers, what each is, and the least that it may be."""
+    outputs = problem.outputs
+    tensors: dict[str, Any] = {**problem.inputs, **(outputs if isinstance(outputs, dict) else {})}
+    for name, tensor in tensors.items():
+        for size in tensor.shape or ():
+            if isinstance(size, Expression):
+                yield size, f"the size of {name}", 0
+        for bound in getattr(tensor, "between", None) or ():
+            if isinstance(bound, Expression):
+                yield bound, f"the bound of {name}", None
+
+
+def _reason(
+    expression: Expression, axes: Mapping[str, tuple[Value, ...]], least: int | None
+) -> str | None:
+    """Why no combination of values gives a whole number; None where one does."""
+    names = sorted(expression.names)
+    reason = None
+    for values in islice(product(*(axes[name] for name in names)), _TRIED):
+        try:
+            found = expression.evaluate(dict(zip(names, values, strict=True)))
+        except ExpressionError as error:
+            reason = reason or f"impossible: {error.reason}"
+            continue
+        if type(found) is int and (least is None or found >= least):
+            return None
+        wanted = "a whole number" if least is None else f"a whole number of at least {least}"
+        reason = reason or f"{shorten(flow(found), 40)}; write {wanted}"
+    return reason
