@@ -28,10 +28,18 @@ def collective(operation):
     return {"operation": operation, "dtype": "float32", "world": 2, "rows": 4, "cols": 5}
 
 
+EQUAL = {
+    "bshd": {"seqlen_k": "same", "causal": True, "alignment": "top_left"},
+    "thd": {"seqlens": [3, 4]},
+    "padded": {"seqlens": {"q": [3, 4], "k": "same"}, "shared_mask": True},
+}
+"""Lengths with which q and k share names."""
+
 CASES = [
     *((ATTENTION, attention(layout), layout) for layout in LAYOUTS),
     *((ATTENTION, attention(layout, sink=True), layout) for layout in LAYOUTS),
     *((ATTENTION, attention(each, sink=True, sink_dtype="same"), each) for each in LAYOUTS),
+    *((ATTENTION, attention(each, **EQUAL[each]), each) for each in EQUAL),
     (GEMM, PRODUCT, ""),
     (GEMM, {**PRODUCT, "accumulate": True, "scaled": True, "out_dtype": "float32"}, ""),
     *((COLLECTIVE, collective(operation), operation) for operation in OPERATIONS),
@@ -51,7 +59,8 @@ def test_a_table_is_what_a_problem_has(document, values, layout):
     rows = {row.name: row for row in document.rows}
     here = [row for row in document.rows if row.there(layout)]
     assert problem.names.keys() <= names_of(here, "name", "input") | values.keys()
-    always = {row.name for row in here if "name" in row.roles and row.name != "world"}
+    always = {row.name for row in here if "name" in row.roles and not row.optional}
+    always -= {"world", "sink"}
     assert always <= problem.names.keys()
     for role, tensors in (("input", problem.inputs), ("output", problem.outputs)):
         roles = (role, "gradient") if role == "output" else (role,)

@@ -54,7 +54,7 @@ def _largest(spec: Spec) -> Mapping[str, float]:
         found = {}
         for name in spec.problem.output_names:
             dtype = declared[name].dtype if name in declared else None
-            of_inputs = {each.dtype for each in spec.problem.inputs.values()}
+            of_inputs = {each.dtype_text for each in spec.problem.inputs.values()}
             found[name] = max(
                 (_range_of(spec, each) for each in ({dtype} if dtype else of_inputs)),
                 default=float("inf"),

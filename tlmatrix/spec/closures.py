@@ -320,7 +320,8 @@ def _pages(lengths: Any, page_size: Any) -> int:  # noqa: ANN401
     """Pages of a pool: those that hold the sequences, and `SPARE_PAGES` that none owns."""
     if type(page_size) is not int or page_size < 1:
         raise TypeError
-    return sum(-(-length // page_size) for length in _numbers(lengths)) + SPARE_PAGES
+    owned: int = sum(-(-length // page_size) for length in _numbers(lengths))
+    return owned + SPARE_PAGES
 
 
 def _numbers(values: Any) -> Any:  # noqa: ANN401

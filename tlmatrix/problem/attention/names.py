@@ -34,6 +34,7 @@ _LSE = {
     "thd": "[heads, total_q]",
     "padded": "[batch, heads, seqlen_q]",
 }
+_EQUAL = "where q and k have equal lengths"
 _GRADIENTS = "with the check `gradients` (an entry), or where `returns` names it (a factory)"
 
 ROWS = (
@@ -52,11 +53,12 @@ ROWS = (
     ),
     Name(
         "seqlens",
-        ("axis",),
-        "lengths of the sequences, queries and keys",
+        ("axis", "name"),
+        "lengths of the sequences, queries and keys; the name is a list, where both are equal",
         "`{q: [17, 64], k: same}`, `{q: 1, k: [3, 9]}`, `[17, 64]`",
         "required",
-        layouts=(*_PACKED, *_STORED),
+        layouts=(*_DENSE, *_PACKED, *_STORED),
+        optional=_EQUAL,
     ),
     Name("batch", ("axis", "name"), "sequences; an axis of dense layouts", "1 or more", "1"),
     Name(
@@ -74,7 +76,23 @@ ROWS = (
         "`same`",
         layouts=(*_DENSE, "padded"),
     ),
-    Name("causal", ("axis", "name"), "bottom-right aligned causal mask", "booleans", "`false`"),
+    Name("causal", ("axis", "name"), "whether later keys are masked", "booleans", "`false`"),
+    Name(
+        "alignment",
+        ("axis",),
+        "which query and key the causal mask and the window align: the last ones, or the first",
+        "`bottom_right`, `top_left`",
+        "`bottom_right`",
+        layouts=(*_DENSE, *_PACKED),
+    ),
+    Name(
+        "shared_mask",
+        ("axis",),
+        "whether q, k and v have one padding mask; q and k then have equal lengths",
+        "booleans",
+        "`false`",
+        layouts=("padded",),
+    ),
     Name(
         "window", ("axis", "name"), "keys that a row sees, itself included", "1 or more", _OPTIONAL
     ),
@@ -138,6 +156,21 @@ ROWS = (
     ),
     Name("total_q", ("name",), "queries of all sequences"),
     Name("total_k", ("name",), "keys of all sequences"),
+    Name(
+        "seqlen",
+        ("name",),
+        "rows of a sequence",
+        layouts=(*_DENSE, "padded"),
+        optional=_EQUAL,
+    ),
+    Name("total", ("name",), "rows of all sequences", layouts=(*_DENSE, *_PACKED), optional=_EQUAL),
+    Name(
+        "max_seqlen",
+        ("name",),
+        "the longest sequence, or more",
+        layouts=(*_DENSE, *_PACKED),
+        optional=_EQUAL,
+    ),
     Name("max_pages", ("name",), "entries of a row of `block_table`", layouts=("paged",)),
     Name("device", ("name",), "where the tensors are, a `torch.device`"),
     Name(
@@ -188,6 +221,22 @@ ROWS = (
             dtype="bool",
         )
         for side, what in (("q", "q"), ("k", "k and v"))
+    ),
+    Name(
+        "cu_seqlens",
+        ("input",),
+        "first row of each sequence and the total, of queries and keys",
+        shapes={"thd": "[batch + 1]"},
+        dtype="int32",
+        optional=_EQUAL,
+    ),
+    Name(
+        "mask",
+        ("input",),
+        "true where a position of q, k and v is a token",
+        shapes={"padded": "[batch, seqlen]"},
+        dtype="bool",
+        optional="with `shared_mask`",
     ),
     *(
         Name(

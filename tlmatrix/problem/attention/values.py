@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
 __all__ = [
+    "ALIGNMENTS",
     "AXES",
     "DATA_AXES",
     "LAYOUTS",
@@ -33,6 +34,8 @@ __all__ = [
 LAYOUTS = ("bshd", "bhsd", "thd", "padded", "cache", "paged")
 PADDINGS = ("right", "left", "holes")
 """Where the padding of the layout `padded` stands; `holes`: anywhere."""
+ALIGNMENTS = ("bottom_right", "top_left")
+"""Where a causal mask begins: the last query sees the last key, or the first query the first."""
 STORED = ("cache", "paged")
 """Layouts of decoding: one query a sequence, keys in rows of its own or in pages of a pool."""
 
@@ -42,7 +45,7 @@ AXES = names_of(ROWS, "axis")
 DATA_AXES = frozenset(
     {
         "batch", "seqlen_q", "seqlen_k", "seqlens", "scale", "max_seqlen_q", "max_seqlen_k",
-        "values", "padding", "storage",
+        "values", "padding", "storage", "shared_mask",
     }
 )  # fmt: skip
 """Axes that are data for a kernel with symbolic lengths, so that they share a compiled one."""
@@ -74,7 +77,10 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
             return None if known else f"unknown padding {value!r}{nearest(value, PADDINGS)}"
         case "seqlens":
             return explain_lengths(value)
-        case "causal":
+        case "alignment":
+            known = isinstance(value, str) and value in ALIGNMENTS
+            return None if known else f"unknown alignment {value!r}{nearest(value, ALIGNMENTS)}"
+        case "causal" | "shared_mask":
             return None if isinstance(value, bool) else f"{value!r} is not true or false"
         case "sink":
             return explain_sink(value)
