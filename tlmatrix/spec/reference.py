@@ -96,9 +96,9 @@ given to Python. In it are
 - `seqlens.q` and `seqlens.k`, the lengths of one side of a packed axis (`{q: [17, 64], k: same}`);
   of a plain list both are the list;
 - {FUNCTIONS}. `ceildiv(a, b)` is how many steps of `b` cover `a`, for each element of a list.
-  `sum`, `min`, `max` and `len` take a list of lengths: `max` of an empty one is 0, `len` of a packed
-  axis is its number of sequences. `pages(seqlens, page_size)` is the size of a pool of pages: those
-  that hold the sequences, and 3 that none owns.
+  `sum`, `min`, `max` and `len` take a list of lengths: `max` of an empty one is 0, `len` of a
+  packed axis is its number of sequences. `pages(seqlens, page_size)` is the size of a pool of
+  pages: those that hold the sequences, and 3 that none owns.
 
 Quote an expression with a comma in it, for a comma also ends an entry of `[...]` and `{...}`:
 `shape: ["pages(seqlens, 16)", 16, dim]`.
