@@ -47,11 +47,11 @@ def heads_first(problem, name, number):
     return tensor[number].transpose(0, 1) if names["layout"] == "bshd" else tensor[number]
 
 
-def visible(lq, lk, *, causal=False, window=None):
+def visible(lq, lk, *, causal=False, window=None, alignment="bottom_right"):
     """The mask by its definition, one pair at a time: rows of True and False."""
 
     def sees(i, j):
-        place = i + lk - lq
+        place = i if alignment == "top_left" else i + lk - lq
         if causal and j > place:
             return False
         return window is None or j > place - window
@@ -75,7 +75,8 @@ def by_sdpa(problem, number):
     q, do = leaves["q"], heads_first(problem, "do", number).double()
     k, v = (leaves[name].repeat_interleave(names["groups"], 0) for name in ("k", "v"))
     heads, lq, lk = q.shape[0], q.shape[1], k.shape[1]
-    mask = visible(lq, lk, causal=names["causal"], window=names["window"])
+    alignment = names.get("alignment", "bottom_right")
+    mask = visible(lq, lk, causal=names["causal"], window=names["window"], alignment=alignment)
     bias = torch.zeros(heads, lq, lk, dtype=torch.float64).masked_fill(~mask, -torch.inf)
     if names["sink"] is not None:
         leaves["sink"] = names["sink"].double().requires_grad_()

@@ -74,3 +74,21 @@ def test_padding_needs_lengths():
     spec = make_spec(axes={axis: [value] for axis, value in values.items()})
     with pytest.raises(AxisError, match="layout padded needs the axis seqlens"):
         family_for(spec).problem(spec, values, seed=0, device=CPU)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_q_and_k_may_share_one_mask(padding):
+    asked = {"shared_mask": True, "seqlens": [5, 0, 9]}
+    names = make_problem(padded(padding, **asked)).names
+    assert names["mask"] is names["mask_q"]
+    assert torch.equal(names["mask"], names["mask_k"])
+    assert names["seqlen"] == names["q"].shape[1] == names["k"].shape[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({}, "write seqlens with k: same"), ({"layout": "thd"}, "only padded has masks")],
+)
+def test_where_q_and_k_cannot_share_a_mask(values, words):
+    with pytest.raises(AxisError, match=words):
+        make_problem(padded("right", shared_mask=True, **values))

@@ -179,7 +179,10 @@ def test_references_are_computed_once():
     assert problem.lowp()["dq"] is problem.lowp()["dq"]
 
 
-@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 3}], ids=str)
+MASKS = [{}, {"causal": True}, {"causal": True, "window": 3}]
+
+
+@pytest.mark.parametrize("mask", [*MASKS, *({**m, "alignment": "top_left"} for m in MASKS)], ids=str)
 def test_cost_counts_the_pairs_the_mask_shows(mask):
     for lq, lk in itertools.product([0, 1, 2, 5, 9], repeat=2):
         setting = Setting.of(packed([lq, 3], [lk, 4], **mask))
@@ -192,6 +195,22 @@ def test_cost_counts_the_pairs_the_mask_shows(mask):
     both = make_problem(packed([3], [4], groups=2, head_dim_v=16, **mask))
     assert both.cost().flops == 2 * pairs * (8 + 16)
     assert both.cost().backward.flops == 2 * pairs * (3 * 8 + 2 * 16)
+
+
+def test_equal_lengths_of_q_and_k_have_names_without_a_side():
+    names = make_problem(packed([5, 0, 3])).names
+    assert names["cu_seqlens"] is names["cu_seqlens_q"]
+    assert (names["seqlens"], names["total"], names["max_seqlen"]) == ([5, 0, 3], 8, 5)
+    unequal = make_problem(packed([5], [3])).names
+    assert not {"cu_seqlens", "total", "max_seqlen"} & unequal.keys()
+    assert make_problem(dense(6, layout="bshd")).names["seqlen"] == 6
+    assert "seqlen" not in make_problem(dense(6, 5, layout="bshd")).names
+
+
+def test_a_stored_layout_has_no_other_alignment():
+    stored = packed([1, 1], [4, 2], layout="cache", alignment="top_left")
+    with pytest.raises(AxisError, match="alignment top_left in the layout cache"):
+        make_problem(stored)
 
 
 def test_data_axes_share_a_compiled_kernel_and_others_do_not():

@@ -16,6 +16,8 @@ MASKS = [
     {"causal": True, "window": 1},
     {"causal": True, "window": 3},
     {"causal": True, "window": 100},
+    {"causal": True, "alignment": "top_left"},
+    {"causal": True, "window": 3, "alignment": "top_left"},
 ]
 SHAPES = [
     packed([5, 1, 9]),

@@ -177,6 +177,16 @@ def test_a_window_as_long_as_the_keys_is_none_and_the_other_way_round(window):
     assert other.names["window"] == (9 if window is None else None)
 
 
+@pytest.mark.parametrize(("alignment", "longest"), [("bottom_right", 5), ("top_left", 9)])
+def test_a_window_aligned_at_the_first_key_is_as_long_as_the_queries(alignment, longest):
+    values = packed([9, 2], [4, 5], causal=True, window=None, alignment=alignment)
+    problem = problem_of(values, axes={"window": [None, 3]})
+    (other,) = relations_of(problem)["window_as_long_as_keys"].problems
+    assert other.names["window"] == longest
+    for name, tensor in problem.reference().items():
+        assert torch.equal(other.reference()[name], tensor)
+
+
 def test_keys_keep_their_order_under_a_causal_mask():
     assert "keys_permuted" not in relations_of(make_problem(packed([5], causal=True)))
     assert "keys_permuted" in relations_of(make_problem(packed([5])))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -68,6 +68,9 @@ class Backend(Protocol):
         `turn` counts the runs of a case: where there is a choice of orders, each has another.
         """
 
+    def importing(self) -> AbstractContextManager[object]:
+        """Inside, code under test is imported, which may ask `torch.cuda` where it runs."""
+
     def synchronize(self) -> None:
         """Wait until everything asked for has run, so that an error is raised where it belongs."""
 
@@ -102,13 +105,18 @@ class InterpreterBackend:
         """Calls of kernels inside are interpreted; warp roles take the turn's schedule.
 
         What roles do to memory unordered is an error, unless sanitizers in force collect it.
+        Questions to `torch.cuda` are answered for the target.
         """
         from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
 
-        with interpret(arch=self.target) as session:
+        with interpret(arch=self.target) as session, _stand_in(self):
             races = None if session.sanitizers else True
             with scheduled(SCHEDULES[turn % len(SCHEDULES)], seed=turn, races=races):
                 yield session
+
+    def importing(self) -> AbstractContextManager[object]:
+        """The CPU answers for a GPU where the process has none."""
+        return _stand_in_without_gpu(self)
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
@@ -120,6 +128,28 @@ class InterpreterBackend:
     def release(self) -> None:
         """What an exception kept alive goes; the system takes the rest by itself."""
         gc.collect()
+
+
+def _stand_in(backend: InterpreterBackend | CompileBackend) -> AbstractContextManager[None]:
+    """Inside, the CPU answers for a GPU, as it does for `tlmatrix exec`.
+
+    Ranks have answers of their own, and processes of ranks are CPU processes.
+    """
+    from tlmatrix.interpreter.device import stand_in
+    from tlmatrix.interpreter.distributed import here
+
+    if backend.name == "processes" or here.rank() is not None:
+        return nullcontext()
+    return stand_in(arch=backend.target)
+
+
+def _stand_in_without_gpu(
+    backend: InterpreterBackend | CompileBackend,
+) -> AbstractContextManager[None]:
+    """As `_stand_in`, where no other backend of this process can be a GPU."""
+    import torch
+
+    return nullcontext() if torch.cuda.is_available() else _stand_in(backend)
 
 
 @dataclass(frozen=True)
@@ -154,6 +184,10 @@ class CudaBackend:
         import torch
 
         return torch.cuda.device(self.device)
+
+    def importing(self) -> AbstractContextManager[object]:
+        """The GPU answers."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Wait for the GPU; a fault of a kernel is raised here."""
@@ -227,11 +261,15 @@ class CompileBackend:
         """Calls of kernels inside are noted."""
         from tlmatrix.interpreter import traced
 
-        with traced(arch=self.target) as launched:
+        with traced(arch=self.target) as launched, _stand_in(self):
             try:
                 yield
             finally:
                 self.launched.extend(launched)
+
+    def importing(self) -> AbstractContextManager[object]:
+        """The CPU answers for a GPU where the process has none."""
+        return _stand_in_without_gpu(self)
 
     def synchronize(self) -> None:
         """Nothing runs."""

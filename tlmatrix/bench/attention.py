@@ -60,8 +60,9 @@ def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
     window, causal = names.get("window"), bool(names["causal"])
     if window is not None and window < max(lengths_k):
         raise CannotError("SDPA has no window")
-    causal &= lengths_q[0] > 1  # one query, aligned at the last key, sees them all
-    if causal and lengths_q[0] != lengths_k[0]:
+    top_left = names.get("alignment") == "top_left"
+    causal &= top_left or lengths_q[0] > 1  # one query, aligned at the last key, sees them all
+    if causal and lengths_q[0] != lengths_k[0] and not top_left:
         raise CannotError("SDPA aligns a causal mask at the first key, not at the last")
     layout, batch, keys = names["layout"], names["batch"], lengths_k[0]
 
@@ -111,6 +112,8 @@ def _varlen(problem: Problem) -> Run:
     names = problem.names
     if names["layout"] != "thd":
         raise CannotError("is for packed sequences")
+    if names.get("alignment") == "top_left":
+        raise CannotError("varlen_attn aligns a causal mask at the last key, not at the first")
     options: dict[str, Any] = {}
     takes = inspect.signature(varlen_attn).parameters
     window, causal = names.get("window"), bool(names["causal"])
@@ -176,7 +179,8 @@ def _visible(names: Mapping[str, Any], device: torch.device, *, packed: bool) ->
     pairs = list(zip(names["seqlens_q"], names["seqlens_k"], strict=True))
     blocks = []
     for rows, keys in pairs if packed else pairs[:1]:
-        last = torch.arange(rows, device=device)[:, None] + keys - rows
+        offset = 0 if names.get("alignment") == "top_left" else keys - rows
+        last = torch.arange(rows, device=device)[:, None] + offset
         key = torch.arange(keys, device=device)[None]
         seen = key <= last if names["causal"] else torch.ones(rows, keys, device=device) > 0
         if names.get("window") is not None:

@@ -234,13 +234,16 @@ def _alignment(evidence: Evidence) -> str | None:
     touched = set(side.regions)
     if not equal or not touched or touched - unequal:
         return None
-    return "only sequences with other query than key lengths: top-left instead of bottom-right?"
+    words = ["top-left", "bottom-right"]
+    if evidence.problem.names.get("alignment") == "top_left":
+        words.reverse()
+    return f"only sequences with other query than key lengths: {' instead of '.join(words)}?"
 
 
 def _mask(evidence: Evidence) -> str | None:
     """A causal mask or a window that lets in one key too many or too few."""
     side, names = evidence.row_side, evidence.problem.names
-    if side is None or not names.get("causal"):
+    if side is None or not names.get("causal") or names.get("alignment") == "top_left":
         return None
     keys = evidence.key_lengths(side)
     long = {r: length for r, length in side.lengths.items() if length >= 3}

@@ -54,7 +54,7 @@ def _schema(function: object) -> Any:  # noqa: ANN401 - PyTorch's, without a typ
     """The schema of an operator of `torch.library`, also behind its packet and `custom_op`."""
     function = getattr(function, "_opoverload", function)
     if isinstance(function, torch._ops.OpOverloadPacket):  # noqa: SLF001 - its only name
-        overloads = function.overloads()
+        overloads = function.overloads()  # type: ignore[no-untyped-call]
         name = overloads[0] if len(overloads) == 1 else "default"
         function = getattr(function, name, None)
     return getattr(function, "_schema", None)

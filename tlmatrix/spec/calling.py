@@ -90,7 +90,9 @@ def _to_path(value: object) -> str:
 def _kind_of_item(value: object) -> str:
     if isinstance(value, Mapping):
         return "<inout>" if "inout" in value else "<buffer>"
-    return {Inout: "<inout>", OutputBuffer: "<buffer>"}.get(type(value), "<value>")
+    if isinstance(value, Inout):
+        return "<inout>"
+    return "<buffer>" if isinstance(value, OutputBuffer) else "<value>"
 
 
 def _kind(value: object) -> str:

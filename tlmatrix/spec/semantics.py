@@ -29,7 +29,7 @@ from tlmatrix.spec.values import canonical, label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.spec.drawing import FuzzAxis
     from tlmatrix.spec.models import Fuzz, Spec
@@ -130,10 +130,12 @@ def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
 def _unpassed_faults(spec: Spec) -> Iterator[Fault]:
     """Arguments that another key sets, and that `call` does not pass."""
     passed = names_of(spec.call)
-    keys = [(("agree", index, "set"), side.set or {}) for index, side in enumerate(spec.agree)]
+    keys: dict[tuple[str | int, ...], Iterable[str]] = {
+        ("agree", index, "set"): side.set or () for index, side in enumerate(spec.agree)
+    }
     if spec.bench is not None:
-        keys.append((("bench", "configs"), spec.bench.configs))
-    for path, names in keys:
+        keys["bench", "configs"] = spec.bench.configs
+    for path, names in keys.items():
         for name in names:
             if name not in spec.axes and name not in passed:
                 message = (

@@ -54,7 +54,8 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     where = "entry" if spec.entry is not None else "factory"
     target = spec.entry if spec.entry is not None else spec.factory
     assert target is not None
-    found = load(spec, (where,), target)
+    with backend.importing():
+        found = load(spec, (where,), target)
     if not callable(found):
         raise misfit(spec, f"it is not callable but of type {type(found).__name__}")
     if where == "factory":

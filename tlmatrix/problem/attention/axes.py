@@ -38,7 +38,8 @@ class Setting:
 
     `lengths_q[i]` and `lengths_k[i]` are the lengths of sequence (or batch entry) i; query head
     h uses kv head h // groups; `window` counts the visible keys of a row, itself included; `sink`
-    names what sinks are drawn, and `sink_dtype` their dtype.
+    names what sinks are drawn, and `sink_dtype` their dtype. `alignment` is where the causal mask
+    begins, and with `shared_mask` q and k have one mask in the layout `padded`.
     """
 
     layout: str
@@ -57,6 +58,8 @@ class Setting:
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
     page_size: int | None = None
+    alignment: str = "bottom_right"
+    shared_mask: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Setting:
@@ -113,6 +116,8 @@ class Setting:
             max_seqlen_q=_optional(values.get("max_seqlen_q")),
             max_seqlen_k=_optional(values.get("max_seqlen_k")),
             page_size=_optional(values.get("page_size")) if layout == "paged" else None,
+            alignment=_alignment(layout, values),
+            shared_mask=_shared_mask(layout, lengths_q == lengths_k, values),
         )
 
     @property
@@ -192,7 +197,17 @@ class Setting:
         if not self.packed:
             names["seqlen_q"] = self.lengths_q[0]
             names["seqlen_k"] = self.lengths_k[0]
+        if self.lengths_q == self.lengths_k and not self.stored:
+            names["seqlens"] = list(self.lengths_q)
+            names["total"] = self.starts_q[-1]
+            names["max_seqlen"] = max(names["max_seqlen_q"], names["max_seqlen_k"])
+            if not self.packed:
+                names["seqlen"] = self.lengths_q[0]
         return names
+
+    def offset(self, length_q: int, length_k: int) -> int:
+        """The last key that query 0 of a sequence sees under the causal mask."""
+        return length_k - length_q if self.alignment == "bottom_right" else 0
 
     @property
     def capacity(self) -> int:
@@ -219,9 +234,10 @@ class Setting:
     def _visible(self, lq: int, lk: int) -> int:
         if not self.causal:
             return lq * lk
-        # Query i sees the keys [0, i + lk - lq], less those the window has left behind.
-        seen = _clamped_sum(lk - lq + 1, lq, lk)
-        return seen - (_clamped_sum(lk - lq + 1 - self.window, lq, lk) if self.window else 0)
+        # Query i sees the keys [0, i + offset], less those the window has left behind.
+        first = self.offset(lq, lk) + 1
+        seen = _clamped_sum(first, lq, lk)
+        return seen - (_clamped_sum(first - self.window, lq, lk) if self.window else 0)
 
 
 def _clamped_sum(first: int, count: int, top: int) -> int:
@@ -290,6 +306,28 @@ def _heads(values: Mapping[str, Value]) -> tuple[int, int]:
     if groups is not None and groups != heads // kv_heads:
         raise AxisError("heads", f"heads {heads} is not kv_heads {kv_heads} * groups {groups}")
     return kv_heads, heads // kv_heads
+
+
+def _alignment(layout: str, values: Mapping[str, Value]) -> str:
+    alignment = str(values.get("alignment", "bottom_right"))
+    if layout in STORED and alignment != "bottom_right":
+        raise AxisError(
+            "alignment",
+            f"alignment {alignment} in the layout {layout}, whose one query stands beside the last "
+            "key; leave the axis out",
+        )
+    return alignment
+
+
+def _shared_mask(layout: str, equal: bool, values: Mapping[str, Value]) -> bool:
+    shared = bool(values.get("shared_mask", False))
+    if shared and layout != "padded":
+        raise AxisError("shared_mask", f"shared_mask in the layout {layout}; only padded has masks")
+    if shared and not equal:
+        raise AxisError(
+            "shared_mask", "shared_mask needs q and k of equal lengths; write seqlens with k: same"
+        )
+    return shared
 
 
 def _sink_dtype(values: Mapping[str, Value]) -> str:

@@ -120,6 +120,7 @@ class Attention:
         inputs |= form.starts
         inputs = self._laid_out(inputs)
         names = {**form.names, **inputs, **self._saved(), "values": self.distribution}
+        names |= self._of_both_sides(inputs)
         gradients = {"dq": "q", "dk": "k", "dv": "v"} if form.differentiable else {}
         if gradients and operands.sink is not None:
             gradients["dsink"] = "sink"
@@ -139,6 +140,15 @@ class Attention:
             cost=lambda: cost(form.setting, backward=bool(gradients)),
             with_inputs=self._with_inputs,
         )
+
+    def _of_both_sides(self, inputs: Tensors) -> Tensors:
+        """Tensors that are the same for q and k, by the names without a side."""
+        names = []
+        if self.setting.layout == "thd" and self.setting.lengths_q == self.setting.lengths_k:
+            names.append("cu_seqlens")
+        if self.setting.shared_mask:
+            names.append("mask")
+        return {name: inputs[f"{name}_q"] for name in names}
 
     def _laid_out(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The inputs as the axis `storage` has them; what stores keys is contiguous everywhere."""

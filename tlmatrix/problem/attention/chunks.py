@@ -167,7 +167,8 @@ def mask(setting: Setting, chunk: Chunk, dtype: torch.dtype, device: torch.devic
     key = torch.arange(chunk.keys, device=device)
     seen = (query < lengths_q) & (key < lengths_k)
     if setting.causal:
-        behind = query + (lengths_k - lengths_q) - key
+        offset = lengths_k - lengths_q if setting.alignment == "bottom_right" else 0
+        behind = query + offset - key
         seen &= behind >= 0
         if setting.window is not None:
             seen &= behind < setting.window

@@ -77,6 +77,8 @@ class Form:
         if setting.padded:
             masks = self.padding.masks
             names |= {f"seqlen_{side}": masks[f"mask_{side}"].shape[1] for side in "qk"}
+            if setting.shared_mask:
+                names["seqlen"] = names["seqlen_q"]
         return names | self.starts
 
     @cached_property

@@ -22,12 +22,14 @@ _NAMES = frozenset(
         "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k",
         "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "head_dim", "head_dim_v", "causal",
         "window", "scale", "layout", "dtype", "device", "values", "page_size", "max_pages",
+        "seqlen", "seqlens", "max_seqlen", "total",
     }
 )  # fmt: skip
 _RESULTS = frozenset({"out", "lse", "dq", "dk", "dv", "dsink"})
 TENSORS = (
     _RESULTS
     | {"q", "k", "v", "do", "delta", "sink", "cu_seqlens_q", "cu_seqlens_k", "mask_q", "mask_k"}
+    | {"cu_seqlens", "mask"}
     | (STORED_TENSORS - {"seqlens_k"})
 )
 """The tensors that a case may have, results among them."""

@@ -45,10 +45,16 @@ class Padding:
 
     @cached_property
     def masks(self) -> dict[str, torch.Tensor]:
-        """`mask_q` [batch, seqlen_q] and `mask_k` [batch, seqlen_k], true where a token is."""
+        """`mask_q` [batch, seqlen_q] and `mask_k` [batch, seqlen_k], true where a token is.
+
+        Equal where the setting has one mask for both.
+        """
+        sides = {"q": self.setting.lengths_q, "k": self.setting.lengths_k}
         return {
-            f"mask_{side}": self._mask(side, lengths).to(self.device)
-            for side, lengths in (("q", self.setting.lengths_q), ("k", self.setting.lengths_k))
+            f"mask_{side}": self._mask("q" if self.setting.shared_mask else side, lengths).to(
+                self.device
+            )
+            for side, lengths in sides.items()
         }
 
     def _mask(self, side: str, lengths: Sequence[int]) -> torch.Tensor:

@@ -178,7 +178,9 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
 
 def _window_as_long(case: Attention) -> Iterator[Relation]:
     setting, frame = case.setting, case.frame
-    longest = max(1, *setting.lengths_k)
+    # Aligned at the first key, the last query is as far from it as there are queries.
+    ends = setting.lengths_k if setting.alignment == "bottom_right" else setting.lengths_q
+    longest = max(1, *setting.lengths_k, *ends)
     listed = frame.spec.axes.get("window", ())
     if not setting.causal or all(value is None for value in listed):
         return
@@ -196,7 +198,7 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
         "window_as_long_as_keys",
         (other.problem(),),
         lambda results: results[0],
-        f"a window of {longest} or more, the longest key sequence, is no window",
+        f"a window of {longest} or more, the longest sequence, is no window",
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
 __all__ = [
+    "ALIGNMENTS",
     "AXES",
     "DATA_AXES",
     "LAYOUTS",
@@ -31,6 +32,8 @@ __all__ = [
 LAYOUTS = ("bshd", "bhsd", "thd", "padded", "cache", "paged")
 PADDINGS = ("right", "left", "holes")
 """Where the padding of the layout `padded` stands; `holes`: anywhere."""
+ALIGNMENTS = ("bottom_right", "top_left")
+"""Where a causal mask begins: the last query sees the last key, or the first query the first."""
 STORED = ("cache", "paged")
 """Layouts of decoding: one query a sequence, keys in rows of its own or in pages of a pool."""
 
@@ -38,7 +41,8 @@ AXES = frozenset(
     {
         "batch", "heads", "kv_heads", "groups", "seqlen_q", "seqlen_k", "seqlens", "head_dim",
         "head_dim_v", "causal", "window", "sink", "sink_dtype", "scale", "layout", "dtype",
-        "max_seqlen_q", "max_seqlen_k", "values", "page_size", "padding", "storage",
+        "max_seqlen_q", "max_seqlen_k", "values", "page_size", "padding", "storage", "alignment",
+        "shared_mask",
     }
 )  # fmt: skip
 """Axes the family reads; an entry may take any others."""
@@ -46,7 +50,7 @@ AXES = frozenset(
 DATA_AXES = frozenset(
     {
         "batch", "seqlen_q", "seqlen_k", "seqlens", "scale", "max_seqlen_q", "max_seqlen_k",
-        "values", "padding", "storage",
+        "values", "padding", "storage", "shared_mask",
     }
 )  # fmt: skip
 """Axes that are data for a kernel with symbolic lengths, so that they share a compiled one."""
@@ -78,7 +82,10 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
             return None if known else f"unknown padding {value!r}{nearest(value, PADDINGS)}"
         case "seqlens":
             return explain_lengths(value)
-        case "causal":
+        case "alignment":
+            known = isinstance(value, str) and value in ALIGNMENTS
+            return None if known else f"unknown alignment {value!r}{nearest(value, ALIGNMENTS)}"
+        case "causal" | "shared_mask":
             return None if isinstance(value, bool) else f"{value!r} is not true or false"
         case "sink":
             return explain_sink(value)
