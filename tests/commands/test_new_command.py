@@ -339,3 +339,29 @@ def test_the_spec_of_a_row_sum_passes_and_finds_an_unguarded_store(project: Proj
         out, _ = process.communicate(timeout=120)
     assert process.returncode == ExitCode.FINDINGS, out
     assert "guards" in out or "out of bounds" in out or "outside" in out
+
+
+_ATTENTION = """
+from tlmatrix_kernels.attention import varlen_attention
+
+def attend(q, k, v, cu, longest, causal=False):
+    return varlen_attention(q, k, v, cu, cu, longest, longest, causal=causal)
+"""
+
+
+def test_attention_over_packed_sequences_gets_the_attention_problem(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_ATTENTION)
+    q, k = ("torch.randn(24, 4, 32).half()", "torch.randn(24, 2, 32).half()")
+    call = f"attend({q}, {k}, {k}, torch.tensor([0, 5, 24]).int(), 19)"
+    outcome = project.tlmatrix(
+        "new", f"{project.module}:attend", "--call", call, "-o", "a.yaml", "--no-run"
+    )
+    assert outcome.code == ExitCode.OK, outcome.out
+    spec = load_spec(project.folder / "a.yaml")
+    assert spec.problem == "attention"
+    assert spec.axes["head_dim"] == (32,)
+    assert spec.axes["groups"] == (1, 2)
+    assert all(value["k"] == "same" for value in spec.axes["seqlens"])
+    assert "cu: cu_seqlens, longest: max_seqlen_q" in (project.folder / "a.yaml").read_text()
+    outcome = project.tlmatrix("run", "a.yaml", "-n", "0", "-k", "kv_heads=1")
+    assert outcome.code == ExitCode.OK, outcome.out

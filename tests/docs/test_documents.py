@@ -33,6 +33,10 @@ def test_first_spec_leads_from_nothing_to_a_tested_kernel(tmp_path, env):
     assert play(ROOT / "docs/first-spec.md", tmp_path, env, skip=("pip install",)) >= 8
 
 
+def test_new_writes_specs_that_pass_and_find_what_is_broken_afterwards(tmp_path, env):
+    assert play(ROOT / "docs/new.md", tmp_path, env) == 6
+
+
 def test_a_decode_kernel_of_ones_own_is_bound_and_mended(tmp_path, env):
     assert play(ROOT / "docs/decode.md", tmp_path, env) == 2
 

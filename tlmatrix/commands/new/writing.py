@@ -179,12 +179,30 @@ class _Writer:
         parts = []
         if (given and tensor.name not in self.inouts) or self.observed.factory or not self.found:
             parts.append(f"shape: [{self._shape(tensor)}]")
+        elif shape := self._packed_shape(tensor):
+            parts.append(f"shape: [{', '.join(map(quoted, shape))}]")
         if dtype != own or (self.observed.factory and parts):
             parts.append(f"dtype: {dtype}")
         used = self.observed.accesses
         both = tensor.name in used.read and tensor.name in used.written and given
         starts = both and tensor.name not in self.inouts and self.observed.factory
         return Line(name, f"{{{', '.join(parts)}}}" if parts else "", "starts as NaN" * starts)
+
+    def _packed_shape(self, tensor: Tensor) -> list[str]:
+        """The shape of a result of a packed problem; nothing where a size may mean two things."""
+        known: dict[int, set[str]] = {}
+        for symbol, size in self.observed.sizes:
+            text = substituted(symbol, self.recognized.dims)
+            known.setdefault(size, set()).add(str(text))
+        for packing in self.recognized.packings:
+            of, lengths = packing.expression, packing.lengths
+            if lengths:
+                known.setdefault(len(lengths), set()).add(f"len({packing.axis})")
+                known.setdefault(max(lengths), set()).add(f"max({of})")
+        found = [known.get(size, set()) for size in tensor.sizes]
+        if not self.recognized.packings or any(len(each) != 1 for each in found):
+            return []
+        return [text for each in found for text in each]
 
     def _free_name(self, tensor: Tensor) -> str:
         taken = {*self.axes, *(each.name for each in self.inputs)}
