@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.fields import OPTIONAL_AXES
+from tlmatrix.spec.packed import packed_axes
 from tlmatrix.spec.values import Value, label
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ def read_drawn(spec: Spec, axis: str, text: str) -> Value | None:
     Raises:
         LookupError: values of the axis are not drawn.
     """
-    fuzz = spec.fuzz
-    if fuzz is None or axis not in {"seqlens", *fuzz.axes, *OPTIONAL_AXES}:
+    ranged = () if spec.fuzz is None else spec.fuzz.axes
+    if axis not in {"seqlens", *packed_axes(spec), *ranged, *OPTIONAL_AXES}:
         raise LookupError(axis)
-    if axis in OPTIONAL_AXES and axis not in fuzz.axes:
+    if axis in OPTIONAL_AXES and axis not in ranged:
         # A number, or a name that only the problem's family knows.
         return int(text) if re.fullmatch(r"\d+", text) else text
     for like in spec.axes.get(axis, ()):

@@ -31,10 +31,11 @@ from tlmatrix.matrix.rules import UNBOUND
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
-from tlmatrix.spec.drawing import Fuzz
+from tlmatrix.spec.drawing import Fuzz, FuzzLengths
 from tlmatrix.spec.expressions import Expression, ExpressionError
 from tlmatrix.spec.fields import FAMILIES
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.packed import is_packed, packed_axes
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix.tiers import Plan
     from tlmatrix.problem import Family
-    from tlmatrix.spec.drawing import FuzzLengths
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.models import Rule, Spec
     from tlmatrix.spec.values import Value
@@ -167,9 +167,14 @@ def _lengths(spec: Spec, axis: str, batches: FuzzLengths, tiles: _Tiles) -> Leng
 
 def _packed_axes(spec: Spec, fuzz: Fuzz) -> dict[str, FuzzLengths]:
     """The packed axes whose batches are generated, with how."""
-    found = {"seqlens": fuzz.seqlens} if "seqlens" in spec.axes else {}
+    found = {axis: FuzzLengths() for axis in packed_axes(spec)}
+    found |= {"seqlens": fuzz.seqlens} if _packs(spec, "seqlens") else {}
     found |= {axis: drawn.lengths for axis, drawn in fuzz.axes.items() if drawn.lengths is not None}
     return found
+
+
+def _packs(spec: Spec, axis: str) -> bool:
+    return axis in spec.axes and any(map(is_packed, spec.axes[axis]))
 
 
 def _free(

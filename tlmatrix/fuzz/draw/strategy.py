@@ -21,6 +21,7 @@ from tlmatrix.fuzz.draw.lengths import Lengths, Profile, batch_value, key_span
 from tlmatrix.fuzz.draw.numbers import Span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.rules import UNBOUND
+from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.spec.lengths import sides_of
 from tlmatrix.spec.values import canonical
 
@@ -87,11 +88,19 @@ def _obedient(ground: Ground, values: dict[str, Value], batch: Batch) -> Batch:
     drawn_values = [values[axis] for axis in ground.lengths]
     for chosen in (drawn_values, *product(*listed)):
         values |= dict(zip(ground.lengths, chosen, strict=True))
-        if all(bool(rule.expr.evaluate(values)) for rule in ground.rules):
+        if _obeys(ground, values):
             seqlens = values.get("seqlens")
             return batch if chosen is drawn_values or seqlens is None else _pairs(seqlens)
     reject()
     raise AssertionError
+
+
+def _obeys(ground: Ground, values: Mapping[str, Value]) -> bool:
+    """Whether the rules hold; one that has no answer for these values does not."""
+    try:
+        return all(bool(rule.expr.evaluate(values)) for rule in ground.rules)
+    except ExpressionError:
+        return False
 
 
 def _pairs(value: Value) -> Batch:

@@ -1,0 +1,99 @@
+"""Packed problems that YAML declares: the quick tier finds what goes wrong between sequences."""
+
+from pathlib import Path
+
+import pytest
+
+from tlmatrix.backend import backend_named
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import load_spec
+
+OUTPUTS = {"rows": '["sum(seqlens)", 4]', "sequences": '["len(seqlens)", 4]'}
+SPEC = """\
+name: {entry}
+problem:
+  inputs:
+    x:          {{shape: [sum(seqlens), 4], dtype: float32{grad}}}{more}
+    cu_seqlens: {{offsets_of: seqlens}}
+  outputs:
+    y: {{shape: {shape}}}
+  reference: packed_kernels:{reference}
+entry: packed_kernels:{entry}
+axes:
+  seqlens: [[3, 0, 11], [9], [0, 2, 8, 1]]
+  bug: [{bug}]
+"""
+WEIGHT = "\n    w:          {shape: [3, 4], dtype: float32, grad: true}"
+
+
+@pytest.fixture
+def findings(tmp_path, monkeypatch):
+    """All findings of the quick tier of a kernel with a bug, by check."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+    def run(entry, bug="none", *, reference, rows="rows", relations=None, **more):
+        text = SPEC.format(
+            entry=entry, reference=reference, shape=OUTPUTS[rows], bug=bug,
+            grad=more.get("grad", ""), more=more.get("more", ""),
+        )  # fmt: skip
+        path = tmp_path / "packed.yaml"
+        path.write_text(text)
+        spec = load_spec(path)
+        runner = Runner(backend_named("interpreter"))
+        named = "all" if relations is None else {"isolation", "poison", "properties"}
+        results = [runner.run(spec, case, relations=named) for case in plan(spec).cases()]
+        assert len(results) == 3
+        if relations is not None:
+            relations |= {name for result in results for name in result.relations}
+        return [finding for result in results for finding in result.findings]
+
+    return run
+
+
+CONV = {"reference": "conv_reference", "grad": ", grad: true", "more": WEIGHT}
+
+
+def test_right_packed_kernels_pass(findings):
+    assert findings("segment_softmax", reference="softmax_reference") == []
+    assert findings("segment_sums", reference="sums_reference", rows="sequences") == []
+    assert findings("conv", **CONV) == []
+
+
+def test_relations_are_made_where_the_reference_obeys_them(findings):
+    relations = set()
+    assert findings("segment_sums", reference="sums_reference", rows="sequences",
+                    relations=relations) == []  # fmt: skip
+    assert relations >= {"isolation_sequence", "poison_neighbours"}
+    assert relations & {"batch_permuted", "batch_split", "batch_extended"}
+
+
+def test_an_operator_that_mixes_sequences_is_no_failure(findings):
+    assert findings("centred", reference="centred") == []
+    relations = set()
+    assert findings("centred", reference="centred", relations=relations) == []
+    assert not relations - {"batch_permuted"}
+
+
+def test_an_unguarded_store_into_the_next_sequence_is_found(findings):
+    found = findings("segment_softmax", "store", reference="softmax_reference")
+    store = next(each for each in found if each.check == "sanitizers")
+    assert store.title.startswith("sequences: write of y")
+    assert store.index["sequence"] > 0
+    assert store.index["position"] == 0
+
+
+def test_a_read_across_a_boundary_is_found(findings):
+    found = findings("segment_softmax", "read", reference="softmax_reference")
+    assert found, "the largest element of the next sequence is read"
+    for bug, tensor in (("forward", "y"), ("backward", "dx")):
+        found = findings("conv", bug, **CONV)
+        assert {each.check for each in found} & {"numeric", "gradients", "sanitizers"}
+        assert tensor in {each.tensor for each in found}
+        assert any("sequence" in each.index for each in found)
+
+
+def test_a_missing_carry_for_empty_sequences_is_found(findings):
+    found = findings("segment_sums", "carry", reference="sums_reference", rows="sequences")
+    wrong = next(each for each in found if each.tensor == "y")
+    assert wrong.index["sequence"] in (0, 1)
