@@ -70,6 +70,51 @@ def test_an_expression_has_the_value_that_python_gives_it(text: str, value: obje
     assert type(found) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("sum(plain)", 82),
+        ("max(plain) + min(plain) + len(plain)", 68),
+        ("max([]) + min([]) + sum([])", 0),
+        ("ceildiv(plain, 16)", [2, 4, 1]),
+        ("ceildiv(plain, 16) * 16 - plain", [15, 0, 15]),
+        ("2 ** [1, 2]", [2, 4]),
+        ("plain.q == plain.k == plain", True),
+        ("sum(apart.q) + sum(apart.k)", 16),
+        ("apart.q", [1, 1]),
+        ("alike.k", [3, 0]),
+        ("sum(alike) + len(alike) + max(alike * 2)", 11),
+        ("len(apart)", 2),
+        ("pages(plain, 16)", 10),
+        ("min(['b', 'a'])", "a"),
+    ],
+)
+def test_lists_of_lengths_are_computed_with_element_by_element(text: str, value: object) -> None:
+    names = {
+        "plain": [17, 64, 1],
+        "alike": {"q": [3, 0], "k": "same"},
+        "apart": {"q": 1, "k": [5, 9]},
+    }
+    assert Expression(text).evaluate(names) == value
+
+
+def test_sides_that_differ_are_not_taken_for_one_list() -> None:
+    names = {"lens": {"q": [1, 2], "k": [5, 9]}}
+    for text, reason in (("sum(lens)", "has no value"), ("lens * 2", "lens")):
+        with pytest.raises(ExpressionError, match="the sides q and k differ; name one") as caught:
+            Expression(text).evaluate(names)
+        assert reason in str(caught.value)
+
+
+def test_a_list_that_is_too_long_to_compute_with_is_refused_at_once() -> None:
+    names = {"lens": [3] * 90_000}
+    assert Expression("sum(lens)").evaluate(names) == 270_000
+    began = time.perf_counter()
+    with pytest.raises(ExpressionError, match="a list of more than 16384 elements"):
+        Expression("[" + ", ".join(["lens * lens"] * 100) + "]").evaluate(names)
+    assert time.perf_counter() - began < 1
+
+
 numbers = st.integers(-9, 9) | st.sampled_from([0.5, 2.0, -1.25])
 leaves = st.one_of(
     st.sampled_from(["a", "b", "w", "f", "t", "dtype"]),
@@ -210,7 +255,7 @@ def test_what_is_no_expression_is_refused_at_its_place(text: str, offset: int, r
         ("0 ** -1", 2, "0 ** -1 divides by zero"),
         ("dtype + 'x'", 6, "'+' needs numbers, not 'float16'"),
         ("dtype * 3", 6, "'*' needs numbers, not 'float16'"),
-        ("q + [1]", 2, "lists of 2 and 1 elements"),
+        ("q + [1]", 2, "[1, 2] + [1]: lists of 2 and 1 elements"),
         ("q.v", 2, "'q' has no side 'v'; a packed axis has q and k"),
         (
             "b.q",
@@ -220,7 +265,10 @@ def test_what_is_no_expression_is_refused_at_its_place(text: str, offset: int, r
                 "{q: [17, 64], k: [20, 64]} or a list for both"
             ),
         ),
-        ("sum(dtype)", 0, "sum('float16') has no such value"),
+        ("sum(dtype)", 0, "sum('float16') needs a list of numbers"),
+        ("pages(q, b)", 0, "pages([1, 2], 0) needs a page size of 1 or more"),
+        ("q * dtype", 2, "'*' needs numbers, not 'float16'"),
+        ("q ** 999", 2, "[1, 2] ** 999: too large a number for a list"),
         ("-w", 0, "'-' needs a number, not none"),
         ("len(3)", 0, "len(3) has no such value"),
         ("ceildiv(3, b)", 0, "ceildiv(3, 0) divides by zero"),

@@ -1,8 +1,9 @@
 """How the pieces of an expression are evaluated: one closure for each.
 
 A closure takes the names and gives the value; what cannot be evaluated raises `Failed`. Values
-are Python's, but arithmetic takes numbers only and powers are bounded: a hostile expression
-must be able neither to hang a run nor to fill the memory.
+are Python's, but arithmetic takes numbers, and lists of them element by element. Powers, and lists
+that are computed with, are bounded: a hostile expression must be able neither to hang a run nor to
+fill the memory.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ Evaluate = Callable[[Mapping[str, Any]], Any]
 
 MAX_POWER_BITS = 4096
 """Bits an integer power may have."""
+MAX_LIST = 1 << 14
+"""Elements of a list that is computed with."""
+_MAX_ELEMENT = 1 << 62
+"""No whole number in a computed list is this large: its elements are lengths."""
 
 
 class Failed(Exception):  # noqa: N818 - `ExpressionError` is what users see
@@ -214,7 +219,10 @@ def signed(sign: str, offset: int, evaluate: Evaluate) -> Evaluate:
 
 
 def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evaluate:
-    """A binary operator on numbers; `'%999999999d' % 1` and `[0] * 10**9` would eat all memory."""
+    """A binary operator on numbers, or on lists of them element by element.
+
+    Python's own would eat all memory: `'%999999999d' % 1`, `[0] * 10**9`.
+    """
     apply: Callable[[Any, Any], Any] = {
         "+": operator.add,
         "-": operator.sub,
@@ -238,25 +246,35 @@ def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evalu
         raise Failed(reason, offset)
 
     def evaluate(names: Any) -> Any:  # noqa: ANN401
+        a, b = left(names), right(names)
+        if isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
+            return scalar(a, b)
         try:
-            return _elementwise(scalar, left(names), right(names))
+            return _elementwise(scalar, a, b)
         except ValueError as problem:
-            raise Failed(str(problem), offset) from None
+            raise Failed(f"{_show(a)} {sign} {_show(b)}: {problem}", offset) from None
 
     return evaluate
 
 
 def _elementwise(apply: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:  # noqa: ANN401
-    """`apply`, for each element where one operand or both are lists: lengths of sequences."""
+    """`apply`, for each element where one operand or both are lists: lengths of sequences.
+
+    Raises ValueError for lists of different lengths, and for more than is computed with.
+    """
+    a, b = (lengths_of(each) if isinstance(each, Mapping) else each for each in (a, b))
     if not isinstance(a, _LISTS) and not isinstance(b, _LISTS):
         return apply(a, b)
-    if not isinstance(a, _LISTS):
-        return [apply(a, each) for each in b]
-    if not isinstance(b, _LISTS):
-        return [apply(each, b) for each in a]
+    a = a if isinstance(a, _LISTS) else [a] * len(b)
+    b = b if isinstance(b, _LISTS) else [b] * len(a)
     if len(a) != len(b):
         raise ValueError(f"lists of {len(a)} and {len(b)} elements")
-    return [apply(x, y) for x, y in zip(a, b, strict=True)]
+    if len(a) > MAX_LIST:
+        raise ValueError(f"a list of more than {MAX_LIST} elements")
+    found = [apply(x, y) for x, y in zip(a, b, strict=True)]
+    if any(isinstance(each, int) and abs(each) >= _MAX_ELEMENT for each in found):
+        raise ValueError("too large a number for a list")
+    return found
 
 
 def _bounded_power(base: Any, exponent: Any) -> Any:  # noqa: ANN401
@@ -279,6 +297,8 @@ def called(name: str, offset: int, parts: list[Evaluate]) -> Evaluate:
             return function(*values)
         except ZeroDivisionError:
             reason = "divides by zero"
+        except _NoValueError as problem:
+            reason = str(problem)
         except (TypeError, ValueError, OverflowError):
             reason = "has no such value"
         shown = ", ".join(_show(value) for value in values)
@@ -298,16 +318,24 @@ def _ceildiv(total: Any, step: Any) -> Any:  # noqa: ANN401
     return _elementwise(one, total, step)
 
 
+class _NoValueError(ValueError):
+    """Why a function has no value, in words that follow the call."""
+
+
 def _sum(values: Any) -> Any:  # noqa: ANN401
     return sum(_numbers(values))
 
 
-def _least(*values: Any) -> Any:  # noqa: ANN401
-    return min(values) if len(values) > 1 else min(_numbers(values[0]), default=0)
+def _extreme(best: Callable[..., Any]) -> Callable[..., Any]:
+    """`min` or `max` of several values, or of one list: 0 where that is empty."""
 
+    def found(*values: Any) -> Any:  # noqa: ANN401
+        one = values[0] if len(values) == 1 else None
+        if isinstance(one, Mapping):
+            one = _numbers(one)
+        return best(one, default=0) if isinstance(one, _LISTS) else best(*values)
 
-def _most(*values: Any) -> Any:  # noqa: ANN401
-    return max(values) if len(values) > 1 else max(_numbers(values[0]), default=0)
+    return found
 
 
 def _len(value: Any) -> int:  # noqa: ANN401
@@ -319,16 +347,19 @@ def _len(value: Any) -> int:  # noqa: ANN401
 def _pages(lengths: Any, page_size: Any) -> int:  # noqa: ANN401
     """Pages of a pool: those that hold the sequences, and `SPARE_PAGES` that none owns."""
     if type(page_size) is not int or page_size < 1:
-        raise TypeError
+        raise _NoValueError("needs a page size of 1 or more")
     return sum(-(-length // page_size) for length in _numbers(lengths)) + SPARE_PAGES
 
 
 def _numbers(values: Any) -> Any:  # noqa: ANN401
     """The elements of a list of numbers, or the lengths of a packed axis without sides."""
     if isinstance(values, Mapping):
-        return lengths_of(values)
+        try:
+            return lengths_of(values)
+        except ValueError as problem:
+            raise _NoValueError(f"has no value: {problem}") from None
     if not isinstance(values, _LISTS) or not all(isinstance(each, _NUMBERS) for each in values):
-        raise TypeError
+        raise _NoValueError("needs a list of numbers")
     return values
 
 
@@ -338,8 +369,8 @@ SPARE_PAGES = 3
 
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
     "sum": (_sum, 1, 1),
-    "min": (_least, 1, _MANY),
-    "max": (_most, 1, _MANY),
+    "min": (_extreme(min), 1, _MANY),
+    "max": (_extreme(max), 1, _MANY),
     "abs": (abs, 1, 1),
     "len": (_len, 1, 1),
     "ceildiv": (_ceildiv, 2, 2),

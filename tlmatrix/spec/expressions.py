@@ -3,9 +3,10 @@
 A spec must not be able to run code, and a hostile one must not be able to hang a test run, so
 this is a language of our own and never `eval`. What there is: names, numbers, quoted text, lists,
 `none`/`null`, `true`/`false` (and Python's spellings), comparison (chained as in Python, `in`,
-`not in`, and `is` against none, true and false), `and`/`or`/`not`, `+ - * / // % **`, and calls
-of `min`, `max`, `abs`, `len` and `ceildiv`. Values are Python's: `or` returns an operand, `/`
-is true division. Arithmetic takes numbers only.
+`not in`, and `is` against none, true and false), `and`/`or`/`not`, `+ - * / // % **`, one side
+of a packed axis (`seqlens.q`), and calls of `sum`, `min`, `max`, `abs`, `len`, `ceildiv` and
+`pages`. Values are Python's: `or` returns an operand, `/` is true division. Arithmetic takes
+numbers, and lists of numbers element by element.
 
 Reading (`tlmatrix.spec.grammar`) builds closures (`tlmatrix.spec.closures`), so that evaluating
 `a is none or b` costs well under a microsecond: a matrix of a million cases asks each rule a

@@ -51,7 +51,7 @@ def lengths_of(value: Value, axis: str = "seqlens") -> tuple[int, ...]:
     """Lengths of a packed axis without sides; ValueError where it has two that differ."""
     q, k = sides_of(value, axis)
     if q != k:
-        raise ValueError(f"{axis} has two sides; name one: {axis}.q or {axis}.k")
+        raise ValueError(f"the sides q and k differ; name one, as in {axis}.q")
     return q
 
 

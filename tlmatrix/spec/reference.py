@@ -94,8 +94,17 @@ never given to Python. In it are
 - `==` `!=` `<` `<=` `>` `>=`, chained as in Python; `in` and `not in` a list; `is` and `is not`
   with `none`, `true` or `false`;
 - `and`, `or`, `not`, with Python's values: `or` gives its first operand that is true, or the last;
-- `+` `-` `*` `/` `//` `%` `**` on numbers, with Python's precedence; `/` is true division;
-- {FUNCTIONS}; `ceildiv(a, b)` is how many steps of `b` cover `a`.
+- `+` `-` `*` `/` `//` `%` `**` on numbers, with Python's precedence; `/` is true division; on a
+  list, for each element: `seqlens * 2`;
+- `seqlens.q` and `seqlens.k`, the lengths of one side of a packed axis (`{q: [17, 64], k: same}`);
+  of a plain list both are the list;
+- {FUNCTIONS}. `ceildiv(a, b)` is how many steps of `b` cover `a`, for each element of a list.
+  `sum`, `min`, `max` and `len` take a list of lengths: `max` of an empty one is 0, `len` of a
+  packed axis is its number of sequences. `pages(seqlens, page_size)` is the size of a pool of
+  pages: those that hold the sequences, and 3 that none owns.
+
+Quote an expression with a comma in it, for a comma also ends an entry of `[...]` and `{...}`:
+`shape: ["pages(seqlens, 16)", 16, dim]`.
 
 An expression that has no value for some case (`window < 64` where a window is `none`) is an
 error; write `window is not none and window < 64`.

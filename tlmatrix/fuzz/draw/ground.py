@@ -86,7 +86,8 @@ class Ground:
     `fixed` are the axes of a configuration and `free` those drawn anew, each with its domain;
     `extras` are axes that the spec does not have. `lengths` are those of packed axes whose batches
     are generated; `rules` name them, and hold for each case as a whole. `space` holds the axes that
-    the other rules name, over the values of their domains. With `only`, no other combination of the fixed axes is ever drawn.
+    the other rules name, over the values of their domains. With `only`, no other combination of the
+    fixed axes is ever drawn.
     """
 
     spec: Spec

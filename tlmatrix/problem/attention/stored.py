@@ -25,8 +25,8 @@ import torch
 
 from tlmatrix.problem.distributions import generator, others
 from tlmatrix.problem.model import Dim
+from tlmatrix.problem.paging import Paging
 from tlmatrix.problem.poison import huge
-from tlmatrix.problem.relate import chooser
 
 if TYPE_CHECKING:
     from tlmatrix.problem.attention.axes import Setting
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Tensors
 
 __all__ = ["Store", "stored_dims"]
-
-_LEFT_OVER = 3
-"""Pages that no sequence owns."""
-_NO_PAGE = (-1, 2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -53,40 +49,28 @@ class Store:
         place = "pages" if self.setting.layout == "paged" else "cache"
         return {f"{name}_{place}": name for name in ("k", "v")}
 
+    @cached_property
+    def _paging(self) -> Paging:
+        setting = self.setting
+        assert setting.page_size is not None
+        return Paging(setting.lengths_k, setting.page_size, self.seed)
+
     @property
     def _room(self) -> tuple[int, int]:
         """The first two sizes of what holds the rows."""
         setting = self.setting
         if setting.page_size is None:
             return setting.batch, setting.capacity
-        return sum(self._owned) + _LEFT_OVER, setting.page_size
-
-    @property
-    def _owned(self) -> list[int]:
-        """How many pages each sequence has."""
-        size = self.setting.page_size
-        assert size is not None
-        return [-(-length // size) for length in self.setting.lengths_k]
-
-    @cached_property
-    def _pages(self) -> list[list[int]]:
-        """The pages of each sequence, in the order of its keys."""
-        pool = list(range(self._room[0]))
-        chooser(self.seed).shuffle(pool)
-        return [[pool.pop() for _ in range(count)] for count in self._owned]
+        return self._paging.pool, setting.page_size
 
     @cached_property
     def rows(self) -> torch.Tensor:
         """[total_k] int64: where each packed row stands, rows counted over the first two sizes."""
         setting, size = self.setting, self._room[1]
+        if setting.page_size is not None:
+            return self._paging.rows.to(self.device)
         found = [torch.zeros(0, dtype=torch.int64)]
-        for number, length in enumerate(setting.lengths_k):
-            key = torch.arange(length)
-            if setting.page_size is None:
-                found.append(number * size + key)
-            else:
-                pages = torch.tensor(self._pages[number], dtype=torch.int64)
-                found.append(pages[key // size] * size + key % size)
+        found += [number * size + torch.arange(n) for number, n in enumerate(setting.lengths_k)]
         return torch.cat(found).to(self.device)
 
     @cached_property
@@ -96,13 +80,8 @@ class Store:
         lengths = torch.tensor(setting.lengths_k, dtype=torch.int32, device=self.device)
         if setting.page_size is None:
             return {"seqlens_k": lengths}
-        pick = chooser(self.seed + 1)
-        table = [
-            [*pages, *(pick.choice(_NO_PAGE) for _ in range(setting.max_pages - len(pages)))]
-            for pages in self._pages
-        ]
-        made = torch.tensor(table, dtype=torch.int32, device=self.device)
-        return {"block_table": made.view(setting.batch, setting.max_pages), "seqlens_k": lengths}
+        table = self._paging.table(setting.max_pages).int().to(self.device)
+        return {"block_table": table, "seqlens_k": lengths}
 
     def inputs(self, operands: Operands) -> dict[str, torch.Tensor]:
         """What an entry is handed for the operands."""
@@ -136,8 +115,8 @@ def stored_dims(setting: Setting, name: str, heads: Dim, tiles: dict[str, int]) 
             return batch, Dim("position", setting.capacity, tile=tiles.get("k")), heads, dim
         case "k_pages" | "v_pages":
             assert setting.page_size is not None
-            pages = sum(-(-length // setting.page_size) for length in setting.lengths_k)
-            return Dim("page", pages + _LEFT_OVER), Dim("slot", setting.page_size), heads, dim
+            pages = Paging(setting.lengths_k, setting.page_size, 0).pool
+            return Dim("page", pages), Dim("slot", setting.page_size), heads, dim
         case "lse":
             return batch, heads
     return batch, heads, dim

@@ -14,7 +14,7 @@ from tlmatrix.problem.declared.family import declared
 from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.declared.sequences import packed_relations
-from tlmatrix.problem.declared.tensors import dim_names, drawn_inputs, dtype_declared, sizes_of
+from tlmatrix.problem.declared.tensors import drawn_inputs, dtype_declared, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose, draw, generator
 from tlmatrix.problem.frame import tile_edges
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.reference import ReferenceCall
     from tlmatrix.problem.frame import Frame
     from tlmatrix.problem.model import Relation, RelationKind
+    from tlmatrix.spec.expressions import Expression
     from tlmatrix.spec.models import DeclaredProblem, InputDecl
 
 __all__ = ["Declared", "declared_case"]
@@ -124,7 +125,7 @@ class Declared:
 
     def _declared_output(self, name: str) -> OutputDecl:
         outputs = self.declaration.outputs
-        decl = outputs[name] if isinstance(outputs, Mapping) else None
+        decl = outputs.get(name) if isinstance(outputs, Mapping) else None
         return decl if isinstance(decl, OutputDecl) else OutputDecl()
 
     def _run(self, dtype: torch.dtype | None) -> _Run:
@@ -223,29 +224,41 @@ class Declared:
     def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:
         """The dimensions of a tensor as findings describe them."""
         tiles, values = tile_edges(self.frame.spec, self.frame.values), self.frame.values
+        decl = self._declared_output(name)
+        if decl.shape is not None:
+            self._check_shape(name, decl, shape)
+        words = decl.dims if decl.dims is not None and len(decl.dims) == len(shape) else None
+        sizes = self.sizes(name)
         found = []
-        for word, text, size in zip(
-            self._dim_names(name, shape), self.size_texts(name), shape, strict=True
-        ):
-            packing = packing_of(text, values)
-            edge = tiles.get(word) or tiles.get(packing.axis if packing else "")
-            found.append(packed_dim(word, size, packing, edge))
+        for axis, count in enumerate(shape):
+            size = 0 if sizes is None else sizes[axis]
+            word, packing = None if words is None else words[axis], packing_of(size, values)
+            if packing is not None:
+                found.append(packed_dim(packing, count, tiles, word))
+            else:
+                word = word or (f"dim{axis}" if isinstance(size, int) else str(size))
+                found.append(Dim(word, count, tile=tiles.get(word)))
         return tuple(found)
 
-    def size_texts(self, name: str) -> tuple[str, ...]:
-        """The expressions of a tensor's shape, of an output that declares none an input's."""
-        outputs, inputs = self.declaration.outputs, self.declaration.inputs
-        name = self.differentiable.get(name, name)
-        if name in inputs:
-            return dim_names(inputs[name].sizes)
-        shape = self._declared_output(name).shape if isinstance(outputs, Mapping) else None
-        if shape is not None:
-            return dim_names(shape)
-        size = self._results[name].shape
-        for other, tensor in self.inputs.items():
-            if tuple(tensor.shape) == size:
-                return dim_names(inputs[other].sizes)
-        return tuple(f"dim{axis}" for axis in range(len(size)))
+    def sizes(self, name: str) -> tuple[Expression | int, ...] | None:
+        """The declared sizes of a tensor; of an output without any, an input's shaped alike.
+
+        None where no input is, or where several are that are packed differently.
+        """
+        decl = self.declaration.inputs.get(self.differentiable.get(name, name))
+        if decl is not None:
+            return decl.sizes
+        declared_shape = self._declared_output(name).shape
+        if declared_shape is not None:
+            return declared_shape
+        shape, values = self._results[name].shape, self.frame.values
+        alike = [
+            self.declaration.inputs[other].sizes
+            for other, tensor in self.inputs.items()
+            if tuple(tensor.shape) == shape
+        ]
+        packings = {tuple(packing_of(size, values) for size in sizes) for sizes in alike}
+        return alike[0] if len(packings) == 1 else None
 
     @cached_property
     def _term_sizes(self) -> dict[str, torch.Tensor]:
@@ -256,17 +269,6 @@ class Declared:
         return term_sizes(
             lambda: self._values(self._run(dtype)), self.exact, self.seed ^ 0x7E125, dtype=dtype
         )
-
-    def _dim_names(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-        """Declared names, else the shape's expressions, else those of an input shaped alike."""
-        outputs = self.declaration.outputs
-        decl = outputs.get(name) if isinstance(outputs, Mapping) else None
-        if isinstance(decl, OutputDecl):
-            if decl.shape is not None:
-                self._check_shape(name, decl, shape)
-            if decl.dims is not None and len(decl.dims) == len(shape):
-                return decl.dims
-        return self.size_texts(name)
 
     def _check_shape(self, name: str, decl: OutputDecl, shape: tuple[int, ...]) -> None:
         path = ("problem", "outputs", name, "shape")

@@ -9,8 +9,8 @@ from tlmatrix.problem.frame import Frame, compile_key, places
 from tlmatrix.problem.naming import lint_arguments
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import DTYPES
-from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.spec.models import DeclaredProblem
+from tlmatrix.spec.packed import packed_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,9 +36,10 @@ class DeclaredFamily:
 
     def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
         """See `Family.compile_key`; packed axes are data, of others of an entry it is not known."""
-        packed = {name for name, value in values.items() if explain_lengths(value) is None}
         kept = tuple(sorted({decl.dtype_text[1:] for decl in declared(spec).inputs.values()}))
-        return compile_key(spec, values, values, data=self.optional | packed, kept=kept)
+        return compile_key(
+            spec, values, values, data=self.optional.union(packed_axes(spec)), kept=kept
+        )
 
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.problem.model import Dim
+from tlmatrix.problem.paging import Paging
 from tlmatrix.problem.poison import huge
-from tlmatrix.problem.relate import chooser
-from tlmatrix.spec.expressions import Expression, ExpressionError
+from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.lengths import explain_lengths, sides_of
+from tlmatrix.spec.packed import call_of, is_packed, names_in, packed_lists
 
 if TYPE_CHECKING:
     from tlmatrix.spec.models import DeclaredProblem, InputDecl
@@ -30,73 +30,49 @@ if TYPE_CHECKING:
 __all__ = [
     "Packing",
     "derived_input",
-    "owned_slots",
     "packed_axes",
     "packed_dim",
     "packing_of",
+    "paging_of",
     "selected_lengths",
     "stale_pool",
 ]
-
-_NO_PAGE = (-1, 2**31 - 1)
-"""Entries of a block table past the last page of a sequence."""
 
 
 @dataclass(frozen=True)
 class Packing:
     """How one dimension follows from a packed axis.
 
-    `kind` is `rows` (`sum(…)`), `sequences` (`len(…)`) or `pages`; `lengths` are those of the
-    sequences, `axis` the packed axis they come from.
+    `kind` is `sum` (the rows of sequences), `len` (the sequences) or `pages`; `lengths` are those
+    of the sequences, `axis` the packed axis they come from.
     """
 
     kind: str
     axis: str
     lengths: tuple[int, ...]
+    arguments: tuple[Expression, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """How many elements along the dimension each sequence has."""
-        return self.lengths if self.kind == "rows" else (1,) * len(self.lengths)
+        return (1,) * len(self.lengths) if self.kind == "len" else self.lengths
 
 
 def packed_axes(values: Values, declaration: DeclaredProblem) -> tuple[str, ...]:
-    """The axes whose lengths decide dimensions of the problem's tensors, in their order."""
-    named: set[str] = set()
-    for decl in declaration.inputs.values():
-        if decl.derived is not None:
-            named |= decl.derived[1].names
-        for size in decl.sizes:
-            found = packing_of(str(size), values)
-            if found is not None:
-                named.add(found.axis)
-    return tuple(axis for axis in values if axis in named and explain_lengths(values[axis]) is None)
+    """The axes of a case whose values are lengths of sequences, in their order."""
+    named = {name for _, lengths in packed_lists(declaration) for name in lengths.names}
+    return tuple(axis for axis in values if axis in named and is_packed(values[axis]))
 
 
-def packing_of(size: str, values: Values) -> Packing | None:
+def packing_of(size: Expression | int, values: Values) -> Packing | None:
     """How a dimension follows from a packed axis; None where it does not."""
-    kind, inner = _parts(size)
-    if inner is None:
+    kind, arguments = call_of(str(size)) or ("", ())
+    if kind not in ("sum", "len", "pages"):
         return None
-    axes = [name for name in inner.names if explain_lengths(values.get(name)) is None]
-    if len(axes) != 1:
-        return None
-    lengths = _lengths(inner, values)
-    return None if lengths is None else Packing(kind, axes[0], lengths)
-
-
-@lru_cache(maxsize=1024)
-def _parts(size: str) -> tuple[str, Expression | None]:
-    for kind, function in (("rows", "sum("), ("sequences", "len("), ("pages", "pages(")):
-        if size.startswith(function) and size.endswith(")"):
-            inner = size[len(function) : -1]
-            if kind == "pages":
-                inner = inner.rpartition(",")[0]
-            try:
-                return kind, Expression(inner)
-            except ExpressionError:
-                return "", None  # `sum(a) + sum(b)`
-    return "", None
+    of = arguments[0]
+    axes = [name for name in of.names if explain_lengths(values.get(name)) is None]
+    lengths = _lengths(of, values) if len(axes) == 1 else None
+    return None if lengths is None else Packing(kind, axes[0], lengths, arguments)
 
 
 def _lengths(of: Expression, values: Values) -> tuple[int, ...] | None:
@@ -110,14 +86,22 @@ def _lengths(of: Expression, values: Values) -> tuple[int, ...] | None:
     return None
 
 
-def packed_dim(name: str, size: int, packing: Packing | None, tile: int | None) -> Dim:
-    """A dimension as findings describe it: "sequence 2, position 17" of packed rows."""
-    if packing is None or packing.kind == "pages":
-        return Dim("page" if packing else name, size, tile=tile)
-    if packing.kind == "sequences":
-        return Dim("sequence", size, region=range(size), tile=tile)
+def packed_dim(
+    packing: Packing, size: int, tiles: Mapping[str, int], word: str | None = None
+) -> Dim:
+    """A dimension as findings describe it: "sequence 2, position 17" of packed rows.
+
+    `word` is what the spec calls it, if anything. Its tile goes by that word, or by the side or
+    the axis (`q`, `seqlens`).
+    """
+    if packing.kind == "pages":
+        return Dim(word or "page", size)
+    if packing.kind == "len":
+        return Dim(word or "sequence", size, region=range(size))
+    words = (word, *reversed(names_in(packing.arguments[0])))
+    tile = next((tiles[each] for each in words if each in tiles), None)
     return Dim(
-        "position",
+        word or "position",
         size,
         region=_sequence_ids(packing.lengths),
         starts=list(accumulate(packing.lengths, initial=0)),
@@ -157,7 +141,9 @@ def derived_input(decl: InputDecl, values: Values, dtype: torch.dtype, seed: int
         case "positions_of":
             numbers = [position for length in lengths for position in range(length)]
         case _:
-            return _block_table(lengths, _page_size(decl, values), seed).to(dtype)
+            paging = Paging(lengths, _page_size(decl, values), seed)
+            most = max(map(len, paging.pages), default=0)
+            return paging.table(most).to(dtype)
     return torch.tensor(numbers, dtype=dtype)
 
 
@@ -169,46 +155,36 @@ def _page_size(decl: InputDecl, values: Values) -> int:
     return found
 
 
-def _block_table(lengths: Sequence[int], page_size: int, seed: int) -> torch.Tensor:
-    owned = pages_of(lengths, page_size, seed)
-    pick = chooser(seed + 1)
-    most = max(map(len, owned), default=0)
-    rows = [[*own, *(pick.choice(_NO_PAGE) for _ in range(most - len(own)))] for own in owned]
-    return torch.tensor(rows, dtype=torch.int64).view(len(lengths), most)
+# Pools of pages -----------------------------------------------------------------------------------
 
 
-def pages_of(lengths: Sequence[int], page_size: int, seed: int) -> list[list[int]]:
-    """The pages of each sequence, in the order of its rows; shuffled over the pool."""
-    counts = [-(-length // page_size) for length in lengths]
-    pool = list(range(Expression("pages(n, size)").evaluate({"n": lengths, "size": page_size})))
-    chooser(seed).shuffle(pool)
-    return [[pool.pop() for _ in range(count)] for count in counts]
+def paging_of(
+    declaration: DeclaredProblem, sizes: Sequence[Expression | int], values: Values, seed: int
+) -> Paging | None:
+    """Where rows stand in a pool, `[pages(X, P), P, …]`; None of another shape.
+
+    None, too, where no input is the block table of X and P: nothing says whose a page is.
+    """
+    packing = packing_of(sizes[0], values) if len(sizes) > 1 else None
+    if packing is None or packing.kind != "pages":
+        return None
+    of, page_size = packing.arguments
+    for decl in declaration.inputs.values():
+        if decl.pages_of == of and str(decl.page_size) == str(page_size) == str(sizes[1]):
+            return Paging(packing.lengths, _page_size(decl, values), seed)
+    return None
 
 
-def owned_slots(
-    lengths: Sequence[int], page_size: int, seed: int, sequences: Sequence[int]
-) -> torch.Tensor:
-    """Slots of a pool, counted over its pages, that hold rows of some sequences; int64."""
-    owned = pages_of(lengths, page_size, seed)
-    slots = [
-        owned[number][position // page_size] * page_size + position % page_size
-        for number in sequences
-        for position in range(lengths[number])
-    ]
-    return torch.tensor(slots, dtype=torch.int64)
-
-
-def stale_pool(pool: torch.Tensor, lengths: Sequence[int], seed: int) -> torch.Tensor:
+def stale_pool(pool: torch.Tensor, paging: Paging, seed: int) -> torch.Tensor:
     """A pool whose slots that hold no row are huge or, with odd seeds, NaN.
 
     pool: [pages, page_size, ...]; its values stay where sequences own them. Integers stay.
     """
-    if not pool.is_floating_point() or pool.ndim < 2:
+    if not pool.is_floating_point():
         return pool
-    slots = owned_slots(lengths, pool.shape[1], seed, range(len(lengths)))
     factor = torch.nan if seed % 2 else huge(str(pool.dtype).removeprefix("torch."))
     stale = (pool.float() * factor).to(pool.dtype)
-    stale.flatten(0, 1)[slots] = pool.flatten(0, 1)[slots]
+    stale.flatten(0, 1)[paging.rows] = pool.flatten(0, 1)[paging.rows]
     return stale
 
 

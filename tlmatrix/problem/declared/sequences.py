@@ -1,351 +1,381 @@
 """Metamorphic relations of packed problems: sequences are independent, wherever they lie.
 
-Each relation is checked on the float64 reference first. An operator that mixes sequences, say one
-that normalizes over all rows, then has no such relation, and no false alarm.
+Each relation holds for a result only if the float64 reference obeys it for this case. An operator
+that mixes sequences, say one that normalizes over all rows, then has no such relation, and no
+false alarm.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.problem.declared.packed import (
-    owned_slots,
     packed_axes,
     packing_of,
+    paging_of,
     selected_lengths,
 )
-from tlmatrix.problem.declared.tensors import drawn_inputs, sizes_of
+from tlmatrix.problem.declared.tensors import drawn_inputs
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.poison import huge
-from tlmatrix.problem.relate import chooser, permutation, untouched
+from tlmatrix.problem.relate import chooser, permutation
 from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tlmatrix.problem.declared.build import Declared
-    from tlmatrix.problem.declared.packed import Packing
     from tlmatrix.problem.model import RelationKind, Tensors
-    from tlmatrix.spec.values import Value
 
-__all__ = ["PACKED_RELATIONS", "packed_relations"]
+__all__ = ["packed_relations"]
 
-PACKED_RELATIONS = ("batch_permuted", "batch_split", "batch_extended")
-"""Relations of the kind `property` that every packed problem has."""
 _CLOSE = 1e-9
 """Relative difference of two float64 references that counts as rounding."""
+_NEW = -1
+"""In the place of a sequence of the case: one with new values."""
 
 
 def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
-    """The relations of one kind, for each packed axis of the case."""
+    """The relations of one kind, for each packed axis of the case.
+
+    Of the three that make another batch of the same sequences a case tries one, by its seed.
+    """
+    if kind not in ("isolation", "poison", "property"):
+        return
     for axis in packed_axes(case.frame.values, case.declaration):
         batch = _Batch(case, axis)
-        if batch.count < 2:
+        if kind != "property" and batch.count > 1:
+            found = batch.isolated() if kind == "isolation" else batch.poisoned()
+        elif kind == "property":
+            several = (batch.permuted, batch.split) if batch.count > 1 else ()
+            forms = (*several, batch.extended)
+            found = forms[case.frame.seed % len(forms)]()
+        else:
             continue
-        match kind:
-            case "isolation":
-                yield from batch.isolated()
-            case "poison":
-                yield from batch.poisoned()
-            case "property" if not batch.paged:
-                of_batch = (batch.permuted, batch.split, batch.extended)
-                yield from of_batch[case.frame.seed % len(of_batch)]()
+        if found is not None:
+            yield found
+
+
+class _UnfitError(Exception):
+    """The sequences cannot be taken apart: a tensor depends on the lengths in another way."""
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """A case taken apart along one packed axis."""
+    """A case whose tensors are taken apart by the sequences of one packed axis."""
 
     case: Declared
     axis: str
 
+    @cached_property
+    def _sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return sides_of(self.case.frame.values[self.axis], self.axis)
+
     @property
     def count(self) -> int:
-        return len(sides_of(self.case.frame.values[self.axis])[0])
+        """Number of sequences."""
+        return len(self._sides[0])
 
-    @property
-    def paged(self) -> bool:
-        """Whether rows lie in pages, which belong to no position of the batch."""
-        return any(decl.pages_of is not None for decl in self.case.declaration.inputs.values())
+    # Tensors by sequence --------------------------------------------------------------------------
 
-    def packing(self, name: str, case: Declared | None = None) -> tuple[int, Packing] | None:
-        """The dimension of a tensor that follows from the axis, and how; None without one."""
-        case = case or self.case
-        for place, size in enumerate(case.size_texts(name)):
-            found = packing_of(size, case.frame.values)
-            if found is not None and found.axis == self.axis:
-                return place, found
-        return None
-
-    def parts(
-        self, name: str, tensor: torch.Tensor, case: Declared | None = None
-    ) -> list[torch.Tensor] | None:
-        """A tensor by sequence (views); None where no dimension follows from the axis."""
-        found = self.packing(name, case)
-        if found is None or found[1].kind == "pages":
+    def _rows(self, name: str) -> torch.Tensor | None:
+        """Where the rows of a pool of pages stand, slots counted over the pages."""
+        case = self.case
+        sizes = case.sizes(name) or ()
+        paging = paging_of(case.declaration, sizes, case.frame.values, case.frame.seed)
+        packing = packing_of(sizes[0], case.frame.values) if paging is not None else None
+        if paging is None or packing is None or packing.axis != self.axis:
             return None
-        place, packing = found
-        if sum(packing.sizes) != tensor.shape[place]:
-            return None
-        return list(tensor.split(list(packing.sizes), place))  # type: ignore[no-untyped-call]
+        return paging.rows.to(case.frame.device)
 
-    def joined(self, name: str, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        found = self.packing(name)
-        assert found is not None
-        return torch.cat(list(pieces), found[0])
+    def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with its rows one after another, those of a pool taken out of their pages."""
+        rows = self._rows(name)
+        return tensor if rows is None else tensor.flatten(0, 1)[rows]
 
-    def of_sequences(self, tensors: Tensors, keep: Sequence[int]) -> dict[str, torch.Tensor]:
-        """What of the results belongs to the sequences `keep`."""
+    def along(self, name: str) -> dict[int, tuple[int, ...]]:
+        """By dimension of `whole`: how many elements each sequence has there."""
+        sizes = self.case.sizes(name) or ()
+        if self._rows(name) is not None:
+            sizes = (sizes[0], *sizes[2:])
         found = {}
-        for name, tensor in tensors.items():
-            pieces = self.parts(name, tensor)
-            if pieces is not None:
-                found[name] = self.joined(name, [pieces[number] for number in keep])
+        for place, size in enumerate(sizes):
+            packing = packing_of(size, self.case.frame.values)
+            if packing is not None and packing.axis == self.axis:
+                if packing.kind == "pages" and self._rows(name) is None:
+                    raise _UnfitError(name)
+                found[place] = packing.sizes
         return found
 
-    def selected(self, order: Sequence[int]) -> Declared:
-        """The case of the sequences `order` alone, in that order."""
-        value = selected_lengths(self.case.frame.values[self.axis], order)
+    def _index(self, name: str, order: Sequence[int]) -> tuple[torch.Tensor | slice, ...]:
+        """What picks the sequences `order` of `whole`, along all dimensions that have any."""
+        along = self.along(name)
+        found: list[torch.Tensor | slice] = [slice(None)] * (max(along, default=-1) + 1)
+        for number, (place, sizes) in enumerate(along.items()):
+            starts = list(accumulate(sizes, initial=0))
+            parts = [torch.arange(starts[each], starts[each + 1]) for each in order]
+            rows = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).to(self.case.frame.device)
+            found[place] = rows.view(-1, *[1] * (len(along) - 1 - number))
+        return tuple(found)
 
-        def pick(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            pieces = self.parts(name, tensor)
-            return tensor if pieces is None else self.joined(name, [pieces[n] for n in order])
+    def of(self, name: str, tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+        """What of a tensor belongs to the sequences `order`, in that order."""
+        return self.whole(name, tensor)[self._index(name, order)]
 
-        return self._with_lengths(value, pick)
-
-    def _with_lengths(
-        self, value: Value, pick: Callable[[str, torch.Tensor], torch.Tensor]
-    ) -> Declared:
-        case = self.case
-        frame = replace(case.frame, values={**case.frame.values, self.axis: value})
-        again = drawn_inputs(frame, case.declaration, case.distribution, case.seed, derived=True)
-        inputs = {}
-        for name, tensor in case.inputs.items():
-            if name in again:
-                inputs[name] = again[name]
-                continue
-            path = ("problem", "inputs", name, "shape")
-            shape = sizes_of(frame, case.declaration.inputs[name].sizes, path)
-            inputs[name] = _cut(pick(name, tensor), shape)
-        made = replace(case, frame=frame, inputs=inputs)
-        cotangents = {
-            name: _cut(pick(name, tensor), made.infos[name].shape)
-            for name, tensor in case.cotangents.items()
+    def packed(self, tensors: Tensors, order: Sequence[int]) -> dict[str, torch.Tensor]:
+        """What of the results belongs to the sequences `order`; others are left out."""
+        return {
+            name: self.of(name, tensor, order)
+            for name, tensor in tensors.items()
+            if self.along(name)
         }
-        return replace(made, given_cotangents=cotangents)
+
+    def batch_of(self, origins: Sequence[int], lengths: Sequence[int], factor: float = 1) -> _Batch:
+        """The case of other sequences: each one of this case, or one of new values (`_NEW`).
+
+        `lengths` names, for each sequence, the one of this case that it is as long as. New floats
+        are multiplied by `factor`, but for those whose range the spec gives.
+
+        Raises:
+            _UnfitError: a tensor cannot be made of parts of this case's.
+        """
+        mine = self.case
+        value = selected_lengths(mine.frame.values[self.axis], lengths)
+        frame = replace(mine.frame, values={**mine.frame.values, self.axis: value})
+        if not frame.obeys(frame.values):
+            raise _UnfitError(self.axis)
+        seed = mine.seed + 1
+        fresh = drawn_inputs(frame, mine.declaration, "normal", seed)
+        other = _Batch(
+            replace(mine, frame=frame, inputs=fresh, seed=seed, given_cotangents=None), self.axis
+        )
+        inputs = {}
+        for name, tensor in fresh.items():
+            decl = mine.declaration.inputs[name]
+            scale = factor if decl.between is None else 1
+            inputs[name] = (
+                tensor
+                if decl.derived is not None
+                else self._mixed(other, name, tensor, mine.inputs[name], origins, scale)
+            )
+        made = replace(other.case, inputs=inputs)
+        cotangents = {
+            name: self._mixed(other, name, tensor, mine.cotangents[name], origins, factor)
+            for name, tensor in (made.cotangents if mine.differentiable else {}).items()
+        }
+        return _Batch(replace(made, given_cotangents=cotangents), self.axis)
+
+    def _mixed(
+        self,
+        other: _Batch,
+        name: str,
+        fresh: torch.Tensor,
+        old: torch.Tensor,
+        origins: Sequence[int],
+        factor: float,
+    ) -> torch.Tensor:
+        """A tensor of another batch: sequences of this one's where it has them, else fresh ones."""
+        if not self.along(name):
+            if any(size > its for size, its in zip(fresh.shape, old.shape, strict=True)):
+                raise _UnfitError(name)
+            return old[tuple(slice(size) for size in fresh.shape)]
+        whole = _scaled(other.whole(name, fresh), factor)
+        kept = [number for number, origin in enumerate(origins) if origin != _NEW]
+        theirs = self.of(name, old, [origins[number] for number in kept])
+        into = whole[other._index(name, kept)]
+        if any(size > its for size, its in zip(into.shape, theirs.shape, strict=True)):
+            raise _UnfitError(name)
+        whole = whole.clone()
+        whole[other._index(name, kept)] = theirs[tuple(slice(size) for size in into.shape)]
+        rows = other._rows(name)
+        if rows is None:
+            return whole
+        pool = fresh.clone()
+        pool.flatten(0, 1)[rows] = whole
+        return pool
 
     # Isolation and poison -------------------------------------------------------------------------
 
-    def changed(self, sequences: Sequence[int], factor: float = 1.0) -> Declared:
-        """The case with other values in some sequences; floats are multiplied by `factor`."""
-        case = self.case
-        other = drawn_inputs(case.frame, case.declaration, "normal", case.seed + 1)
-        inputs = {}
-        for name, tensor in case.inputs.items():
-            decl = case.declaration.inputs[name]
-            found = None if decl.derived is not None else self.packing(name)
-            inputs[name] = tensor
-            if found is None:
-                continue
-            its = other[name] * factor if tensor.is_floating_point() else other[name]
-            place, packing = found
-            if packing.kind == "pages":
-                inputs[name] = self._pool_changed(tensor, its, packing, sequences)
-                continue
-            pieces, theirs = (list(t.split(list(packing.sizes), place)) for t in (tensor, its))  # type: ignore[no-untyped-call]
-            for number in sequences:
-                pieces[number] = theirs[number]
-            inputs[name] = torch.cat(pieces, place)
-        return replace(case, inputs=inputs, given_cotangents=dict(case.cotangents))
-
-    def _pool_changed(
-        self, pool: torch.Tensor, its: torch.Tensor, packing: Packing, sequences: Sequence[int]
-    ) -> torch.Tensor:
-        slots = owned_slots(packing.lengths, pool.shape[1], self.case.seed, sequences).to(
-            pool.device
-        )
-        made = pool.clone()
-        made.flatten(0, 1)[slots] = its.flatten(0, 1)[slots]
-        return made
-
-    def isolated(self) -> Iterator[Relation]:
+    def isolated(self) -> Relation | None:
+        """Other values in one sequence."""
         victim = self._some_sequence()
         keep = [number for number in range(self.count) if number != victim]
-        yield from self._untouched(
+        return self._untouched(
             "isolation_sequence",
             "isolation",
-            self.changed([victim]),
             keep,
+            1,
             f"other values in sequence {victim} must change no bit of another sequence",
         )
 
-    def poisoned(self) -> Iterator[Relation]:
+    def poisoned(self) -> Relation | None:
+        """Huge values in all sequences but one."""
         kept = self._some_sequence()
         dtypes = {t.dtype for t in self.case.inputs.values() if t.is_floating_point()}
         factor = min((huge(str(dtype).removeprefix("torch.")) for dtype in dtypes), default=1.0)
-        neighbours = [number for number in range(self.count) if number != kept]
-        yield from self._untouched(
+        return self._untouched(
             "poison_neighbours",
             "poison",
-            self.changed(neighbours, factor),
             [kept],
+            factor,
             f"values of size {factor:g} in every other sequence must change no bit of "
             f"sequence {kept}",
         )
 
     def _untouched(
-        self, name: str, kind: RelationKind, other: Declared, keep: Sequence[int], because: str
-    ) -> Iterator[Relation]:
-        def part(tensors: Tensors) -> Tensors:
-            return self.of_sequences(tensors, keep)
+        self, name: str, kind: RelationKind, keep: Sequence[int], factor: float, because: str
+    ) -> Relation | None:
+        origins = [number if number in keep else _NEW for number in range(self.count)]
 
-        if self._holds(part, lambda results: part(results[0]), [other]):
-            yield untouched(name, kind, other.problem(), part, because)
+        def part(tensors: Tensors) -> Tensors:
+            return self.packed(tensors, keep)
+
+        return self._relation(
+            name,
+            kind,
+            [(origins, range(self.count))],
+            part,
+            lambda _others, results: part(results[0]),
+            because,
+            factor=factor,
+            exact=True,
+        )
 
     # The same sequences in another batch ----------------------------------------------------------
 
-    def permuted(self) -> Iterator[Relation]:
+    def permuted(self) -> Relation | None:
+        """The sequences in another order."""
         order = permutation(chooser(self.case.frame.seed), self.count)
-        moved = self.selected(order)
+        inverse = [order.index(number) for number in range(self.count)]
 
-        def back(results: Sequence[Tensors]) -> Tensors:
-            found = dict(results[0])
-            for name, tensor in results[0].items():
-                pieces = self.parts(name, tensor, moved)
-                if pieces is not None:
-                    ordered = [pieces[order.index(number)] for number in range(self.count)]
-                    found[name] = self.joined(name, ordered)
-            return found
+        def back(others: Sequence[_Batch], results: Sequence[Tensors]) -> Tensors:
+            return dict(results[0]) | others[0].packed(results[0], inverse)
 
-        yield from self._relation(
+        return self._relation(
             "batch_permuted",
-            [moved],
+            "property",
+            [(order, order)],
+            lambda mine: dict(mine) | self.packed(mine, range(self.count)),
             back,
             f"sequences in the order {order} must give the same results in that order",
         )
 
-    def split(self) -> Iterator[Relation]:
+    def split(self) -> Relation | None:
+        """The batch as two; gradients of what all sequences share are the sum of both."""
         cut = chooser(self.case.frame.seed).randrange(1, self.count)
-        halves = [self.selected(range(cut)), self.selected(range(cut, self.count))]
+        halves = [range(cut), range(cut, self.count)]
+        differentiable = self.case.differentiable
 
-        def together(results: Sequence[Tensors]) -> Tensors:
+        def parts(mine: Tensors) -> Tensors:
+            found = self.packed(mine, range(self.count))
+            several = [name for name in found if len(self.along(name)) != 1]
+            shared = {name: mine[name] for name in differentiable if name in mine}
+            return shared | {n: tensor for n, tensor in found.items() if n not in several}
+
+        def together(others: Sequence[_Batch], results: Sequence[Tensors]) -> Tensors:
             found = {}
+            pieces = [
+                other.packed(its, range(other.count))
+                for other, its in zip(others, results, strict=True)
+            ]
             for name, tensor in results[0].items():
-                if self._alike(name, halves):
-                    found[name] = self.joined(name, [tensor, results[1][name]])
-                elif name in self.case.differentiable:
+                along = self.along(name)
+                if len(along) == 1:
+                    found[name] = torch.cat([piece[name] for piece in pieces], next(iter(along)))
+                elif name in differentiable and not along:
                     found[name] = tensor + results[1][name]
             return found
 
-        def mine(results: Tensors) -> Tensors:
-            summed = {name: results[name] for name in self.case.differentiable if name in results}
-            parts = {name: t for name, t in results.items() if self._alike(name, halves)}
-            return parts | summed
-
-        yield from self._relation(
+        return self._relation(
             "batch_split",
-            halves,
+            "property",
+            [(half, half) for half in halves],
+            parts,
             together,
             f"the batch split before sequence {cut}, run as two, must give the same results",
-            mine,
         )
 
-    def extended(self) -> Iterator[Relation]:
-        case, model = self.case, self._some_sequence()
-        value = selected_lengths(case.frame.values[self.axis], [model, *range(self.count)])
-        other = drawn_inputs(case.frame, case.declaration, "normal", case.seed + 1)
-        cotangents = {name: torch.ones_like(tensor) for name, tensor in case.cotangents.items()}
-
-        def pick(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            first = self.parts(name, {**cotangents, **other}[name])
-            pieces = self.parts(name, tensor)
-            if pieces is None or first is None:
-                return tensor
-            return self.joined(name, [first[model], *pieces])
-
-        longer = self._with_lengths(value, pick)
-
-        def rest(results: Sequence[Tensors]) -> Tensors:
-            found = {}
-            for name, tensor in results[0].items():
-                pieces = self.parts(name, tensor, longer)
-                if pieces is not None:
-                    found[name] = self.joined(name, pieces[1:])
-            return found
-
-        yield from self._relation(
+    def extended(self) -> Relation | None:
+        """One more sequence in front, so that every other one starts elsewhere in memory."""
+        model, mine = self._some_sequence(), range(self.count)
+        return self._relation(
             "batch_extended",
-            [longer],
-            rest,
-            f"a sequence like {model}, with other values, in front of the batch must change "
-            "nothing",
-            self._packed,
+            "property",
+            [([_NEW, *mine], [model, *mine])],
+            lambda tensors: self.packed(tensors, mine),
+            lambda others, results: others[0].packed(results[0], range(1, self.count + 1)),
+            f"a sequence like {model}, with other values, in front must change nothing",
         )
 
-    def _alike(self, name: str, others: Sequence[Declared]) -> bool:
-        """Whether a tensor has a part for each sequence, and parts of one size in all cases.
-
-        A dimension such as `max(seqlens)` may differ.
-        """
-        found = self.packing(name)
-        if found is None:
-            return False
-        shapes = [list(case.infos[name].shape) for case in (self.case, *others)]
-        for shape in shapes:
-            del shape[found[0]]
-        return all(shape == shapes[0] for shape in shapes)
-
-    def _packed(self, results: Tensors) -> dict[str, torch.Tensor]:
-        return {name: t for name, t in results.items() if self.packing(name) is not None}
+    # What the reference says ----------------------------------------------------------------------
 
     def _relation(
         self,
         name: str,
-        others: Sequence[Declared],
-        right: Callable[[Sequence[Tensors]], Tensors],
+        kind: RelationKind,
+        batches: Sequence[tuple[Sequence[int], Sequence[int]]],
+        left: Callable[[Tensors], Tensors],
+        right: Callable[[Sequence[_Batch], Sequence[Tensors]], Tensors],
         because: str,
-        left: Callable[[Tensors], Tensors] = lambda mine: mine,
-    ) -> Iterator[Relation]:
-        frame = self.case.frame
-        if not all(frame.obeys(other.frame.values) for other in others):
-            return
-        if self._holds(left, right, others):
-            problems = tuple(other.problem() for other in others)
-            yield Relation(name, "property", problems, left, right, because=because)
+        *,
+        factor: float = 1,
+        exact: bool = False,
+    ) -> Relation | None:
+        """The relation for those results for which the reference obeys it; None without any."""
+        try:
+            others = [self.batch_of(origins, lengths, factor) for origins, lengths in batches]
+            names = self._obeying(name, left, lambda results: right(others, results), others)
+        except Exception:  # noqa: BLE001 - unfit, or the reference cannot take these sequences
+            return None
+        if not names:
+            return None
+        return Relation(
+            name,
+            kind,
+            tuple(other.case.problem() for other in others),
+            lambda mine: {each: tensor for each, tensor in left(mine).items() if each in names},
+            lambda results: right(others, results),
+            exact=exact,
+            because=because,
+        )
 
-    def _holds(
+    def _obeying(
         self,
+        name: str,
         left: Callable[[Tensors], Tensors],
         right: Callable[[Sequence[Tensors]], Tensors],
-        others: Sequence[Declared],
-    ) -> bool:
-        """Whether the reference obeys the relation; true where there is none to ask."""
+        others: Sequence[_Batch],
+    ) -> frozenset[str]:
+        """The results for which the reference obeys; without one, all if the spec names it."""
         if self.case.reference is None:
-            return True
-        mine, theirs = left(self.case.exact), right([other.exact for other in others])
-        return all(
-            tensor.shape == theirs[name].shape and _close(tensor, theirs[name])
-            for name, tensor in mine.items()
-            if name in theirs
+            named = {each.name for each in self.case.frame.spec.properties}
+            return frozenset(self.case.infos) if name in named else frozenset()
+        mine, theirs = left(self.case.exact), right([other.case.exact for other in others])
+        return frozenset(
+            each for each, tensor in mine.items() if each in theirs and _close(tensor, theirs[each])
         )
 
     def _some_sequence(self) -> int:
         """One picked by the case's seed, with rows if any sequence has some."""
-        q, k = sides_of(self.case.frame.values[self.axis])
-        some = [number for number in range(self.count) if q[number] and k[number]]
-        some = some or list(range(self.count))
+        full = [number for number, pair in enumerate(zip(*self._sides, strict=True)) if all(pair)]
+        some = full or range(self.count)
         return some[int(chooser(self.case.frame.seed).random() * len(some))]
 
 
-def _cut(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The leading elements along dimensions that are shorter in another batch (`max(seqlens)`)."""
-    return tensor[tuple(slice(size) for size in shape)]
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    if factor == 1 or not tensor.is_floating_point():
+        return tensor
+    return (tensor.double() * factor).to(tensor.dtype)
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
     if not one.is_floating_point():
         return torch.equal(one, other)
     size = float(torch.nan_to_num(one, posinf=0.0, neginf=0.0).abs().max()) if one.numel() else 0.0

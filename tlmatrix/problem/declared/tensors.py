@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.declared.packed import derived_input, packing_of, stale_pool
+from tlmatrix.problem.declared.packed import derived_input, paging_of, stale_pool
 from tlmatrix.problem.distributions import draw, evenly, generator
 from tlmatrix.spec.dtypes import torch_dtype
+from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.spec.importing import refuse
 
 if TYPE_CHECKING:
@@ -16,20 +17,15 @@ if TYPE_CHECKING:
     from tlmatrix.spec.expressions import Expression
     from tlmatrix.spec.models import DeclaredProblem, InputDecl
 
-__all__ = ["dim_names", "drawn_inputs", "dtype_declared", "sizes_of"]
+__all__ = ["drawn_inputs", "dtype_declared", "sizes_of"]
 
 
 def drawn_inputs(
-    frame: Frame,
-    declaration: DeclaredProblem,
-    distribution: str,
-    seed: int,
-    *,
-    derived: bool = False,
+    frame: Frame, declaration: DeclaredProblem, distribution: str, seed: int
 ) -> dict[str, torch.Tensor]:
     """The inputs by name, in the order of their declaration, which the values depend on.
 
-    With `derived` only those that follow from a packed axis.
+    What follows from a packed axis, and which page is whose, depends on the frame alone.
     """
     source = generator(seed)
     inputs = {}
@@ -41,9 +37,11 @@ def drawn_inputs(
                 made = derived_input(decl, frame.values, dtype, frame.seed)
             except ValueError as error:
                 raise refuse(frame.spec, (*path, decl.derived[0]), str(error)) from error
-            inputs[name] = made.to(frame.device)
-        elif not derived:
-            inputs[name] = _drawn(frame, decl, path, distribution, source, index).to(frame.device)
+        else:
+            made = _drawn(frame, decl, path, distribution, source, index)
+            paging = paging_of(declaration, decl.sizes, frame.values, frame.seed)
+            made = made if paging is None else stale_pool(made, paging, frame.seed)
+        inputs[name] = made.to(frame.device)
     return inputs
 
 
@@ -60,11 +58,7 @@ def _drawn(
     if decl.between is not None:
         low, high = _bounds(frame, decl.between, (*path, "between"))
         return evenly(low, high, source, shape, dtype)
-    made = draw(decl.fill or distribution, source, shape, dtype, index=index)
-    first = packing_of(str(decl.sizes[0]), frame.values) if decl.sizes else None
-    if first is not None and first.kind == "pages":
-        made = stale_pool(made, first.lengths, frame.seed)
-    return made
+    return draw(decl.fill or distribution, source, shape, dtype, index=index)
 
 
 def _bounds(
@@ -72,7 +66,7 @@ def _bounds(
 ) -> tuple[int, int]:
     found = []
     for index, bound in enumerate(between):
-        value = bound if isinstance(bound, int) else bound.evaluate(frame.values)
+        value = _evaluated(frame, bound, (*path, index))
         if isinstance(value, bool) or not isinstance(value, int):
             message = f"{str(bound)!r} is {value!r}, not a whole number"
             raise refuse(frame.spec, (*path, index), message)
@@ -81,6 +75,13 @@ def _bounds(
     if low > high:
         raise refuse(frame.spec, path, f"nothing lies between {low} and {high}: the least first")
     return low, high
+
+
+def _evaluated(frame: Frame, number: Expression | int, path: tuple[str | int, ...]) -> object:
+    try:
+        return number if isinstance(number, int) else number.evaluate(frame.values)
+    except ExpressionError as error:
+        raise refuse(frame.spec, path, str(error)) from error
 
 
 def dtype_declared(frame: Frame, name: str) -> torch.dtype:
@@ -94,15 +95,10 @@ def sizes_of(
     """The shape of a case; SpecError at `path` for a size that is no whole number from 0 on."""
     sizes = []
     for axis, size in enumerate(shape):
-        value = size if isinstance(size, int) else size.evaluate(frame.values)
+        value = _evaluated(frame, size, (*path, axis))
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise refuse(
                 frame.spec, (*path, axis), f"{str(size)!r} is {value!r}, not a size (0 or more)"
             )
         sizes.append(value)
     return tuple(sizes)
-
-
-def dim_names(shape: tuple[Expression | int, ...]) -> tuple[str, ...]:
-    """What findings call the dimensions: the expressions of the shape."""
-    return tuple(f"dim{axis}" if isinstance(s, int) else str(s) for axis, s in enumerate(shape))

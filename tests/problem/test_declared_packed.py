@@ -1,0 +1,311 @@
+"""Packed axes of declared problems: inputs that follow, dims, pools, and relations."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from problem_cases import CPU, make_spec
+
+from tlmatrix.problem import family_for
+from tlmatrix.spec import SpecError
+
+VALUES = {"seqlens": [3, 0, 5], "dim": 2, "dtype": "float32", "values": "normal"}
+X = {"shape": ["sum(seqlens)", "dim"], "dtype": "$dtype", "grad": True}
+CU = {"offsets_of": "seqlens"}
+
+
+@pytest.fixture(autouse=True)
+def _references_beside(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def problem_of(reference, inputs, outputs=("y",)):
+    return {"inputs": inputs, "outputs": outputs, "reference": f"packed_references:{reference}"}
+
+
+SOFTMAX = problem_of("softmax", {"x": X, "cu_seqlens": CU})
+
+
+def make(problem=SOFTMAX, values=VALUES, *, seed=1, **fields):
+    fields.setdefault("axes", {axis: [value] for axis, value in values.items()})
+    spec = make_spec(problem, **fields)
+    return family_for(spec).problem(spec, values, seed=seed, device=CPU)
+
+
+def relation(problem, name, **more):
+    """The relation of a name, by whatever seed offers it; None where none does."""
+    for seed in range(1, 7):
+        made = make(problem, seed=seed, **more)
+        for kind in ("isolation", "poison", "property"):
+            for each in made.relations(kind):
+                if each.name == name:
+                    return made, each
+    return None
+
+
+def test_inputs_follow_from_a_packed_axis():
+    inputs = {
+        "x": X,
+        "offsets": {"offsets_of": "seqlens"},
+        "starts": {"starts_of": "seqlens", "dtype": "int64"},
+        "lens": {"lengths_of": "seqlens"},
+        "ids": {"sequence_ids_of": "seqlens"},
+        "places": {"positions_of": "seqlens"},
+        "padded": {"offsets_of": "ceildiv(seqlens, 4) * 4"},
+    }
+    reference = {"inputs": inputs, "outputs": {"y": {"shape": [1]}}}
+    found = make(reference, properties=["finite"]).inputs
+    assert found["offsets"].tolist() == [0, 3, 3, 8]
+    assert found["starts"].tolist() == [0, 3, 3]
+    assert found["lens"].tolist() == [3, 0, 5]
+    assert found["ids"].tolist() == [0, 0, 0, 2, 2, 2, 2, 2]
+    assert found["places"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert found["padded"].tolist() == [0, 4, 4, 12]
+    assert {name: found[name].dtype for name in inputs if name != "x"} == dict.fromkeys(
+        ("offsets", "lens", "ids", "places", "padded"), torch.int32
+    ) | {"starts": torch.int64}
+
+
+def test_two_sides_are_packed_each_in_its_own_way():
+    inputs = {
+        "q": {"shape": ["sum(seqlens.q)", "dim"], "dtype": "$dtype"},
+        "k": {"shape": ["sum(seqlens.k)", "dim"], "dtype": "$dtype"},
+        "cu_q": {"offsets_of": "seqlens.q"},
+        "cu_k": {"offsets_of": "seqlens.k"},
+    }
+    values = VALUES | {"seqlens": {"q": [2, 0, 3], "k": [1, 4, 2]}}
+    problem = make(problem_of("scores", inputs), values)
+    assert problem.inputs["cu_q"].tolist() == [0, 2, 2, 5]
+    assert problem.inputs["cu_k"].tolist() == [0, 1, 5, 7]
+    assert problem.outputs["y"].dims[0].describe(3) == {"sequence": 2, "position": 1}
+    assert problem.dims["k"][0].describe(3) == {"sequence": 1, "position": 2}
+    for name in ("isolation_sequence", "poison_neighbours", "batch_permuted", "batch_split",
+                 "batch_extended"):  # fmt: skip
+        assert relation(problem_of("scores", inputs), name, values=values), name
+
+
+def test_dims_say_which_sequence_an_element_belongs_to():
+    outputs = {"y": {"shape": ["len(seqlens)", "dim"]}}
+    problem = make(problem_of("sums", {"x": X, "cu_seqlens": CU}, outputs), tile={"seqlens": 4})
+    rows, _ = problem.outputs["dx"].dims
+    assert rows.describe(7) == {"sequence": 2, "position": 4, "position_tile": 1}
+    assert list(rows.region) == [0, 0, 0, 2, 2, 2, 2, 2]
+    assert list(rows.starts) == [0, 3, 3, 8]
+    assert problem.outputs["y"].dims[0].describe(2) == {"sequence": 2}
+    named = {"y": {"shape": ["sum(seqlens)", "dim"], "dims": ["token", "channel"]}}
+    made = make(problem_of("softmax", {"x": X, "cu_seqlens": CU}, named))
+    assert made.outputs["y"].dims[0].describe(7) == {"sequence": 2, "token": 4}
+
+
+def test_an_output_shaped_like_inputs_that_are_packed_differently_is_packed_like_none():
+    inputs = {
+        "x": X,
+        "other": {"shape": ["sum(counts)", "dim"], "dtype": "$dtype"},
+        "cu_seqlens": CU,
+    }
+    spec = SOFTMAX | {"inputs": inputs, "reference": "packed_references:of_x"}
+    values = VALUES | {"counts": [4, 4]}
+    dims = make(spec, values).outputs["y"].dims
+    assert [dim.name for dim in dims] == ["dim0", "dim1"]
+    assert make(spec, values | {"counts": [4, 5]}).outputs["y"].dims[0].starts == [0, 3, 3, 8]
+
+
+def test_a_compiled_kernel_serves_all_lengths_of_an_entry():
+    axes = {"seqlens": [[3], [4]], "tiles": [[64, 32], [32, 32]], "dim": [2], "dtype": ["float32"]}
+    spec = make_spec(SOFTMAX, axes=axes)
+    first = {axis: values[0] for axis, values in axes.items()}
+
+    def key(**changed):
+        return family_for(spec).compile_key(spec, first | changed)
+
+    assert key() == key(seqlens=[4])
+    assert key() != key(tiles=[32, 32])  # a list that packs nothing decides kernels
+
+
+# Relations --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["isolation_sequence", "poison_neighbours", "batch_permuted", "batch_split", "batch_extended"],
+)
+def test_a_relation_holds_for_its_own_reference_in_float64(name):
+    checks = ["numeric", "gradients", "isolation", "poison", "properties"]
+    found = relation(SOFTMAX, name, checks=checks)
+    assert found is not None
+    problem, each = found
+    left = each.left(problem.reference())
+    right = each.right([other.reference() for other in each.problems])
+    assert set(left) == {"y", "dx"}
+    for tensor in left:
+        torch.testing.assert_close(left[tensor], right[tensor], rtol=1e-12, atol=1e-12)
+
+
+def test_isolation_changes_one_sequence_and_compares_the_others():
+    problem, each = relation(SOFTMAX, "isolation_sequence")
+    changed = each.problems[0].inputs["x"] != problem.inputs["x"]
+    regions = torch.tensor(list(problem.dims["x"][0].region))
+    victim = regions[changed[:, 0]].unique().tolist()
+    assert len(victim) == 1
+    assert changed[regions == victim[0]].all()
+    assert each.exact
+    assert len(each.left(problem.reference())["y"]) == int((regions != victim[0]).sum())
+
+
+def test_poison_is_huge_everywhere_but_in_one_sequence_and_spares_declared_ranges():
+    inputs = {
+        "x": X | {"grad": False},
+        "cu_seqlens": CU,
+        "decay": {"shape": ["sum(seqlens)"], "dtype": "float32", "between": [0, 1]},
+    }
+    spec = problem_of("softmax_with_decay", inputs)
+    problem, each = relation(spec, "poison_neighbours")
+    poisoned = each.problems[0].inputs
+    sizes = poisoned["x"].abs().amax(1)
+    assert int((sizes > 2**20).sum()) in (3, 5)
+    assert poisoned["decay"].min() >= 0
+    assert poisoned["decay"].max() <= 1
+    assert not torch.equal(poisoned["decay"], problem.inputs["decay"])
+
+
+def test_what_belongs_to_experts_moves_with_them():
+    inputs = {
+        "x": {"shape": ["sum(counts)", "dim"], "dtype": "$dtype"},
+        "w": {"shape": ["len(counts)", "dim", 3], "dtype": "$dtype"},
+        "ids": {"sequence_ids_of": "counts"},
+    }
+    outputs = {"y": {"shape": ["sum(counts)", 3]}}
+    values = {"counts": [3, 0, 5], "dim": 2, "dtype": "float32", "values": "normal"}
+    problem, each = relation(problem_of("gemm", inputs, outputs), "batch_permuted", values=values)
+    moved = each.problems[0]
+    order = moved.values["counts"]
+    assert order != values["counts"]
+    assert sorted(order) == [0, 3, 5]
+    at = order.index(5)
+    assert torch.equal(moved.inputs["w"][at], problem.inputs["w"][2])
+    assert moved.inputs["ids"].tolist().count(at) == 5
+
+
+def test_gradients_of_what_all_sequences_share_are_summed_over_the_parts():
+    inputs = {
+        "x": X,
+        "w": {"shape": ["dim"], "dtype": "$dtype", "grad": True},
+        "cu_seqlens": CU,
+    }
+    problem, each = relation(problem_of("weighted", inputs), "batch_split")
+    right = each.right([other.reference() for other in each.problems])
+    torch.testing.assert_close(right["dw"], problem.reference()["dw"])
+
+
+def test_an_operator_that_mixes_sequences_has_no_relation_and_no_false_alarm():
+    mixing = problem_of("centred", {"x": X, "cu_seqlens": CU})
+    for name in ("isolation_sequence", "poison_neighbours", "batch_split", "batch_extended"):
+        assert relation(mixing, name) is None, name
+    assert relation(mixing, "batch_permuted") is not None  # a mean does not ask for an order
+
+
+def test_a_relation_holds_for_the_results_that_obey_it():
+    ranked = problem_of("ranked", {"x": X, "cu_seqlens": CU}, ["y", "order"])
+    problem, each = relation(ranked, "isolation_sequence")
+    assert set(each.left(problem.reference())) == {"y", "dx"}
+
+
+def test_without_a_reference_only_what_the_spec_names_is_asked_for():
+    declared = {"inputs": {"x": X, "cu_seqlens": CU}, "outputs": {"y": X | {}}}
+    declared["outputs"] = {"y": {"shape": X["shape"]}}
+    assert relation(declared, "batch_permuted", properties=["finite"]) is None
+    assert relation(declared, "isolation_sequence", properties=["finite"]) is None
+    assert relation(declared, "batch_permuted", properties=["batch_permuted"]) is not None
+
+
+def test_a_rule_about_lengths_holds_for_the_other_batches():
+    rules = [{"expr": "len(seqlens) == 3", "because": "of three"}]
+    for name, offered in (("batch_split", False), ("batch_extended", False),
+                          ("batch_permuted", True)):  # fmt: skip
+        found = relation(SOFTMAX, name, where=rules)
+        assert (found is not None) is offered, name
+
+
+def test_padded_tensors_shrink_with_the_longest_sequence_and_never_grow():
+    inputs = {
+        "x": {"shape": ["len(seqlens)", "max(seqlens)", "dim"], "dtype": "$dtype"},
+        "lens": {"lengths_of": "seqlens"},
+    }
+    spec = problem_of("padded_sums", inputs, {"y": {"shape": ["len(seqlens)", "dim"]}})
+    values = VALUES | {"seqlens": [5, 1]}
+    problem, each = relation(spec, "batch_split", values=values)
+    assert [len(part.inputs["x"]) for part in each.problems] == [1, 1]
+    assert [part.inputs["x"].shape[1] for part in each.problems] == [5, 1]
+    right = each.right([part.reference() for part in each.problems])
+    torch.testing.assert_close(right["y"], problem.reference()["y"])
+
+
+# Pools of pages ---------------------------------------------------------------------------------
+
+POOL = {
+    "pool": {"shape": ["pages(seqlens, page)", "page", "dim"], "dtype": "$dtype"},
+    "table": {"pages_of": "seqlens", "page_size": "page"},
+    "cu_seqlens": CU,
+}
+PAGED = problem_of("gathered", POOL, {"y": {"shape": ["sum(seqlens)", "dim"]}})
+PAGED_VALUES = VALUES | {"page": 2}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_slots_that_hold_no_row_are_stale(seed):
+    problem = make(PAGED, PAGED_VALUES, seed=seed)
+    table, pool = problem.inputs["table"], problem.inputs["pool"]
+    assert pool.shape == (2 + 0 + 3 + 3, 2, 2)
+    assert table.shape == (3, 3)
+    owned = [page for row, count in zip(table.tolist(), [2, 0, 3], strict=True)
+             for page in row[:count]]  # fmt: skip
+    assert len({*owned}) == 5
+    assert all(not 0 <= page < 8 for page in table[1].tolist())
+    stale = pool.isnan() | (pool.abs() > 1000)
+    assert int((~stale).all(-1).sum()) == 8
+    assert problem.reference()["y"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["isolation_sequence", "poison_neighbours", "batch_permuted", "batch_split", "batch_extended"],
+)
+def test_relations_take_rows_out_of_their_pages_and_put_them_into_others(name):
+    found = relation(PAGED, name, values=PAGED_VALUES)
+    assert found is not None
+    problem, each = found
+    left = each.left(problem.reference())
+    right = each.right([other.reference() for other in each.problems])
+    torch.testing.assert_close(left["y"], right["y"])
+
+
+def test_a_pool_that_comes_back_is_compared_row_by_row():
+    inputs = {
+        "pool": POOL["pool"],
+        "table": POOL["table"],
+        "lens": {"lengths_of": "seqlens"},
+        "x": {"shape": ["len(seqlens)", "dim"], "dtype": "$dtype"},
+    }
+    outputs = {"after": {"shape": ["pages(seqlens, page)", "page", "dim"]}}
+    spec = problem_of("appended", inputs, outputs)
+    problem, each = relation(spec, "isolation_sequence", values=PAGED_VALUES)
+    assert problem.outputs["after"].dims[0].name == "page"
+    part = each.left(problem.reference())["after"]
+    assert part.isfinite().all()
+    assert len(part) in (3, 5)
+    problem, each = relation(spec, "batch_permuted", values=PAGED_VALUES)
+    left = each.left(problem.reference())["after"]
+    torch.testing.assert_close(left, each.right([each.problems[0].reference()])["after"])
+
+
+def test_a_page_size_that_is_none_is_an_error_at_its_place():
+    with pytest.raises(SpecError, match="needs a page size of 1 or more"):
+        make(PAGED, PAGED_VALUES | {"page": 0})
+
+
+def test_offsets_bound_the_rows_of_their_sequences():
+    problem = make(values=VALUES | {"seqlens": [0, 4, 0, 0, 2, 0]})
+    bounds = problem.inputs["cu_seqlens"].tolist()
+    assert [b - a for a, b in pairwise(bounds)] == [0, 4, 0, 0, 2, 0]
+    assert problem.dims["x"][0].describe(5) == {"sequence": 4, "position": 1}
