@@ -104,6 +104,8 @@ class _Parser:
         if self.take(text) is None:
             found = f"found {self.token.text!r}" if self.token.text else "the expression ends"
             reason = f"{opened.text!r} needs a {text!r}, but {found}"
+            if not self.token.text and opened.text == "(":
+                reason += " (in [...] and {...} of YAML, quote an expression that has a comma)"
             raise self.error(reason)
 
     def error(self, reason: str, offset: int | None = None) -> ExpressionError:
