@@ -9,6 +9,8 @@ import torch
 from attention_world import DTYPES, attention, flash, run
 
 from tlmatrix.check.bits import alike
+from tlmatrix.check.sanitizers import _hint
+from tlmatrix.interpreter import Report
 from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
 
 LENGTHS = (17, 1, 40, 70)
@@ -298,6 +300,45 @@ def test_the_last_tile_of_every_sequence():
     finding = only(run(attention((17, 40, 70)), broken(edit)))
     assert finding.pattern == "last tile of every sequence"
     assert "bounded by the length?" in finding.hint
+
+
+def test_whole_last_tiles_are_no_hint_at_a_bound():
+    def edit(results):
+        results["out"][16:32] = 9
+        results["out"][64:80] = 9
+
+    finding = only(run(attention((32, 48)), broken(edit)))
+    assert "last tile" in finding.pattern
+    assert finding.hint is None or "bounded by the length" not in finding.hint
+
+
+def test_what_a_second_call_gets_wrong_is_no_hint_at_a_tail():
+    problem, other = attention(LENGTHS), attention(LENGTHS, seed=2)
+    calls = []
+
+    def kernel(inside):
+        calls.append(inside)
+        results = flash(inside)
+        if len(calls) > 1:
+            results["out"][-6:] = 9
+        return results
+
+    findings = run(called_again(problem, other), kernel, "numeric", "repeat")
+    assert {finding.check for finding in findings} == {"repeat"}
+    assert all("last" in str(finding.pattern) for finding in findings)
+    assert not any("bounded by the length" in str(finding.hint) for finding in findings)
+
+
+def test_smaller_tiles_are_a_remedy_for_shared_memory_alone():
+    def report(message):
+        return Report("budget", "kernel", "k.py", 3, "", (), (), message)
+
+    hints = [
+        _hint(report("the kernel needs about 300000 bytes of shared memory at once, sm_80 has 1")),
+        _hint(report("the layout annotated on X of shape (3,) places an element at 9")),
+        _hint(report("the kernel needs 600 columns of tensor memory, there are 512: C")),
+    ]
+    assert hints == ["smaller tiles, or fewer stages", None, None]
 
 
 def test_first_rows_of_later_sequences_suggest_a_store_past_the_end():

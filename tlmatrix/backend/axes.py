@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.errors import BindingError
@@ -12,6 +13,7 @@ from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.models import DeclaredProblem
 from tlmatrix.spec.sharding import WORLD, has_ranks
+from tlmatrix.spec.sources import parameters_in_source
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
@@ -21,33 +23,92 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Family
     from tlmatrix.spec.models import Spec
 
-__all__ = ["refuse_unknown_axes"]
+__all__ = ["refuse_unknown_axes", "unread_axes"]
+
+_ALIKE = 0.8
+"""How alike two names are where one may be a slip of the other (`difflib`): sinks and sink."""
 
 
 def refuse_unknown_axes(binding: Binding, family: Family) -> None:
     """Check that each axis of the spec is read by the family, the entry, its context, or the spec.
 
-    A family that does not say which axes it reads, and an entry that takes any keyword, may read
-    all of them.
+    A family that does not say which axes it reads may read all of them. An entry that takes any
+    keyword may, too, but for one whose name is nearly that of an axis which is read: `sinks`.
 
     Raises:
-        BindingError: an axis that nobody reads; names the nearest one that somebody does.
+        BindingError: an axis that nothing reads; names the nearest one that is read.
     """
     spec = binding.spec
     known = _read_by_family(spec, family)
-    if known is None or binding.parameters is None:
+    if known is None:
         return
-    read = known | binding.parameters | _read_by_context(spec) | frozenset(_read_by_spec(spec))
-    issues = []
-    for axis in spec.axes:
-        if axis not in read:
-            target = spec.entry or spec.factory
-            words = nearest(axis, sorted(read))
-            message = f"neither the problem nor {target} takes the axis {axis!r}{words}"
-            line, column = spec.key_location("axes", axis)
-            issues.append(Issue(spec.path, line, column, message))
+    anything = binding.parameters is None
+    parameters = binding.parameters
+    if parameters is None:
+        parameters = _named_parameters(spec)
+        if parameters is None:
+            return
+    read = known | parameters | _read_by_context(spec) | frozenset(_read_by_spec(spec))
+    issues = list(_unread(spec, read, anything=anything))
     if issues:
         raise BindingError(issues)
+
+
+def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
+    """The same where the source of what the spec names shows it, with nothing imported."""
+    if spec.context is not None or (spec.entry is not None and spec.call):
+        return
+    folder = spec.path.resolve().parent
+    known: set[str] = set(getattr(family, "optional", ()))
+    axes = getattr(family, "axes", None)
+    anything = False
+    if axes is not None:
+        known |= set(axes)
+    elif not isinstance(spec.problem, DeclaredProblem):
+        return
+    elif spec.problem.reference is not None:
+        reference = spec.problem.reference
+        given = parameters_in_source(reference, folder) if isinstance(reference, str) else None
+        if given is None or given.anything:
+            return
+        known |= given.names
+    if spec.entry is not None:
+        taken = parameters_in_source(spec.entry, folder)
+        if taken is None:
+            return
+        known |= taken.names
+        anything = taken.anything
+    known |= {*spec.call, *_read_by_spec(spec)}
+    yield from _unread(spec, frozenset(known), anything=anything)
+
+
+def _unread(spec: Spec, read: frozenset[str], *, anything: bool) -> Iterator[Issue]:
+    """Axes that are not read; with `anything` those alone that look like a misspelt one."""
+    target = spec.entry or spec.factory
+    for axis in spec.axes:
+        if axis in read:
+            continue
+        if anything:
+            near = difflib.get_close_matches(axis, sorted(read - set(spec.axes)), 1, _ALIKE)
+            if not near:
+                continue
+            message = (
+                f"{target} would take the axis {axis!r} as any other keyword; did you mean "
+                f"{near[0]!r}? If not, give it another name, or the entry a parameter {axis!r}"
+            )
+        else:
+            words = nearest(axis, sorted(read))
+            message = f"neither the problem nor {target} takes the axis {axis!r}{words}"
+        line, column = spec.key_location("axes", axis)
+        yield Issue(spec.path, line, column, message)
+
+
+def _named_parameters(spec: Spec) -> frozenset[str] | None:
+    """What an entry that takes any keyword takes by name; None where Python cannot tell."""
+    assert spec.entry is not None
+    found = load(spec, ("entry",), spec.entry)
+    parameters = parameters_of(found) if callable(found) else None
+    return None if parameters is None else frozenset(parameters)
 
 
 def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from tlmatrix.backend.axes import unread_axes
 from tlmatrix.matrix import expand, expired, reject_cases
 from tlmatrix.problem import family_for
 from tlmatrix.problem.laws import lint_properties
@@ -86,6 +87,7 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
         *lint_optional(spec, family),
         *lint_properties(spec, family),
         *lint_shards(spec, family),
+        *unread_axes(spec, family),
         *expired(spec),
     ]
     if tier not in spec.tiers:
