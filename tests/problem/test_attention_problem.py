@@ -182,7 +182,9 @@ def test_references_are_computed_once():
 MASKS = [{}, {"causal": True}, {"causal": True, "window": 3}]
 
 
-@pytest.mark.parametrize("mask", [*MASKS, *({**m, "alignment": "top_left"} for m in MASKS)], ids=str)
+@pytest.mark.parametrize(
+    "mask", [*MASKS, *({**m, "alignment": "top_left"} for m in MASKS)], ids=str
+)
 def test_cost_counts_the_pairs_the_mask_shows(mask):
     for lq, lk in itertools.product([0, 1, 2, 5, 9], repeat=2):
         setting = Setting.of(packed([lq, 3], [lk, 4], **mask))

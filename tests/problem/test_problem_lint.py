@@ -115,8 +115,10 @@ tolerance: {dqq: {factor: 3}, by_arch: {sm_90: {dv: {factor: 2}, dkk: {factor: 2
         "11:14: call: the problem has no 'vv'; did you mean 'v'?",
         "10:39: compile: dim: the name 'headdim' is unknown; did you mean 'head_dim'?",
         "10:75: compile: q: the name 'q' is a tensor",
-        "12:16: returns: unknown output 'lsee'; did you mean 'lse'? "
-        "Outputs: dk, dq, dsink, dv, lse, out",
+        (
+            "12:16: returns: unknown output 'lsee'; did you mean 'lse'? "
+            "Outputs: dk, dq, dsink, dv, lse, out"
+        ),
         "13:18: tolerance: unknown tensor 'dqq'; did you mean 'dq'?",
         "13:71: tolerance: unknown tensor 'dkk'; did you mean 'dk'?",
     ]

@@ -92,8 +92,10 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "5:36: the key 'output' is missing in 'call[2]'",
             "5:48: the key 'output' is missing in 'call[3]'",
             "5:49: unknown key 'q'. Keys here: inout, output",
-            "5:56: 'call[4]' must be a name, an expression, a number, true, false, none, a list of these, "
-            "{output: NAME}, or {inout: NAME, output: NAME}; got 2026-01-01",
+            (
+                "5:56: 'call[4]' must be a name, an expression, a number, true, false, none, a list of these, "
+                "{output: NAME}, or {inout: NAME, output: NAME}; got 2026-01-01"
+            ),
         ],
     ),
     "results by a malformed path": (
@@ -104,17 +106,17 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         ],
     ),
     "an output written twice, and arguments that do not reach the entry": (
-        HEAD
-        + "call: [q, {output: out}, {inout: k, output: out}]\nagree: [{set: {stages: 2}}]\n",
+        HEAD + "call: [q, {output: out}, {inout: k, output: out}]\nagree: [{set: {stages: 2}}]\n",
         [
             "5:26: 'out' is written twice",
-            "6:16: 'stages' does not reach the entry, which gets what 'call' lists; make it an axis, "
-            "and name it in 'call'",
+            (
+                "6:16: 'stages' does not reach the entry, which gets what 'call' lists; make it an axis, "
+                "and name it in 'call'"
+            ),
         ],
     ),
     "a reference whose names are not there": (
-        DECL
-        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y, z]\n"
+        DECL + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y, z]\n"
         "  reference: {function: a:b, call: [x, {output: yy}], returns: [y, w, y]}\n",
         [
             "7:49: unknown output 'yy'; did you mean 'y'? Outputs: y, z",
@@ -124,12 +126,13 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         ],
     ),
     "a reference in a dtype that it cannot have": (
-        DECL
-        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y]\n"
+        DECL + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y]\n"
         "  reference: {function: a:b, dtype: float16}\n",
         [
-            "7:37: 'problem.reference.dtype' must be one of float64, float32, same; got 'float16'; "
-            "did you mean 'float64'?",
+            (
+                "7:37: 'problem.reference.dtype' must be one of float64, float32, same; got 'float16'; "
+                "did you mean 'float64'?"
+            ),
         ],
     ),
     "an entry that is no target": (
