@@ -45,6 +45,10 @@ def test_a_padded_operator_of_ones_own_is_bound_and_mended(tmp_path, env):
     assert play(ROOT / "docs/padded.md", tmp_path, env) == 2
 
 
+def test_every_form_of_entry_is_bound(tmp_path, env):
+    assert play(ROOT / "docs/binding.md", tmp_path, env) == 4
+
+
 def test_stored_timings_read_as_the_document_shows(tmp_path, env):
     assert play(ROOT / "docs/bench.md", tmp_path, env) == 3
 

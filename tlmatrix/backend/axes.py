@@ -56,7 +56,7 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
 
 def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
     """The same where the source of what the spec names shows it, with nothing imported."""
-    if spec.context is not None or (spec.entry is not None and spec.call):
+    if spec.context is not None or (spec.entry is not None and (spec.call or spec.construct)):
         return
     folder = spec.path.resolve().parent
     known: set[str] = set(getattr(family, "optional", ()))
@@ -68,17 +68,20 @@ def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
         return
     elif spec.problem.reference is not None:
         reference = spec.problem.reference
-        given = parameters_in_source(reference, folder) if isinstance(reference, str) else None
-        if given is None or given.anything:
-            return
-        known |= given.names
+        named = names_of(reference.call)
+        if not named:
+            given = parameters_in_source(reference.function, folder)
+            if given is None or given.anything:
+                return
+            named = given.names
+        known |= named
     if spec.entry is not None:
         taken = parameters_in_source(spec.entry, folder)
         if taken is None:
             return
         known |= taken.names
         anything = taken.anything
-    known |= {*spec.call, *_read_by_spec(spec)}
+    known |= {*names_of(spec.call), *_read_by_spec(spec)}
     yield from _unread(spec, frozenset(known), anything=anything)
 
 
@@ -145,7 +148,7 @@ def _read_by_spec(spec: Spec) -> Iterator[str]:
     if isinstance(spec.problem, DeclaredProblem):
         outputs = spec.problem.outputs
         for decl in spec.problem.inputs.values():
-            expressions += decl.sizes
+            expressions += (*decl.sizes, *(decl.between or ()))
         declared_outputs = outputs.values() if isinstance(outputs, dict) else ()
         for output in declared_outputs:
             expressions += output.shape or ()

@@ -183,12 +183,17 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return _moved(tensor) if moved is tensor else moved
 
 
+def _device(tensor: torch.Tensor) -> torch.device:
+    """Where a tensor answers that it is: on the GPU if on the CPU; `meta` stays `meta`."""
+    return _CUDA if tensor.device.type == "cpu" else tensor.device
+
+
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.cuda: lambda tensor, *_args, **_kwargs: _moved(tensor),
     torch.Tensor.cpu: lambda tensor, *_args, **_kwargs: _moved(tensor),
     torch.Tensor.pin_memory: lambda tensor, *_args, **_kwargs: tensor,
-    torch.Tensor.is_cuda.__get__: lambda _tensor, *_args: True,  # type: ignore[attr-defined]
-    torch.Tensor.device.__get__: lambda _tensor, *_args: _CUDA,
+    torch.Tensor.is_cuda.__get__: lambda tensor, *_args: _device(tensor) == _CUDA,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: lambda tensor, *_args: _device(tensor),
     torch.Tensor.get_device: lambda _tensor: 0,
 }
 
