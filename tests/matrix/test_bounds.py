@@ -6,7 +6,7 @@ import time
 from itertools import product
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from small_matrices import all_rows
 from spec_text import spec_from
@@ -87,6 +87,7 @@ def verdict(expression, values):
         return None
 
 
+@settings(deadline=None)
 @given(conditions, st.data())
 def test_bounds_never_exclude_a_solution_and_equal_rests_have_equal_answers(text, data):
     expression = Expression(text)
@@ -115,6 +116,7 @@ def test_bounds_never_exclude_a_solution_and_equal_rests_have_equal_answers(text
         assert answers.setdefault(rests, found) == found or False in rests or None in found
 
 
+@settings(deadline=None)
 @given(conditions)
 def test_a_solved_space_is_the_enumerated_one(text):
     axes = {name: values for name, values in AXES.items() if name in Expression(text).names}

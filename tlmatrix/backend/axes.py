@@ -56,7 +56,7 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
 
 def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
     """The same where the source of what the spec names shows it, with nothing imported."""
-    if spec.context is not None or (spec.entry is not None and (spec.call or spec.construct)):
+    if spec.context is not None or (spec.entry is not None and (spec.call or spec.constructor)):
         return
     folder = spec.path.resolve().parent
     known: set[str] = set(getattr(family, "optional", ()))
