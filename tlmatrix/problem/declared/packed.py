@@ -98,7 +98,7 @@ def packed_dim(
         return Dim(word or "page", size)
     if packing.kind == "len":
         return Dim(word or "sequence", size, region=range(size))
-    words = (word, *reversed(names_in(packing.arguments[0])))
+    words = (word or "position", *reversed(names_in(packing.arguments[0])))
     tile = next((tiles[each] for each in words if each in tiles), None)
     return Dim(
         word or "position",
