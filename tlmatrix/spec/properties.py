@@ -19,9 +19,9 @@ from tlmatrix.spec.fields import (
 __all__ = ["FINITE", "OF_BATCHES", "Agreement", "Property"]
 
 FINITE = "finite"
+"""The property that needs no further run."""
 OF_BATCHES = ("batch_permuted", "batch_split", "batch_extended")
 """Properties of packed problems that a spec may name."""
-"""The property that needs no further run."""
 
 Factor = Annotated[float, Field(allow_inf_nan=False)]
 
