@@ -95,6 +95,43 @@ def sums_reference(x, cu_seqlens):
     return torch.stack([part.sum(0) for part in _parts(x, cu_seqlens)])
 
 
+# Rows of each sequence doubled, by starts and lengths ---------------------------------------------
+
+
+@tilelang.jit
+def _double_kernel(total, batch, longest, bug):
+    @T.prim_func
+    def double(
+        x: T.Tensor((total, CHANNELS), "float32"),
+        starts: T.Tensor((batch,), "int32"),
+        lens: T.Tensor((batch,), "int32"),
+        y: T.Tensor((total, CHANNELS), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(longest, ROWS), batch, threads=32) as (tile, sequence):
+            start, length = starts[sequence], lens[sequence]
+            for i, j in T.Parallel(ROWS, CHANNELS):
+                place = tile * ROWS + i
+                if bug == "store":
+                    if (tile * ROWS < length) & (start + place < total):
+                        y[start + place, j] = x[start + place, j] * 2.0
+                elif place < length:
+                    y[start + place, j] = x[start + place, j] * 2.0
+
+    return double
+
+
+def doubled(x, starts, lens, bug=None):
+    """Twice the rows of each sequence."""
+    y = torch.empty_like(x)
+    if len(x):
+        _double_kernel(len(x), len(lens), int(lens.max()), bug)(x, starts, lens, y)
+    return y
+
+
+def doubled_reference(x, starts, lens):
+    return 2 * x
+
+
 # Depthwise causal convolution along each sequence -----------------------------------------------
 
 

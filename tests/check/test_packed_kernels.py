@@ -15,7 +15,7 @@ name: {entry}
 problem:
   inputs:
     x:          {{shape: [sum(seqlens), 4], dtype: float32{grad}}}{more}
-    cu_seqlens: {{offsets_of: seqlens}}
+{lengths}
   outputs:
     y: {{shape: {shape}}}
   reference: packed_kernels:{reference}
@@ -36,6 +36,7 @@ def findings(tmp_path, monkeypatch):
         text = SPEC.format(
             entry=entry, reference=reference, shape=OUTPUTS[rows], bug=bug,
             grad=more.get("grad", ""), more=more.get("more", ""),
+            lengths=more.get("lengths", "    cu_seqlens: {offsets_of: seqlens}"),
         )  # fmt: skip
         path = tmp_path / "packed.yaml"
         path.write_text(text)
@@ -81,6 +82,14 @@ def test_an_unguarded_store_into_the_next_sequence_is_found(findings):
     assert store.title.startswith("sequences: write of y")
     assert store.index["sequence"] > 0
     assert store.index["position"] == 0
+
+
+def test_a_store_into_the_next_sequence_is_found_by_starts_and_lengths(findings):
+    lengths = "    starts: {starts_of: seqlens}\n    lens: {lengths_of: seqlens}"
+    both = {"reference": "doubled_reference", "lengths": lengths}
+    assert findings("doubled", **both) == []
+    titles = [each.title for each in findings("doubled", "store", **both)]
+    assert any(title.startswith("sequences: write of y") for title in titles)
 
 
 def test_a_read_across_a_boundary_is_found(findings):

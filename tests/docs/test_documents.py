@@ -58,7 +58,7 @@ def test_simulated_ranks_attend_to_a_split_sequence(tmp_path, env):
 
 
 def test_own_problems_judge_and_lint(tmp_path, env):
-    assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 4
+    assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 6
 
 
 def test_an_operator_of_several_ranks_is_tested_and_a_fault_names_its_rank(tmp_path, env):

@@ -13,6 +13,7 @@ from hypothesis import Phase, find, given, settings
 from tlmatrix.fuzz.draw import Configuration, cases, configurations, ground_of
 from tlmatrix.fuzz.draws import drawn_cases
 from tlmatrix.fuzz.worker import Job, compiled_once
+from tlmatrix.matrix import Case, find_case
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import usual_distributions
@@ -22,7 +23,6 @@ from tlmatrix.spec.lengths import sides_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tlmatrix.matrix import Case
     from tlmatrix.spec.models import Spec
 
 SPECS = sorted(Path(__file__).parents[2].joinpath("specs").glob("*.yaml"))
@@ -389,3 +389,44 @@ def test_what_cannot_be_drawn_is_an_error_at_its_place(text: str, message: str) 
 def test_an_unknown_tier_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown tier 'quik'"):
         cases(parse_spec(PACKED), "quik")
+
+
+SIDELESS = """
+name: moe
+problem:
+  inputs:
+    x: {shape: [sum(expert_counts), 4], dtype: float32}
+    offsets: {offsets_of: expert_counts}
+  outputs: [y]
+  reference: m:f
+entry: m:g
+axes:
+  expert_counts: [[3, 0], [17]]
+"""
+
+
+def test_without_a_fuzz_section_packed_axes_have_batches_of_all_kinds() -> None:
+    found = [case["expert_counts"] for case in drawn(parse_spec(SIDELESS), 100)]
+    assert {len(each) for each in found} == set(range(1, 9))
+    lengths = {length for each in found for length in each}
+    assert {0, 1} <= lengths
+    assert max(lengths) > 250
+
+
+def test_an_axis_called_seqlens_whose_values_are_numbers_is_no_packed_one() -> None:
+    text = SIDELESS.replace(
+        "expert_counts: [[3, 0], [17]]", "expert_counts: [[3]]\n  seqlens: [64]"
+    )
+    assert {case["seqlens"] for case in drawn(parse_spec(text), 20)} == {64}
+
+
+def test_a_rule_without_an_answer_for_generated_lengths_takes_listed_ones() -> None:
+    rule = "where:\n  - {expr: 60 // max(expert_counts) > 2, because: of memory}\n"
+    for case in drawn(parse_spec(SIDELESS + rule), 60):
+        assert 0 < max(case["expert_counts"]) <= 20
+
+
+def test_an_id_of_generated_lengths_leads_back_to_its_case() -> None:
+    spec = parse_spec(SIDELESS)
+    case = Case("moe", {"expert_counts": [5, 0, 64], "values": "ramp"}, "fuzz")
+    assert find_case(spec, case.id).values == case.values

@@ -309,3 +309,15 @@ def test_offsets_bound_the_rows_of_their_sequences():
     bounds = problem.inputs["cu_seqlens"].tolist()
     assert [b - a for a, b in pairwise(bounds)] == [0, 4, 0, 0, 2, 0]
     assert problem.dims["x"][0].describe(5) == {"sequence": 4, "position": 1}
+
+
+def test_a_repeated_call_has_other_lengths_in_tensors_of_the_same_sizes():
+    problem = make()
+    (repeated,) = problem.relations("repeat")
+    other = repeated.problems[0]
+    assert other.values["seqlens"] == [3, 3, 2]
+    assert other.inputs["cu_seqlens"].tolist() == [0, 3, 6, 8]
+    assert other.inputs["x"].shape == problem.inputs["x"].shape
+    rules = [{"expr": "0 in seqlens", "because": "empty ones alone"}]
+    (repeated,) = make(where=rules).relations("repeat")
+    assert repeated.problems[0].values["seqlens"] == [3, 0, 5]

@@ -225,14 +225,7 @@ def test_any_text_is_read_or_refused_with_an_offset_inside_it(text: str) -> None
         ("{1: 2}", 0, "'{' is not part of the expression language"),
         ("a := 1", 2, "':' is not part of the expression language"),
         ("@", 0, "'@' is not part of the expression language"),
-        (
-            "(a",
-            2,
-            (
-                "'(' needs a ')', but the expression ends "
-                "(in [...] and {...} of YAML, quote an expression that has a comma)"
-            ),
-        ),
+        ("(a", 2, "'(' needs a ')', but the expression ends; quote one that has a comma in it"),
         ("a is 5", 2, "'is' compares with none, true and false only; write '=='"),
         ("a is not b", 2, "'is not' compares with none, true and false only; write '=='"),
         ("'a", 0, "text that opens with ' never closes, or holds a backslash"),
@@ -268,7 +261,7 @@ def test_what_is_no_expression_is_refused_at_its_place(text: str, offset: int, r
             "b.q",
             2,
             (
-                "b.q is 0, not a list of lengths; write {q: [17, 64], k: same}, "
+                "b is 0, not a list of lengths; write {q: [17, 64], k: same}, "
                 "{q: [17, 64], k: [20, 64]} or a list for both"
             ),
         ),

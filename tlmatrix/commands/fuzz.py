@@ -19,6 +19,7 @@ from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
 from tlmatrix.results_file import make_folder, new_results, shown_path
 from tlmatrix.run.records import RecordsWriter
+from tlmatrix.spec.packed import packed_axes
 
 if TYPE_CHECKING:
     import argparse
@@ -95,18 +96,18 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 
 def _targets(plans: Sequence[Plan], tier: str, *, told: float | None) -> list[Target]:
-    """The specs to search: with a `fuzz` section, and a number of examples if none is told."""
+    """The specs to search: with a `fuzz` section or packed axes, and a number of examples."""
     found = [
         Target(plan.spec, os.path.relpath(plan.spec.path), examples_of(plan.spec, tier))
         for plan in plans
-        if plan.spec.fuzz is not None
+        if plan.spec.fuzz is not None or packed_axes(plan.spec)
     ]
     if told is None:
         found = [target for target in found if target.examples]
     if not found:
         raise UsageError(
             f"no spec here draws cases in the tier {tier}; write `fuzz: "
-            f"{{examples: {{{tier}: 20}}}}`"
+            f"{{examples: {{{tier}: 20}}}}`, or say --examples 20 for specs with packed axes"
         )
     return found
 

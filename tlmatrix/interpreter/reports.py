@@ -155,8 +155,8 @@ class Sequences:
     """Which rows of a packed tensor belong to which sequence.
 
     A block's own sequences are those whose two boundaries it has read from a parameter that
-    holds `boundaries`. A kernel without such a parameter is not checked, unless `of_block` says
-    whose each block is.
+    holds `boundaries`, or whose start from one that holds the starts alone. A kernel without such
+    a parameter is not checked, unless `of_block` says whose each block is.
 
     Attributes:
         boundaries: integers [sequences + 1], not descending: sequence s owns the rows from

@@ -103,7 +103,7 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     labels = _parsed(case_id)
     offered = _values_by_axis(spec, tier, written)
     for name in labels:
-        if name not in offered and (spec.fuzz is None or name not in OPTIONAL_AXES):
+        if name not in offered and name not in OPTIONAL_AXES:
             raise CaseNotFoundError(_no_axis(spec, name))
     if absent := offered.keys() - labels.keys():
         raise CaseNotFoundError(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from tlmatrix.problem.model import Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tlmatrix.problem.model import Problem, RelationKind, Tensors
 
-__all__ = ["chooser", "permutation", "repeated", "untouched"]
+__all__ = ["chooser", "evened", "permutation", "repeated", "untouched"]
 
 
 def chooser(seed: int) -> random.Random:
@@ -25,6 +25,12 @@ def permutation(pick: random.Random, count: int) -> list[int]:
     order = list(range(count))
     pick.shuffle(order)
     return order if order != sorted(order) else order[1:] + order[:1]
+
+
+def evened(lengths: Sequence[int]) -> tuple[int, ...]:
+    """As many rows in as many sequences, that differ by one in their lengths at most."""
+    share, more = divmod(sum(lengths), max(len(lengths), 1))
+    return tuple(share + (number < more) for number in range(len(lengths)))
 
 
 def untouched(

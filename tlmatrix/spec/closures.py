@@ -344,7 +344,7 @@ def _len(value: Any) -> int:  # noqa: ANN401
     return count
 
 
-def _pages(lengths: Any, page_size: Any) -> int:  # noqa: ANN401
+def _pages(lengths: Any, page_size: Any) -> Any:  # noqa: ANN401
     """Pages of a pool: those that hold the sequences, and `SPARE_PAGES` that none owns."""
     if type(page_size) is not int or page_size < 1:
         raise _NoValueError("needs a page size of 1 or more")

@@ -12,12 +12,12 @@ from tlmatrix.spec.values import label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["RUN_NAMES", "condition_faults", "unknown_names"]
+__all__ = ["RUN_NAMES", "condition_faults", "never_faults", "unknown_names"]
 
 RUN_NAMES = ("arch", "backend")
 """What expressions about a run may use besides the axes."""
@@ -117,3 +117,32 @@ def _pairs_of_values(axes: Sequence[Sequence[Value]]) -> Iterator[tuple[Value, .
             row = [values[-(number % 2)] for values in axes]
             row[one], row[other] = left, right
             yield tuple(row)
+
+
+def never_faults(
+    expression: Expression,
+    spec: Spec,
+    path: tuple[str | int, ...],
+    explain: Callable[[object], str | None],
+) -> Iterator[Fault]:
+    """An expression whose values, whatever the axes have, are none or none that will do.
+
+    `explain` says what is wrong with a value. What goes wrong for some values alone, rules may
+    leave out.
+    """
+    names = sorted(expression.names)
+    if not all(spec.axes.get(name) for name in names):
+        return
+    found: Fault | None = None
+    combinations = itertools.product(*(spec.axes[name] for name in names))
+    for values in itertools.islice(combinations, _COMBINATIONS):
+        offset = 0
+        try:
+            reason = explain(expression.evaluate(dict(zip(names, values, strict=True))))
+        except ExpressionError as problem:
+            reason, offset = problem.reason, problem.offset
+        if reason is None:
+            return
+        found = found or Fault(path, f"{expression.text!r}: {reason}", offset=offset)
+    if found is not None:
+        yield found

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.calling import call_faults, output_faults, results_of, written_by
-from tlmatrix.spec.conditions import unknown_names
+from tlmatrix.spec.conditions import never_faults, unknown_names
 from tlmatrix.spec.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.fault import Fault
 from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.spec.messages import show
 from tlmatrix.spec.models import FAMILIES, DeclaredProblem
+from tlmatrix.spec.packed import is_packed, packed_axes, packed_lists
 from tlmatrix.spec.parts import DERIVED
 from tlmatrix.words import suggestion
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from tlmatrix.spec.models import InputDecl, OutputDecl, Spec
-    from tlmatrix.spec.values import Value
 
 __all__ = ["problem_faults", "returns_faults", "tolerance_faults"]
 
@@ -50,6 +50,7 @@ def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     if isinstance(problem.outputs, dict):
         for name, output in problem.outputs.items():
             yield from _tensor_faults(output, axes, spec, ("problem", "outputs", name))
+    yield from _packed_axis_faults(spec, problem)
 
 
 def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
@@ -122,7 +123,8 @@ def _input_faults(
     yield from unknown
     if isinstance(tensor.page_size, Expression):
         yield from unknown_names(tensor.page_size, axes, (), spec, (*path, "page_size"))
-    if not unknown and not any(_packed(spec.axes.get(name, ())) for name in of.names):
+    whole = all(name in spec.axes for name in of.names)  # else one is malformed, said elsewhere
+    if not unknown and whole and not any(any(map(is_packed, spec.axes[n])) for n in of.names):
         message = (
             f"{str(of)!r} names no packed axis: an axis whose values are lists of lengths, "
             "[[17, 64, 1], [0, 5]]"
@@ -130,8 +132,26 @@ def _input_faults(
         yield Fault(place, message)
 
 
-def _packed(values: Collection[Value]) -> bool:
-    return bool(values) and all(explain_lengths(value) is None for value in values)
+def _packed_axis_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
+    """Values of packed axes that are no lengths; lists that no value of the axes gives."""
+    for path, lengths in packed_lists(problem):
+        if any(any(map(is_packed, spec.axes.get(name, ()))) for name in lengths.names):
+            yield from never_faults(lengths, spec, path, _explain_list)
+    for axis in packed_axes(spec):
+        for index, value in enumerate(spec.axes[axis]):
+            if reason := explain_lengths(value, axis):
+                yield Fault(("axes", axis, index), reason)
+        for tier, settings in spec.tiers.items():
+            for index, value in enumerate((settings.axes or {}).get(axis, ())):
+                if reason := explain_lengths(value, axis):
+                    yield Fault(("tiers", tier, "axes", axis, index), reason)
+
+
+def _explain_list(value: object) -> str | None:
+    if isinstance(value, dict):
+        return explain_lengths(value)
+    good = isinstance(value, list | tuple) and all(type(n) is int and n >= 0 for n in value)
+    return None if good else f"{show(value)} is no list of lengths (whole numbers, 0 or more)"
 
 
 def _tensor_faults(
@@ -142,7 +162,11 @@ def _tensor_faults(
 ) -> Iterator[Fault]:
     for index, size in enumerate(tensor.shape or ()):
         if isinstance(size, Expression):
-            yield from unknown_names(size, axes, (), spec, (*path, "shape", index))
+            place = (*path, "shape", index)
+            unknown = list(unknown_names(size, axes, (), spec, place))
+            yield from unknown
+            if not unknown:
+                yield from never_faults(size, spec, place, lambda _: None)
     yield from _bound_faults(tensor, axes, spec, path)
     dims = getattr(tensor, "dims", None)
     if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):

@@ -102,7 +102,8 @@ class _Parser:
 
     def need(self, text: str, opened: Token) -> None:
         if self.take(text) is None:
-            found = f"found {self.token.text!r}" if self.token.text else "the expression ends"
+            ends = "the expression ends; quote one that has a comma in it"
+            found = f"found {self.token.text!r}" if self.token.text else ends
             reason = f"{opened.text!r} needs a {text!r}, but {found}"
             if not self.token.text and opened.text == "(":
                 reason += " (in [...] and {...} of YAML, quote an expression that has a comma)"

@@ -28,7 +28,8 @@ def sides_of(value: Value, axis: str = "seqlens") -> tuple[tuple[int, ...], tupl
         ValueError: the value has another form, no sequence, or a length below 0.
     """
     if not isinstance(value, Mapping):
-        value = {"q": value, "k": "same"}
+        lengths = _checked(axis, value)
+        return lengths, lengths
     unknown = sorted(set(value) - set(SIDES))
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r} in {axis}; {_FORM}")

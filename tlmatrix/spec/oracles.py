@@ -12,8 +12,9 @@ from tlmatrix.spec.expressions import Expression
 from tlmatrix.spec.fault import Fault
 from tlmatrix.spec.fields import TARGET
 from tlmatrix.spec.models import DeclaredProblem
+from tlmatrix.spec.packed import packed_lists
 from tlmatrix.spec.parts import OutputDecl
-from tlmatrix.spec.properties import FINITE
+from tlmatrix.spec.properties import FINITE, OF_BATCHES
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -80,8 +81,11 @@ def _name_faults(
     if ":" in name:
         if not re.match(TARGET, name):
             yield Fault(path, f"{name!r} must be written package.module:name")
-    elif declared is not None and name != FINITE:
-        hint = suggestion(name, [FINITE], "A declared problem has")
+    elif declared is not None:
+        known = [FINITE, *(OF_BATCHES if any(packed_lists(declared)) else ())]
+        if name in known:
+            return
+        hint = suggestion(name, known, "A declared problem has")
         yield Fault(path, f"unknown property {name!r}{hint}, or package.module:name")
 
 

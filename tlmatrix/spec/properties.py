@@ -16,10 +16,12 @@ from tlmatrix.spec.fields import (
     Target,
 )
 
-__all__ = ["FINITE", "Agreement", "Property"]
+__all__ = ["FINITE", "OF_BATCHES", "Agreement", "Property"]
 
 FINITE = "finite"
 """The property that needs no further run."""
+OF_BATCHES = ("batch_permuted", "batch_split", "batch_extended")
+"""Properties of packed problems that a spec may name."""
 
 Factor = Annotated[float, Field(allow_inf_nan=False)]
 

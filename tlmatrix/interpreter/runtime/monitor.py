@@ -136,7 +136,8 @@ class Monitor:
             if declared is not None:
                 self._declared[name] = declared
         known = {declared.boundaries for declared in self._declared.values()}
-        lengths = {len(boundaries) for boundaries in known}
+        starts = {boundaries[:-1]: boundaries for boundaries in known}
+        lengths = {len(boundaries) for boundaries in (*known, *starts)}
         for name, tensor in self._tensors.items():
             if (
                 tensor.dim() == 1
@@ -146,6 +147,8 @@ class Monitor:
                 values = tuple(tensor.tolist())
                 if values in known:
                     self._boundaries[name] = Boundaries(values)
+                elif values in starts:
+                    self._boundaries[name] = Boundaries(starts[values], ended=False)
 
     def _find_blank(self) -> None:
         """Note which elements hold what the caller filled unwritten memory with."""

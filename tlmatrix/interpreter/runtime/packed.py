@@ -21,22 +21,27 @@ __all__ = ["Boundaries", "Packed"]
 
 
 class Boundaries:
-    """A parameter that holds the boundaries of sequences, and what this block has read of it."""
+    """A parameter that holds the boundaries of sequences, and what this block has read of it.
 
-    __slots__ = ("_known", "_own", "read", "values")
+    `values` are those of the sequences; without `ended` the parameter has their starts alone.
+    """
 
-    def __init__(self, values: tuple[int, ...]) -> None:
+    __slots__ = ("_ended", "_known", "_own", "read", "values")
+
+    def __init__(self, values: tuple[int, ...], *, ended: bool = True) -> None:
         self.values = values
+        self._ended = ended
         self.read: set[int] = set()
         # The block's own sequences, and the block and number of boundaries they were found from.
         self._own: list[int] = []
         self._known = (0, 0)
 
     def own(self, block: int) -> list[int]:
-        """The sequences whose two boundaries the block has read; `block` is its number."""
+        """The sequences whose boundaries here the block has read; `block` is its number."""
         known = (block, len(self.read))
         if known != self._known:
-            self._known, self._own = known, [s for s in self.read if s + 1 in self.read]
+            own = [s for s in self.read if not self._ended or s + 1 in self.read]
+            self._known, self._own = known, own
         return self._own
 
 

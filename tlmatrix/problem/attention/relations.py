@@ -25,7 +25,7 @@ from tlmatrix.problem.attention.sequences import (
     with_parts,
 )
 from tlmatrix.problem.poison import huge
-from tlmatrix.problem.relate import chooser, repeated, untouched
+from tlmatrix.problem.relate import chooser, evened, repeated, untouched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +150,7 @@ def _repeat(case: Attention) -> Relation:
     if scale is not None:
         setting, values["scale"] = replace(setting, scale=scale), scale
         because = because.replace("other data", "other data and another scale")
-    lengths = {"q": _evened(setting.lengths_q), "k": _evened(setting.lengths_k)}
+    lengths = {"q": evened(setting.lengths_q), "k": evened(setting.lengths_k)}
     seqlens = {"seqlens": {side: list(each) for side, each in lengths.items()}}
     if setting.layout == "thd" and case.frame.obeys(values | seqlens):
         # Tensors of the same sizes, in which the longest sequence is another.
@@ -159,12 +159,6 @@ def _repeat(case: Attention) -> Relation:
     if setting != case.setting:
         other = other.reformed(setting, values, operands)
     return repeated(other.problem(), case.problem(), because)
-
-
-def _evened(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """As many rows in as many sequences, that differ by one in their lengths at most."""
-    share, more = divmod(sum(lengths), max(len(lengths), 1))
-    return tuple(share + (number < more) for number in range(len(lengths)))
 
 
 def _other_scale(case: Attention) -> float | None:

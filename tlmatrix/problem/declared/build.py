@@ -13,7 +13,7 @@ import torch
 from tlmatrix.problem.declared.family import declared
 from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
-from tlmatrix.problem.declared.sequences import packed_relations
+from tlmatrix.problem.declared.sequences import other_lengths, packed_relations
 from tlmatrix.problem.declared.tensors import drawn_inputs, dtype_declared, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose, draw, generator
@@ -328,9 +328,7 @@ class Declared:
 
     def _relations(self, kind: RelationKind) -> Iterator[Relation]:
         if kind == "repeat":
-            seed = self.seed + 1
-            inputs = drawn_inputs(self.frame, self.declaration, "normal", seed)
-            other = replace(self, inputs=inputs, distribution="normal", seed=seed)
+            other = other_lengths(self, "normal", self.seed + 1)
             because = "a second call must not remember the first"
             relation = repeated(other.problem(), self.problem(), because)
             yield relation if self.reference is not None else replace(relation, judge=())

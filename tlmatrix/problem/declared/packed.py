@@ -36,6 +36,7 @@ __all__ = [
     "paging_of",
     "selected_lengths",
     "stale_pool",
+    "value_of",
 ]
 
 
@@ -98,7 +99,7 @@ def packed_dim(
         return Dim(word or "page", size)
     if packing.kind == "len":
         return Dim(word or "sequence", size, region=range(size))
-    words = (word or "", *reversed(names_in(packing.arguments[0])))
+    words = (word or "position", *reversed(names_in(packing.arguments[0])))
     tile = next((tiles[each] for each in words if each in tiles), None)
     return Dim(
         word or "position",
@@ -190,14 +191,17 @@ def stale_pool(pool: torch.Tensor, paging: Paging, seed: int) -> torch.Tensor:
 
 def selected_lengths(value: Value, order: Sequence[int]) -> Value:
     """The value of a packed axis for the sequences `order`, in that order and in its own form."""
-    q, k = sides_of(value)
-    queries, keys = [q[number] for number in order], [k[number] for number in order]
-    if not isinstance(value, Mapping):
+    return value_of(value, [[side[number] for number in order] for side in sides_of(value)])
+
+
+def value_of(like: Value, sides: Sequence[Sequence[int]]) -> Value:
+    """The value of a packed axis with these lengths, in the form of another value."""
+    queries, keys = (list(side) for side in sides)
+    if not isinstance(like, Mapping):
         return queries
-    if isinstance(value["q"], int):
-        return {"q": value["q"], "k": keys}
-    return (
-        {"q": queries, "k": "same"}
-        if value.get("k", "same") == "same"
-        else {"q": queries, "k": keys}
-    )
+    form: dict[str, Value] = {"q": queries, "k": keys}
+    if isinstance(like["q"], int) and len({*queries}) == 1:
+        form["q"] = queries[0]
+    if like.get("k", "same") == "same" and queries == keys:
+        form["k"] = "same"
+    return form

@@ -19,11 +19,12 @@ from tlmatrix.problem.declared.packed import (
     packing_of,
     paging_of,
     selected_lengths,
+    value_of,
 )
 from tlmatrix.problem.declared.tensors import drawn_inputs
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.poison import huge
-from tlmatrix.problem.relate import chooser, permutation
+from tlmatrix.problem.relate import chooser, evened, permutation
 from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.build import Declared
     from tlmatrix.problem.model import RelationKind, Tensors
 
-__all__ = ["packed_relations"]
+__all__ = ["other_lengths", "packed_relations"]
 
 _CLOSE = 1e-9
 """Relative difference of two float64 references that counts as rounding."""
@@ -59,6 +60,33 @@ def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
             continue
         if found is not None:
             yield found
+
+
+def other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
+    """The case with other inputs; where that goes with other lengths, in tensors of the same sizes.
+
+    An entry that keeps what it found in a tensor of lengths then meets the tensor again.
+    """
+    frame = case.frame
+    made = drawn_inputs(frame, case.declaration, distribution, seed)
+    plain = replace(case, inputs=made, distribution=distribution, seed=seed, given_cotangents=None)
+    changed = {
+        axis: value_of(frame.values[axis], [evened(side) for side in sides_of(frame.values[axis])])
+        for axis in packed_axes(frame.values, case.declaration)
+    }
+    values = {**frame.values, **changed}
+    if not changed or case.reference is None or not frame.obeys(values):
+        return plain
+    try:
+        frame = replace(frame, values=values)
+        inputs = drawn_inputs(frame, case.declaration, distribution, seed)
+        other = replace(plain, frame=frame, inputs=inputs)
+        shapes = {name: info.shape for name, info in other.infos.items()}
+    except Exception:  # noqa: BLE001 - the reference cannot take these lengths
+        return plain
+    same = all(inputs[name].shape == made[name].shape for name in made)
+    mine = {name: info.shape for name, info in case.infos.items()}
+    return other if same and shapes == mine else plain
 
 
 class _UnfitError(Exception):
