@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +25,7 @@ from .customops import registering
 from .errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["DeviceProperties", "stand_in"]
 
@@ -92,29 +92,43 @@ def stand_in(*, arch: str = "sm_90a", sms: int = 8) -> Iterator[None]:
     Raises:
         ValueError: for an `arch` that is not like `sm_90a`.
     """
-    properties = _properties(arch, sms)
-    note = _Note()
-    with ExitStack() as stack:
-        for owner, name, value in _torch_answers(properties, note):
-            _replace(stack, owner, name, value)
+    with _replaced(_of_torch(arch, sms)):
         # TileLang reads whether there is a device when it is imported: after torch answers.
-        for owner, name, value in _tilelang_answers(properties, note):
-            _replace(stack, owner, name, value)
+        answers = _of_tilelang(arch, sms, len(sys.modules))
         mode = _OnTheCpu()
         register = registering(mode, CustomOpDef.register_kernel)
-        _replace(stack, CustomOpDef, "register_kernel", register)
-        stack.enter_context(mode)
+        with _replaced([*answers, (CustomOpDef, "register_kernel", register)]), mode:
+            yield
+
+
+@lru_cache(maxsize=4)
+def _of_torch(arch: str, sms: int) -> list[tuple[Any, str, Any]]:
+    return list(_torch_answers(_properties(arch, sms), _NOTE))
+
+
+@lru_cache(maxsize=4)
+def _of_tilelang(arch: str, sms: int, modules: int) -> list[tuple[Any, str, Any]]:
+    """Made anew for another number of modules, which may have imported what is replaced."""
+    del modules
+    return list(_tilelang_answers(_properties(arch, sms), _NOTE))
+
+
+_MISSING = object()
+
+
+@contextmanager
+def _replaced(answers: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    originals = [(owner, name, getattr(owner, name, _MISSING)) for owner, name, _ in answers]
+    for owner, name, value in answers:
+        setattr(owner, name, value)
+    try:
         yield
-
-
-def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    missing = object()
-    original = getattr(owner, name, missing)
-    setattr(owner, name, value)
-    if original is missing:
-        stack.callback(delattr, owner, name)
-    else:
-        stack.callback(setattr, owner, name, original)
+    finally:
+        for owner, name, original in reversed(originals):
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
 
 class _Note:
@@ -128,6 +142,9 @@ class _Note:
             self._said = True
             sys.stderr.write("tlmatrix: there is no GPU to time, every measured time is NaN\n")
         return [math.nan] * len(quantiles) if quantiles is not None else math.nan
+
+
+_NOTE = _Note()
 
 
 # Tensors ------------------------------------------------------------------------------------
@@ -399,16 +416,8 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
 
     yield nvcc, "get_target_compute_version", version
     yield AutoTuner, "run", tuned
-    for module in _with_do_bench(len(sys.modules)):
-        yield module, "do_bench", do_bench
-
-
-@lru_cache(maxsize=1)
-def _with_do_bench(_modules: int) -> list[Any]:
-    """The modules that import TileLang's function under its name; found anew for more modules."""
-    return [
-        module
-        for module in list(sys.modules.values())
-        if getattr(getattr(module, "__dict__", {}).get("do_bench"), "__module__", None)
-        == "tilelang.profiler.bench"
-    ]
+    # The function is imported under its name into several modules.
+    for module in list(sys.modules.values()):
+        found = getattr(module, "__dict__", {}).get("do_bench")
+        if getattr(found, "__module__", None) == "tilelang.profiler.bench":
+            yield module, "do_bench", do_bench

@@ -186,6 +186,13 @@ class InterpretedKernel:
             LaunchError: for a launch that TileLang's host code refuses, of nothing.
             InterpreterError: for an access outside unguarded memory and the like.
         """
+        if here.rank() is not None:
+            return self._called(args)
+        # No question about a tensor is a program's: what stands in for a GPU need not answer.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - has no public name
+            return self._called(args)
+
+    def _called(self, args: tuple[Any, ...]) -> Any:
         if len(args) != len(self._inputs):
             raise ArgumentError(
                 f"kernel {self._program.name} expected {len(self._inputs)} inputs "
