@@ -195,9 +195,7 @@ axes:
         ("  rows: [1, 0]\n  cols: [8]\n  block: [4]", []),
         (
             "  rows: [-1, 2]\n  cols: [8]\n  block: [4]",
-            [
-                "10:10: rows: -1 makes the size of x of 'rows' -1; write a whole number"
-            ],
+            ["10:10: rows: -1 makes the size of x of 'rows' -1; write a whole number"],
         ),
         (
             "  rows: [2]\n  cols: [8, .nan, text, 8.0]\n  block: [4]",
