@@ -105,8 +105,6 @@ class _Parser:
             ends = "the expression ends; quote one that has a comma in it"
             found = f"found {self.token.text!r}" if self.token.text else ends
             reason = f"{opened.text!r} needs a {text!r}, but {found}"
-            if not self.token.text and opened.text == "(":
-                reason += " (in [...] and {...} of YAML, quote an expression that has a comma)"
             raise self.error(reason)
 
     def error(self, reason: str, offset: int | None = None) -> ExpressionError:
