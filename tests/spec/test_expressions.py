@@ -225,7 +225,7 @@ def test_any_text_is_read_or_refused_with_an_offset_inside_it(text: str) -> None
         ("{1: 2}", 0, "'{' is not part of the expression language"),
         ("a := 1", 2, "':' is not part of the expression language"),
         ("@", 0, "'@' is not part of the expression language"),
-        ("(a", 2, "'(' needs a ')', but the expression ends; quote one that has a comma in it"),
+        ("(a", 2, "'(' needs a ')', but the expression ends"),
         ("a is 5", 2, "'is' compares with none, true and false only; write '=='"),
         ("a is not b", 2, "'is not' compares with none, true and false only; write '=='"),
         ("'a", 0, "text that opens with ' never closes, or holds a backslash"),

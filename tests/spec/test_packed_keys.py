@@ -70,7 +70,7 @@ def test_an_input_that_follows_has_a_shape_and_integers(given: str, shape: list[
         ("dtype: int32", "6:8: the key 'shape' is missing; or say what it follows from"),
         (
             "shape: [pages(seqlens, 16)], dtype: int32",
-            "6:30: 'problem.inputs.y.shape[0]': '(' needs a ')', but the expression ends; quote",
+            "6:30: 'problem.inputs.y.shape[0]': '(' needs a ')', but the expression ends",
         ),
     ],
 )

@@ -102,8 +102,7 @@ class _Parser:
 
     def need(self, text: str, opened: Token) -> None:
         if self.take(text) is None:
-            ends = "the expression ends; quote one that has a comma in it"
-            found = f"found {self.token.text!r}" if self.token.text else ends
+            found = f"found {self.token.text!r}" if self.token.text else "the expression ends"
             reason = f"{opened.text!r} needs a {text!r}, but {found}"
             raise self.error(reason)
 
