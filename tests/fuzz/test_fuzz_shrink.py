@@ -5,6 +5,7 @@ from fuzz_worlds import packed_spec
 
 from tlmatrix.fuzz.shrink import shrink
 from tlmatrix.matrix import Case
+from tlmatrix.spec import parse_spec
 
 
 def packed_case(**more):
@@ -47,3 +48,40 @@ def test_what_is_not_told_is_not_made_up(tmp_path):
     )
     assert "max_seqlen_q" not in done.case.values
     assert done.case.values["seqlens"]["q"] == [33]
+
+
+TWO_PACKINGS = """
+name: grouped
+problem:
+  inputs:
+    x: {shape: [sum(seqlens), 4], dtype: float32}
+    cu_seqlens: {offsets_of: seqlens}
+    w: {shape: [sum(counts), 4], dtype: float32}
+    offsets: {offsets_of: counts}
+  outputs: [y]
+  reference: m:f
+entry: m:g
+axes: {seqlens: [[17, 64, 1]], counts: [[3, 9, 6]]}
+where:
+  - {expr: sum(seqlens) > 2, because: of a rule}
+fuzz:
+  seqlens: {length: 0..90}
+  axes: {counts: {sequences: 2..4, length: 5..20}}
+"""
+
+
+def test_each_packed_axis_shrinks_within_its_own_range_and_the_rules():
+    case = Case("grouped", {"seqlens": [40, 64, 1], "counts": [20, 9, 6]}, "fuzz")
+    done = shrink(parse_spec(TWO_PACKINGS), case, lambda case: True, seconds=20)
+    assert done.ended
+    assert done.case.values == {"seqlens": [3], "counts": [5, 5]}
+
+
+def test_one_packed_axis_is_as_long_as_the_fault_asks_for():
+    case = Case("grouped", {"seqlens": [40, 0, 1], "counts": [20, 9, 6]}, "fuzz")
+
+    def fails(case):
+        return max(case.values["counts"]) > 8 and 0 in case.values["seqlens"]
+
+    done = shrink(parse_spec(TWO_PACKINGS), case, fails, seconds=20)
+    assert done.case.values == {"seqlens": [3, 0], "counts": [5, 9]}

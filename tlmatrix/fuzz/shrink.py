@@ -21,7 +21,7 @@ from tlmatrix.spec.values import Value, canonical
 
 if TYPE_CHECKING:
     from tlmatrix.matrix import Case
-    from tlmatrix.spec.drawing import Range
+    from tlmatrix.spec.drawing import FuzzLengths, Range
     from tlmatrix.spec.models import Spec
 
 __all__ = ["Shrunk", "shrink"]
@@ -243,13 +243,15 @@ def _within(spec: Spec, case: Case) -> bool:
     for axis, drawn in spec.fuzz.axes.items():
         if drawn.lengths is not None and axis in case.values:
             q, k = sides_of(case.values[axis], axis)
-            if not (_all_in(drawn.lengths.length, q) and _all_in(drawn.lengths.length, k)):
+            if not (_all_in(drawn.lengths.length, (*q, *k)) and _some(drawn.lengths, q)):
                 return False
     if "seqlens" not in case.values:
         return True
     q, k = sides_of(case.values["seqlens"])
     lengths = spec.fuzz.seqlens
     if not (_all_in(lengths.q or lengths.length, q) and _all_in(lengths.keys, k)):
+        return False
+    if not _some(lengths, q):
         return False
     match lengths.relation:
         case "same":
@@ -263,3 +265,8 @@ def _within(spec: Spec, case: Case) -> bool:
 
 def _all_in(range_: Range, lengths: Sequence[int]) -> bool:
     return all(range_.low <= length <= range_.high for length in lengths)
+
+
+def _some(lengths: FuzzLengths, batch: Sequence[int]) -> bool:
+    """Whether a batch has as many sequences as batches have."""
+    return lengths.sequences.low <= len(batch) <= lengths.sequences.high
