@@ -110,6 +110,9 @@ class Gpu:
     def active(self, _turn: int = 0) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def importing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def synchronize(self) -> None:
         pass
 

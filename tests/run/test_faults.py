@@ -132,6 +132,9 @@ class FaultyGpu:
     def active(self, _turn: int = 0) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def importing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def synchronize(self) -> None:
         pass
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 __all__ = [
-    "FILLS",
     "SKIPPED",
     "Call",
     "Fill",
@@ -37,7 +36,6 @@ __all__ = [
 ]
 
 Fill = Literal["empty", "zeros", "nan"]
-FILLS: tuple[Fill, ...] = ("empty", "zeros", "nan")
 SKIPPED = "_"
 """In a list of `returns`: a result that no check looks at."""
 
