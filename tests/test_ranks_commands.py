@@ -41,7 +41,7 @@ def test_a_case_of_more_gpus_than_there_are_is_skipped_with_that_reason(monkeypa
     backend = CudaBackend(torch.device("cuda", 0), "sm_90")
     binding = runner._bind(spec).binding
     run = runner._execution(type(binding)(**{**vars(binding), "backend": backend}))
-    with pytest.raises(RuntimeError, match="asks for 2 GPUs, and there is 1; `--backend interp"):
+    with pytest.raises(RuntimeError, match="needs 2 GPUs, and 1 is visible; `--backend interp"):
         run(problem)
 
 

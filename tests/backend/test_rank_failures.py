@@ -29,7 +29,7 @@ class HoldingError(ValueError):
 
 
 def sent(error):
-    return pickle.loads(pickle.dumps(Failure.of(error).travelling()))
+    return pickle.loads(pickle.dumps(Failure.of(error).picklable()))
 
 
 def test_what_is_wrong_with_a_spec_keeps_its_places():
