@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tlmatrix.bench.baselines import torch_run
-from tlmatrix.bench.candidates import CannotError, candidate, distance
+from tlmatrix.bench.candidates import NotApplicableError, candidate, distance
 from tlmatrix.problem import family_for
 from tlmatrix.spec import parse_spec
 
@@ -78,7 +78,7 @@ def test_one_causal_query_at_the_end_sees_every_key() -> None:
 )
 def test_what_sdpa_cannot_do_it_says(values: dict[str, Any], reason: str) -> None:
     spec, problem = _problem(_ATTENTION, **values)
-    with pytest.raises(CannotError, match=reason):
+    with pytest.raises(NotApplicableError, match=reason):
         torch_run("sdpa_cudnn", spec, problem)
 
 
@@ -86,7 +86,7 @@ def test_a_kernel_of_sdpa_that_is_not_there_cannot() -> None:
     if torch.cuda.is_available():
         pytest.skip("cuDNN is there")
     spec, problem = _problem(_ATTENTION, seqlen_q=40)
-    with pytest.raises(CannotError, match="does not take such a case"):
+    with pytest.raises(NotApplicableError, match="does not take such a case"):
         candidate(torch_run("sdpa_cudnn", spec, problem), problem)
 
 
@@ -132,7 +132,7 @@ def test_sdpa_reads_a_cache_of_equal_lengths() -> None:
     )
     assert _is_right("sdpa_flash", spec, problem) == {"out"}
     spec, problem = _problem(_ATTENTION, layout="cache", seqlens={"q": 1, "k": [40, 50]})
-    with pytest.raises(CannotError, match="sequences of one length"):
+    with pytest.raises(NotApplicableError, match="sequences of one length"):
         torch_run("sdpa_flash", spec, problem)
 
 
@@ -159,12 +159,12 @@ axes:
 def test_products_are_torchs(values: dict[str, Any]) -> None:
     spec, problem = _problem(_GEMM, **values)
     assert _is_right("torch", spec, problem) == {"c"}
-    with pytest.raises(CannotError, match="is attention"):
+    with pytest.raises(NotApplicableError, match="is attention"):
         torch_run("sdpa_flash", spec, problem)
 
 
 def test_float8_products_ask_for_the_operands_that_torch_takes() -> None:
     float8 = {"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
     spec, problem = _problem(_GEMM, **float8)
-    with pytest.raises(CannotError, match="columns of b"):
+    with pytest.raises(NotApplicableError, match="columns of b"):
         torch_run("torch", spec, problem)

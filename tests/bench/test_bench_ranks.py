@@ -133,12 +133,12 @@ def test_fewer_gpus_than_ranks_are_named(folder, monkeypatch):
     monkeypatch.setenv(ALL_GPUS, "0")
     monkeypatch.setattr(
         ranks,
-        "place_for",
-        lambda _backend, roots, seconds: places.CrewPlace("cuda", roots, seconds),
+        "executor_for",
+        lambda _backend, roots, seconds: places.ProcessExecutor("cuda", roots, seconds),
     )
     (told, *_rest) = timed(folder, "processes").implementations
     assert told.state is State.CANNOT
-    assert "asks for 2 GPUs, and there is 1" in told.reason
+    assert "needs 2 GPUs, and 1 is visible" in told.reason
 
 
 def test_names_of_implementations_stay_apart():

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tlmatrix.bench.candidates import CannotError, Run
+from tlmatrix.bench.candidates import NotApplicableError, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,12 +35,12 @@ def attention_run(name: str, problem: Problem) -> Run:
     """The implementation of that name for a problem of the family attention.
 
     Raises:
-        CannotError: there is none, or it has not what the case asks for.
+        NotApplicableError: there is none, or it has not what the case asks for.
     """
     if problem.names.get("sink") is not None:
-        raise CannotError("PyTorch's attention has no sinks")
+        raise NotApplicableError("PyTorch's attention has no sinks")
     if problem.names["layout"] == "paged":
-        raise CannotError("takes no pages")
+        raise NotApplicableError("takes no pages")
     if name in _SDPA:
         return _sdpa(_SDPA[name], problem)
     if name == "torch_varlen":
@@ -48,21 +48,23 @@ def attention_run(name: str, problem: Problem) -> Run:
     if name == "reference_compiled" and problem.names["layout"] != "cache":
         return _compiled(problem)
     if name == "reference_compiled":
-        raise CannotError("takes no cache")
-    raise CannotError("for attention name sdpa_cudnn, sdpa_flash, sdpa_efficient or torch_varlen")
+        raise NotApplicableError("takes no cache")
+    raise NotApplicableError(
+        "for attention name sdpa_cudnn, sdpa_flash, sdpa_efficient or torch_varlen"
+    )
 
 
 def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
     names = problem.names
     lengths_q, lengths_k = list(names["seqlens_q"]), [int(n) for n in names["seqlens_k"]]
     if len({*lengths_q}) > 1 or len({*lengths_k}) > 1:
-        raise CannotError("SDPA takes sequences of one length; torch_varlen takes any")
+        raise NotApplicableError("SDPA takes sequences of one length; torch_varlen takes any")
     window, causal = names.get("window"), bool(names["causal"])
     if window is not None and window < max(lengths_k):
-        raise CannotError("SDPA has no window")
+        raise NotApplicableError("SDPA has no window")
     causal &= lengths_q[0] > 1  # one query, aligned at the last key, sees them all
     if causal and lengths_q[0] != lengths_k[0]:
-        raise CannotError("SDPA aligns a causal mask at the first key, not at the last")
+        raise NotApplicableError("SDPA aligns a causal mask at the first key, not at the last")
     layout, batch, keys = names["layout"], names["batch"], lengths_k[0]
 
     def into(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -97,7 +99,7 @@ def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
                 return back(scaled_dot_product_attention(q, k, v, **options))
         except RuntimeError as error:
             if _NO_KERNEL.search(str(error)):
-                raise CannotError("this kernel of SDPA does not take such a case") from error
+                raise NotApplicableError("this kernel of SDPA does not take such a case") from error
             raise
 
     return Run.of(call, ("out",))
@@ -107,10 +109,10 @@ def _varlen(problem: Problem) -> Run:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
-        raise CannotError(f"PyTorch {torch.__version__} has no varlen_attn") from error
+        raise NotApplicableError(f"PyTorch {torch.__version__} has no varlen_attn") from error
     names = problem.names
     if names["layout"] != "thd":
-        raise CannotError("is for packed sequences")
+        raise NotApplicableError("is for packed sequences")
     options: dict[str, Any] = {}
     takes = inspect.signature(varlen_attn).parameters
     window, causal = names.get("window"), bool(names["causal"])
@@ -120,11 +122,11 @@ def _varlen(problem: Problem) -> Run:
     elif window is None:
         options["is_causal"] = causal
     else:
-        raise CannotError(f"varlen_attn of PyTorch {torch.__version__} has no window")
+        raise NotApplicableError(f"varlen_attn of PyTorch {torch.__version__} has no window")
     if "scale" in takes:
         options["scale"] = names["scale"]
     elif names["scale"] not in (None, names["head_dim"] ** -0.5):
-        raise CannotError(f"varlen_attn of PyTorch {torch.__version__} has no scale")
+        raise NotApplicableError(f"varlen_attn of PyTorch {torch.__version__} has no scale")
     if "enable_gqa" in takes:
         options["enable_gqa"] = names["groups"] != 1
     longest = names["max_seqlen_q"], names["max_seqlen_k"]
@@ -148,7 +150,9 @@ def _compiled(problem: Problem) -> Run:
     needed = 4 * count * names["heads"] * rows * keys * 4
     free = torch.cuda.mem_get_info()[0] if inputs["q"].is_cuda else 4 * _GIB
     if needed > free:
-        raise CannotError(f"its scores take {needed / _GIB:.0f} GiB, {free / _GIB:.0f} are free")
+        raise NotApplicableError(
+            f"its scores take {needed / _GIB:.0f} GiB, {free / _GIB:.0f} are free"
+        )
     hidden = ~_visible(names, inputs["q"].device, packed=packed)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.bench.attention import attention_run
-from tlmatrix.bench.candidates import CannotError, Run
+from tlmatrix.bench.candidates import NotApplicableError, Run
 from tlmatrix.bench.products import product_run
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.models import DeclaredProblem
@@ -24,7 +24,7 @@ def torch_run(name: str, spec: Spec, problem: Problem) -> Run:
     """The implementation of that name for a problem.
 
     Raises:
-        CannotError: PyTorch has none, or it has not what the case asks for.
+        NotApplicableError: PyTorch has none, or it has not what the case asks for.
     """
     if isinstance(spec.problem, DeclaredProblem):
         return _declared(name, spec, spec.problem, problem)
@@ -33,15 +33,17 @@ def torch_run(name: str, spec: Spec, problem: Problem) -> Run:
             return attention_run(name, problem)
         case "gemm":
             return product_run(name, problem)
-    raise CannotError("knows attention, gemm and declared problems; name `package.module:name`")
+    raise NotApplicableError(
+        "knows attention, gemm and declared problems; name `package.module:name`"
+    )
 
 
 def _declared(name: str, spec: Spec, declared: DeclaredProblem, problem: Problem) -> Run:
     """The reference, on the tensors that the entry gets."""
     if name not in ("torch", "reference_compiled"):
-        raise CannotError("is attention")
+        raise NotApplicableError("is attention")
     if declared.reference is None:
-        raise CannotError("is the reference, and the problem has none")
+        raise NotApplicableError("is the reference, and the problem has none")
     reference: Any = load(spec, ("problem", "reference"), declared.reference)
     parameters = inspect.signature(reference).parameters
     others = {

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Candidate", "CannotError", "Run", "candidate", "distance", "entry_run"]
+__all__ = ["Candidate", "NotApplicableError", "Run", "candidate", "distance", "entry_run"]
 
 Named = Mapping[str, torch.Tensor]
 _SLACK = 32
@@ -42,7 +42,7 @@ _LEAST = 1e-3
 """float32 operands pass through TF32 on tensor cores, in some implementations and not in others."""
 
 
-class CannotError(Exception):
+class NotApplicableError(Exception):
     """An implementation cannot do a case; the message says why, for the table."""
 
 
@@ -90,7 +90,7 @@ def candidate(run: Run, problem: Problem) -> Candidate:
         return Candidate(forward, None, outputs)
     missing = [name for name in problem.cotangents if name not in outputs]
     if missing:
-        raise CannotError(f"gives no {missing[0]}")
+        raise NotApplicableError(f"gives no {missing[0]}")
     of = [outputs[name] for name in problem.cotangents]
     if not all(tensor.requires_grad for tensor in of):
         return Candidate(forward, None, outputs)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tlmatrix.backend import ArchitectureError, refuse_unknown_axes
 from tlmatrix.backend.binding import bind
 from tlmatrix.bench.baselines import torch_run
-from tlmatrix.bench.candidates import Candidate, CannotError, candidate, distance, entry_run
+from tlmatrix.bench.candidates import Candidate, NotApplicableError, candidate, distance, entry_run
 from tlmatrix.bench.results import CaseTimes, Implementation, PassTimes, State
 from tlmatrix.bench.timing import Clock, Schedule, in_turn
 from tlmatrix.bench.words import error_words, first_sentence
@@ -269,7 +269,7 @@ def _tried(
             found = candidate(way.make(), problem)
             backend.synchronize()
             wrong = distance(problem, expected, found.results)
-        except (CannotError, NotImplementedError) as error:
+        except (NotApplicableError, NotImplementedError) as error:
             tell(State.CANNOT, first_sentence(str(error)))
         except SpecError:
             raise

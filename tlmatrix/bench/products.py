@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.bench.candidates import CannotError, Run
+from tlmatrix.bench.candidates import NotApplicableError, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,10 +24,10 @@ def product_run(name: str, problem: Problem) -> Run:
     """`torch`, or the same through `torch.compile`, for a problem of the family gemm.
 
     Raises:
-        CannotError: PyTorch has no such product.
+        NotApplicableError: PyTorch has no such product.
     """
     if name not in ("torch", "reference_compiled"):
-        raise CannotError("is attention")
+        raise NotApplicableError("is attention")
     names, out = problem.names, problem.outputs["c"].dtype
     turn_a, turn_b = bool(names.get("transpose_a")), bool(names.get("transpose_b"))
     product = _product(problem, out, row_major_a=not turn_a, column_major_b=turn_b)
@@ -51,7 +51,7 @@ def _product(
     a, b = problem.inputs["a"].dtype, problem.inputs["b"].dtype
     if a in _FLOAT8 and b in _FLOAT8:
         if not (row_major_a and column_major_b):
-            raise CannotError("torch._scaled_mm takes rows of a and columns of b")
+            raise NotApplicableError("torch._scaled_mm takes rows of a and columns of b")
         one = torch.ones((), device=problem.inputs["a"].device)
         return lambda x, y: torch._scaled_mm(x, y, one, one, out_dtype=out)  # noqa: SLF001 - PyTorch's only one
     if a == b == torch.int8:

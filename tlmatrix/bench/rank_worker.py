@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from tlmatrix.backend.binding import bind
-from tlmatrix.backend.ranks.job import moved
-from tlmatrix.backend.ranks.member import Member
-from tlmatrix.bench.candidates import CannotError, candidate, entry_run
+from tlmatrix.backend.ranks.job import to_device
+from tlmatrix.backend.ranks.rank_runner import RankRunner
+from tlmatrix.bench.candidates import NotApplicableError, candidate, entry_run
 from tlmatrix.bench.timing import Samples, Schedule, Timing, cuda_clock, in_turn
 from tlmatrix.bench.words import error_words, first_sentence
 from tlmatrix.spec.issues import SpecError
@@ -79,9 +79,9 @@ def time_on_rank(
     Ranks meet before each call, and take the same number of rounds.
     """
     group = dist.group.WORLD
-    member = Member(bind(spec, backend, roots=roots), rank, world, group)
-    (call,) = moved(job, backend.device).calls
-    problem = member.with_context(call.problem({"rank": rank, "world": world, "group": group}))
+    runner = RankRunner(bind(spec, backend, roots=roots), rank, world, group)
+    (call,) = to_device(job, backend.device).calls
+    problem = runner.with_context(call.problem({"rank": rank, "world": world, "group": group}))
     ready: dict[str, Candidate] = {}
     told: dict[str, OnRank] = {}
     with backend.active():
@@ -93,7 +93,7 @@ def time_on_rank(
                 )
                 found = candidate(run, problem)
                 backend.synchronize()
-            except (CannotError, NotImplementedError) as error:
+            except (NotApplicableError, NotImplementedError) as error:
                 told[way.name] = OnRank(cannot=first_sentence(str(error)) or type(error).__name__)
             except SpecError:
                 raise

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.backend.errors import DevicesError, EntryError
-from tlmatrix.backend.ranks.job import Call, Job, moved
-from tlmatrix.backend.ranks.places import CrewPlace, place_for
+from tlmatrix.backend.ranks.executors import ProcessExecutor, executor_for
+from tlmatrix.backend.ranks.job import Call, Job, to_device
 from tlmatrix.bench.candidates import distance
 from tlmatrix.bench.rank_worker import Way
 from tlmatrix.bench.results import Implementation, PassTimes, State
@@ -59,7 +59,7 @@ class RankTimer:
     """Times cases on ranks of a backend: GPUs with NCCL, or CPU processes with gloo."""
 
     def __init__(self, backend: Backend, roots: tuple[Path, ...]) -> None:
-        self._place = place_for(backend, roots, _SECONDS)
+        self._place = executor_for(backend, roots, _SECONDS)
         self._roots = roots
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class RankTimer:
     ) -> CaseTimes:
         """The case with its times: of each call that of the rank which took longest."""
         entry = ways[0].name
-        if not isinstance(self._place, CrewPlace):
+        if not isinstance(self._place, ProcessExecutor):
             reason = "simulated ranks take no time"
             return replace(case, implementations=(Implementation(entry, State.CANNOT, reason),))
         try:
@@ -109,7 +109,7 @@ class RankTimer:
 
     def _times(
         self,
-        place: CrewPlace,
+        place: ProcessExecutor,
         spec: Spec,
         problem: Problem,
         ways: Sequence[Way],
@@ -118,7 +118,7 @@ class RankTimer:
         sharding = Sharding.of(spec, problem)
         host = torch.device("cpu")
         jobs = [
-            moved(Job((Call.of(sharding.of_rank(problem, rank)),)), host)
+            to_device(Job((Call.of(sharding.of_rank(problem, rank)),)), host)
             for rank in range(sharding.world)
         ]
         arguments = [(spec, job, list(ways), schedule, self._roots) for job in jobs]

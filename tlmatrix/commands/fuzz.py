@@ -9,11 +9,11 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.gpus import spread_for
+from tlmatrix.backend.gpus import assignment_for
 from tlmatrix.commands.run import console_on_output
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.fuzz.crew import Crew, CrewError, Settings, Target
+from tlmatrix.fuzz.pool import Settings, Target, WorkerPool, WorkerPoolError
 from tlmatrix.fuzz.search import examples_of
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from tlmatrix.backend.gpus import Spread
+    from tlmatrix.backend.gpus import GpuAssignment
     from tlmatrix.config import Config
-    from tlmatrix.fuzz.search import Found
+    from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.run.plan import Plan
 
 __all__ = ["fuzz"]
@@ -69,15 +69,15 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
     _write_header(settings, targets)
     with console_on_output() as console:
         reporter = FuzzReporter(console)
-        spread = spread_for(settings.backend)
-        reporter.begin(_intention(settings, targets, spread))
+        gpus = assignment_for(settings.backend)
+        reporter.begin(_intention(settings, targets, gpus))
         shown = shown_path(settings.results)
         try:
-            Crew(targets, settings, reporter, spread).run()
+            WorkerPool(targets, settings, reporter, gpus).run()
         except KeyboardInterrupt:
             reporter.end(shown, interrupted=True)
             code = ExitCode.INTERRUPTED
-        except CrewError as error:
+        except WorkerPoolError as error:
             reporter.end(shown, interrupted=True)
             console.print(str(error), markup=False, highlight=False)
             code = ExitCode.INTERNAL
@@ -137,8 +137,8 @@ def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
     records.close()
 
 
-def _intention(settings: Settings, targets: Sequence[Target], spread: Spread) -> str:
-    workers = spread.words(settings.workers) or count(settings.workers, "worker")
+def _intention(settings: Settings, targets: Sequence[Target], gpus: GpuAssignment) -> str:
+    workers = gpus.summary(settings.workers) or count(settings.workers, "worker")
     specs = count(len(targets), "spec")
     if settings.seconds is not None:
         return f"{specs}, {settings.seconds / 60:g} minutes, {workers}"
@@ -146,14 +146,14 @@ def _intention(settings: Settings, targets: Sequence[Target], spread: Spread) ->
     return f"{count(total, 'example')} of {specs}, {workers}"
 
 
-def _saved(found: Sequence[Found]) -> list[str]:
+def _saved(found: Sequence[FuzzFailure]) -> list[str]:
     """Write the smallest case of every fault into its spec; what to tell of it."""
     from tlmatrix.fuzz.corpus import save
     from tlmatrix.matrix import Case
     from tlmatrix.spec.issues import SpecError
 
     lines = []
-    by_path: dict[str, list[Found]] = {}
+    by_path: dict[str, list[FuzzFailure]] = {}
     for each in found:
         by_path.setdefault(each.smallest.path, []).append(each)
     for path, mine in by_path.items():

@@ -17,7 +17,7 @@ import pytest
 from tlmatrix.commands.run import Engine, console_on_output, pytest_arguments
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.fuzz.replay import Verdict, verdict, why
+from tlmatrix.fuzz.replay import Verdict, reason, verdict
 from tlmatrix.report.text import count
 from tlmatrix.run.events import CaseFinished
 
@@ -118,7 +118,7 @@ def _retire(plan: Plan, case_id: str, result: CaseResult, arguments: argparse.Na
             Verdict.SKIPPED: "could not be judged here",
         }[stands]
         message = (
-            f"{case_id} {words} ({why(result)}), and a retired case runs no more; fix it first, "
+            f"{case_id} {words} ({reason(result)}), and a retired case runs no more; fix it first, "
             "or say --unfixed"
         )
         raise SpecError([plan.spec.issue(("regressions", number), message)])
@@ -153,7 +153,7 @@ class _Report:
         if entry is not None and (entry.failed or entry.issue):
             told = ", ".join(part for part in (entry.issue, entry.failed) if part)
             self._print(f"{'':8}found with: {told}")
-        if words := why(result):
+        if words := reason(result):
             self._print(f"{'':8}{words}")
         if stands in (Verdict.FAILED, Verdict.ERROR):
             self._print(f"{'':8}{result.command}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tlmatrix.fuzz.search import Found, FuzzReport
+    from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.result import CaseResult
 
@@ -54,7 +54,7 @@ class FuzzReporter:
     """Prints a search to `console` as it goes on."""
 
     def __init__(self, console: Console) -> None:
-        self.found_: list[Found] = []
+        self.found_: list[FuzzFailure] = []
         self._console = console
         self._width = min(console.width, 120)
         self._specs: dict[str, _Searched] = {}
@@ -81,7 +81,7 @@ class FuzzReporter:
             self._places[place] = None
         self.tick()
 
-    def found(self, found: Found) -> None:
+    def found(self, found: FuzzFailure) -> None:
         """A fault was found."""
         self.found_.append(found)
         result = found.smallest
