@@ -78,7 +78,9 @@ def test_of_the_processes_of_torchrun_the_first_alone_does_what_is_asked(tmp_pat
         told.append((done.stdout, done.stderr))
     assert "all_gather_gemm" in told[0][0]
     assert told[1][0] == ""
-    assert told[1][1].startswith("tlmatrix: rank 1 of 2 that torchrun started: rank 0 runs all")
+    assert told[1][1].startswith(
+        "tlmatrix: this process is rank 1 of 2 of torchrun: rank 0 runs all"
+    )
 
 
 def test_the_environment_of_our_ranks_has_nothing_of_a_launcher():

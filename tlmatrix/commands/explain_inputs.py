@@ -123,7 +123,7 @@ def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
                 "" if influence.narrowed else part.read,
                 _change(influence.kernel),
                 _change(influence.reference),
-                "" if verdict in ("alike", "neither") else f"<- {verdict}",
+                "" if verdict in ("equal", "neither") else f"<- {verdict}",
             )
         )
     widths = [max(len(row[c]) for row in rows) for c in range(5)]

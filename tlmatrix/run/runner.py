@@ -331,13 +331,13 @@ class Runner:
     ) -> Problem:
         if not spec.agree:
             return problem
-        from tlmatrix.run.agreement import Workplace, with_agreements
+        from tlmatrix.run.agreement import Environment, with_agreements
 
         def tied(other: Spec, backend: Backend, number: int) -> tuple[Binding, Family]:
             made = self._bind(other, backend, number)
             return made.binding, made.family
 
-        place = Workplace(
+        place = Environment(
             self.backend,
             case_seed(case, self.seed),
             tied,
@@ -370,7 +370,7 @@ class Runner:
             deterministic=self._deterministic(spec, problem.names),
             relations=watch.relations,
             made=watch.made.append,
-            told=watch.tell,
+            told=watch.set_closeness,
         )
 
     def _deterministic(self, spec: Spec, names: Mapping[str, Any]) -> bool:
