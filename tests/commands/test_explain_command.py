@@ -104,7 +104,7 @@ def test_a_wrong_scale_in_one_turn_is_named_by_the_turn(explain, project):
 
 def test_precision_lost_in_a_tile_is_named_and_told_from_mathematics(explain, project):
     text = explain("weights", "--index", "55,3")
-    assert "what is left is precision" in text
+    assert "the error is precision" in text
     lost = text[text.index("precision is lost, in order") :].splitlines()[1]
     assert lost.strip().startswith(f"{line_of(project, 'p[i, j] = T.exp2')}  p rounded in step 0")
 
@@ -140,7 +140,7 @@ def test_a_picture_is_written(explain, project):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--tensor", "y"], "--tensor: there is no 'y'; the case has out"),
+        (["--tensor", "y"], "--tensor: no output 'y'; the case has out"),
         (["--index", "55"], r"out has no element \[55\]: its shape is \[64, 16\]"),
         (["--index", "a,b"], "--index: not numbers"),
         (["--buffer", "Y", "--index", "0,0"], "--buffer: no kernel writes 'Y'"),

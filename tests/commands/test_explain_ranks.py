@@ -40,7 +40,7 @@ def test_what_the_rank_read_of_its_shard_is_told_in_places_of_the_whole(explain)
     (read,) = (line for line in table.splitlines() if line.strip().startswith("b[0:40, 40] "))
     assert "step 0" in read
     assert "a[0:70, 0:40]  " in table
-    assert "not read by this kernel, but for copies" in table
+    assert "not read by this kernel, except by copies" in table
     assert "<-" not in table
 
 
@@ -62,7 +62,7 @@ def test_what_was_copied_may_have_been_rounded_by_the_kernel_before(explain):
     )
     assert "\n  made of   parts[0, 0, 0]\n" in text, "a product that was copied from the other rank"
     assert "as far from it" in text
-    assert text.endswith(": what was read may have been rounded before\n")
+    assert text.endswith(": the kernel's inputs may have been rounded before\n")
 
 
 def test_a_parameter_is_followed_on_the_rank_that_is_asked_for(explain):

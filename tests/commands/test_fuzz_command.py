@@ -109,8 +109,8 @@ def test_minutes_end_a_search(project: Project) -> None:
     [
         (("--examples", "3", "--minutes", "1"), "give one of them"),
         (("-n", "0"), "at least 1"),
-        (("--backend", "compile"), "runs nothing"),
-        (("--tier", "full"), "no spec here draws cases in the tier full"),
+        (("--backend", "compile"), "does not run kernels"),
+        (("--tier", "full"), "no spec here has fuzz cases in the tier full"),
         (("--tier", "fool"), "fool"),
     ],
 )

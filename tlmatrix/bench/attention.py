@@ -1,6 +1,6 @@
-"""PyTorch's implementations of attention, in the layouts of the problem and its entries.
+"""PyTorch's implementations of attention as baselines, in the layouts of the problem.
 
-Inputs are taken as the entry takes them; transposes and reshapes between layouts are views.
+They get the entry's inputs; conversions between layouts are views.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _GIB = 2**30
 
 
 def attention_run(name: str, problem: Problem) -> Run:
-    """The implementation of that name for a problem of the family attention.
+    """Return the implementation of this name for a problem of the family attention.
 
     Raises:
-        NotApplicableError: there is none, or it has not what the case asks for.
+        NotApplicableError: the name is unknown, or the implementation does not support the case.
     """
     if problem.names.get("sink") is not None:
         raise NotApplicableError("PyTorch's attention has no sinks")
     if problem.names["layout"] == "paged":
-        raise NotApplicableError("takes no pages")
+        raise NotApplicableError("does not support a paged cache")
     if name in _SDPA:
         return _sdpa(_SDPA[name], problem)
     if name == "torch_varlen":
@@ -48,9 +48,9 @@ def attention_run(name: str, problem: Problem) -> Run:
     if name == "reference_compiled" and problem.names["layout"] != "cache":
         return _compiled(problem)
     if name == "reference_compiled":
-        raise NotApplicableError("takes no cache")
+        raise NotApplicableError("does not support a KV cache")
     raise NotApplicableError(
-        "for attention name sdpa_cudnn, sdpa_flash, sdpa_efficient or torch_varlen"
+        "is not known for attention; use sdpa_cudnn, sdpa_flash, sdpa_efficient or torch_varlen"
     )
 
 
@@ -58,17 +58,17 @@ def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
     names = problem.names
     lengths_q, lengths_k = list(names["seqlens_q"]), [int(n) for n in names["seqlens_k"]]
     if len({*lengths_q}) > 1 or len({*lengths_k}) > 1:
-        raise NotApplicableError("SDPA takes sequences of one length; torch_varlen takes any")
+        raise NotApplicableError("SDPA needs sequences of equal length; use torch_varlen")
     window, causal = names.get("window"), bool(names["causal"])
     if window is not None and window < max(lengths_k):
         raise NotApplicableError("SDPA has no window")
-    causal &= lengths_q[0] > 1  # one query, aligned at the last key, sees them all
+    causal &= lengths_q[0] > 1  # a single query, aligned at the last key, attends to all keys
     if causal and lengths_q[0] != lengths_k[0]:
         raise NotApplicableError("SDPA aligns a causal mask at the first key, not at the last")
     layout, batch, keys = names["layout"], names["batch"], lengths_k[0]
 
-    def into(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[batch, heads, rows, dim]."""
+    def to_bhsd(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """View an input as [batch, heads, rows, dim]."""
         match layout:
             case "thd":
                 return inputs[name].reshape(batch, -1, *inputs[name].shape[1:]).transpose(1, 2)
@@ -80,7 +80,7 @@ def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
                 return inputs[f"{name}_cache"][:, :keys].transpose(1, 2)
         return inputs[name].transpose(1, 2)
 
-    def back(out: torch.Tensor) -> torch.Tensor:
+    def from_bhsd(out: torch.Tensor) -> torch.Tensor:
         match layout:
             case "thd":
                 return out.transpose(1, 2).flatten(0, 1)
@@ -93,13 +93,13 @@ def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
     options = {"is_causal": causal, "scale": names["scale"], "enable_gqa": names["groups"] != 1}
 
     def call(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        q, k, v = (into(name, inputs) for name in ("q", "k", "v"))
+        q, k, v = (to_bhsd(name, inputs) for name in ("q", "k", "v"))
         try:
             with sdpa_kernel(backend):
-                return back(scaled_dot_product_attention(q, k, v, **options))
+                return from_bhsd(scaled_dot_product_attention(q, k, v, **options))
         except RuntimeError as error:
             if _NO_KERNEL.search(str(error)):
-                raise NotApplicableError("this kernel of SDPA does not take such a case") from error
+                raise NotApplicableError("this kernel of SDPA does not support the case") from error
             raise
 
     return Run.of(call, ("out",))
@@ -112,12 +112,12 @@ def _varlen(problem: Problem) -> Run:
         raise NotApplicableError(f"PyTorch {torch.__version__} has no varlen_attn") from error
     names = problem.names
     if names["layout"] != "thd":
-        raise NotApplicableError("is for packed sequences")
+        raise NotApplicableError("needs packed sequences")
     options: dict[str, Any] = {}
     takes = inspect.signature(varlen_attn).parameters
     window, causal = names.get("window"), bool(names["causal"])
     if "window_size" in takes:
-        # Ours counts the row's own key, theirs the keys to its left.
+        # Our window includes the row's own key; PyTorch's counts the keys to its left.
         options["window_size"] = (-1 if window is None else window - 1, 0 if causal else -1)
     elif window is None:
         options["is_causal"] = causal
@@ -140,9 +140,9 @@ def _varlen(problem: Problem) -> Run:
 
 
 def _compiled(problem: Problem) -> Run:
-    """softmax(q k^T) v as one writes it down, scores and all, through torch.compile."""
+    """softmax(q k^T) v with materialized scores, through torch.compile."""
     names, inputs = problem.names, problem.inputs
-    packed, turned = names["layout"] == "thd", names["layout"] != "bhsd"
+    packed, transposed = names["layout"] == "thd", names["layout"] != "bhsd"
     groups, scale = names["groups"], names["scale"]
     rows = names["total_q"] if packed else names["seqlen_q"]
     keys = names["total_k"] if packed else names["seqlen_k"]
@@ -151,7 +151,7 @@ def _compiled(problem: Problem) -> Run:
     free = torch.cuda.mem_get_info()[0] if inputs["q"].is_cuda else 4 * _GIB
     if needed > free:
         raise NotApplicableError(
-            f"its scores take {needed / _GIB:.0f} GiB, {free / _GIB:.0f} are free"
+            f"its scores need {needed / _GIB:.0f} GiB, {free / _GIB:.0f} are free"
         )
     hidden = ~_visible(names, inputs["q"].device, packed=packed)
 
@@ -166,17 +166,17 @@ def _compiled(problem: Problem) -> Run:
 
     def call(given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         q, k, v = (given[key][None] if packed else given[key] for key in ("q", "k", "v"))
-        if turned:
+        if transposed:
             q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         out = compiled(q, k, v)
-        out = out.transpose(1, 2) if turned else out
+        out = out.transpose(1, 2) if transposed else out
         return out[0] if packed else out
 
     return Run.of(call, ("out",))
 
 
 def _visible(names: Mapping[str, Any], device: torch.device, *, packed: bool) -> torch.Tensor:
-    """Which key a row sees, [rows, keys]."""
+    """The mask, [rows, keys]: True if a row attends to a key."""
     pairs = list(zip(names["seqlens_q"], names["seqlens_k"], strict=True))
     blocks = []
     for rows, keys in pairs if packed else pairs[:1]:

@@ -1,4 +1,4 @@
-"""PyTorch's own implementations of a problem, by name; what one of them cannot do it says."""
+"""PyTorch's implementations of a problem, by name, as baselines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["torch_run"]
 
 
 def torch_run(name: str, spec: Spec, problem: Problem) -> Run:
-    """The implementation of that name for a problem.
+    """Return the implementation of this name for a problem.
 
     Raises:
-        NotApplicableError: PyTorch has none, or it has not what the case asks for.
+        NotApplicableError: PyTorch has none, or it does not support the case.
     """
     if isinstance(spec.problem, DeclaredProblem):
         return _declared(name, spec, spec.problem, problem)
@@ -34,16 +34,16 @@ def torch_run(name: str, spec: Spec, problem: Problem) -> Run:
         case "gemm":
             return product_run(name, problem)
     raise NotApplicableError(
-        "knows attention, gemm and declared problems; name `package.module:name`"
+        "exists for attention, gemm and declared problems; give `package.module:name` instead"
     )
 
 
 def _declared(name: str, spec: Spec, declared: DeclaredProblem, problem: Problem) -> Run:
-    """The reference, on the tensors that the entry gets."""
+    """The problem's reference, called with the entry's inputs."""
     if name not in ("torch", "reference_compiled"):
-        raise NotApplicableError("is attention")
+        raise NotApplicableError("implements attention only")
     if declared.reference is None:
-        raise NotApplicableError("is the reference, and the problem has none")
+        raise NotApplicableError("is the problem's reference, and there is none")
     reference: Any = load(spec, ("problem", "reference"), declared.reference)
     parameters = inspect.signature(reference).parameters
     others = {

@@ -1,4 +1,4 @@
-"""`tlmatrix fuzz`: search specs for failing cases that no axis lists, and keep what was found."""
+"""`tlmatrix fuzz`: searches specs for failing cases that their axes do not list, and saves them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = ["fuzz"]
 
 
 def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Search specs, report every fault once, and save the smallest cases if asked to.
+    """Search specs, report every fault once, and with `--save` save the smallest cases.
 
     Raises:
-        UsageError: the arguments make no sense, or no spec is to be fuzzed.
-        SpecError: a spec is wrong; nothing has run.
+        UsageError: the arguments are invalid, or no spec has fuzz cases.
+        SpecError: a spec is invalid; nothing has run.
     """
     from tlmatrix.backend import BackendUnavailableError, backend_named
 
@@ -45,10 +45,10 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         raise UsageError("--examples and --minutes: give one of them")
     tier = arguments.tier or config.tier
     plans = plan_all(spec_paths(arguments.paths, config), tier, roots=[config.root])
-    targets = _targets(plans, tier, told=arguments.examples or arguments.minutes)
+    targets = _targets(plans, tier, limit=arguments.examples or arguments.minutes)
     backend = arguments.backend or config.backend
     if backend == "compile":
-        raise UsageError("--backend compile runs nothing; fuzz on the interpreter or on a GPU")
+        raise UsageError("--backend compile does not run kernels; fuzz on the interpreter or a GPU")
     try:
         backend_named(backend)
     except BackendUnavailableError as error:
@@ -70,7 +70,7 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
     with console_on_output() as console:
         reporter = FuzzReporter(console)
         gpus = assignment_for(settings.backend)
-        reporter.begin(_intention(settings, targets, gpus))
+        reporter.begin(_describe_search(settings, targets, gpus))
         shown = shown_path(settings.results)
         try:
             WorkerPool(targets, settings, reporter, gpus).run()
@@ -89,24 +89,24 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
             records.summary(reporter.summary(code))
             records.close()
         if arguments.save:
-            for line in _saved(reporter.found_):
+            for line in _save(reporter.failures):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return code
 
 
-def _targets(plans: Sequence[Plan], tier: str, *, told: float | None) -> list[Target]:
-    """The specs to search: with a `fuzz` section, and a number of examples if none is told."""
+def _targets(plans: Sequence[Plan], tier: str, *, limit: float | None) -> list[Target]:
+    """The specs with a section `fuzz`; without a `limit` on the command line also with examples."""
     found = [
         Target(plan.spec, os.path.relpath(plan.spec.path), examples_of(plan.spec, tier))
         for plan in plans
         if plan.spec.fuzz is not None
     ]
-    if told is None:
+    if limit is None:
         found = [target for target in found if target.examples]
     if not found:
         raise UsageError(
-            f"no spec here draws cases in the tier {tier}; write `fuzz: "
-            f"{{examples: {{{tier}: 20}}}}`"
+            f"no spec here has fuzz cases in the tier {tier}; add `fuzz: "
+            f"{{examples: {{{tier}: 20}}}}` to one"
         )
     return found
 
@@ -115,7 +115,7 @@ def _workers(given: str) -> int:
     if given == "auto":
         return len(os.sched_getaffinity(0))
     if not given.isdigit() or not int(given):
-        raise UsageError(f"-n {given}: a number of processes, at least 1, or auto")
+        raise UsageError(f"-n {given}: must be a number of processes, at least 1, or auto")
     return int(given)
 
 
@@ -137,7 +137,7 @@ def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
     records.close()
 
 
-def _intention(settings: Settings, targets: Sequence[Target], gpus: GpuAssignment) -> str:
+def _describe_search(settings: Settings, targets: Sequence[Target], gpus: GpuAssignment) -> str:
     workers = gpus.summary(settings.workers) or count(settings.workers, "worker")
     specs = count(len(targets), "spec")
     if settings.seconds is not None:
@@ -146,8 +146,8 @@ def _intention(settings: Settings, targets: Sequence[Target], gpus: GpuAssignmen
     return f"{count(total, 'example')} of {specs}, {workers}"
 
 
-def _saved(found: Sequence[FuzzFailure]) -> list[str]:
-    """Write the smallest case of every fault into its spec; what to tell of it."""
+def _save(found: Sequence[FuzzFailure]) -> list[str]:
+    """Save the smallest case of every fault to its spec; return lines to print."""
     from tlmatrix.fuzz.corpus import save
     from tlmatrix.matrix import Case
     from tlmatrix.spec.issues import SpecError
