@@ -1,4 +1,4 @@
-"""What is told of ranks that do not come back, by where they are."""
+"""Errors for ranks that hang, by the locations of their main threads."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""PyTorch's implementations give what the problem's own reference gives, or say why they cannot."""
+"""Baselines of PyTorch match the reference of the problem, or report that they do not apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bench from the spec to the verdict, with a clock that says what the test wants to hear."""
+"""`tlmatrix bench` from the spec to the verdict, with a fake clock."""
 
 from __future__ import annotations
 

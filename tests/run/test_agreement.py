@@ -1,4 +1,4 @@
-"""Several ways to the same results must agree; a finding names both sides and who is wrong."""
+"""Agreements between implementations; a finding names both sides and the wrong one."""
 
 from dataclasses import replace
 from itertools import islice
