@@ -41,7 +41,7 @@ from tlmatrix.backend import backend_named
 from tlmatrix.check import judging, relations, sanitizers
 from tlmatrix.check.memory import Guards
 from tlmatrix.check.relations import CHECK_OF_KIND
-from tlmatrix.fuzz.draws import without_hook
+from tlmatrix.fuzz.generation import without_hook
 from tlmatrix.interpreter.kernel import InterpretedKernel
 from tlmatrix.interpreter.session import current
 from tlmatrix.matrix import Case

@@ -116,7 +116,7 @@ def test_coverage_adds_the_table_and_no_coverage_counts_nothing(project: Project
     assert {record["record"] for record in records} == {"run", "start", "case", "summary"}
     refused = project.tlmatrix("coverage", "r.jsonl")
     assert refused.code == ExitCode.USAGE
-    assert "nothing was counted" in refused.out
+    assert "the file has no coverage" in refused.out
 
 
 def test_the_source_is_shown_with_its_counts(project: Project) -> None:

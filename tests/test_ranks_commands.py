@@ -41,7 +41,7 @@ def test_a_case_of_more_gpus_than_there_are_is_skipped_with_that_reason(monkeypa
     backend = CudaBackend(torch.device("cuda", 0), "sm_90")
     binding = runner._bind(spec).binding
     run = runner._execution(type(binding)(**{**vars(binding), "backend": backend}))
-    with pytest.raises(RuntimeError, match="asks for 2 GPUs, and there is 1; `--backend interp"):
+    with pytest.raises(RuntimeError, match="needs 2 GPUs, and 1 is visible; `--backend interp"):
         run(problem)
 
 
@@ -78,7 +78,9 @@ def test_of_the_processes_of_torchrun_the_first_alone_does_what_is_asked(tmp_pat
         told.append((done.stdout, done.stderr))
     assert "all_gather_gemm" in told[0][0]
     assert told[1][0] == ""
-    assert told[1][1].startswith("tlmatrix: rank 1 of 2 that torchrun started: rank 0 runs all")
+    assert told[1][1].startswith(
+        "tlmatrix: this process is rank 1 of 2 of torchrun: rank 0 runs all"
+    )
 
 
 def test_the_environment_of_our_ranks_has_nothing_of_a_launcher():

@@ -43,4 +43,4 @@ def test_rank_0_runs_each_case_once_and_the_others_succeed_without_any(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     statuses = [line["status"] for line in lines if "status" in line]
     assert statuses == ["passed"], "one record: rank 1 runs nothing"
-    assert "rank 1 of 2 that torchrun started: rank 0 runs all cases" in told
+    assert "rank 1 of 2 of torchrun: rank 0 runs all cases" in told

@@ -1,4 +1,4 @@
-"""Defaults of a project: `[tool.tlmatrix]` of the nearest `pyproject.toml`.
+"""Project configuration: `[tool.tlmatrix]` of the nearest `pyproject.toml`.
 
     [tool.tlmatrix]
     backend = "interpreter"
@@ -9,7 +9,7 @@
     coverage = "summary"
     unsupported = "fail"
 
-An option of the command line wins over `TLMATRIX_BACKEND`, and that over this.
+Command-line options override `TLMATRIX_BACKEND`, which overrides this table.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 __all__ = ["BACKENDS", "COVERAGE", "UNSUPPORTED", "Config", "ConfigError", "load_config"]
 
 BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
-"""Names of backends that a user may give."""
+"""Names of backends."""
 
 COVERAGE = ("off", "summary", "table")
-"""What a run may say of the lines and guards of kernels that its cases exercise."""
+"""How much of the kernel coverage a run reports."""
 
 UNSUPPORTED = ("tell", "fail")
-"""What becomes of cases whose kernels the interpreter does not model: skipped, or errors."""
+"""Whether cases with kernels that the interpreter does not support are skipped or errors."""
 
 
 class ConfigError(ValueError):
-    """`[tool.tlmatrix]` holds something that it cannot."""
+    """`[tool.tlmatrix]` has unknown keys or invalid values."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a project sets for all of its runs.
+    """The configuration of a project.
 
     `specs` and `results` are relative to `root`, the folder of the `pyproject.toml` (the working
-    directory without one). `timeout` is in seconds a case; 0 means none.
+    directory without one). `timeout` is in seconds per case; 0 means none.
     """
 
     root: Path
@@ -59,7 +59,7 @@ class Config:
     unsupported: str = "tell"
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
+_TYPES: dict[str, tuple[type, ...]] = {
     "backend": (str,),
     "tier": (str,),
     "seed": (int,),
@@ -69,13 +69,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "coverage": (str,),
     "unsupported": (str,),
 }
-_WORDS = {
+_EXPECTED = {
     "backend": "one of " + ", ".join(BACKENDS),
     "tier": "the name of a tier",
     "seed": "a whole number",
     "specs": "a list of paths",
     "results": "a folder",
-    "timeout": "seconds a case",
+    "timeout": "a number of seconds per case",
     "coverage": "one of " + ", ".join(COVERAGE),
     "unsupported": "one of " + ", ".join(UNSUPPORTED),
 }
@@ -85,8 +85,8 @@ def load_config(folder: Path) -> Config:
     """The configuration for work in `folder`.
 
     Raises:
-        ConfigError: unknown keys, values of the wrong kind, or TOML that cannot be read; all of
-            them in one message, one a line.
+        ConfigError: unknown keys, invalid values, or invalid TOML; the message has one line for
+            each.
     """
     config = Config(folder)
     for parent in (folder, *folder.parents):
@@ -118,14 +118,14 @@ def _read(file: Path, defaults: Config) -> Config:
         if key not in known:
             wrong.append(f"{place} {key}: no such key{suggestion(key, known, 'There are')}")
         elif (
-            not isinstance(value, _KINDS[key])
+            not isinstance(value, _TYPES[key])
             or isinstance(value, bool)
             or (key == "backend" and value not in BACKENDS)
             or (key == "coverage" and value not in COVERAGE)
             or (key == "unsupported" and value not in UNSUPPORTED)
             or (key == "specs" and not all(_paths(value)))
         ):
-            wrong.append(f"{place} {key} = {value!r}: must be {_WORDS[key]}")
+            wrong.append(f"{place} {key} = {value!r}: must be {_EXPECTED[key]}")
         elif key == "specs":
             values[key] = _paths(value)
         else:
@@ -136,6 +136,6 @@ def _read(file: Path, defaults: Config) -> Config:
 
 
 def _paths(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever TOML holds
-    """The paths of `specs`; an empty one stands for what is no path."""
+    """The paths of `specs`; "" in place of items that are not strings."""
     items = [value] if isinstance(value, str) else value
     return tuple(item if isinstance(item, str) else "" for item in items)

@@ -1,7 +1,7 @@
-"""Launchers that start one command many times, as torchrun does: its first process works.
+"""Support for launchers such as torchrun, which start the same command on every rank.
 
-tlmatrix starts the processes of ranks itself, case by case, for each case has a world of its own.
-So of those that a launcher started the first runs everything, and the others have nothing to do.
+tlmatrix starts the processes of ranks itself, because every case has its own number of ranks. So
+rank 0 of a launcher runs all cases, and its other ranks do nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["idle_rank", "without_launcher"]
 
-_OF_TORCHRUN = "TORCHELASTIC_"
-_OF_A_RANK = frozenset(
+_TORCHRUN_PREFIX = "TORCHELASTIC_"
+_RANK_VARIABLES = frozenset(
     {
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
         "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
@@ -24,25 +24,25 @@ _OF_A_RANK = frozenset(
 
 
 def idle_rank(environment: Mapping[str, str] | None = None) -> str:
-    """Why this process has nothing to do: a launcher's `rank 1 of 2` that is not the first; or "".
+    """The reason why this process has nothing to do: it is not rank 0 of a launcher; "" otherwise.
 
     Args:
-        environment: that of the process; by default this one's.
+        environment: environment variables; by default those of this process.
     """
     given = os.environ if environment is None else environment
     rank = given.get("RANK", "0")
-    if f"{_OF_TORCHRUN}RUN_ID" not in given or rank == "0":
+    if f"{_TORCHRUN_PREFIX}RUN_ID" not in given or rank == "0":
         return ""
     return (
-        f"rank {rank} of {given.get('WORLD_SIZE', '?')} that torchrun started: rank 0 runs all "
-        "cases, and starts the processes of their ranks itself"
+        f"this process is rank {rank} of {given.get('WORLD_SIZE', '?')} of torchrun: rank 0 runs "
+        "all cases, and starts the processes of their ranks itself"
     )
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a launcher says of its ranks: ours have another world."""
+    """The environment without a launcher's variables, which do not apply to our own ranks."""
     return {
         name: value
         for name, value in environment.items()
-        if name not in _OF_A_RANK and not name.startswith(_OF_TORCHRUN)
+        if name not in _RANK_VARIABLES and not name.startswith(_TORCHRUN_PREFIX)
     }

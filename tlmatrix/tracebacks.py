@@ -1,4 +1,4 @@
-"""Tracebacks as the writer of a kernel wants them: their own frames."""
+"""Tracebacks reduced to the user's own frames."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["is_ours", "short_path", "user_traceback"]
 
 
 def user_traceback(error: BaseException) -> str:
-    """The frames of an error that belong to the user, innermost last.
+    """The frames of an error in the user's code, innermost last.
 
     Frames of this package, of PyTorch, TileLang and Python's own library (functools, contextlib)
     are left out.
 
-    One line a frame, `file:line in function: source`, so that terminals make it a link. An error
-    with no frame of the user's keeps its innermost frame.
+    Each frame is a line `file:line in function: source`, which terminals turn into a link. If no
+    frame is the user's, the innermost frame is kept.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_ours(frame.filename)]
@@ -30,17 +30,17 @@ def user_traceback(error: BaseException) -> str:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is no user's: this package's, PyTorch's, TileLang's or Python's own."""
+    """Whether a file belongs to this package, PyTorch, TileLang or Python itself."""
     if _lies_in(filename, _foreign_folders()):
         return True
-    # What is installed lies below Python's own folder.
+    # site-packages is inside Python's own folder.
     installed = "site-packages" in Path(filename).parts
     return not installed and _lies_in(filename, (Path(sysconfig.get_path("stdlib")).resolve(),))
 
 
 @cache
 def _foreign_folders() -> tuple[Path, ...]:
-    """Folders of code that is not the user's: this package's, PyTorch's, TileLang's."""
+    """The folders of this package, PyTorch and TileLang."""
     folders = [Path(__file__).resolve().parent]
     for name in ("torch", "tilelang", "tvm", "tvm_ffi"):
         try:
@@ -60,7 +60,7 @@ def _lies_in(filename: str, folders: tuple[Path, ...]) -> bool:
 
 
 def short_path(filename: str) -> str:
-    """A file as one would write it in the working directory."""
+    """A path relative to the working directory, if it is inside."""
     path = Path(filename)
     try:
         return str(path.relative_to(Path.cwd()))

@@ -1,4 +1,4 @@
-"""Words that many messages need: what was meant by an unknown one, and several in a row."""
+"""Helpers for messages: suggestions for unknown names, and enumerations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["guess", "listed", "nearest", "ranks_words", "suggestion"]
 
 
 def guess(word: object, known: Iterable[str]) -> str | None:
-    """The name most like `word`, if one is like it."""
+    """The known name most similar to `word`; None if none is similar."""
     names = list(known)
     text = str(word)
     if found := difflib.get_close_matches(text, names, n=1, cutoff=0.6):
@@ -30,7 +30,7 @@ def suggestion(word: object, known: Iterable[str], what: str) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """`; did you mean 'float16'?`, or the list of what is known where nothing is near."""
+    """`; did you mean 'float16'?`, or a list of the known names if none is similar."""
     names = sorted(set(known))
     near = guess(word, names)
     if near:
@@ -39,13 +39,13 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join words: `a`, `a and b`, `a, b and c`."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def ranks_words(ranks: Collection[int], world: int) -> str:
-    """`rank 1 of 4`, `ranks 0 and 2 of 4`, or `every rank` of several."""
+    """`rank 1 of 4`, `ranks 0 and 2 of 4`, or `every rank` for all of several."""
     if len(ranks) == world > 1:
         return "every rank"
     noun = "rank" if len(ranks) == 1 else "ranks"

@@ -13,9 +13,9 @@ from tilelang import tvm
 
 import tlmatrix
 from tlmatrix.backend import ArchitectureError, CompileBackend
-from tlmatrix.backend.assembly import Assembler, Assembly, find_toolkit
+from tlmatrix.backend.assembly import Assembler, CompiledKernel, find_toolkit
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
-from tlmatrix.backend.assembly.toolkit import AssemblingError, Toolkit
+from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit
 from tlmatrix.interpreter import interpret, traced
 from tlmatrix.run.assembly import kernel_facts
 from tlmatrix_kernels.attention import dense_attention
@@ -183,7 +183,7 @@ assembly:
     titles = [finding.title for finding in result.findings]
     assert len(titles) == 3, titles
     assert titles[0] == "double_elements on sm_90a has no wgmma.mma_async"
-    assert "registers a thread, the spec allows 2" in titles[1]
+    assert "registers per thread, the spec allows 2" in titles[1]
     assert "no kernel 'doubble_elements'" in titles[2]
     assert "double_elements" in titles[2]
 
@@ -246,13 +246,13 @@ def test_a_kernel_with_an_annotated_layout_is_lowered():
 def test_a_compiler_that_crashes_is_an_answer_and_the_next_kernel_is_lowered():
     lowerer = Lowerer()
     try:
-        child = lowerer._started()
+        child = lowerer._start()
         os.kill(child.pid, signal.SIGSEGV)
         child.wait()
-        lowerer._started = lambda: child
+        lowerer._start = lambda: child
         with pytest.raises(LoweringError, match="ended with signal SIGSEGV"):
             lowerer.lower("{}", "sm_90a", {})
-        del lowerer._started
+        del lowerer._start
         with pytest.raises(LoweringError) as refused:
             lowerer.lower("no IR", "sm_90a", {})
         assert "crashed" not in str(refused.value)
@@ -314,16 +314,16 @@ def test_the_tools_words_are_read(tmp_path):
     failing = tmp_path / "failing"
     failing.write_text("#!/bin/sh\necho 'error: no' >&2; exit 1\n")
     failing.chmod(0o755)
-    with pytest.raises(AssemblingError, match="error: no"):
+    with pytest.raises(AssemblerError, match="error: no"):
         Toolkit(failing, "1", frozenset()).assemble(source, "sm_100a", {}, [])
 
 
 def test_more_tensor_memory_than_there_is_is_found():
-    from tlmatrix.backend.assembly import Assembled, over_budget
+    from tlmatrix.backend.assembly import MachineCode, check_budgets
 
-    part = Assembled("k_kernel", 100, tensor_memory=640)
+    part = MachineCode("k_kernel", 100, tensor_memory=640)
     spec = tlmatrix.load(Path(__file__).parents[2] / "specs/gemm_kernel.yaml")
-    (finding,) = over_budget(spec, {}, [Assembly("k", "sm_100a", "0", parts=(part,))])
+    (finding,) = check_budgets(spec, {}, [CompiledKernel("k", "sm_100a", "0", parts=(part,))])
     assert finding.title == "k on sm_100a: 640 columns of tensor memory, sm_100a has 512"
 
 

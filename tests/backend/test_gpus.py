@@ -1,4 +1,4 @@
-"""Workers share the GPUs of a machine evenly, those that the user chose and no other."""
+"""Workers are assigned evenly to the GPUs that the user left visible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from outside_project import Project, project
 from tlmatrix.backend import gpus
-from tlmatrix.backend.gpus import Spread, visible_gpus
+from tlmatrix.backend.gpus import GpuAssignment, visible_gpus
 
 __all__ = ["project"]
 
@@ -32,19 +32,19 @@ def test_visible_gpus_are_the_drivers_or_the_users(
     assert visible_gpus(environment) == found
 
 
-def test_workers_are_spread_evenly_also_after_some_were_replaced() -> None:
-    spread = Spread(["0", "1", "2", "3"])
-    held = {f"gw{number}": spread.give(f"gw{number}") for number in range(64)}
+def test_workers_are_assigned_evenly_also_after_some_were_replaced() -> None:
+    assignment = GpuAssignment(["0", "1", "2", "3"])
+    held = {f"gw{number}": assignment.assign(f"gw{number}") for number in range(64)}
     assert set(Counter(held.values()).values()) == {16}
     for number in (1, 5, 9):  # all on GPU 1
-        spread.take_back(f"gw{number}")
+        assignment.release(f"gw{number}")
         del held[f"gw{number}"]
-    held |= {f"gw{number}": spread.give(f"gw{number}") for number in (64, 65, 66)}
+    held |= {f"gw{number}": assignment.assign(f"gw{number}") for number in (64, 65, 66)}
     assert set(Counter(held.values()).values()) == {16}
 
 
 @pytest.mark.parametrize(
-    ("count", "workers", "words"),
+    ("count", "workers", "summary"),
     [
         (4, 64, "64 workers on 4 GPUs, 16 each"),
         (4, 6, "6 workers on 4 GPUs, 1 or 2 each"),
@@ -53,8 +53,8 @@ def test_workers_are_spread_evenly_also_after_some_were_replaced() -> None:
         (4, 0, ""),
     ],
 )
-def test_how_they_are_spread_is_said(count: int, workers: int, words: str) -> None:
-    assert Spread([str(number) for number in range(count)]).words(workers) == words
+def test_the_summary_of_the_assignment(count: int, workers: int, summary: str) -> None:
+    assert GpuAssignment([str(number) for number in range(count)]).summary(workers) == summary
 
 
 _CONFTEST = """

@@ -29,7 +29,7 @@ class HoldingError(ValueError):
 
 
 def sent(error):
-    return pickle.loads(pickle.dumps(Failure.of(error).travelling()))
+    return pickle.loads(pickle.dumps(Failure.of(error).picklable()))
 
 
 def test_what_is_wrong_with_a_spec_keeps_its_places():
@@ -53,6 +53,6 @@ def test_findings_stay_findings():
         (HoldingError("at 3"), "RuntimeError: HoldingError: at 3"),
     ],
 )
-def test_an_error_of_any_class_is_told_with_its_type_and_message(error, told):
+def test_an_error_of_any_class_keeps_its_type_and_message(error, told):
     with pytest.raises(EntryError, match=f"^rank 1 of 2: {told}$"):
         raise_failures({1: sent(EntryError(error))}, 2)

@@ -1,8 +1,8 @@
-"""What is told of ranks that do not come back, by where they are."""
+"""Errors for ranks that hang, by the locations of their main threads."""
 
 import pytest
 
-from tlmatrix.backend.ranks.hang import hang
+from tlmatrix.backend.ranks.hang import hang_error
 
 ON_GPU = """Thread 0x00007f1 (most recent call first):
   File "/usr/lib/python3.12/threading.py", line 355 in wait
@@ -21,36 +21,36 @@ MAKING_MEMORY = """Current thread 0x00007f2 (most recent call first):
 """
 
 
-def told(stacks, returned=()):
-    (finding,) = hang(
+def error_for(stacks, returned=()):
+    (finding,) = hang_error(
         len(stacks) + len(returned), returned, dict(enumerate(stacks)), 120.0
     ).findings
     return finding
 
 
-def test_ranks_whose_gpus_do_not_end_may_only_be_slow():
+def test_busy_gpus_are_a_possible_cause():
     """Forty processes on one GPU made a right case look like this."""
-    finding = told([ON_GPU, ON_GPU])
+    finding = error_for([ON_GPU, ON_GPU])
     assert finding.title == "every rank did not come back within 120 s"
-    assert "a flag that no rank raises" in finding.hint
+    assert "a flag that no rank sets" in finding.hint
     assert "other processes keep the GPUs busy" in finding.hint
-    assert "`--timeout SECONDS` gives more" in finding.hint
+    assert "`--timeout SECONDS` sets a longer time" in finding.hint
     assert "called at /home/someone/entry.py:7 in gathered" in finding.detail
 
 
 @pytest.mark.parametrize("stacks", [[ON_GPU, IN_A_COLLECTIVE], [IN_A_COLLECTIVE] * 2])
 def test_ranks_in_collectives_wait_for_each_other(stacks):
-    hint = told(stacks).hint
+    hint = error_for(stacks).hint
     assert "a collective that not every rank calls" in hint
-    assert hint.endswith("on simulated ranks and says who waits for what")
+    assert hint.endswith("on simulated ranks and reports what each one waits for")
 
 
-def test_a_rank_that_makes_memory_may_have_lost_a_signal():
+def test_a_rank_in_rendezvous_may_have_lost_a_signal():
     """As on two H200, where the other rank had gone on and waited for its GPU."""
-    finding = told([ON_GPU, MAKING_MEMORY])
+    finding = error_for([ON_GPU, MAKING_MEMORY])
     assert finding.hint.startswith("rank 1 of 2 in `rendezvous` of symmetric memory")
     assert "torch.cuda.synchronize() between `empty` and `rendezvous`" in finding.hint
 
 
-def test_the_one_that_is_elsewhere_is_named():
-    assert told([ON_GPU, IN_A_COLLECTIVE, ON_GPU]).hint.startswith("rank 1 is elsewhere")
+def test_the_outlier_is_named():
+    assert error_for([ON_GPU, IN_A_COLLECTIVE, ON_GPU]).hint.startswith("rank 1 is in other code")

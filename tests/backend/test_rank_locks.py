@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from tlmatrix.backend.ranks.compiling import compile_in_turn
+from tlmatrix.backend.ranks.compile_lock import serialize_compilation
 from tlmatrix.backend.ranks.lock import machine_slot
 
 
@@ -68,6 +68,6 @@ def test_ranks_that_ask_for_a_kernel_at_once_compile_it_once(
 
     monkeypatch.setattr(type(env), "is_cache_enabled", lambda _self: cache)
     monkeypatch.setattr(KernelCache, "cached", cached)
-    compile_in_turn(tmp_path / "compiling")
+    serialize_compilation(tmp_path / "compiling")
     in_threads(3, lambda: KernelCache.cached(None, "forward"))
     assert times == ["forward"] * compiled

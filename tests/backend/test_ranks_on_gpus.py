@@ -1,4 +1,4 @@
-"""Ranks as processes with a GPU each: what passes, what a fault says, and what comes after it."""
+"""Ranks as processes with one GPU each: passing cases, faults, and cases after a fault."""
 
 from pathlib import Path
 

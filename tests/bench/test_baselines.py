@@ -1,4 +1,4 @@
-"""PyTorch's implementations give what the problem's own reference gives, or say why they cannot."""
+"""Baselines of PyTorch match the reference of the problem, or report that they do not apply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tlmatrix.bench.baselines import torch_run
-from tlmatrix.bench.candidates import CannotError, candidate, distance
+from tlmatrix.bench.candidates import NotApplicableError, find_mismatch, prepare_candidate
 from tlmatrix.problem import family_for
 from tlmatrix.spec import parse_spec
 
@@ -40,8 +40,8 @@ def _problem(text: str, **values: Any) -> tuple[Spec, Problem]:
 
 def _is_right(name: str, spec: Spec, problem: Problem) -> set[str]:
     """The tensors that came out, all of them right."""
-    found = candidate(torch_run(name, spec, problem), problem)
-    assert distance(problem, problem.lowp(), found.results) is None
+    found = prepare_candidate(torch_run(name, spec, problem), problem)
+    assert find_mismatch(problem, problem.lowp(), found.results) is None
     return set(found.results)
 
 
@@ -70,24 +70,24 @@ def test_one_causal_query_at_the_end_sees_every_key() -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"seqlens": {"q": [40, 8], "k": "same"}}, "sequences of one length"),
+        ({"seqlens": {"q": [40, 8], "k": "same"}}, "sequences of equal length"),
         ({"seqlen_q": 40, "causal": True, "window": 9}, "no window"),
         ({"seqlen_q": 40, "seqlen_k": 50, "causal": True}, "aligns a causal mask"),
         ({"seqlen_q": 40, "sink": True}, "no sinks"),
     ],
 )
-def test_what_sdpa_cannot_do_it_says(values: dict[str, Any], reason: str) -> None:
+def test_sdpa_reports_unsupported_cases(values: dict[str, Any], reason: str) -> None:
     spec, problem = _problem(_ATTENTION, **values)
-    with pytest.raises(CannotError, match=reason):
+    with pytest.raises(NotApplicableError, match=reason):
         torch_run("sdpa_cudnn", spec, problem)
 
 
-def test_a_kernel_of_sdpa_that_is_not_there_cannot() -> None:
+def test_a_missing_kernel_of_sdpa_is_not_applicable() -> None:
     if torch.cuda.is_available():
         pytest.skip("cuDNN is there")
     spec, problem = _problem(_ATTENTION, seqlen_q=40)
-    with pytest.raises(CannotError, match="does not take such a case"):
-        candidate(torch_run("sdpa_cudnn", spec, problem), problem)
+    with pytest.raises(NotApplicableError, match="does not support the case"):
+        prepare_candidate(torch_run("sdpa_cudnn", spec, problem), problem)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_varlen_attention_is_asked_for_our_window(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     spec, problem = _problem(_ATTENTION, seqlens=[40, 8], causal=True, window=9)
-    candidate(torch_run("torch_varlen", spec, problem), problem)
+    prepare_candidate(torch_run("torch_varlen", spec, problem), problem)
     assert asked["window_size"] == (8, 0)
 
 
@@ -132,7 +132,7 @@ def test_sdpa_reads_a_cache_of_equal_lengths() -> None:
     )
     assert _is_right("sdpa_flash", spec, problem) == {"out"}
     spec, problem = _problem(_ATTENTION, layout="cache", seqlens={"q": 1, "k": [40, 50]})
-    with pytest.raises(CannotError, match="sequences of one length"):
+    with pytest.raises(NotApplicableError, match="sequences of equal length"):
         torch_run("sdpa_flash", spec, problem)
 
 
@@ -159,12 +159,12 @@ axes:
 def test_products_are_torchs(values: dict[str, Any]) -> None:
     spec, problem = _problem(_GEMM, **values)
     assert _is_right("torch", spec, problem) == {"c"}
-    with pytest.raises(CannotError, match="is attention"):
+    with pytest.raises(NotApplicableError, match="implements attention only"):
         torch_run("sdpa_flash", spec, problem)
 
 
 def test_float8_products_ask_for_the_operands_that_torch_takes() -> None:
     float8 = {"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
     spec, problem = _problem(_GEMM, **float8)
-    with pytest.raises(CannotError, match="columns of b"):
+    with pytest.raises(NotApplicableError, match="columns of b"):
         torch_run("torch", spec, problem)

@@ -6,9 +6,9 @@ import tlmatrix
 from tlmatrix.backend import backend_named
 from tlmatrix.bench.cases import bench_cases
 from tlmatrix.bench.engine import Machine, bench
-from tlmatrix.bench.ranks import _slowest, ways_on_ranks
+from tlmatrix.bench.ranks import _slowest, variants_on_ranks
 from tlmatrix.bench.results import State
-from tlmatrix.bench.timing import Samples, Schedule, Timing, in_turn
+from tlmatrix.bench.timing import Samples, Schedule, Timing, interleaved
 
 CODE = """
 import time
@@ -92,10 +92,10 @@ def test_each_implementation_is_judged_before_its_times_count(case):
     told = {each.name: (each.state, each.reason) for each in case.implementations}
     assert told["entry"] == told["one_rank_late"] == (State.TIMED, "")
     assert told["wrong"][0] is State.WRONG
-    assert told["not_here"] == (State.CANNOT, "no such product")
+    assert told["not_here"] == (State.NOT_APPLICABLE, "no such product")
     assert told["raising_on_one"] == (State.FAILED, "rank 1: RuntimeError: no such shard")
-    assert told["torch"][0] is State.CANNOT
-    assert "is for one GPU" in told["torch"][1]
+    assert told["torch"][0] is State.NOT_APPLICABLE
+    assert "runs on one GPU" in told["torch"][1]
     (forward,) = case.passes
     assert set(forward.samples) == {"entry", "one_rank_late"}
     assert case.values["m"] == 128
@@ -116,31 +116,33 @@ def test_of_each_round_the_longest_time_is_kept():
 
 def test_ranks_take_the_same_number_of_rounds():
     schedule = Schedule(seconds=0.1, least=1, most=100, warmup=1)
-    quick = in_turn({"a": int}, lambda _c, _l: Timing(0.5, 0.1), schedule, agree=lambda _t: 10.0)
+    quick = interleaved(
+        {"a": int}, lambda _c, _l: Timing(0.5, 0.1), schedule, agree=lambda _t: 10.0
+    )
     assert len(quick["a"].device) == 10
 
 
 def test_simulated_ranks_are_left_out_with_the_reason(folder):
     (told, *_rest) = timed(folder, "interpreter").implementations
-    assert (told.state, told.reason) == (State.CANNOT, "simulated ranks take no time")
+    assert (told.state, told.reason) == (State.NOT_APPLICABLE, "simulated ranks cannot be timed")
 
 
 def test_fewer_gpus_than_ranks_are_named(folder, monkeypatch):
     from tlmatrix.backend.gpus import ALL_GPUS
-    from tlmatrix.backend.ranks import places
+    from tlmatrix.backend.ranks import executors
     from tlmatrix.bench import ranks
 
     monkeypatch.setenv(ALL_GPUS, "0")
     monkeypatch.setattr(
         ranks,
-        "place_for",
-        lambda _backend, roots, seconds: places.CrewPlace("cuda", roots, seconds),
+        "executor_for",
+        lambda _backend, roots, seconds: executors.ProcessExecutor("cuda", roots, seconds),
     )
     (told, *_rest) = timed(folder, "processes").implementations
-    assert told.state is State.CANNOT
-    assert "asks for 2 GPUs, and there is 1" in told.reason
+    assert told.state is State.NOT_APPLICABLE
+    assert "needs 2 GPUs, and 1 is visible" in told.reason
 
 
 def test_names_of_implementations_stay_apart():
-    ways, _ = ways_on_ranks("entry", ["a.b:op", "c.d:op"], [{"block": 64}])
+    ways, _ = variants_on_ranks("entry", ["a.b:op", "c.d:op"], [{"block": 64}])
     assert [way.name for way in ways] == ["entry", "op", "c.d:op", "block=64"]

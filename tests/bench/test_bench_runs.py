@@ -1,4 +1,4 @@
-"""A bench from the spec to the verdict, with a clock that says what the test wants to hear."""
+"""`tlmatrix bench` from the spec to the verdict, with a fake clock."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from outside_project import Outcome, Project, project
 from tlmatrix import cli
 from tlmatrix.bench.cases import bench_cases
 from tlmatrix.bench.engine import Machine
+from tlmatrix.bench.precompile import precompile
 from tlmatrix.bench.results import read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.timing import Timing
-from tlmatrix.bench.warm import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -262,11 +262,11 @@ def test_one_wrong_row_is_enough(bench: Bench) -> None:
     assert "wrong is wrong and is not timed: y is" in outcome.out
 
 
-def test_what_cannot_do_a_case_says_why_and_the_others_are_timed(bench: Bench) -> None:
+def test_baselines_that_do_not_apply_are_reported_and_the_others_timed(bench: Bench) -> None:
     bench.spec("fast", "[sdpa_cudnn, MODULE:slow, torch]")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     assert outcome.code == 0
-    assert "sdpa_cudnn cannot: is attention" in outcome.out
+    assert "sdpa_cudnn not applicable: implements attention only" in outcome.out
     assert "4 comparisons with other implementations: 4 SAME" in outcome.out, outcome.out
 
 
@@ -343,7 +343,7 @@ def test_against_another_gpu_is_refused_before_anything_is_timed(bench: Bench) -
     bench.calls.clear()
     outcome = bench.run("tanh.yaml", "--against", "old.json")
     assert outcome.code == 2
-    assert "was timed on NVIDIA H200, this is NVIDIA H100 80GB HBM3" in outcome.out
+    assert "was timed on NVIDIA H200, not on NVIDIA H100 80GB HBM3" in outcome.out
     assert not bench.calls
 
 
@@ -455,7 +455,7 @@ def tuned(x, block=64, stages=1):
     spec = tlmatrix.load(bench.spec("tuned", code=_CODE + noting))
     (one, two) = bench_cases(spec)
     pairs = [(one, {"block": 32}), (one, {}), (two, {"block": 128}), (two, {"blok": 1})]
-    warm(spec, pairs, [bench.project.folder], backend="interpreter")
+    precompile(spec, pairs, [bench.project.folder], backend="interpreter")
     seen = [line.split() for line in (bench.project.folder / "seen.txt").read_text().splitlines()]
     assert sorted(block for _, block in seen) == ["128", "32", "64"]
     assert len({process for process, _ in seen}) == 3
@@ -465,7 +465,7 @@ def test_an_unknown_gpu_has_no_roof_and_says_so(bench: Bench) -> None:
     bench.gpu = "Somebody's Accelerator"
     bench.spec("fast")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
-    assert "no peak is known of Somebody's Accelerator" in outcome.out
+    assert "the peak rates of Somebody's Accelerator are unknown" in outcome.out
     assert " % " not in _flat(outcome.out.partition("forward")[2]).replace("0.0 %", "")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tlmatrix.bench.machine import this_machine
-from tlmatrix.bench.timing import Schedule, in_turn
+from tlmatrix.bench.timing import Schedule, interleaved
 
 pytestmark = pytest.mark.cuda
 
@@ -24,7 +24,7 @@ def machine():
 
 def times(machine, *calls):
     named = {str(number): call for number, call in enumerate(calls)}
-    found = in_turn(named, machine.clock, Schedule(seconds=0.2))
+    found = interleaved(named, machine.clock, Schedule(seconds=0.2))
     return [sorted(samples.device)[len(samples.device) // 2] for samples in found.values()]
 
 

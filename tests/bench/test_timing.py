@@ -1,6 +1,6 @@
 """Who is called when, and for how long."""
 
-from tlmatrix.bench.timing import Schedule, Timing, in_turn
+from tlmatrix.bench.timing import Schedule, Timing, interleaved
 
 
 def recorded(device=1.0, host=0.02):
@@ -20,14 +20,14 @@ def recorded(device=1.0, host=0.02):
 def test_rounds_follow_from_the_time_there_is():
     for seconds, device, rounds in ((1.0, 9.5, 50), (0.01, 9.5, 20), (100.0, 9.5, 200)):
         seen, _, calls, clock = recorded(device)
-        found = in_turn(calls, clock, Schedule(seconds=seconds, warmup=1))
+        found = interleaved(calls, clock, Schedule(seconds=seconds, warmup=1))
         assert len(found["one"].device) == len(found["two"].device) == rounds
         assert len(seen) == 2 * rounds + 2
 
 
 def test_each_call_gets_the_lead_that_its_host_needs():
     _, leads, calls, clock = recorded(host=0.7)
-    found = in_turn(calls, clock, Schedule(seconds=0.01, warmup=2))
+    found = interleaved(calls, clock, Schedule(seconds=0.01, warmup=2))
     assert leads[:4] == [0.0] * 4
     assert set(leads[4:]) == {0.7}
     assert found["one"].host == 0.7
@@ -35,7 +35,7 @@ def test_each_call_gets_the_lead_that_its_host_needs():
 
 def test_warm_up_is_not_counted():
     times = iter([100.0] * 6 + [1.0] * 1000)
-    found = in_turn(
+    found = interleaved(
         {"one": int, "two": int}, lambda _call, _lead: Timing(next(times), 0.0), Schedule()
     )
     assert max(found["one"].device) == 1.0

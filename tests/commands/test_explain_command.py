@@ -65,7 +65,7 @@ def line_of(project, text):
 
 def row(text, start):
     """The cells of the line of the last table that begins so."""
-    table = text.rpartition("with other values")[2]
+    table = text.rpartition("change of the element")[2]
     (found,) = (x for x in table.splitlines() if x.strip().startswith(start))
     return re.split(r"\s{2,}", found.strip())
 
@@ -104,7 +104,7 @@ def test_a_wrong_scale_in_one_turn_is_named_by_the_turn(explain, project):
 
 def test_precision_lost_in_a_tile_is_named_and_told_from_mathematics(explain, project):
     text = explain("weights", "--index", "55,3")
-    assert "what is left is precision" in text
+    assert "the error is precision" in text
     lost = text[text.index("precision is lost, in order") :].splitlines()[1]
     assert lost.strip().startswith(f"{line_of(project, 'p[i, j] = T.exp2')}  p rounded in step 0")
 
@@ -124,7 +124,7 @@ def test_the_worst_element_of_a_finding_is_the_default(explain):
     assert place is not None
     expected, got = re.search(r"expected (\S+), got (\S+)", text).groups()
     assert expected != got
-    assert "with other values" not in text
+    assert "change of the element" not in text
 
 
 def test_without_a_finding_the_first_element_is(explain):
@@ -140,9 +140,9 @@ def test_a_picture_is_written(explain, project):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--tensor", "y"], "--tensor: there is no 'y'; the case has out"),
+        (["--tensor", "y"], "--tensor: no output 'y'; the case has out"),
         (["--index", "55"], r"out has no element \[55\]: its shape is \[64, 16\]"),
-        (["--index", "a,b"], "--index: not numbers"),
+        (["--index", "a,b"], "--index .a,b.: must be numbers"),
         (["--buffer", "Y", "--index", "0,0"], "--buffer: no kernel writes 'Y'"),
         (["--block", "0", "--index", "55,3"], r"block \(0,\) did not write Out"),
     ],
@@ -157,7 +157,7 @@ def test_a_parameter_of_a_kernel_is_followed_by_its_name(explain):
     text = explain("none", "--buffer", "Out", "--index", "40,1")
     assert "Out[40, 1] of kernel causal, launch 1" in text
     assert "expected" not in text
-    assert "with other values" not in text
+    assert "change of the element" not in text
 
 
 def test_repro_of_a_failing_case_leads_to_explain(project, monkeypatch, capsys):

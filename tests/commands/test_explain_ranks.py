@@ -36,11 +36,11 @@ def test_a_kernel_that_waited_for_flags_is_followed_on_the_rank_that_has_the_ele
 
 def test_what_the_rank_read_of_its_shard_is_told_in_places_of_the_whole(explain):
     text = explain("all_gather_gemm", GATHER, "--index", "10,40")
-    table = text.rpartition("with other values")[2]
+    table = text.rpartition("change of the element")[2]
     (read,) = (line for line in table.splitlines() if line.strip().startswith("b[0:40, 40] "))
     assert "step 0" in read
     assert "a[0:70, 0:40]  " in table
-    assert "not read by this kernel, but for copies" in table
+    assert "not read by this kernel, except by copies" in table
     assert "<-" not in table
 
 
@@ -62,7 +62,7 @@ def test_what_was_copied_may_have_been_rounded_by_the_kernel_before(explain):
     )
     assert "\n  made of   parts[0, 0, 0]\n" in text, "a product that was copied from the other rank"
     assert "as far from it" in text
-    assert text.endswith(": what was read may have been rounded before\n")
+    assert text.endswith(": the kernel's inputs may have been rounded before\n")
 
 
 def test_a_parameter_is_followed_on_the_rank_that_is_asked_for(explain):
@@ -79,7 +79,7 @@ def test_a_parameter_is_followed_on_the_rank_that_is_asked_for(explain):
     ("spec", "values", "options", "words"),
     [
         ("all_gather_gemm", GATHER, ["--rank", "0"], "c[10, 40] is an element of rank 1"),
-        ("all_gather_gemm", GATHER, ["--rank", "2"], "no rank 2: the case has ranks 0 to 1"),
+        ("all_gather_gemm", GATHER, ["--rank", "2"], "no such rank; the case has ranks 0 to 1"),
         ("rms_norm", '{"rows": 16, "cols": 64}', ["--rank", "1"], "rms_norm has no axis world"),
     ],
 )

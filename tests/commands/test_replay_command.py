@@ -104,8 +104,8 @@ def test_one_that_fails_is_retired_only_if_told(project: Project, spec: str) -> 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--retire", "rows=1"], "--retire ID goes with --because"),
-        (["--unfixed"], "--unfixed goes with --retire"),
+        (["--retire", "rows=1"], "--retire ID needs --because"),
+        (["--unfixed"], "--unfixed needs --retire"),
         (["--retire", "rows=9", "--because", "x"], "scale.yaml:17:3: no regression has the id"),
     ],
 )

@@ -215,13 +215,13 @@ def test_nothing_is_added_twice(file):
         ("", Case("tried", {"a": 1, "c": 2}), "unknown axis 'c'"),
         ("where: [{expr: a > 1, because: one is none}]\n", FIRST, "excludes this case"),
         ("cases: [{a: '7'}]\n", Case("tried", {"a": 7, "b": "x"}), "two cases have the id"),
-        ("", Case("tried", {"a": "1", "b": "x"}), "both read '1' in a case id"),
-        ("regressions: &r []\ncases: *r\n", FIRST, "without a change of other values"),
+        ("", Case("tried", {"a": "1", "b": "x"}), "are both '1' in a case id"),
+        ("regressions: &r []\ncases: *r\n", FIRST, "without changing other values"),
         ("nonsense: 1\n", FIRST, "unknown key 'nonsense'"),
     ],
     ids=["axis", "where", "id", "label", "anchor", "spec"],
 )
-def test_a_case_that_cannot_stand_there_changes_nothing(file, rest, case, words):
+def test_an_invalid_case_leaves_the_file_unchanged(file, rest, case, words):
     path = file(rest)
     before = path.read_bytes()
     with pytest.raises(SpecError, match=words) as caught:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import Phase, find, given, settings
 
 from tlmatrix.fuzz.draw import Configuration, cases, configurations, ground_of
-from tlmatrix.fuzz.draws import drawn_cases
-from tlmatrix.fuzz.worker import Job, compiled_once
+from tlmatrix.fuzz.generation import generate_cases
+from tlmatrix.fuzz.worker import Job, one_configuration
 from tlmatrix.matrix import Case, find_case
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.problem.attention.axes import Setting
@@ -67,7 +67,7 @@ def drawn(
     among: list[Configuration] | None = None,
     at_most: dict[str, int] | None = None,
 ) -> list[Case]:
-    return drawn_cases(cases(spec, tier, among=among, at_most=at_most), count=count, first=2)
+    return generate_cases(cases(spec, tier, among=among, at_most=at_most), count=count, first=2)
 
 
 def shrunk(spec: Spec, wanted: Callable[[Case], bool]) -> Case:
@@ -249,8 +249,8 @@ def test_where_kernels_are_compiled_a_job_draws_for_one_configuration() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     own = configurations(spec, "quick")
     for number in (0, 1, len(own) + 2):
-        strategy = compiled_once(spec, Job("", "quick", number=number), gpus=1)
-        found = drawn_cases(strategy, count=40, first=number)
+        strategy = one_configuration(spec, Job("", "quick", number=number), gpus=1)
+        found = generate_cases(strategy, count=40, first=number)
         kernels = {Configuration({name: case[name] for name in own[0].values}) for case in found}
         assert kernels == {own[number % len(own)]}
 
@@ -263,8 +263,8 @@ def test_on_gpus_no_case_is_drawn_of_more_ranks_than_there_are() -> None:
         for gpus in (1, 2, 4):
             few = set()
             for number in range(3):
-                strategy = compiled_once(spec, Job("", "nightly", number=number), gpus=gpus)
-                found = drawn_cases(strategy, count=40, first=number)
+                strategy = one_configuration(spec, Job("", "nightly", number=number), gpus=gpus)
+                found = generate_cases(strategy, count=40, first=number)
                 assert not [broken for case in found for broken in broken_rules(spec, case)]
                 few |= {case["world"] for case in found}
             assert few == {world for world in range(1, 7) if world <= gpus}

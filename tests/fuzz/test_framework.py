@@ -17,7 +17,7 @@ import pytest
 from made_specs import made_text
 
 from tlmatrix.fuzz.draw import cases
-from tlmatrix.fuzz.draws import drawn_cases
+from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import SpecError, parse_spec
@@ -69,7 +69,7 @@ def issues_of(text: str) -> Sequence[Issue]:
         spec = parse_spec(text, "made.yaml")
         for tier in spec.tiers:
             assert list(islice(plan(spec, tier).cases(), 20))
-        for case in drawn_cases(cases(spec, "quick"), count=3, first=1):
+        for case in generate_cases(cases(spec, "quick"), count=3, first=1):
             assert not broken_rules(spec, case)
     except SpecError as error:
         return error.issues

@@ -2,7 +2,7 @@
 
 from tlmatrix.check.finding import Finding
 from tlmatrix.fuzz.grouping import cause_of, lines_of
-from tlmatrix.fuzz.search import Found
+from tlmatrix.fuzz.search import FuzzFailure
 from tlmatrix.run.result import CaseResult, Status
 
 
@@ -11,7 +11,7 @@ def _failed(case, *findings, status=Status.FAILED):
 
 
 def _found(result):
-    return Found(cause_of(result), result, result)
+    return FuzzFailure(cause_of(result), result, result)
 
 
 def test_a_line_that_sanitizers_blame_for_two_things_is_one_fault():
@@ -25,8 +25,8 @@ def test_a_line_that_sanitizers_blame_for_two_things_is_one_fault():
     )  # fmt: skip
     other = _failed("c", Finding("sanitizers", "races: lse[1]", source="k.py:7", kernel="k"))
     assert lines_of(race) == {"k.py:83", "k.py:100"}
-    assert _found(beyond).alike(_found(race))
-    assert not _found(beyond).alike(_found(other))
+    assert _found(beyond).same_fault(_found(race))
+    assert not _found(beyond).same_fault(_found(other))
 
 
 def test_the_worst_of_some_gradients_makes_no_other_fault_and_another_place_does():

@@ -5,7 +5,7 @@ import time
 from fuzz_worlds import packed_cases, packed_spec, rows_cases, rows_spec
 from hypothesis import strategies as st
 
-from tlmatrix.fuzz.search import fuzz_spec, shrunk_failure
+from tlmatrix.fuzz.search import fuzz_spec, shrink_failure
 from tlmatrix.interpreter import intercept, kernel
 from tlmatrix.matrix import Case
 from tlmatrix.run.result import Status
@@ -143,7 +143,7 @@ def test_a_search_ends_when_its_time_is_up(tmp_path, runner):
 def test_any_failing_case_can_be_shrunk_by_its_values(tmp_path, runner):
     spec = rows_spec(tmp_path, "long_rows")
     case = Case("rows", {"rows": 250, "cols": 8, "dtype": "float16"})
-    found = shrunk_failure(spec, runner, case, runner.run(spec, case))
+    found = shrink_failure(spec, runner, case, runner.run(spec, case))
     assert found.smallest.values == {"rows": 17, "cols": 3, "dtype": "float32"}
     assert found.ended
 

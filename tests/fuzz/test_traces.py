@@ -8,7 +8,7 @@ import pytest
 from hypothesis import find, settings
 
 from tlmatrix.fuzz.draw import cases
-from tlmatrix.fuzz.draws import drawn_cases
+from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.spec import SpecError, load_spec
 from tlmatrix.spec.lengths import sides_of
 
@@ -50,7 +50,7 @@ def spec_with(folder: Path, options: str, name: str = "log.csv", log: str = LOG)
 
 
 def batches(spec: Spec, count: int = 60) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return [sides_of(case["seqlens"]) for case in drawn_cases(cases(spec), count=count, first=1)]
+    return [sides_of(case["seqlens"]) for case in generate_cases(cases(spec), count=count, first=1)]
 
 
 def replayed(found: list[tuple[tuple[int, ...], tuple[int, ...]]], log: list[int]) -> list[bool]:

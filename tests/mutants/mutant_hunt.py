@@ -25,7 +25,7 @@ from mutant_catalog import FOLDER, ROOT, Mutant, plant
 from mutant_reach import Sources
 
 from tlmatrix.backend import backend_named
-from tlmatrix.fuzz.draw import cases as drawn_cases
+from tlmatrix.fuzz.draw import cases as generate_cases
 from tlmatrix.fuzz.search import examples_of, fuzz_spec
 from tlmatrix.matrix import Case
 from tlmatrix.run.plan import plan
@@ -261,7 +261,7 @@ def _fuzz(specs: Iterable[Any], runner: Runner, failed: Callable[[Any, Any], boo
         path = f"specs/{spec.path.name}"
         try:
             fuzz_spec(
-                spec, runner, strategy=drawn_cases(spec, TIER), tier=TIER, path=path,
+                spec, runner, strategy=generate_cases(spec, TIER), tier=TIER, path=path,
                 on_result=stop_at(spec), shrinking=0,
             )  # fmt: skip
         except _Found:

@@ -1,4 +1,4 @@
-"""Several ways to the same results must agree; a finding names both sides and who is wrong."""
+"""Agreements between implementations; a finding names both sides and the wrong one."""
 
 from dataclasses import replace
 from itertools import islice
@@ -108,7 +108,7 @@ def test_an_argument_that_is_no_axis_and_equal_bits():
     findings, _ = found(made(PRODUCT, agree, "chunks"))
     assert findings[8]  # 4 + 4 and 5 + 3: other roundings
     assert "must be bit for bit equal" in findings[8][0].title
-    assert findings[8][0].title.endswith("against chunk as it is")
+    assert findings[8][0].title.endswith("against chunk unchanged")
     assert found(made(PRODUCT, agree.replace("5", "4"), "chunks"))[0] == {8: [], 10: []}
 
 
@@ -166,7 +166,7 @@ def test_where_there_is_no_other_side_nothing_is_compared(agree, variants):
 @pytest.mark.parametrize(
     ("agree", "words"),
     [
-        ("[{set: {k: 9}}]", "16:9: with k=9 the input 'a' is another one"),
+        ("[{set: {k: 9}}]", "16:9: with k=9 the input 'a' differs"),
         ("[{entry: agreeing:nothing}]", "agreeing has no 'nothing'"),
         ("[{entry: agreeing:doubled}]", ""),
     ],

@@ -1,4 +1,4 @@
-"""A case that is out of time says where it was, and whether that was still compiling."""
+"""The finding for a case that exceeded its time limit, while running or while compiling."""
 
 from tlmatrix.run.timeouts import out_of_time
 
@@ -6,15 +6,15 @@ LAUNCHED = '  File "/site-packages/torch/cuda/__init__.py", line 1162, in synchr
 COMPILED = '  File "/site-packages/tilelang/engine/lower.py", line 300, in lower\n'
 
 
-def test_what_waits_for_a_gpu_may_hang():
+def test_a_running_case():
     finding = out_of_time(["a\n", "b\n", "c\n", "d\n", LAUNCHED])
-    assert finding.title == "the case did not end in its time"
+    assert finding.title == "the case exceeded its time limit"
     assert finding.detail == "b\nc\nd\n" + LAUNCHED.rstrip()
-    assert finding.hint.startswith("a loop that cannot end or a barrier nobody arrives at")
+    assert finding.hint.startswith("an endless loop, or a barrier at which no thread arrives")
     assert out_of_time().detail is None
 
 
-def test_what_compiles_is_slow_and_does_not_hang():
+def test_a_compiling_case():
     finding = out_of_time([COMPILED, '  File "subprocess.py", line 1209, in communicate\n'])
-    assert finding.title == "the case did not end in its time, and was still compiling"
-    assert "fewer processes at once" in finding.hint
+    assert finding.title == "the case exceeded its time limit while compiling"
+    assert "run fewer processes" in finding.hint

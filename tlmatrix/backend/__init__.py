@@ -15,7 +15,7 @@ from tlmatrix.backend.errors import (
     DevicesError,
     EntryError,
 )
-from tlmatrix.backend.faults import Fault, fault_of
+from tlmatrix.backend.faults import DeviceFault, classify_fault
 
 if TYPE_CHECKING:
     from tlmatrix.backend.axes import refuse_unknown_axes
@@ -28,13 +28,13 @@ __all__ = [
     "Binding",
     "BindingError",
     "CompileBackend",
+    "DeviceFault",
     "DevicesError",
     "EntryError",
-    "Fault",
     "backend_named",
     "bind",
+    "classify_fault",
     "execute",
-    "fault_of",
     "refuse_unknown_axes",
 ]
 

@@ -1,4 +1,4 @@
-"""What can go wrong between a spec and the code it names, told apart by who has to act."""
+"""Errors of binding a spec to code and of running that code on a backend."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ __all__ = [
 
 
 class ArchitectureError(RuntimeError):
-    """The kernels of a spec are written for other architectures than the backend's."""
+    """The kernels of a spec do not support the architecture of the backend."""
 
 
 class BackendUnavailableError(RuntimeError):
-    """The backend asked for cannot run on this machine."""
+    """This machine cannot run the requested backend."""
 
 
 class DevicesError(RuntimeError):
-    """A case asks for more GPUs than there are."""
+    """A case needs more GPUs than this machine has."""
 
 
 class BindingError(SpecError):
-    """A spec names code that is not there, or that does not fit; located in the spec's file."""
+    """A spec names code that does not exist or does not match it; located in the spec's file."""
 
 
 class EntryError(RuntimeError):
-    """The code under test raised; `error` is what it raised, `__cause__` as well.
+    """The code under test raised.
 
-    Where it ran on several ranks, `where` names those that raised (`rank 1 of 4`), `trace` is the
-    traceback that it had there, and `notes` say what became of the others.
+    Attributes:
+        error: the exception that it raised, also in `__cause__`.
+        where: on several ranks, those that raised (`rank 1 of 4`); otherwise "".
+        trace: on several ranks, the traceback in the process of the first of them.
+        notes: what the other ranks did.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What a GPU, its compiler and its allocator say when they fail, told apart.
+"""Classifies exceptions of CUDA, its compilers and its allocator by their messages.
 
-A kernel that does not compile, one whose launch fails and one that finds no memory reach us as
-exceptions of few types (`RuntimeError` most of all), from PyTorch, from TileLang's runtime and
-from nvcc. The messages matched here are those of PyTorch 2.9 to 2.13 and TileLang 0.1.15.
+Compile errors, launch failures and out-of-memory errors of PyTorch, TileLang's runtime and nvcc
+share few exception types, mostly `RuntimeError`. The messages matched here are those of PyTorch
+2.9 to 2.13 and TileLang 0.1.15.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-__all__ = ["Fault", "fault_of"]
+__all__ = ["DeviceFault", "classify_fault"]
 
 FaultKind = Literal["compile", "launch", "memory"]
 
 _LINES = 12
-"""Of a compiler's words: the first errors say what is wrong, what follows is their echo."""
+"""Lines of a compiler's message that a fault keeps."""
 _NVCC = ("\nCompilation error:\n", "NVCC compilation timed out", "Compilation Failed! ")
-"""How TileLang begins what nvcc said (`tilelang/contrib/nvcc.py`, `jit/adapter/libgen.py`)."""
+"""TileLang's prefixes of nvcc's output (`tilelang/contrib/nvcc.py`, `jit/adapter/libgen.py`)."""
 _COMPILING = ("_compile_and_create_adapter",)
-"""The function of TileLang's under which a traced kernel becomes machine code."""
+"""TileLang's function that compiles a traced kernel."""
 _ENTRY = re.compile(
     r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+?)(?:_kernel)?\s*\("
 )
-_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ (?:bytes|[KMGT]iB))")
+_REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+ (?:bytes|[KMGT]iB))")
 _FREE = re.compile(
     r"total capacity of ([\d.]+ [KMGT]iB) of which ([\d.]+ (?:bytes|[KMGT]iB)) is free"
 )
@@ -45,11 +45,11 @@ _LAUNCH = re.compile(
 _DESCRIPTOR = re.compile(
     r"Invalid TMA descriptor arguments for \w+:\s*\n((?: *\[\d+\] [^\n]*\n?)+)"
 )
-_REFUSED = re.compile(
+_REJECTED = re.compile(
     r"kernel (\w+) cannot be launched: ([^:\n]+): ([^;\n]+)(?:[^\n]*\n  at (\S+), in kernel)?"
 )
-"""How the interpreter says what TileLang's host code refuses: the kernel, why, of what, and where
-(`interpreter/errors.py`)."""
+"""The interpreter's message for a launch that TileLang's host code rejects: the kernel, the reason,
+the tensor or grid, and the source location (`interpreter/errors.py`)."""
 _MEMORY = re.compile(
     r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|CUDA error: out of memory|CUDA: out of memory|can't allocate memory"
@@ -57,113 +57,124 @@ _MEMORY = re.compile(
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A failure of the GPU's side: of which kind, about which kernel, and in whose words.
+class DeviceFault:
+    """A failed compilation, launch or allocation.
 
-    `words` is one line for a title, `detail` more lines of the tool's own; of a launch `why` is
-    what is wrong with it: that it is of nothing (`empty`: a grid of no blocks, a TMA descriptor of
-    no elements), or another `descriptor`; "" for anything else. `source` is its file and line.
-    `asked`, `free` and `total` are amounts as PyTorch writes them (`20.00 GiB`), "" where nobody
-    said.
+    Attributes:
+        kind: `compile`, `launch` or `memory`.
+        message: one line for a title.
+        kernel: the kernel, "" if unknown.
+        detail: more lines of the tool's output.
+        launch_error: of a launch, `empty` (a grid without blocks, a TMA descriptor without
+            elements), `descriptor` (another invalid TMA descriptor), or "".
+        source: `file:line` of the launch, "" if unknown.
+        requested, free, total: amounts of memory as PyTorch prints them (`20.00 GiB`), or "".
     """
 
     kind: FaultKind
-    words: str
+    message: str
     kernel: str = ""
     detail: str = ""
-    why: Literal["", "empty", "descriptor"] = ""
+    launch_error: Literal["", "empty", "descriptor"] = ""
     source: str = ""
-    asked: str = ""
+    requested: str = ""
     free: str = ""
     total: str = ""
 
 
-def fault_of(error: BaseException) -> Fault | None:
-    """What an exception says about the GPU; None if it is about something else."""
+def classify_fault(error: BaseException) -> DeviceFault | None:
+    """Classify an exception; None if it is not about the GPU, its compilers or its memory."""
     message = str(error)
     if type(error).__name__ == "OutOfMemoryError" or _MEMORY.search(message):
         return _memory(message)
     if any(mark in message for mark in _NVCC):
-        return _refused_by_nvcc(message)
+        return _nvcc_error(message)
     if any(frame.f_code.co_name in _COMPILING for frame in _frames(error)):
-        return _refused_by_tilelang(error, message)
+        return _tilelang_error(error, message)
     return _launch(error, message)
 
 
-def _memory(message: str) -> Fault:
-    asked, free = _ASKED.search(message), _FREE.search(message)
+def _memory(message: str) -> DeviceFault:
+    requested, free = _REQUESTED.search(message), _FREE.search(message)
     first = message.strip().partition("\n")[0]
-    return Fault(
+    return DeviceFault(
         "memory",
         first,
-        asked=asked[1] if asked else "",
+        requested=requested[1] if requested else "",
         free=free[2] if free else "",
         total=free[1] if free else "",
     )
 
 
-def _refused_by_nvcc(message: str) -> Fault:
-    """Between the source it was given and the command it was called by stand nvcc's own lines."""
+def _nvcc_error(message: str) -> DeviceFault:
+    """Parse TileLang's report of nvcc: the source, the output of nvcc, and the command."""
     mark = next(mark for mark in _NVCC if mark in message)
     source, _, after = message.partition(mark)
-    said = after if mark == _NVCC[0] else mark + after
-    said = re.split(r"\nCommand: ", said)[0]
-    lines = [re.sub(r"^/\S*/(?=[\w.]+\()", "", line) for line in said.splitlines() if line.strip()]
+    output = after if mark == _NVCC[0] else mark + after
+    output = re.split(r"\nCommand: ", output)[0]
+    lines = [
+        re.sub(r"^/\S*/(?=[\w.]+\()", "", line) for line in output.splitlines() if line.strip()
+    ]
     names = dict.fromkeys(_ENTRY.findall(source or after))
-    # Before the first error there are warnings, of TileLang's own headers most of all.
+    # Skip the warnings before the first error, most of them about TileLang's own headers.
     first = next((at for at, line in enumerate(lines) if "error" in line.lower()), 0)
-    told = lines[first:]
-    detail = told if len(told) <= _LINES else [*told[: _LINES - 1], told[-1]]
-    words = told[0].strip() if told else "nvcc said nothing"
-    return Fault("compile", words, kernel=" and ".join(names), detail="\n".join(detail))
+    errors = lines[first:]
+    detail = errors if len(errors) <= _LINES else [*errors[: _LINES - 1], errors[-1]]
+    title = errors[0].strip() if errors else "nvcc printed no message"
+    return DeviceFault("compile", title, kernel=" and ".join(names), detail="\n".join(detail))
 
 
-def _refused_by_tilelang(error: BaseException, message: str) -> Fault:
+def _tilelang_error(error: BaseException, message: str) -> DeviceFault:
     lines = message.strip().splitlines() or [type(error).__name__]
-    return Fault(
+    return DeviceFault(
         "compile",
         f"{type(error).__name__}: {lines[0].strip()}",
-        kernel=_traced(error),
+        kernel=_compiling_kernel(error),
         detail="\n".join(lines[:_LINES]) if len(lines) > 1 else "",
     )
 
 
-def _launch(error: BaseException, message: str) -> Fault | None:
+def _launch(error: BaseException, message: str) -> DeviceFault | None:
     if not isinstance(error, RuntimeError):
         return None
-    refused = _REFUSED.search(message)
-    if refused is not None:
-        kernel, words, what, source = refused.groups()
-        return Fault("launch", words, kernel, what, why="empty", source=source or "")
+    rejected = _REJECTED.search(message)
+    if rejected is not None:
+        kernel, reason, what, source = rejected.groups()
+        return DeviceFault(
+            "launch", reason, kernel, what, launch_error="empty", source=source or ""
+        )
     issues = _DESCRIPTOR.search(message)
     if issues is not None:
         return _descriptor(issues[1], message)
     found = _LAUNCH.search(message)
     if found is None:
         return None
-    words = next(text for text in found.groups() if text).strip()
+    reason = next(text for text in found.groups() if text).strip()
     name = re.search(r"// func_name=(\w+)|in kernel (\w+)", message)
     grid = re.search(r"grid=\([^)]*\)(?:,?\s*block=\([^)]*\))?", message)
-    empty = words.startswith(EMPTY_GRID)
-    return Fault(
+    empty = reason.startswith(EMPTY_GRID)
+    return DeviceFault(
         "launch",
-        EMPTY_GRID if empty else words,
+        EMPTY_GRID if empty else reason,
         kernel=re.sub(r"_kernel$", "", name[1] or name[2]) if name else "",
         detail=" ".join(grid[0].split()) if grid else "",
-        why="empty" if empty else "",
+        launch_error="empty" if empty else "",
     )
 
 
-def _descriptor(issues: str, message: str) -> Fault:
-    """TileLang tells all that is wrong with a descriptor, and not of which kernel it is."""
-    said = [re.sub(r"^ *\[\d+\] ", "", line) for line in issues.splitlines() if line.strip()]
+def _descriptor(issues: str, message: str) -> DeviceFault:
+    """Parse TileLang's list of what is wrong with a TMA descriptor; it does not name the kernel."""
+    problems = [re.sub(r"^ *\[\d+\] ", "", line) for line in issues.splitlines() if line.strip()]
     dims = re.search(r"globalDim +(\[[^\]]*\])", message)
-    empty = any(line.startswith("globalDim[") and "non-zero" in line for line in said)
-    # Without the numbers, so that cases of one fault have one title.
-    first = said[0].partition(", but ")[0]
-    words = EMPTY_TENSOR if empty else f"invalid TMA descriptor: {first}"
-    why: Literal["empty", "descriptor"] = "empty" if empty else "descriptor"
-    return Fault("launch", words, detail=f"globalDim {dims[1]}" if dims else "", why=why)
+    empty = any(line.startswith("globalDim[") and "non-zero" in line for line in problems)
+    # Without the numbers, so that all cases with this fault have the same title.
+    first = problems[0].partition(", but ")[0]
+    return DeviceFault(
+        "launch",
+        EMPTY_TENSOR if empty else f"invalid TMA descriptor: {first}",
+        detail=f"globalDim {dims[1]}" if dims else "",
+        launch_error="empty" if empty else "descriptor",
+    )
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
@@ -174,7 +185,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
         step = step.tb_next
 
 
-def _traced(error: BaseException) -> str:
+def _compiling_kernel(error: BaseException) -> str:
     """The name of the kernel that TileLang was compiling."""
     for frame in _frames(error):
         if frame.f_code.co_name in _COMPILING:

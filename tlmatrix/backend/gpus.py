@@ -1,8 +1,8 @@
-"""Which GPUs this machine has, asked without touching CUDA, and which worker gets which of them.
+"""Counts the GPUs of this machine without initializing CUDA, and assigns them to workers.
 
-A process that has begun to use CUDA can no longer be confined to one GPU, and one that is not
-confined keeps a context, half a gigabyte of memory, on every GPU that anything in it names. So
-each worker gets its GPU as `CUDA_VISIBLE_DEVICES`, before it imports PyTorch.
+`CUDA_VISIBLE_DEVICES` has no effect once a process has initialized CUDA, and an unrestricted
+process may create a context (half a gigabyte) on every GPU. So each worker gets its GPU in that
+variable before it imports PyTorch.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_GPUS",
-    "Spread",
+    "GpuAssignment",
     "all_visible_gpus",
+    "assignment_for",
     "confine_process",
     "count_gpus",
-    "spread_for",
     "visible_gpus",
 ]
 
 ALL_GPUS = "TLMATRIX_VISIBLE_GPUS"
-"""Where a worker that is confined to one GPU finds those that the user left visible."""
+"""Environment variable of a worker restricted to one GPU: all GPUs that the user left visible."""
 
 _NVML = ("libnvidia-ml.so.1", "nvml.dll")
 
 
 def count_gpus() -> int:
-    """The GPUs of this machine, as its driver counts them; 0 where there is no driver."""
+    """The number of GPUs according to NVML; 0 without a driver."""
     for name in _NVML:
         try:
             library = ctypes.CDLL(name)
@@ -50,10 +50,10 @@ def count_gpus() -> int:
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that CUDA would show, each as one writes it in `CUDA_VISIBLE_DEVICES`.
+    """The GPUs that CUDA would enumerate, in the syntax of `CUDA_VISIBLE_DEVICES`.
 
-    What the user set there (numbers, or names such as `GPU-8932f937` and `MIG-…`) is kept, up to
-    the first that is no device, where CUDA stops as well.
+    The user's entries (numbers, or names such as `GPU-8932f937` and `MIG-…`) are kept as they
+    are, up to the first invalid one, where CUDA stops as well.
     """
     given = environment.get("CUDA_VISIBLE_DEVICES")
     if given is None:
@@ -67,7 +67,7 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def all_visible_gpus() -> tuple[str, ...]:
-    """The GPUs that the user left visible, for cases of several, wherever this worker may run."""
+    """The GPUs that the user left visible, also in a worker restricted to one of them."""
     given = os.environ.get(ALL_GPUS)
     if given is not None:
         return tuple(filter(None, given.split(",")))
@@ -75,9 +75,9 @@ def all_visible_gpus() -> tuple[str, ...]:
 
 
 def confine_process(gpu: str) -> None:
-    """Leave this process one GPU; "" for all. Once CUDA is in use it is too late.
+    """Restrict this process to one GPU ("" for all); no effect once CUDA is initialized.
 
-    Cases of several ranks have processes of their own, and those all GPUs.
+    The processes of ranks, which this one starts, still get all GPUs.
     """
     torch = sys.modules.get("torch")
     if gpu and not (torch and torch.cuda.is_initialized()):
@@ -85,32 +85,32 @@ def confine_process(gpu: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 
-def spread_for(backend: str) -> Spread:
-    """The visible GPUs for the workers of a backend; none where kernels run elsewhere."""
-    return Spread(visible_gpus(os.environ) if backend in ("auto", "cuda") else ())
+def assignment_for(backend: str) -> GpuAssignment:
+    """An assignment of the visible GPUs to workers; of no GPUs if the backend uses none."""
+    return GpuAssignment(visible_gpus(os.environ) if backend in ("auto", "cuda") else ())
 
 
-class Spread:
-    """Gives each worker the GPU that has the fewest, and takes it back when the worker ends."""
+class GpuAssignment:
+    """Assigns each worker the GPU with the fewest workers."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self.gpus = tuple(gpus)
-        self._of: dict[str, str] = {}
+        self._assigned: dict[str, str] = {}
 
-    def give(self, worker: str) -> str:
-        """The GPU of a worker; "" where there are no two to choose from."""
+    def assign(self, worker: str) -> str:
+        """Assign a GPU to a worker; "" if there are fewer than two GPUs."""
         if len(self.gpus) < 2:
             return ""
-        busy = Counter(self._of.values())
-        self._of[worker] = min(self.gpus, key=lambda gpu: busy[gpu])
-        return self._of[worker]
+        busy = Counter(self._assigned.values())
+        self._assigned[worker] = min(self.gpus, key=lambda gpu: busy[gpu])
+        return self._assigned[worker]
 
-    def take_back(self, worker: str) -> None:
-        """A worker is gone; another may have its place."""
-        self._of.pop(worker, None)
+    def release(self, worker: str) -> None:
+        """Release the GPU of a worker that ended."""
+        self._assigned.pop(worker, None)
 
-    def words(self, workers: int) -> str:
-        """`8 workers on 4 GPUs, 2 each`; "" where there is nothing to say."""
+    def summary(self, workers: int) -> str:
+        """`8 workers on 4 GPUs, 2 each`; "" if there are fewer than two GPUs."""
         if len(self.gpus) < 2 or not workers:
             return ""
         count = f"{workers} worker{'s' * (workers != 1)}"

@@ -1,5 +1,5 @@
-"""Timings of a spec's entry beside other implementations, and verdicts from their intervals.
+"""Times a spec's entry against other implementations, with verdicts from confidence intervals.
 
-What needs a GPU comes from outside as a `Machine`: where kernels run, and a clock. Importing this
-package pulls in no PyTorch.
+`Machine` holds all that needs a GPU: the backend and a clock. Importing this package does not
+import PyTorch.
 """

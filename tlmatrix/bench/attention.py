@@ -1,6 +1,6 @@
-"""PyTorch's implementations of attention, in the layouts of the problem and its entries.
+"""PyTorch's implementations of attention as baselines, in the layouts of the problem.
 
-Inputs are taken as the entry takes them; transposes and reshapes between layouts are views.
+They get the entry's inputs; conversions between layouts are views.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tlmatrix.bench.candidates import CannotError, Run
+from tlmatrix.bench.candidates import NotApplicableError, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,15 +32,15 @@ _GIB = 2**30
 
 
 def attention_run(name: str, problem: Problem) -> Run:
-    """The implementation of that name for a problem of the family attention.
+    """Return the implementation of this name for a problem of the family attention.
 
     Raises:
-        CannotError: there is none, or it has not what the case asks for.
+        NotApplicableError: the name is unknown, or the implementation does not support the case.
     """
     if problem.names.get("sink") is not None:
-        raise CannotError("PyTorch's attention has no sinks")
+        raise NotApplicableError("PyTorch's attention has no sinks")
     if problem.names["layout"] == "paged":
-        raise CannotError("takes no pages")
+        raise NotApplicableError("does not support a paged cache")
     if name in _SDPA:
         return _sdpa(_SDPA[name], problem)
     if name == "torch_varlen":
@@ -48,26 +48,30 @@ def attention_run(name: str, problem: Problem) -> Run:
     if name == "reference_compiled" and problem.names["layout"] != "cache":
         return _compiled(problem)
     if name == "reference_compiled":
-        raise CannotError("takes no cache")
-    raise CannotError("for attention name sdpa_cudnn, sdpa_flash, sdpa_efficient or torch_varlen")
+        raise NotApplicableError("does not support a KV cache")
+    raise NotApplicableError(
+        "is not known for attention; use sdpa_cudnn, sdpa_flash, sdpa_efficient or torch_varlen"
+    )
 
 
 def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
     names = problem.names
     lengths_q, lengths_k = list(names["seqlens_q"]), [int(n) for n in names["seqlens_k"]]
     if len({*lengths_q}) > 1 or len({*lengths_k}) > 1:
-        raise CannotError("SDPA takes sequences of one length; torch_varlen takes any")
+        raise NotApplicableError("SDPA needs sequences of equal length; use torch_varlen")
     window, causal = names.get("window"), bool(names["causal"])
     if window is not None and window < max(lengths_k):
-        raise CannotError("SDPA has no window")
+        raise NotApplicableError("SDPA has no window")
     top_left = names.get("alignment") == "top_left"
-    causal &= top_left or lengths_q[0] > 1  # one query, aligned at the last key, sees them all
+    causal &= (
+        top_left or lengths_q[0] > 1
+    )  # a single query, aligned at the last key, attends to all keys
     if causal and lengths_q[0] != lengths_k[0] and not top_left:
-        raise CannotError("SDPA aligns a causal mask at the first key, not at the last")
+        raise NotApplicableError("SDPA aligns a causal mask at the first key, not at the last")
     layout, batch, keys = names["layout"], names["batch"], lengths_k[0]
 
-    def into(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[batch, heads, rows, dim]."""
+    def to_bhsd(name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """View an input as [batch, heads, rows, dim]."""
         match layout:
             case "thd":
                 return inputs[name].reshape(batch, -1, *inputs[name].shape[1:]).transpose(1, 2)
@@ -79,7 +83,7 @@ def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
                 return inputs[f"{name}_cache"][:, :keys].transpose(1, 2)
         return inputs[name].transpose(1, 2)
 
-    def back(out: torch.Tensor) -> torch.Tensor:
+    def from_bhsd(out: torch.Tensor) -> torch.Tensor:
         match layout:
             case "thd":
                 return out.transpose(1, 2).flatten(0, 1)
@@ -92,13 +96,13 @@ def _sdpa(backend: SDPBackend, problem: Problem) -> Run:
     options = {"is_causal": causal, "scale": names["scale"], "enable_gqa": names["groups"] != 1}
 
     def call(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        q, k, v = (into(name, inputs) for name in ("q", "k", "v"))
+        q, k, v = (to_bhsd(name, inputs) for name in ("q", "k", "v"))
         try:
             with sdpa_kernel(backend):
-                return back(scaled_dot_product_attention(q, k, v, **options))
+                return from_bhsd(scaled_dot_product_attention(q, k, v, **options))
         except RuntimeError as error:
             if _NO_KERNEL.search(str(error)):
-                raise CannotError("this kernel of SDPA does not take such a case") from error
+                raise NotApplicableError("this kernel of SDPA does not support the case") from error
             raise
 
     return Run.of(call, ("out",))
@@ -108,26 +112,28 @@ def _varlen(problem: Problem) -> Run:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
-        raise CannotError(f"PyTorch {torch.__version__} has no varlen_attn") from error
+        raise NotApplicableError(f"PyTorch {torch.__version__} has no varlen_attn") from error
     names = problem.names
     if names["layout"] != "thd":
-        raise CannotError("is for packed sequences")
+        raise NotApplicableError("needs packed sequences")
     if names.get("alignment") == "top_left":
-        raise CannotError("varlen_attn aligns a causal mask at the last key, not at the first")
+        raise NotApplicableError(
+            "varlen_attn aligns a causal mask at the last key, not at the first"
+        )
     options: dict[str, Any] = {}
     takes = inspect.signature(varlen_attn).parameters
     window, causal = names.get("window"), bool(names["causal"])
     if "window_size" in takes:
-        # Ours counts the row's own key, theirs the keys to its left.
+        # Our window includes the row's own key; PyTorch's counts the keys to its left.
         options["window_size"] = (-1 if window is None else window - 1, 0 if causal else -1)
     elif window is None:
         options["is_causal"] = causal
     else:
-        raise CannotError(f"varlen_attn of PyTorch {torch.__version__} has no window")
+        raise NotApplicableError(f"varlen_attn of PyTorch {torch.__version__} has no window")
     if "scale" in takes:
         options["scale"] = names["scale"]
     elif names["scale"] not in (None, names["head_dim"] ** -0.5):
-        raise CannotError(f"varlen_attn of PyTorch {torch.__version__} has no scale")
+        raise NotApplicableError(f"varlen_attn of PyTorch {torch.__version__} has no scale")
     if "enable_gqa" in takes:
         options["enable_gqa"] = names["groups"] != 1
     longest = names["max_seqlen_q"], names["max_seqlen_k"]
@@ -141,9 +147,9 @@ def _varlen(problem: Problem) -> Run:
 
 
 def _compiled(problem: Problem) -> Run:
-    """softmax(q k^T) v as one writes it down, scores and all, through torch.compile."""
+    """softmax(q k^T) v with materialized scores, through torch.compile."""
     names, inputs = problem.names, problem.inputs
-    packed, turned = names["layout"] == "thd", names["layout"] != "bhsd"
+    packed, transposed = names["layout"] == "thd", names["layout"] != "bhsd"
     groups, scale = names["groups"], names["scale"]
     rows = names["total_q"] if packed else names["seqlen_q"]
     keys = names["total_k"] if packed else names["seqlen_k"]
@@ -151,7 +157,9 @@ def _compiled(problem: Problem) -> Run:
     needed = 4 * count * names["heads"] * rows * keys * 4
     free = torch.cuda.mem_get_info()[0] if inputs["q"].is_cuda else 4 * _GIB
     if needed > free:
-        raise CannotError(f"its scores take {needed / _GIB:.0f} GiB, {free / _GIB:.0f} are free")
+        raise NotApplicableError(
+            f"its scores need {needed / _GIB:.0f} GiB, {free / _GIB:.0f} are free"
+        )
     hidden = ~_visible(names, inputs["q"].device, packed=packed)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -165,17 +173,17 @@ def _compiled(problem: Problem) -> Run:
 
     def call(given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         q, k, v = (given[key][None] if packed else given[key] for key in ("q", "k", "v"))
-        if turned:
+        if transposed:
             q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         out = compiled(q, k, v)
-        out = out.transpose(1, 2) if turned else out
+        out = out.transpose(1, 2) if transposed else out
         return out[0] if packed else out
 
     return Run.of(call, ("out",))
 
 
 def _visible(names: Mapping[str, Any], device: torch.device, *, packed: bool) -> torch.Tensor:
-    """Which key a row sees, [rows, keys]."""
+    """The mask, [rows, keys]: True if a row attends to a key."""
     pairs = list(zip(names["seqlens_q"], names["seqlens_k"], strict=True))
     blocks = []
     for rows, keys in pairs if packed else pairs[:1]:

@@ -1,4 +1,4 @@
-"""PyTorch's own implementations of a problem, by name; what one of them cannot do it says."""
+"""PyTorch's implementations of a problem, by name, as baselines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from tlmatrix.backend.binding.entries import Entry
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.bench.attention import attention_run
-from tlmatrix.bench.candidates import CannotError, Run
+from tlmatrix.bench.candidates import NotApplicableError, Run
 from tlmatrix.bench.products import product_run
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.models import DeclaredProblem
@@ -24,10 +24,10 @@ __all__ = ["torch_run"]
 
 
 def torch_run(name: str, spec: Spec, problem: Problem) -> Run:
-    """The implementation of that name for a problem.
+    """Return the implementation of this name for a problem.
 
     Raises:
-        CannotError: PyTorch has none, or it has not what the case asks for.
+        NotApplicableError: PyTorch has none, or it does not support the case.
     """
     if isinstance(spec.problem, DeclaredProblem):
         return _declared(name, spec, spec.problem, problem)
@@ -36,15 +36,17 @@ def torch_run(name: str, spec: Spec, problem: Problem) -> Run:
             return attention_run(name, problem)
         case "gemm":
             return product_run(name, problem)
-    raise CannotError("knows attention, gemm and declared problems; name `package.module:name`")
+    raise NotApplicableError(
+        "exists for attention, gemm and declared problems; give `package.module:name` instead"
+    )
 
 
 def _declared(name: str, spec: Spec, declared: DeclaredProblem, problem: Problem) -> Run:
-    """The reference, on the tensors that the entry gets."""
+    """The problem's reference, called with the entry's inputs."""
     if name not in ("torch", "reference_compiled"):
-        raise CannotError("is attention")
+        raise NotApplicableError("implements attention only")
     if declared.reference is None:
-        raise CannotError("is the reference, and the problem has none")
+        raise NotApplicableError("is the problem's reference, and there is none")
     said = declared.reference
     reference: Any = load(spec, ("problem", "reference"), said.function)
     called = {"call": said.call, "returns": said.returns}

@@ -1,7 +1,6 @@
-"""An implementation made ready to be timed: a call for the forward, a call for the backward.
+"""Prepares implementations for timing: one call for the forward, one for the backward.
 
-All of them get the same tensors, and the work of finding arguments and naming results is done
-before the clock runs.
+All implementations get the same tensors. Arguments are resolved before the clock starts.
 """
 
 from __future__ import annotations
@@ -31,31 +30,38 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Candidate", "CannotError", "Run", "candidate", "distance", "entry_run"]
+__all__ = [
+    "Candidate",
+    "NotApplicableError",
+    "Run",
+    "entry_run",
+    "find_mismatch",
+    "prepare_candidate",
+]
 
 Named = Mapping[str, torch.Tensor]
-_SLACK = 32
-"""Roundoffs that two right implementations may lie apart, in root mean square."""
-_ROW = 8
-"""How much more than that one row may."""
-_LEAST = 1e-3
-"""float32 operands pass through TF32 on tensor cores, in some implementations and not in others."""
+_ROUNDOFFS = 32
+"""Tolerance of the root mean square error, in roundoffs of the output's dtype."""
+_ROW_FACTOR = 8
+"""Factor of the tolerance of a single row."""
+_MIN_TOLERANCE = 1e-3
+"""Least tolerance: some implementations convert float32 operands to TF32."""
 
 
-class CannotError(Exception):
-    """An implementation cannot do a case; the message says why, for the table."""
+class NotApplicableError(Exception):
+    """An implementation does not support a case; the message is the reason, for the table."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A way to the outputs of a problem: `ready(inputs)` is a call, `named` its result."""
+    """An implementation: `ready(inputs)` returns a call, `named` names its outputs."""
 
     ready: Callable[[Named], Call]
     named: Callable[[object], Named]
 
     @classmethod
     def of(cls, function: Callable[[Named], object], returns: tuple[str, ...]) -> Run:
-        """A function of the inputs whose results have these names, in order."""
+        """Wrap a function of the inputs; `returns` are the names of its results, in order."""
 
         def named(result: object) -> Named:
             found = result if isinstance(result, tuple | list) else (result,)
@@ -66,18 +72,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Calls to time, and what they gave when they were tried."""
+    """Calls to time, and their results from one trial."""
 
     forward: Call
     backward: Call | None
     results: Named
 
 
-def candidate(run: Run, problem: Problem) -> Candidate:
-    """Try an implementation once, and keep its graph for the backward.
+def prepare_candidate(run: Run, problem: Problem) -> Candidate:
+    """Call an implementation once, and keep its autograd graph for the backward.
 
-    Inputs require gradients where the problem has some, so that a forward saves what training
-    needs.
+    Inputs require gradients if the problem has some, so that the forward saves tensors as in
+    training.
     """
     wanted = problem.gradient_of if problem.cotangents else {}
     leaves = {
@@ -90,7 +96,7 @@ def candidate(run: Run, problem: Problem) -> Candidate:
         return Candidate(forward, None, outputs)
     missing = [name for name in problem.cotangents if name not in outputs]
     if missing:
-        raise CannotError(f"gives no {missing[0]}")
+        raise NotApplicableError(f"returns no {missing[0]}")
     of = [outputs[name] for name in problem.cotangents]
     if not all(tensor.requires_grad for tensor in of):
         return Candidate(forward, None, outputs)
@@ -114,12 +120,12 @@ def entry_run(
     target: str | None = None,
     config: Mapping[str, Value] | None = None,
 ) -> Run:
-    """The entry or factory of a spec, or another entry called like it.
+    """Return the entry or factory of a spec, or `target`, called with the entry's arguments.
 
     `config` are keyword arguments of the entry, or `compile` arguments of the factory.
 
     Raises:
-        SpecError: what is named is not there, or takes no such argument.
+        SpecError: the code does not exist, or does not take these arguments.
     """
     if target is not None:
         update: dict[str, object] = {
@@ -144,7 +150,7 @@ def entry_run(
     def ready(inputs: Named) -> Launch:
         return binding.callee.launch({**problem.names, **problem.inputs, **inputs}, problem)
 
-    # A factory's kernels write to buffers, which are part of what is ready.
+    # A factory's kernels write to output buffers, which are allocated here.
     first = ready({})
     if not binding.differentiable:
         return Run(lambda _inputs: first, first.named)
@@ -152,7 +158,7 @@ def entry_run(
 
 
 def _arguments(spec: Spec, function: object, config: Mapping[str, Value]) -> dict[str, object]:
-    """A configuration as arguments: a mapping fills the dataclass that the parameter takes."""
+    """Convert a configuration to arguments: mappings become dataclasses if the parameter is one."""
     parameters = parameters_of(function) if callable(function) else None
     if parameters is None:
         return dict(config)
@@ -176,7 +182,7 @@ def _arguments(spec: Spec, function: object, config: Mapping[str, Value]) -> dic
 
 
 def _dataclass_of(parameter: inspect.Parameter | None, function: object) -> type[Any] | None:
-    """The dataclass that a parameter is annotated with, or that its default is of."""
+    """The dataclass of a parameter's annotation or default."""
     if parameter is None:
         return None
     annotation = parameter.annotation
@@ -189,10 +195,10 @@ def _dataclass_of(parameter: inspect.Parameter | None, function: object) -> type
     return None
 
 
-def distance(problem: Problem, expected: Named, results: Named) -> str | None:
-    """What is wrong with results; None where they are near enough to be the same mathematics.
+def find_mismatch(problem: Problem, expected: Named, results: Named) -> str | None:
+    """Describe how results differ from the expected ones; None if they are close enough.
 
-    A guard against timing a wrong answer, no judgement: `tlmatrix run` judges.
+    This is a coarse check against timing wrong results; `tlmatrix run` has the precise one.
     """
     for name, tensor in results.items():
         if name not in expected or name not in problem.outputs:
@@ -203,15 +209,15 @@ def distance(problem: Problem, expected: Named, results: Named) -> str | None:
         if not want.numel():
             continue
         same = (got == want) | (got.isnan() & want.isnan())
-        apart = torch.where(same, 0.0, got - want)
+        difference = torch.where(same, 0.0, got - want)
         size = _rms(torch.where(want.isfinite(), want, 0.0))
-        allowed = max(_SLACK * problem.outputs[name].roundoff, _LEAST)
-        error = float(_rms(apart))
+        allowed = max(_ROUNDOFFS * problem.outputs[name].roundoff, _MIN_TOLERANCE)
+        error = float(_rms(difference))
         if not error <= allowed * max(float(size), 1e-30):
             share = error / float(size) if float(size) else math.inf
             return f"{name} is off by {100 * share:.3g} % of its size"
-        rows, sizes = _rms(apart, -1), _rms(torch.where(want.isfinite(), want, 0.0), -1)
-        over = rows > _ROW * allowed * torch.maximum(sizes, size)
+        rows, sizes = _rms(difference, -1), _rms(torch.where(want.isfinite(), want, 0.0), -1)
+        over = rows > _ROW_FACTOR * allowed * torch.maximum(sizes, size)
         if bool(over.any()):
             return f"{name} is wrong in {int(over.sum())} of {over.numel()} rows"
     return None

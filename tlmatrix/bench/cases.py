@@ -1,4 +1,4 @@
-"""Which cases of a spec are timed; imports no PyTorch, so that a mistake is told at once."""
+"""Selects the cases of a spec to time, without importing PyTorch, so that errors appear at once."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["bench_cases"]
 
 
 def bench_cases(spec: Spec, given: Sequence[Mapping[str, Value]] = ()) -> list[Case]:
-    """The cases to time: those given, else those of the spec's section `bench`.
+    """The cases to time: those `given`, or else those of the spec's section `bench`.
 
     Raises:
-        SpecError: there is no such section, or an axis that the spec has not.
+        SpecError: the spec has no such section, or lacks an axis of a given case.
     """
     written = given or (spec.bench.cases if spec.bench is not None else ())
     if not written:
-        words = "the spec names no case to time: add a section `bench`, or give --case"
-        raise SpecError([spec.issue((), words)])
+        message = "the spec lists no cases to time: add a section `bench`, or give --case"
+        raise SpecError([spec.issue((), message)])
     for values in given:
         for axis in values:
             if axis not in spec.axes:
-                words = (
+                message = (
                     f"--case: the spec has no axis {axis!r}{suggestion(axis, spec.axes, 'Axes')}"
                 )
-                raise SpecError([spec.issue(("axes",), words)])
+                raise SpecError([spec.issue(("axes",), message)])
     first = {name: values[0] for name, values in spec.axes.items()}
     cases = [Case(spec.name, {**first, **values}, "extra") for values in written]
     return list(dict.fromkeys(cases))

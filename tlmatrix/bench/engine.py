@@ -1,6 +1,6 @@
-"""Times the bench cases of a spec: every implementation tried, compared, and then sampled in turn.
+"""Times the bench cases of a spec: checks every implementation, then samples them interleaved.
 
-Nothing is printed and nothing written here; each case is yielded as soon as it is done.
+This module prints and writes nothing; it yields each case as soon as it is timed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tlmatrix.backend import ArchitectureError, refuse_unknown_axes
 from tlmatrix.backend.binding import bind
 from tlmatrix.bench.baselines import torch_run
-from tlmatrix.bench.candidates import Candidate, CannotError, candidate, distance, entry_run
+from tlmatrix.bench.candidates import (
+    Candidate,
+    NotApplicableError,
+    entry_run,
+    find_mismatch,
+    prepare_candidate,
+)
+from tlmatrix.bench.errors import first_sentence, summarize_error
 from tlmatrix.bench.results import CaseTimes, Implementation, PassTimes, State
-from tlmatrix.bench.timing import Clock, Schedule, in_turn
-from tlmatrix.bench.words import error_words, first_sentence
+from tlmatrix.bench.timing import Clock, Schedule, interleaved
 from tlmatrix.problem import family_for
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
@@ -43,15 +49,20 @@ __all__ = ["ENTRY", "Machine", "bench"]
 _Pair: TypeAlias = "tuple[Case, Mapping[str, Any]]"
 
 ENTRY = "entry"
-"""What the spec's own implementation is called in tables and files."""
+"""The name of the spec's own implementation in tables and files."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where kernels run, and what times them.
+    """The backend, its clock and its hardware.
 
-    `hardware` is told in the file (`gpu` is the GPU's name); `clocks` is asked before and after
-    each case; `roof` is None where the GPU's peak is not known.
+    Attributes:
+        backend: where kernels run.
+        clock: times calls.
+        hardware: written to the file; `gpu` is the GPU's name.
+        roof: the peak rates of the GPU, None if unknown.
+        clocks: called before and after each case to read clock rates and temperature.
+        precompile: compiles cases and their configurations in parallel before timing.
     """
 
     backend: Backend
@@ -59,8 +70,7 @@ class Machine:
     hardware: Mapping[str, Any] = field(default_factory=dict)
     roof: Roof | None = None
     clocks: Callable[[], Mapping[str, Any]] = dict
-    warm: Callable[[Spec, Sequence[_Pair], Sequence[Path]], None] | None = None
-    """Compiles cases in their configurations side by side, before they are timed in turn."""
+    precompile: Callable[[Spec, Sequence[_Pair], Sequence[Path]], None] | None = None
 
 
 def bench(
@@ -76,11 +86,11 @@ def bench(
 ) -> Iterator[CaseTimes]:
     """Time cases one after the other.
 
-    `baselines` stand in place of the spec's. With `sweep` every combination of `configs` is
-    timed too, as `name=value,name=value`.
+    `baselines` replace those of the spec. With `sweep` every combination of `configs` is timed
+    too, under the name `name=value,name=value`.
 
     Raises:
-        SpecError: the spec is wrong, or names code that is not there.
+        SpecError: the spec is invalid, or names code that does not exist.
     """
     make_importable(spec.path, roots)
     family = family_for(spec)
@@ -88,9 +98,9 @@ def bench(
     if issues:
         raise SpecError(issues)
     backend, reason = machine.backend, ""
-    # What power a matrix product takes, and so the clocks, depends on the values in it.
+    # The values of a matrix product affect its power consumption and so the clock rate.
     known = isinstance(spec.problem, DeclaredProblem) or "values" in getattr(family, "axes", ())
-    drawn = {"values": "normal"} if known else {}
+    distribution = {"values": "normal"} if known else {}
     try:
         refuse_unknown_axes(bind(spec, backend, roots=roots), family)
     except ArchitectureError as error:
@@ -98,34 +108,42 @@ def bench(
     configs = _configs(spec) if sweep else ()
     if has_ranks(spec) and not reason:
         yield from _on_ranks(
-            spec, cases, machine, path, baselines, configs, schedule or Schedule(), roots, drawn
+            spec,
+            cases,
+            machine,
+            path,
+            baselines,
+            configs,
+            schedule or Schedule(),
+            roots,
+            distribution,
         )
         return
     pairs = [(case, config) for case in cases for config in ({}, *configs)]
-    if machine.warm is not None and len(pairs) > 1 and not reason:
-        machine.warm(spec, pairs, roots)
+    if machine.precompile is not None and len(pairs) > 1 and not reason:
+        machine.precompile(spec, pairs, roots)
     for case in cases:
         untimed = CaseTimes(spec.name, path, case.id, dict(case.values))
         if reason:
-            yield replace(untimed, implementations=(_entry(State.CANNOT, reason),))
+            yield replace(untimed, implementations=(_entry(State.NOT_APPLICABLE, reason),))
             continue
         if backend.broken():
-            words = "the GPU was lost to a fault of an earlier case; time this one in a new process"
+            words = "an earlier case left the CUDA context unusable; time this case separately"
             yield replace(untimed, implementations=(_entry(State.FAILED, words),))
             continue
         try:
             problem = family.problem(
-                spec, {**drawn, **case.values}, seed=case.seed, device=backend.device
+                spec, {**distribution, **case.values}, seed=case.seed, device=backend.device
             )
-        except Exception as error:  # noqa: BLE001 - a case too large for the machine is a result
-            words = error_words(error, backend)
+        except Exception as error:  # noqa: BLE001 - such as out of memory; reported in the table
+            words = summarize_error(error, backend)
             yield replace(untimed, implementations=(_entry(State.FAILED, words),))
             continue
-        ways = _ways(spec, problem, backend, roots, baselines, configs)
+        variants = _variants(spec, problem, backend, roots, baselines, configs)
         with backend.active():
-            timed = _timed(untimed, problem, ways, machine, schedule or Schedule())
+            timed = _timed(untimed, problem, variants, machine, schedule or Schedule())
         yield timed
-        del problem, ways
+        del problem, variants
         backend.release()
 
 
@@ -138,28 +156,28 @@ def _on_ranks(
     configs: Sequence[Mapping[str, Value]],
     schedule: Schedule,
     roots: tuple[Path, ...],
-    drawn: Mapping[str, Value],
+    distribution: Mapping[str, Value],
 ) -> Iterator[CaseTimes]:
-    """Time cases whose entry several ranks call, a process each."""
-    from tlmatrix.bench.ranks import RankTimer, ways_on_ranks
+    """Time cases whose entry several ranks call, each in its own process."""
+    from tlmatrix.bench.ranks import RankTimer, variants_on_ranks
 
     named = spec.bench.baselines if spec.bench is not None else ()
-    ways, refused = ways_on_ranks(ENTRY, named if baselines is None else baselines, configs)
+    variants, refused = variants_on_ranks(ENTRY, named if baselines is None else baselines, configs)
     family, timer = family_for(spec), RankTimer(machine.backend, roots)
     try:
         for case in cases:
             untimed = CaseTimes(spec.name, path, case.id, dict(case.values))
-            values = {**drawn, **case.values}
+            values = {**distribution, **case.values}
             try:
                 problem = family.problem(
                     spec, values, seed=case.seed, device=machine.backend.device
                 )
             except Exception as error:  # noqa: BLE001 - as for one GPU
-                words = error_words(error, machine.backend)
+                words = summarize_error(error, machine.backend)
                 yield replace(untimed, implementations=(_entry(State.FAILED, words),))
                 continue
             before = dict(machine.clocks())
-            timed = timer.timed(untimed, spec, problem, ways, schedule)
+            timed = timer.timed(untimed, spec, problem, variants, schedule)
             yield replace(
                 timed,
                 dtype=str(case.values.get("dtype", "")) or _dtype(problem),
@@ -173,8 +191,8 @@ def _on_ranks(
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How an implementation is made, and with which configuration of a sweep."""
+class _Variant:
+    """An implementation to time, and its configuration in a sweep."""
 
     make: Callable[[], Run]
     config: Mapping[str, Value] = field(default_factory=dict)
@@ -184,27 +202,27 @@ def _entry(state: State, reason: str) -> Implementation:
     return Implementation(ENTRY, state, reason)
 
 
-def _ways(
+def _variants(
     spec: Spec,
     problem: Problem,
     backend: Backend,
     roots: tuple[Path, ...],
     baselines: Sequence[str] | None,
     configs: Sequence[Mapping[str, Value]],
-) -> dict[str, _Way]:
-    """What makes each implementation, by the name it has in tables."""
+) -> dict[str, _Variant]:
+    """The implementations to time, by their names in tables."""
     named = spec.bench.baselines if spec.bench is not None else ()
     own = partial(entry_run, spec, problem, backend, roots=roots)
-    ways = {ENTRY: _Way(own)}
+    variants = {ENTRY: _Variant(own)}
     for name in named if baselines is None else baselines:
         short = name.rpartition(":")[2]
-        ways[name if short in ways else short] = _Way(
+        variants[name if short in variants else short] = _Variant(
             partial(own, target=name) if ":" in name else partial(torch_run, name, spec, problem)
         )
     for config in configs:
         name = ",".join(f"{key}={label(value)}" for key, value in config.items())
-        ways[name] = _Way(partial(own, config=config), config)
-    return ways
+        variants[name] = _Variant(partial(own, config=config), config)
+    return variants
 
 
 def _configs(spec: Spec) -> tuple[Mapping[str, Value], ...]:
@@ -218,70 +236,70 @@ def _configs(spec: Spec) -> tuple[Mapping[str, Value], ...]:
 def _timed(
     case: CaseTimes,
     problem: Problem,
-    ways: Mapping[str, _Way],
+    variants: Mapping[str, _Variant],
     machine: Machine,
     schedule: Schedule,
 ) -> CaseTimes:
-    """The case with its times."""
+    """Time a case."""
     backend = machine.backend
-    ready, told = _tried(problem, ways, backend)
+    ready, implementations = _tried(problem, variants, backend)
     before = dict(machine.clocks())
     passes = []
     cost = problem.cost() if problem.cost is not None else None
     for name, work in (("forward", cost), ("backward", cost.backward if cost else None)):
         calls = {
-            who: call
-            for who, each in ready.items()
+            variant: call
+            for variant, each in ready.items()
             if (call := each.forward if name == "forward" else each.backward) is not None
         }
         if not calls:
             continue
         try:
-            passes.append(PassTimes(name, work, in_turn(calls, machine.clock, schedule)))
-        except Exception as error:  # noqa: BLE001 - the GPU's faults come when they come
-            told = [_entry(State.FAILED, error_words(error, backend)), *told[1:]]
+            passes.append(PassTimes(name, work, interleaved(calls, machine.clock, schedule)))
+        except Exception as error:  # noqa: BLE001 - GPU errors are asynchronous
+            failed = _entry(State.FAILED, summarize_error(error, backend))
+            implementations = [failed, *implementations[1:]]
             break
     return replace(
         case,
         dtype=str(case.values.get("dtype", "")) or _dtype(problem),
-        implementations=tuple(told),
+        implementations=tuple(implementations),
         passes=tuple(passes),
         clocks={"before": before, "after": dict(machine.clocks())},
     )
 
 
 def _tried(
-    problem: Problem, ways: Mapping[str, _Way], backend: Backend
+    problem: Problem, variants: Mapping[str, _Variant], backend: Backend
 ) -> tuple[dict[str, Candidate], list[Implementation]]:
-    """Implementations that work and are right; and what became of every one."""
+    """Try every implementation; return those with correct results, and the state of each."""
     try:
         expected = problem.lowp()
     except Exception as error:  # noqa: BLE001 - as for the problem
-        return {}, [_entry(State.FAILED, f"its reference: {error_words(error, backend)}")]
+        return {}, [_entry(State.FAILED, f"its reference: {summarize_error(error, backend)}")]
     ready: dict[str, Candidate] = {}
-    told: list[Implementation] = []
-    for name, way in ways.items():
-
-        def tell(state: State, reason: str = "", who: str = name, chosen: _Way = way) -> None:
-            told.append(Implementation(who, state, reason, chosen.config))
-
+    implementations: list[Implementation] = []
+    for name, variant in variants.items():
+        state, reason = State.TIMED, ""
         try:
-            found = candidate(way.make(), problem)
+            found = prepare_candidate(variant.make(), problem)
             backend.synchronize()
-            wrong = distance(problem, expected, found.results)
-        except (CannotError, NotImplementedError) as error:
-            tell(State.CANNOT, first_sentence(str(error)))
+            mismatch = find_mismatch(problem, expected, found.results)
+        except (NotApplicableError, NotImplementedError) as error:
+            state, reason = State.NOT_APPLICABLE, first_sentence(str(error))
         except SpecError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever an implementation raises is its result
-            tell(State.FAILED, error_words(error, backend))
-            if backend.broken():
-                return {}, told
+        except Exception as error:  # noqa: BLE001 - any error is reported in the table
+            state, reason = State.FAILED, summarize_error(error, backend)
         else:
-            if wrong is None:
+            if mismatch is None:
                 ready[name] = found
-            tell(State.WRONG if wrong else State.TIMED, wrong or "")
-    return ready, told
+            else:
+                state, reason = State.WRONG, mismatch
+        implementations.append(Implementation(name, state, reason, variant.config))
+        if state is State.FAILED and backend.broken():
+            return {}, implementations
+    return ready, implementations
 
 
 def _dtype(problem: Problem) -> str:

@@ -1,4 +1,4 @@
-"""The GPU that timings are taken on, with what a reader of them must know of it."""
+"""The GPU of this process as a `Machine`, with its hardware and clock rates."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import backend_named
 from tlmatrix.bench.engine import Machine
+from tlmatrix.bench.precompile import precompile
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.timing import cuda_clock
-from tlmatrix.bench.warm import warm
 
 if TYPE_CHECKING:
     import torch
@@ -28,15 +28,14 @@ _CLOCKS: tuple[dict[str, str], ...] = (
     },
     {"clocks_event_reasons.active": "throttled_by"},
 )
-"""What nvidia-smi is asked, and what it is called here; a question that one does not know costs the
-answers to all that were asked with it."""
+"""Queries to nvidia-smi and the names of their answers; an unknown field fails its whole query."""
 
 
 def this_machine() -> Machine:
-    """The GPU of this process.
+    """Describe the GPU of this process.
 
     Raises:
-        BackendUnavailableError: there is none.
+        BackendUnavailableError: there is no GPU.
     """
     backend = backend_named("cuda")
     device = backend.device
@@ -46,7 +45,7 @@ def this_machine() -> Machine:
         clock=cuda_clock(device),
         hardware=hardware,
         roof=roof_of(str(hardware["gpu"])),
-        warm=warm,
+        precompile=precompile,
         clocks=lambda: _clocks(str(hardware["uuid"])),
     )
 
@@ -64,19 +63,19 @@ def _hardware(device: torch.device) -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "l2_bytes": int(getattr(properties, "L2_cache_size", 0)),
         "cuda": torch.version.cuda or "",
-        **_asked(uuid, {"driver_version": "driver"}),
+        **_query_nvidia_smi(uuid, {"driver_version": "driver"}),
     }
 
 
 def _clocks(uuid: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for fields in _CLOCKS:
-        found |= _asked(uuid, fields)
+        found |= _query_nvidia_smi(uuid, fields)
     return found
 
 
-def _asked(uuid: str, fields: dict[str, str]) -> dict[str, Any]:
-    """Answers of nvidia-smi by our names; nothing where it is not there or knows nothing."""
+def _query_nvidia_smi(uuid: str, fields: dict[str, str]) -> dict[str, Any]:
+    """Query nvidia-smi; empty if it is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -84,7 +83,7 @@ def _asked(uuid: str, fields: dict[str, str]) -> dict[str, Any]:
     if uuid:
         command.append(f"--id={uuid if uuid.startswith('GPU-') else f'GPU-{uuid}'}")
     try:
-        done = subprocess.run(  # noqa: S603 - words of our own alone
+        done = subprocess.run(  # noqa: S603 - fixed arguments
             command, check=True, capture_output=True, text=True, timeout=20
         )
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""PyTorch's matrix products for problems of the family gemm."""
+"""PyTorch's matrix products as baselines for problems of the family gemm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.bench.candidates import CannotError, Run
+from tlmatrix.bench.candidates import NotApplicableError, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,20 +21,20 @@ _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def product_run(name: str, problem: Problem) -> Run:
-    """`torch`, or the same through `torch.compile`, for a problem of the family gemm.
+    """Return PyTorch's product (`torch`), or the same through torch.compile.
 
     Raises:
-        CannotError: PyTorch has no such product.
+        NotApplicableError: PyTorch does not support the case.
     """
     if name not in ("torch", "reference_compiled"):
-        raise CannotError("is attention")
+        raise NotApplicableError("implements attention only")
     names, out = problem.names, problem.outputs["c"].dtype
-    turn_a, turn_b = bool(names.get("transpose_a")), bool(names.get("transpose_b"))
-    product = _product(problem, out, row_major_a=not turn_a, column_major_b=turn_b)
+    transpose_a, transpose_b = bool(names.get("transpose_a")), bool(names.get("transpose_b"))
+    product = _product(problem, out, row_major_a=not transpose_a, column_major_b=transpose_b)
 
     def call(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         a, b = inputs["a"], inputs["b"]
-        made = product(a.T if turn_a else a, b.T if turn_b else b)
+        made = product(a.T if transpose_a else a, b.T if transpose_b else b)
         if "scale" in inputs:
             made = made * inputs["scale"]
         if "c" in inputs:
@@ -47,17 +47,19 @@ def product_run(name: str, problem: Problem) -> Run:
 def _product(
     problem: Problem, out: torch.dtype, *, row_major_a: bool, column_major_b: bool
 ) -> _Product:
-    """What multiplies op(a) and op(b) of the problem's dtypes."""
+    """The function that multiplies op(a) and op(b) of the problem's dtypes."""
     a, b = problem.inputs["a"].dtype, problem.inputs["b"].dtype
     if a in _FLOAT8 and b in _FLOAT8:
         if not (row_major_a and column_major_b):
-            raise CannotError("torch._scaled_mm takes rows of a and columns of b")
+            raise NotApplicableError(
+                "torch._scaled_mm needs a row-major and columns of b contiguous"
+            )
         one = torch.ones((), device=problem.inputs["a"].device)
         return lambda x, y: torch._scaled_mm(x, y, one, one, out_dtype=out)  # noqa: SLF001 - PyTorch's only one
     if a == b == torch.int8:
         return torch._int_mm  # noqa: SLF001 - as above
     if a != b:
-        # What a layer with quantised weights does without a kernel for it.
+        # A layer with quantised weights converts them first if it has no mixed kernel.
         wide = a if a.is_floating_point and a.itemsize >= b.itemsize else b
         return lambda x, y: x.to(wide) @ y.to(wide)
     if out.itemsize > a.itemsize:

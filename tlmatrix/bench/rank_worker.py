@@ -1,7 +1,6 @@
-"""What one rank does when several are timed: tries every implementation, then times all in step.
+"""Times implementations on one of several ranks: tries each, then times all in lockstep.
 
-It runs in the process of the rank (`tlmatrix.backend.ranks.process`), which calls `time_on_rank` by
-its name.
+The process of the rank (`tlmatrix.backend.ranks.process`) calls `time_on_rank` by name.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from tlmatrix.backend.binding import bind
-from tlmatrix.backend.ranks.job import moved
-from tlmatrix.backend.ranks.member import Member
-from tlmatrix.bench.candidates import CannotError, candidate, entry_run
-from tlmatrix.bench.timing import Samples, Schedule, Timing, cuda_clock, in_turn
-from tlmatrix.bench.words import error_words, first_sentence
+from tlmatrix.backend.ranks.job import to_device
+from tlmatrix.backend.ranks.rank_runner import RankRunner
+from tlmatrix.bench.candidates import NotApplicableError, entry_run, prepare_candidate
+from tlmatrix.bench.errors import first_sentence, summarize_error
+from tlmatrix.bench.timing import Samples, Schedule, Timing, cuda_clock, interleaved
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["OnRank", "RankTimes", "Way", "time_on_rank"]
+__all__ = ["RankResult", "RankTimes", "Variant", "time_on_rank"]
 
 
 @dataclass(frozen=True)
-class Way:
-    """An implementation: the spec's entry, or `target`, with the arguments that a sweep chose."""
+class Variant:
+    """An implementation: the spec's entry, or `target`, with a configuration of a sweep."""
 
     name: str
     target: str | None = None
@@ -45,22 +44,22 @@ class Way:
 
 
 @dataclass(frozen=True)
-class OnRank:
-    """What a rank told of one implementation: `results`, or why it has none.
+class RankResult:
+    """The results of one implementation on a rank, or the reason why there are none.
 
-    `cannot` where it does not do such cases, `failed` where it raised.
+    `not_applicable` if it does not support the case, `failed` if it raised.
     """
 
     results: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    cannot: str = ""
+    not_applicable: str = ""
     failed: str = ""
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What a rank told of a case: of each implementation, and the samples of each pass."""
+    """The results of a rank for a case by implementation, and the samples of each pass."""
 
-    told: Mapping[str, OnRank]
+    results: Mapping[str, RankResult]
     passes: Mapping[str, Mapping[str, Samples]]
 
 
@@ -70,83 +69,90 @@ def time_on_rank(
     world: int,
     spec: Spec,
     job: Job,
-    ways: Sequence[Way],
+    variants: Sequence[Variant],
     schedule: Schedule,
     roots: tuple[Path, ...],
 ) -> RankTimes:
     """Try every implementation of a case, then time those that work on all ranks.
 
-    Ranks meet before each call, and take the same number of rounds.
+    Ranks synchronize before each call and run the same number of rounds.
     """
     group = dist.group.WORLD
-    member = Member(bind(spec, backend, roots=roots), rank, world, group)
-    (call,) = moved(job, backend.device).calls
-    problem = member.with_context(call.problem({"rank": rank, "world": world, "group": group}))
+    runner = RankRunner(bind(spec, backend, roots=roots), rank, world, group)
+    (call,) = to_device(job, backend.device).calls
+    problem = runner.with_context(call.problem({"rank": rank, "world": world, "group": group}))
     ready: dict[str, Candidate] = {}
-    told: dict[str, OnRank] = {}
+    results: dict[str, RankResult] = {}
     with backend.active():
-        for way in ways:
+        for variant in variants:
             found = None
             try:
                 run = entry_run(
-                    spec, problem, backend, roots=roots, target=way.target, config=way.config
+                    spec,
+                    problem,
+                    backend,
+                    roots=roots,
+                    target=variant.target,
+                    config=variant.config,
                 )
-                found = candidate(run, problem)
+                found = prepare_candidate(run, problem)
                 backend.synchronize()
-            except (CannotError, NotImplementedError) as error:
-                told[way.name] = OnRank(cannot=first_sentence(str(error)) or type(error).__name__)
+            except (NotApplicableError, NotImplementedError) as error:
+                results[variant.name] = RankResult(
+                    not_applicable=first_sentence(str(error)) or type(error).__name__
+                )
             except SpecError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it raises is its result
-                told[way.name] = OnRank(failed=error_words(error, backend))
+            except Exception as error:  # noqa: BLE001 - any error is reported in the table
+                results[variant.name] = RankResult(failed=summarize_error(error, backend))
             if found is not None:
-                told[way.name] = OnRank(_on_host(found.results))
-            if _least(found is not None) and found is not None:
-                ready[way.name] = found
+                results[variant.name] = RankResult(_to_host(found.results))
+            if _minimum(found is not None) and found is not None:
+                ready[variant.name] = found
         clock = _clock(backend)
         passes = {}
         for name in ("forward", "backward"):
             calls = {
-                who: each
-                for who, tried in ready.items()
+                variant_name: each
+                for variant_name, tried in ready.items()
                 if (each := tried.forward if name == "forward" else tried.backward) is not None
             }
             if calls:
-                passes[name] = in_turn(calls, clock, schedule, agree=_largest)
-    return RankTimes(told, passes)
+                passes[name] = interleaved(calls, clock, schedule, agree=_maximum)
+    return RankTimes(results, passes)
 
 
-def _on_host(results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _to_host(results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in results.items()}
 
 
-def _least(value: float) -> float:
-    """The smallest of all ranks, which also meet here."""
+def _minimum(value: float) -> float:
+    """The minimum over all ranks; also a barrier."""
     mine = torch.tensor([float(value)], dtype=torch.float64)
     dist.all_reduce(mine, op=dist.ReduceOp.MIN)
     return float(mine)
 
 
-def _largest(value: float) -> float:
-    """The largest of all ranks."""
-    return -_least(-value)
+def _maximum(value: float) -> float:
+    """The maximum over all ranks."""
+    return -_minimum(-value)
 
 
 def _clock(backend: Backend) -> Clock:
-    """Times a call that all ranks begin together."""
+    """A clock for calls that all ranks start together."""
     if backend.name != "cuda":
-        return _together(_host_clock)
+        return _synchronized(_host_clock)
     one = torch.ones(1, device=backend.device)
 
     def begin() -> None:
         dist.all_reduce(one, op=dist.ReduceOp.MAX)
 
-    return _together(cuda_clock(backend.device, begin))
+    return _synchronized(cuda_clock(backend.device, begin))
 
 
-def _together(clock: Clock) -> Clock:
+def _synchronized(clock: Clock) -> Clock:
     def timed(call: Call, lead: float) -> Timing:
-        _least(0)
+        _minimum(0)
         return clock(call, lead)
 
     return timed

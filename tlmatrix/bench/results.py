@@ -1,7 +1,7 @@
-"""What became of a timed case, as plain data; and the file that keeps it.
+"""Timings of cases as plain data, and the file that stores them.
 
-The file is one JSON object, replaced as a whole after each case, so that whatever ends a run loses
-the case in flight and no other.
+The file is one JSON object, replaced atomically after each case, so that an interrupted run loses
+only its current case.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.bench.statistics import Interval, across, compared, interval
+from tlmatrix.bench.statistics import Interval, interval, speed_between_runs, speed_ratio
 from tlmatrix.bench.timing import Samples
 from tlmatrix.problem import Cost
 
@@ -36,17 +36,17 @@ _DIGITS = 6
 
 
 class BenchFileError(ValueError):
-    """A file that holds no timings."""
+    """The file has no timings, or another format."""
 
 
 class State(StrEnum):
-    """What became of an implementation."""
+    """The state of an implementation."""
 
     TIMED = "timed"
-    CANNOT = "cannot"
-    """It does not do such cases."""
+    NOT_APPLICABLE = "not applicable"
+    """It does not support the case."""
     WRONG = "wrong"
-    """Its results are not the problem's; it is not timed."""
+    """Its results are wrong; it is not timed."""
     FAILED = "failed"
     """It raised."""
 
@@ -55,7 +55,7 @@ class State(StrEnum):
 class Implementation:
     """The entry, a baseline, or a configuration of the entry.
 
-    `reason` says why it has no times; `config` are the arguments that a sweep chose, {} elsewhere.
+    `reason` is why it was not timed; `config` is the configuration of a sweep, {} for others.
     """
 
     name: str
@@ -66,24 +66,24 @@ class Implementation:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Milliseconds of the `forward` or `backward` pass by implementation, of the same rounds."""
+    """Samples of the `forward` or `backward` pass by implementation, taken in the same rounds."""
 
     name: str
     cost: Cost | None
     samples: Mapping[str, Samples]
 
-    def time(self, who: str) -> Interval:
-        """The median of an implementation, in milliseconds."""
-        return interval(self.samples[who].device)
+    def time(self, name: str) -> Interval:
+        """The median time of an implementation, in milliseconds."""
+        return interval(self.samples[name].device)
 
-    def speed(self, who: str, against: str) -> Interval:
-        """How fast one is beside another: 1 alike, 2 twice as fast."""
-        return compared(self.samples[who].device, self.samples[against].device)
+    def speed(self, name: str, against: str) -> Interval:
+        """The speed of an implementation relative to another; 2 is twice as fast."""
+        return speed_ratio(self.samples[name].device, self.samples[against].device)
 
 
 @dataclass(frozen=True)
 class CaseTimes:
-    """One case: who was timed, and how long it took."""
+    """One case: its implementations and their times."""
 
     spec: str
     path: str
@@ -96,15 +96,15 @@ class CaseTimes:
 
     @property
     def configs(self) -> dict[str, Mapping[str, Any]]:
-        """What a sweep chose, by the implementation's name."""
+        """The configurations of a sweep, by implementation."""
         return {each.name: each.config for each in self.implementations if each.config}
 
     def named(self, name: str) -> PassTimes | None:
-        """The times of a pass."""
+        """The times of a pass, None if it was not timed."""
         return next((each for each in self.passes if each.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data for JSON."""
         return {
             "spec": self.spec,
             "path": self.path,
@@ -122,7 +122,7 @@ class CaseTimes:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseTimes:
-        """What `to_json` gave."""
+        """Restore a case from the output of `to_json`."""
         return cls(
             spec=data["spec"],
             path=data["path"],
@@ -165,15 +165,15 @@ def _pass_json(times: PassTimes) -> dict[str, Any]:
 def _pass(name: str, data: Mapping[str, Any]) -> PassTimes:
     known = data.get("flops") or data.get("bytes")
     samples = {
-        who: Samples(list(each["samples"]), each.get("host", 0.0))
-        for who, each in data["milliseconds"].items()
+        implementation: Samples(list(each["samples"]), each.get("host", 0.0))
+        for implementation, each in data["milliseconds"].items()
     }
     return PassTimes(name, Cost(data["flops"], data["bytes"]) if known else None, samples)
 
 
 @dataclass
 class BenchFile:
-    """All that one run timed, with what it ran on.
+    """The timings of one run, and the machine it ran on.
 
     `about` has `started` (UTC), `command`, `hardware`, `versions`, `schedule`, `margin`, and
     `specs`: the digest of each spec's file.
@@ -183,19 +183,19 @@ class BenchFile:
     cases: list[CaseTimes] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data for JSON."""
         cases = [case.to_json() for case in self.cases]
         return {"format": FORMAT, "kind": "tlmatrix bench", **self.about, "cases": cases}
 
     def write(self, path: Path) -> None:
-        """Replace the file; a reader sees the old one or the new one."""
+        """Replace the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.draft")
         draft.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
         draft.replace(path)
 
     def find(self, case: CaseTimes) -> CaseTimes | None:
-        """The same case of this file."""
+        """The same case in this file, None if it has none."""
         for each in self.cases:
             if (each.spec, each.case) == (case.spec, case.case):
                 return each
@@ -203,21 +203,21 @@ class BenchFile:
 
     @property
     def gpu(self) -> str:
-        """The GPU that it ran on."""
+        """The name of the GPU."""
         return str(self.about.get("hardware", {}).get("gpu", ""))
 
 
-def speed_since(now: PassTimes, before: PassTimes, who: str) -> Interval:
-    """How fast an implementation is beside its earlier self, in another run."""
-    return across(now.time(who), before.time(who))
+def speed_since(now: PassTimes, before: PassTimes, name: str) -> Interval:
+    """The speed of an implementation relative to an earlier run."""
+    return speed_between_runs(now.time(name), before.time(name))
 
 
 def read_bench(path: Path) -> BenchFile:
-    """Read what a run wrote.
+    """Read the file of a run.
 
     Raises:
-        BenchFileError: it is not such a file, or one of a later version.
-        OSError: it cannot be read.
+        BenchFileError: the file is not one of `tlmatrix bench`, or has another format.
+        OSError: the file cannot be read.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

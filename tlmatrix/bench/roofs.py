@@ -1,7 +1,7 @@
-"""The most a GPU can do: dense tensor-core operations a second by dtype, bytes a second of memory.
+"""Peak rates of GPUs for rooflines: tensor-core operations per second by dtype, memory bandwidth.
 
-Peaks are NVIDIA's, at boost clocks and without sparsity (data sheets that print only the sparse
-rate are halved); no kernel reaches them. Sources, by the name of the data sheet: "NVIDIA H200
+Peaks are NVIDIA's, at boost clocks and without sparsity (halved if the data sheet has only the
+sparse rate); no kernel reaches them. Sources, by the name of the data sheet: "NVIDIA H200
 Tensor Core GPU", "NVIDIA H100 Tensor Core GPU" (SXM, PCIe and NVL), "NVIDIA GH200 Grace Hopper
 Superchip", "NVIDIA A100 Tensor Core GPU", "NVIDIA Blackwell Architecture Technical Brief" (B200,
 GB200), "NVIDIA L40S", "NVIDIA L4", "NVIDIA Ada GPU Architecture" (RTX 4090, appendix A).
@@ -22,21 +22,21 @@ _TERA = 1e12
 
 @dataclass(frozen=True)
 class Roof:
-    """`operations` a second by the dtype of the operands, `bandwidth` in bytes a second."""
+    """Peak `operations` per second by dtype of the operands; `bandwidth` in bytes per second."""
 
     gpu: str
     operations: Mapping[str, float]
     bandwidth: float
 
     def peak(self, dtype: str) -> float | None:
-        """Operations a second with operands of a dtype, None if the data sheet has none."""
+        """Operations per second with operands of a dtype; None if the data sheet has none."""
         return self.operations.get("float8" if dtype.startswith("float8") else dtype)
 
 
 def _roof(
     gpu: str, half: float, bandwidth: float, *, tf32: float = 0.5, eight: float = 2.0
 ) -> tuple[str, Roof]:
-    """`half` TFLOP/s of float16; float32 runs as TF32; int8 and float8 as multiples of `half`."""
+    """Make a roof from `half`, the TFLOP/s of float16; float32 runs as TF32."""
     rates = {"float16": half, "bfloat16": half, "float32": half * tf32, "int8": half * 2}
     if eight:
         rates["float8"] = half * eight
@@ -64,5 +64,5 @@ _ROOFS = dict(
 
 
 def roof_of(gpu: str) -> Roof | None:
-    """The roof of a GPU by the name that its driver gives (`NVIDIA H200`); None if unknown."""
+    """The roof of a GPU by the name that its driver reports (`NVIDIA H200`); None if unknown."""
     return _ROOFS.get(gpu.removeprefix("NVIDIA ").strip())

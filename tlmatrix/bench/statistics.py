@@ -1,11 +1,11 @@
-"""From samples to a verdict.
+"""Confidence intervals of medians and of speed ratios, and verdicts from them.
 
-The interval of a median is that of order statistics: of n samples sorted, the k-th smallest and
-the k-th largest enclose the true median with probability 1 - 2 P(Binomial(n, 1/2) < k), whatever
-the samples' distribution (Conover, Practical Nonparametric Statistics, section 3.2).
-Implementations of one run are sampled in turn, so their ratios are taken pair by pair: what a
-round shares, the clocks most of all, cancels out. Two runs share nothing, so there the intervals
-of the two medians are set against each other.
+The confidence interval of a median uses order statistics: the k-th smallest and the k-th largest
+of n samples enclose the true median with probability 1 - 2 P(Binomial(n, 1/2) < k), for any
+distribution (Conover, Practical Nonparametric Statistics, section 3.2). Implementations of one run
+are sampled in the same rounds, so speeds are ratios of paired samples, in which effects common to
+a round, such as the clock rate, cancel. Between two runs, the intervals of both medians are
+divided.
 """
 
 from __future__ import annotations
@@ -19,18 +19,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONFIDENCE", "LEAST", "MARGIN", "Interval", "Verdict", "across", "compared", "interval"]
+__all__ = [
+    "CONFIDENCE",
+    "MARGIN",
+    "MIN_SAMPLES",
+    "Interval",
+    "Verdict",
+    "interval",
+    "speed_between_runs",
+    "speed_ratio",
+]
 
 CONFIDENCE = 0.95
-"""How sure an interval is."""
+"""Confidence level of intervals."""
 MARGIN = 0.02
-"""A share of the time that nobody would change code for."""
-LEAST = 6
-"""Fewer samples than this have no interval of 95 %."""
+"""Relative difference below which two times count as the same."""
+MIN_SAMPLES = 6
+"""With fewer samples no interval reaches 95 %."""
 
 
 class Verdict(StrEnum):
-    """How the first of two stands against the second."""
+    """The result of comparing two times."""
 
     FASTER = "FASTER"
     """The whole interval of its speed lies above 1 + margin."""
@@ -39,19 +48,19 @@ class Verdict(StrEnum):
     SLOWER = "SLOWER"
     """The whole interval lies below 1 - margin."""
     UNSURE = "UNSURE"
-    """The interval reaches over an edge of the margin; more rounds narrow it."""
+    """The interval crosses an edge of the margin; more rounds narrow it."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median, and what encloses the true one."""
+    """A median and its confidence interval."""
 
     median: float
     low: float
     high: float
 
     def verdict(self, margin: float = MARGIN) -> Verdict:
-        """What a speed (1 where both are alike, more for faster) comes to."""
+        """The verdict on a speed ratio, where more than 1 is faster."""
         if self.low > 1 + margin:
             return Verdict.FASTER
         if self.high < 1 - margin:
@@ -62,30 +71,30 @@ class Interval:
 
 
 def interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The median of samples and its interval; with fewer than `LEAST` the whole range.
+    """The median of samples and its interval, the whole range if fewer than `MIN_SAMPLES`.
 
     Raises:
-        ValueError: there is no sample.
+        ValueError: `samples` is empty.
     """
     if not samples:
-        raise ValueError("no samples, no median")
+        raise ValueError("samples is empty: a median needs at least one")
     ordered = sorted(samples)
     rank = _rank(len(ordered), confidence)
     return Interval(median(ordered), ordered[rank], ordered[-1 - rank])
 
 
-def compared(mine: Sequence[float], other: Sequence[float]) -> Interval:
-    """The speed of one against another from times of the same rounds: `other` over `mine`."""
+def speed_ratio(mine: Sequence[float], other: Sequence[float]) -> Interval:
+    """The speed relative to another implementation: ratios of paired times, `other` by `mine`."""
     return interval([theirs / ours for ours, theirs in zip(mine, other, strict=True)])
 
 
-def across(now: Interval, before: Interval) -> Interval:
-    """The speed of one run against an earlier one, from the intervals of their times."""
+def speed_between_runs(now: Interval, before: Interval) -> Interval:
+    """The speed relative to an earlier run, from the intervals of both times."""
     return Interval(before.median / now.median, before.low / now.high, before.high / now.low)
 
 
 def _rank(count: int, confidence: float) -> int:
-    """How many samples at either end may be left out."""
+    """The number of samples outside of the interval at either end."""
     allowed = (1 - confidence) / 2
     below, rank = 0.0, 0
     while True:

@@ -1,6 +1,6 @@
-"""How calls are timed: in turn, so that what drifts drifts for all.
+"""Times calls in interleaved rounds, so that drift of the clock rate affects all alike.
 
-A `Clock` times one call; `in_turn` decides who is called when. Only `cuda_clock` knows a GPU.
+A `Clock` times one call; `interleaved` schedules the calls. Only `cuda_clock` needs a GPU.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Call", "Clock", "Samples", "Schedule", "Timing", "cuda_clock", "in_turn"]
+__all__ = ["Call", "Clock", "Samples", "Schedule", "Timing", "cuda_clock", "interleaved"]
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call: on the device, and until the host had launched all of it."""
+    """Milliseconds of one call: on the device, and on the host until all work was launched."""
 
     device: float
     host: float
 
 
 Clock = Callable[[Call, float], Timing]
-"""Times a call; the second argument are the milliseconds the host may take to launch it while the
-device is still busy with something that is not timed."""
+"""Times a call. The second argument is how many milliseconds the device is kept busy beforehand, so
+that the host can launch the call."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often calls are timed: for about `seconds`, within these numbers of rounds."""
+    """How often calls are timed: for about `seconds`, with `least` to `most` rounds."""
 
     seconds: float = 2.0
     least: int = 20
@@ -46,27 +46,26 @@ class Schedule:
 
 @dataclass
 class Samples:
-    """Device milliseconds of each round, and the host's of one."""
+    """Device milliseconds of each round, and the least host milliseconds of a call."""
 
     device: list[float] = field(default_factory=list)
     host: float = 0.0
 
 
-def _alone(value: float) -> float:
+def _identity(value: float) -> float:
     return value
 
 
-def in_turn(
+def interleaved(
     calls: Mapping[str, Call],
     clock: Clock,
     schedule: Schedule,
-    agree: Callable[[float], float] = _alone,
+    agree: Callable[[float], float] = _identity,
 ) -> dict[str, Samples]:
-    """Time each call once a round; each round begins with another one.
+    """Time each call once per round; each round starts with another call.
 
-    The number of rounds is fixed before the first: one that waited for a narrow interval would
-    stop at the luckiest. Where several ranks do this in step, `agree` gives them all the same
-    number for what each of them measured.
+    The number of rounds is fixed in advance: stopping once the interval is narrow would bias it.
+    If several ranks time in lockstep, `agree` reduces a measured value over all of them.
     """
     warm: dict[str, list[Timing]] = {name: [] for name in calls}
     for _ in range(schedule.warmup):
@@ -75,7 +74,7 @@ def in_turn(
     found = {
         name: Samples(host=min(timing.host for timing in timings)) for name, timings in warm.items()
     }
-    # A call takes what its device or its host does, and half a millisecond around it.
+    # The slower of device and host, and half a millisecond of overhead.
     once = sum(
         median(max(timing.device, timing.host) for timing in timings) + 0.5
         for timings in warm.values()
@@ -90,22 +89,22 @@ def in_turn(
     return found
 
 
-def cuda_clock(device: torch.device, meet: Callable[[], None] | None = None) -> Clock:
-    """A clock of device events, each call after a flush of the L2 cache.
+def cuda_clock(device: torch.device, barrier: Callable[[], None] | None = None) -> Clock:
+    """A clock that uses CUDA events and flushes the L2 cache before each call.
 
-    `meet` enqueues what several devices wait for, so that their calls begin together.
+    `barrier` enqueues a barrier between devices, so that their calls start together.
 
-    While the device flushes, and then spins for as long as the host takes to launch the call, the
-    call's kernels queue up behind the first event: time in which the device only waits for the
-    host is not counted. (`Timing.host` tells where it would matter.)
+    The device flushes, then spins for as long as the host takes to launch the call. So the call's
+    kernels queue up behind the first event, and time in which the device waits for the host is not
+    measured. `Timing.host` shows whether it would matter.
     """
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     l2 = int(getattr(properties, "L2_cache_size", 0)) or 64 * 2**20
     flush = torch.empty(4 * l2, dtype=torch.int8, device=device)
-    spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001 - nothing else keeps a stream busy
-    ticks = int(getattr(properties, "clock_rate", 0)) or 2_000_000  # kHz: a millisecond's
+    spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001 - PyTorch has no public spin kernel
+    ticks = int(getattr(properties, "clock_rate", 0)) or 2_000_000  # kHz: cycles per millisecond
 
     def events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
         event: Callable[..., torch.cuda.Event] = torch.cuda.Event
@@ -117,8 +116,8 @@ def cuda_clock(device: torch.device, meet: Callable[[], None] | None = None) -> 
         flush.zero_()
         if lead:
             spin(int((1.5 * lead + 0.05) * ticks))
-        if meet is not None:
-            meet()
+        if barrier is not None:
+            barrier()
         start.record()
         begin = time.perf_counter()
         call()

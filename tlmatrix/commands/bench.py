@@ -1,6 +1,6 @@
-"""`tlmatrix bench`: times a spec's entry beside its baselines, and says which is faster.
+"""`tlmatrix bench`: times a spec's entry against its baselines.
 
-Each case is stored as soon as it is timed.
+Each case is written to the file as soon as it is timed.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def bench(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Time the bench cases of specs, or show a file of an earlier run.
 
     Raises:
-        UsageError: the arguments make no sense, or there is no GPU.
-        SpecError: a spec is wrong.
+        UsageError: the arguments are invalid, or there is no GPU.
+        SpecError: a spec is invalid.
     """
     before = _read(arguments.against, "--against")
     if arguments.show is not None:
         shown = _read(arguments.show, "--from")
         assert shown is not None
-        return _shown(shown, before, arguments)
+        return _show(shown, before, arguments)
     specs = _specs(arguments, config)
     machine = _machine()
     file = BenchFile(_about(machine, arguments, specs))
-    _refuse_other_gpu(file, before, arguments.against)
+    _require_same_gpu(file, before, arguments.against)
     stored = Path(arguments.output) if arguments.output else _new_path(config)
     report = _report(file, before, arguments)
     report.head(file)
@@ -69,14 +69,14 @@ def bench(arguments: argparse.Namespace, config: Config) -> ExitCode:
             break
         file.cases.append(case)
         file.write(stored)
-        _tell(report, case, file, arguments)
+        _print_case(report, case, file, arguments)
     report.end(os.path.relpath(stored))
     if arguments.json:
         print(json.dumps(file.to_json(), indent=1))
     return _exit_code(file, report)
 
 
-def _tell(
+def _print_case(
     report: BenchReport, case: CaseTimes, file: BenchFile, arguments: argparse.Namespace
 ) -> None:
     report.case(case)
@@ -84,9 +84,9 @@ def _tell(
         report.best(case, file.gpu)
 
 
-def _shown(file: BenchFile, before: BenchFile | None, arguments: argparse.Namespace) -> ExitCode:
-    """The tables of an earlier run; nothing is timed."""
-    _refuse_other_gpu(file, before, arguments.against)
+def _show(file: BenchFile, before: BenchFile | None, arguments: argparse.Namespace) -> ExitCode:
+    """Print the tables of an earlier run."""
+    _require_same_gpu(file, before, arguments.against)
     report = _report(file, before, arguments)
     report.head(file)
     for case in file.cases:
@@ -147,15 +147,14 @@ def _machine() -> Machine:
         return this_machine()
     except BackendUnavailableError as error:
         raise UsageError(
-            "bench needs a GPU, and PyTorch sees none here (torch.cuda.is_available() is False): "
-            "times of the interpreter would say nothing of a GPU's. `tlmatrix bench --from FILE` "
-            "shows what was timed elsewhere, `tlmatrix run --backend compile` counts registers, "
-            "spills and shared memory without a GPU"
+            "bench needs a GPU, and PyTorch finds none (torch.cuda.is_available() is False). "
+            "`tlmatrix bench --from FILE` shows timings of another machine; `tlmatrix run "
+            "--backend compile` counts registers, spills and shared memory without a GPU"
         ) from error
 
 
 def _specs(arguments: argparse.Namespace, config: Config) -> list[tuple[Path, Spec, list[Case]]]:
-    """Specs with the cases to time; of a whole folder those that have a section `bench`."""
+    """The specs and their cases to time; of several specs those with a section `bench`."""
     from tlmatrix.bench.cases import bench_cases
 
     given = [_case_values(text) for text in arguments.case or ()]
@@ -170,13 +169,13 @@ def _specs(arguments: argparse.Namespace, config: Config) -> list[tuple[Path, Sp
         if cases:
             found.append((path, spec, cases))
     if not found:
-        words = "no case matches -k" if arguments.select else "no spec has a section `bench`"
-        raise UsageError(words)
+        message = "no case matches -k" if arguments.select else "no spec has a section `bench`"
+        raise UsageError(message)
     return found
 
 
 def _selected(cases: list[Case], expression: str) -> list[Case]:
-    """Cases that match what `-k` says, read as pytest reads it."""
+    """The cases that match the expression of `-k`, with pytest's syntax."""
     if not expression:
         return cases
     from tlmatrix.plugin.keywords import KeywordError, selector
@@ -207,11 +206,11 @@ def _read(path: str | None, option: str) -> BenchFile | None:
         raise UsageError(f"{option} {path}: {error}") from error
 
 
-def _refuse_other_gpu(file: BenchFile, before: BenchFile | None, name: str) -> None:
+def _require_same_gpu(file: BenchFile, before: BenchFile | None, name: str) -> None:
     if before is not None and before.gpu != file.gpu:
         raise UsageError(
-            f"--against {name}: was timed on {before.gpu or 'an unknown GPU'}, this is "
-            f"{file.gpu or 'an unknown GPU'}; times of two GPUs cannot be compared"
+            f"--against {name}: was timed on {before.gpu or 'an unknown GPU'}, not on "
+            f"{file.gpu or 'an unknown GPU'}; compare runs on the same GPU"
         )
 
 
@@ -246,7 +245,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the working directory, with `-dirty` where files differ from it."""
+    """The commit of the working directory, with `-dirty` if files differ; "" if unknown."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty"],  # noqa: S607 - whichever the user has

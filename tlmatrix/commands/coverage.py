@@ -1,4 +1,4 @@
-"""`tlmatrix coverage`: what the cases of a run exercised of their kernels, from its results."""
+"""`tlmatrix coverage`: shows the kernel coverage of a run from its results file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["coverage"]
 
 _LOG_WIDTH = 120
-"""Columns where there is no terminal."""
+"""Width of the output if it is not a terminal."""
 
 
 def coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Print the table and the gaps of a run, or with `--source` the annotated kernels.
 
     Raises:
-        UsageError: there are no such results, or nothing was counted in them.
+        UsageError: the results file does not exist, or has no coverage.
     """
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.report.coverage import gap_lines, table_lines
@@ -44,15 +44,15 @@ def coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:
     everything = records.coverage()
     if not everything:
         raise UsageError(
-            f"coverage {path}: nothing was counted; run the cases on the interpreter "
-            "with --coverage"
+            f"coverage {path}: the file has no coverage; run the cases with --backend interpreter "
+            "--coverage"
         )
     wanted = Coverage.merged(
         everything.of(file) for file in everything.files if arguments.file in file
     )
     if not wanted:
         raise UsageError(
-            f"--file {arguments.file}: no such kernel file; there are {', '.join(everything.files)}"
+            f"--file {arguments.file}: no such kernel file; known: {', '.join(everything.files)}"
         )
     width = screen_width(_LOG_WIDTH)
     if arguments.source:
@@ -69,16 +69,16 @@ def _sources(wanted: Coverage, records: RunRecords, width: int) -> Iterator[str]
 
     began = datetime.fromisoformat(records.header.started).timestamp()
     for number, file in enumerate(wanted.files):
-        place = Path(records.header.folder) / file
+        source_path = Path(records.header.folder) / file
         if number:
             yield ""
         yield file
-        if not place.is_file():
-            yield f"  the source is not here: {place}"
+        if not source_path.is_file():
+            yield f"  source not found: {source_path}"
             continue
-        if place.stat().st_mtime > began:
-            yield "  changed since the run: counts may stand beside other lines"
-        source = place.read_text(encoding="utf-8").splitlines()
+        if source_path.stat().st_mtime > began:
+            yield "  the file changed since the run: counts may be at the wrong lines"
+        source = source_path.read_text(encoding="utf-8").splitlines()
         yield from annotated_lines(wanted, file, source, width)
 
 
@@ -87,5 +87,7 @@ def _latest(config: Config) -> Path:
     found = kept_results(None, config)
     if not found:
         folder = config.root / config.results
-        raise UsageError(f"coverage: no results in {folder}; name a file, or `tlmatrix run` first")
+        raise UsageError(
+            f"coverage: no results in {folder}; give a file, or run `tlmatrix run --coverage`"
+        )
     return found[0]

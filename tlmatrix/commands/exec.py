@@ -1,4 +1,4 @@
-"""`tlmatrix exec`: a script written for a GPU, unchanged, on the interpreter."""
+"""`tlmatrix exec`: runs a script written for a GPU on the interpreter, unchanged."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["execute"]
 
 
 def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
-    """Run the script; an exception of its own is shown as Python would show it.
+    """Run the script; print its exceptions as Python does.
 
-    What sanitizers find is logged as it is found, and makes the exit code FINDINGS.
+    Sanitizers log their findings as they occur; the exit code is then FINDINGS.
 
     Raises:
-        UsageError: if there is no such script, or no such sanitizer.
-        SystemExit: the script's own, with the script's own code.
+        UsageError: the script or a sanitizer does not exist.
+        SystemExit: raised by the script.
     """
     path = Path(arguments.script)
     if not path.is_file():
@@ -42,9 +42,9 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
             sanitize=sanitizers,
         )
     except Unsupported as error:
-        print(f"tlmatrix: {error}{_asked_at(error)}", file=sys.stderr)
+        print(f"tlmatrix: {error}{_call_site(error)}", file=sys.stderr)
         return ExitCode.FINDINGS
-    except Exception as error:  # noqa: BLE001  # the script's own: anything
+    except Exception as error:  # noqa: BLE001 - any exception of the script
         shown = traceback.TracebackException.from_exception(error)
         ours = len(shown.stack) - len(_users_frames(shown.stack, path))
         del shown.stack[:ours]
@@ -54,30 +54,30 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
 
 
 def _sanitizers(arguments: argparse.Namespace) -> bool | frozenset[str] | None:
-    """What `--sanitize` and `--without` ask for, as `interpret` takes it."""
+    """The argument of `interpret` for `--sanitize` and `--without`."""
     if arguments.without is None:
         return arguments.sanitize or None
     from tlmatrix.interpreter import DEFAULT_SANITIZERS, SANITIZERS
 
     if not arguments.sanitize:
-        raise UsageError("--without leaves sanitizers out: it goes with --sanitize")
+        raise UsageError("--without needs --sanitize")
     names = {name.strip() for name in arguments.without.split(",")}
     for name in sorted(names - set(SANITIZERS)):
-        raise UsageError(f"no sanitizer {name!r}: there are {', '.join(SANITIZERS)}")
+        raise UsageError(f"--without: no sanitizer {name!r}; known: {', '.join(SANITIZERS)}")
     return frozenset(DEFAULT_SANITIZERS) - names
 
 
-def _asked_at(error: BaseException) -> str:
-    """Where in the user's code it was that asked for what is refused."""
+def _call_site(error: BaseException) -> str:
+    """The innermost line of the user's code in the traceback of an unsupported operation."""
     ours = str(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((ours, "<")) and "site-packages" not in frame.filename:
-            return f"\n  asked for at {frame.filename}:{frame.lineno}"
+            return f"\n  called at {frame.filename}:{frame.lineno}"
     return ""
 
 
 def _users_frames(frames: traceback.StackSummary, path: Path) -> list[traceback.FrameSummary]:
-    """What is left of a stack from the script's own first frame on; all of it if it has none."""
+    """The frames from the script's first one on; all frames if there is none."""
     for k, frame in enumerate(frames):
         if Path(frame.filename) == path:
             return list(frames[k:])

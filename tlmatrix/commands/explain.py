@@ -1,8 +1,8 @@
-"""`tlmatrix explain`: how one output element of a case came about.
+"""`tlmatrix explain`: shows how one output element of a case was computed.
 
-The case runs once on the interpreter, its launches kept; then the kernel that wrote the element
-is followed back (`tlmatrix.interpreter.explain`), and parts of the inputs are replaced to see on
-which the element depends, in the kernel and in the reference.
+The case runs once on the interpreter, which logs its launches. A backward slice of the kernel that
+wrote the element follows (`tlmatrix.interpreter.explain`). Then parts of the inputs are replaced to
+measure on which of them the element depends, in the kernel and in the reference.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.cases import named_case, raw_index
-from tlmatrix.commands.explain_inputs import depends
-from tlmatrix.commands.explain_place import place_of
+from tlmatrix.commands.explain_inputs import influence_lines
+from tlmatrix.commands.explain_location import locate
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from tlmatrix.commands.explain_place import Place
+    from tlmatrix.commands.explain_location import Location
     from tlmatrix.config import Config
     from tlmatrix.interpreter import Explanation, Session
     from tlmatrix.interpreter.explain import Launch, LaunchLog
@@ -38,8 +38,8 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Explain an element of the case.
 
     Raises:
-        UsageError: there is no such spec, case, tensor or element.
-        SpecError: the spec is wrong.
+        UsageError: the spec, case, tensor or element does not exist.
+        SpecError: the spec is invalid.
     """
     from tlmatrix.backend import EntryError, backend_named
     from tlmatrix.interpreter import NotMadeError, Unsupported, interpret
@@ -49,7 +49,7 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
     seed = arguments.seed if arguments.seed is not None else config.seed
     runner = Runner(backend_named("interpreter"), seed=seed, roots=(config.root,))
     if case.origin == "reject":
-        raise UsageError(f"{case.id} is a rejected input: it makes no output to explain")
+        raise UsageError(f"{case.id} is an invalid input: the entry refuses it without output")
     name, index = _element(arguments, runner, spec, case)
     problem, run = runner.prepared(spec, case)
     with interpret(trace=True) as session:
@@ -59,33 +59,33 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
             raise UsageError(f"the case raises {error.error!r}: no output to explain") from error
     print(f"{spec.name}: {case.id}\nseed {seed}\n")
     explanation: Explanation | None = None
-    place: Place | None = None
+    location: Location | None = None
     if arguments.buffer is not None:
         index = _numbers(arguments.index or "", "--index")
     else:
-        index = _checked(name, index, outputs)
-        place = place_of(spec, problem, outputs, name, index, arguments.rank)
-        for line in _heading(problem, outputs, place):
+        index = _checked_index(name, index, outputs)
+        location = locate(spec, problem, outputs, name, index, arguments.rank)
+        for line in _heading(problem, outputs, location):
             print(line)
         print()
     try:
-        explanation = _followed(session, arguments, place, index)
+        explanation = _explain_element(session, arguments, location, index)
     except NotMadeError as error:
-        print(f"{error}\n{_others(session, arguments.rank)}")
+        print(f"{error}\n{_alternatives(session, arguments.rank)}")
     except Unsupported as error:
-        print(f"not followed: {error}")
+        print(f"cannot explain: {error}")
     except ValueError as error:
         raise UsageError(str(error)) from error
     if explanation is not None:
-        for line in _told(explanation, full=arguments.full):
+        for line in _explanation_lines(explanation, full=arguments.full):
             print(line)
-    if place is not None:
+    if location is not None:
         if explanation is not None:
             assert session.log is not None
-            for line in _verdict(explanation, problem, place, session.log):
+            for line in _precision_lines(explanation, problem, location, session.log):
                 print(line)
         if not arguments.no_inputs:
-            for line in depends(runner, spec, case, problem, explanation, place):
+            for line in influence_lines(runner, spec, case, problem, explanation, location):
                 print(line)
     if arguments.picture and explanation is not None:
         _draw(session, explanation, Path(arguments.picture))
@@ -95,21 +95,21 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
 def _element(
     arguments: argparse.Namespace, runner: Runner, spec: Spec, case: Case
 ) -> tuple[str, tuple[int, ...] | None]:
-    """The tensor and element asked for, else the worst of the case's first finding."""
+    """The tensor and element of the options, or else the worst one of the case's first finding."""
     problem, _ = runner.prepared(spec, case)
     names = list(problem.outputs)
     name = arguments.tensor
     if name is not None and name not in names:
-        raise UsageError(f"--tensor: there is no {name!r}; the case has {', '.join(names)}")
+        raise UsageError(f"--tensor: no output {name!r}; the case has {', '.join(names)}")
     if arguments.index is not None:
         return name or names[0], _numbers(arguments.index, "--index")
     for finding in runner.run(spec, case).findings:
         info = problem.outputs.get(str(finding.tensor))
         if info is None or name not in (None, info.name):
             continue
-        place = raw_index(info, finding)
-        if place is not None:
-            return info.name, place
+        location = raw_index(info, finding)
+        if location is not None:
+            return info.name, location
     return name or names[0], None
 
 
@@ -117,10 +117,10 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.replace(" ", ",").split(",") if part)
     except ValueError as error:
-        raise UsageError(f"{option}: not numbers with commas: {text!r}") from error
+        raise UsageError(f"{option} {text!r}: must be numbers separated by commas") from error
 
 
-def _checked(name: str, index: tuple[int, ...] | None, outputs: Tensors) -> tuple[int, ...]:
+def _checked_index(name: str, index: tuple[int, ...] | None, outputs: Tensors) -> tuple[int, ...]:
     if name not in outputs:
         raise UsageError(f"the entry returns no {name!r}; it returns {', '.join(outputs)}")
     shape = tuple(outputs[name].shape)
@@ -133,97 +133,96 @@ def _checked(name: str, index: tuple[int, ...] | None, outputs: Tensors) -> tupl
     return index
 
 
-def _followed(
+def _explain_element(
     session: Session,
     arguments: argparse.Namespace,
-    place: Place | None,
+    location: Location | None,
     index: tuple[int, ...],
 ) -> Explanation:
-    """The explanation of the output's element, or of `--buffer` of a kernel."""
+    """Explain the element of the output, or of a kernel's `--buffer`."""
     from tlmatrix.interpreter.explain import explain_element
 
     assert session.log is not None
     log = session.log
     block = _numbers(arguments.block, "--block") if arguments.block else None
-    if place is not None:
-        launch, buffer, at = log.find(place.returned, place.mine)
+    if location is not None:
+        launch, buffer, at = log.find(location.returned, location.mine)
         return explain_element(log, launch, buffer, at, block=block)
     found = [each for each in _launches(log, arguments.rank) if arguments.buffer in each.written]
     if not found:
-        others = _others(session, arguments.rank)
+        others = _alternatives(session, arguments.rank)
         raise UsageError(f"--buffer: no kernel writes {arguments.buffer!r}\n{others}")
     return explain_element(log, found[-1], arguments.buffer, index, block=block)
 
 
 def _launches(log: LaunchLog, rank: int | None) -> list[Launch]:
-    """The launches, of one rank if one is asked for."""
+    """The launches of a rank; None for all ranks."""
     return [launch for launch in log.launches if rank in (None, launch.rank)]
 
 
-def _others(session: Session, rank: int | None) -> str:
-    """What can be followed instead."""
+def _alternatives(session: Session, rank: int | None) -> str:
+    """Launches and buffers that can be explained instead, as text."""
     assert session.log is not None
     launches = _launches(session.log, rank)
     if not launches:
         return "the case ran no kernel" + ("" if rank is None else f" on rank {rank}")
     lines = [f"  {launch}: {', '.join(sorted(launch.written))}" for launch in launches]
-    told = "\n".join(lines)
-    return f"what kernels wrote can be followed with --buffer NAME --index I,J,…:\n{told}"
+    return "\n".join(["explain a buffer of a kernel with --buffer NAME --index I,J,…:", *lines])
 
 
-def _heading(problem: Problem, outputs: Tensors, place: Place) -> Iterator[str]:
+def _heading(problem: Problem, outputs: Tensors, location: Location) -> Iterator[str]:
     from tlmatrix.report.text import number
 
-    name, index = place.name, place.index
+    name, index = location.name, location.index
     info: TensorInfo = problem.outputs[name]
-    words = []
+    parts = []
     for dim, at in zip(info.dims, index, strict=False):
-        words += [f"{key.replace('_', ' ')} {value}" for key, value in dim.describe(at).items()]
-    yield f"{name}[{', '.join(map(str, index))}]: {', '.join(words)}"
-    told = f"got {number(float(outputs[name][index].double()))}"
+        parts += [f"{key.replace('_', ' ')} {value}" for key, value in dim.describe(at).items()]
+    yield f"{name}[{', '.join(map(str, index))}]: {', '.join(parts)}"
+    values = f"got {number(float(outputs[name][index].double()))}"
     if problem.has_reference:
-        told = f"expected {number(float(problem.reference()[name][index]))}, {told}"
-    yield f"  {'values':<{_LABEL}}{told}"
-    if place.words:
-        yield f"  {'of':<{_LABEL}}{place.words}"
+        values = f"expected {number(float(problem.reference()[name][index]))}, {values}"
+    yield f"  {'values':<{_LABEL}}{values}"
+    if location.words:
+        yield f"  {'of':<{_LABEL}}{location.words}"
 
 
-def _told(explanation: Explanation, *, full: bool) -> Iterator[str]:
+def _explanation_lines(explanation: Explanation, *, full: bool) -> Iterator[str]:
     from tlmatrix.interpreter.explain.words import told
 
     yield from told(explanation, full=full, width=screen_width(120))
 
 
-def _verdict(
-    explanation: Explanation, problem: Problem, place: Place, log: LaunchLog
+def _precision_lines(
+    explanation: Explanation, problem: Problem, location: Location, log: LaunchLog
 ) -> Iterator[str]:
-    """Whether it is precision or mathematics: is the float64 run nearer to the reference?"""
+    """Whether rounding explains the error: a float64 run is then closer to the reference."""
     exact = explanation.exact
     if exact is None or explanation.earlier is not None or len(explanation.writers) != 1:
         return
     if not problem.has_reference or any(source.made_by for source in explanation.sources):
         return
-    if explanation.index != place.mine and explanation.buffer != place.name:
+    if explanation.index != location.mine and explanation.buffer != location.name:
         return
-    reference = float(problem.reference()[place.name][place.index])
+    reference = float(problem.reference()[location.name][location.index])
     error, wide = abs(explanation.value - reference), abs(exact - reference)
     yield ""
     yield f"  {'reference':<{_LABEL}}{reference:.6g}"
     if error != error or (error > 0 and wide > error / 2):  # noqa: PLR0124 - NaN is unequal to itself
-        made = _may_be_made_by_kernels(explanation, place, log)
-        verdict = "what was read may have been rounded before" if made else "not precision"
+        rounded = _inputs_may_be_rounded(explanation, location, log)
+        verdict = "the kernel's inputs may have been rounded before" if rounded else "not precision"
         far = f"a float64 run is as far from it ({wide:.1e} of {error:.1e})"
         yield f"  {'':<{_LABEL}}{far}: {verdict}"
     elif error > 0:
         yield (
-            f"  {'':<{_LABEL}}a float64 run comes to it ({wide:.1e} of "
-            f"{error:.1e}): what is left is precision"
+            f"  {'':<{_LABEL}}a float64 run is close to it ({wide:.1e} of "
+            f"{error:.1e}): the error is precision"
         )
 
 
-def _may_be_made_by_kernels(explanation: Explanation, place: Place, log: LaunchLog) -> bool:
-    """Whether a kernel may have rounded what was read, and PyTorch then copied or changed it."""
-    inputs = {tensor.data_ptr() for tensor in place.given.values()}
+def _inputs_may_be_rounded(explanation: Explanation, location: Location, log: LaunchLog) -> bool:
+    """Whether an earlier kernel may have rounded a tensor that the explained kernel reads."""
+    inputs = {tensor.data_ptr() for tensor in location.given.values()}
     read = [explanation.tensors(source.buffer) for source in explanation.sources]
     return any(tensor.data_ptr() not in inputs for tensor in read) and any(
         launch.live[name].is_floating_point()

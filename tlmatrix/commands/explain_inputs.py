@@ -1,4 +1,4 @@
-"""The inputs that an element depends on, part by part: what the kernel read in which turn."""
+"""Prints on which parts of the inputs an element depends, by iterations of the kernel's loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.commands.explain_place import Place
+    from tlmatrix.commands.explain_location import Location
     from tlmatrix.interpreter import Explanation
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
 
-__all__ = ["depends"]
+__all__ = ["influence_lines"]
 
 _GROUPS = 16
-"""Turns of a loop whose reads of one input are replaced apart; neighbours of more go together."""
+"""Most parts per input: the reads of neighbouring iterations are merged if there are more."""
 
 
-def depends(
+def influence_lines(
     runner: Runner,
     spec: Spec,
     case: Case,
     problem: Problem,
     explanation: Explanation | None,
-    place: Place,
+    location: Location,
 ) -> Iterator[str]:
-    """The lines about what the element changes by, with other values in a part of an input."""
+    """The lines that show how the element changes when a part of an input is replaced."""
     from tlmatrix.run.influence import influences
 
     yield ""
-    parts = _parts(problem, explanation, place)
+    parts = _parts(problem, explanation, location)
     try:
-        found = influences(runner, spec, case, place.name, place.index, parts)
+        found = influences(runner, spec, case, location.name, location.index, parts)
     except LookupError as error:
-        yield f"which inputs it depends on is not known: {error}"
+        yield f"the inputs that the element depends on are unknown: {error}"
         return
-    yield "with other values in a part of an input the element changes by"
+    yield "change of the element if a part of an input is replaced"
     yield from _table(found, problem)
 
 
-def _parts(problem: Problem, explanation: Explanation | None, place: Place) -> list[Part]:
-    """Each input in parts: what the block read in each turn, and what it did not read."""
+def _parts(problem: Problem, explanation: Explanation | None, location: Location) -> list[Part]:
+    """Split each input by the iteration in which the block reads it, and into a part not read."""
     import torch
 
     from tlmatrix.interpreter.explain.words import turn_words
     from tlmatrix.run.influence import Part
 
-    read = _reads(explanation, place)
+    read = _reads(explanation, location)
     parts: list[Part] = []
     for name, tensor in problem.inputs.items():
         if not tensor.is_floating_point() or not tensor.numel():
@@ -72,22 +72,22 @@ def _parts(problem: Problem, explanation: Explanation | None, place: Place) -> l
         rest = torch.nonzero(left).flatten()
         if len(rest):
             words = "not read" if mine else "not read by this kernel"
-            if place.rank is not None:
-                words += ", but for copies"
-            parts.append(Part(name, rest, words if explanation is not None else "not known"))
+            if location.rank is not None:
+                words += ", except by copies"
+            parts.append(Part(name, rest, words if explanation is not None else "unknown"))
     return parts
 
 
 def _reads(
-    explanation: Explanation | None, place: Place
+    explanation: Explanation | None, location: Location
 ) -> Mapping[str, Sequence[tuple[tuple[tuple[str, int], ...], torch.Tensor]]]:
-    """What the followed blocks read of each input of the case, by turn."""
+    """The elements of each input that the explained blocks read, by iteration."""
     import torch
 
     found: dict[str, list[tuple[tuple[tuple[str, int], ...], torch.Tensor]]] = {}
     names = {
         (tensor.data_ptr(), tensor.numel()): name
-        for name, tensor in place.given.items()
+        for name, tensor in location.given.items()
         if tensor.is_contiguous()
     }
     step = explanation
@@ -96,7 +96,7 @@ def _reads(
             tensor = step.tensors(source.buffer)
             name = names.get((tensor.data_ptr(), tensor.numel()))
             if name is not None and tensor.is_contiguous():
-                whole = place.in_whole(name)
+                whole = location.in_whole(name)
                 turns = (
                     (loops, flat if whole is None else whole[flat])
                     for loops, flat in ((at, torch.from_numpy(read)) for at, read in source.turns)
@@ -123,7 +123,7 @@ def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
                 "" if influence.narrowed else part.read,
                 _change(influence.kernel),
                 _change(influence.reference),
-                "" if verdict in ("alike", "neither") else f"<- {verdict}",
+                "" if verdict in ("equal", "neither") else f"<- {verdict}",
             )
         )
     widths = [max(len(row[c]) for row in rows) for c in range(5)]

@@ -1,4 +1,4 @@
-"""`tlmatrix fuzz`: search specs for failing cases that no axis lists, and keep what was found."""
+"""`tlmatrix fuzz`: searches specs for failing cases that their axes do not list, and saves them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.gpus import spread_for
+from tlmatrix.backend.gpus import assignment_for
 from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.fuzz.crew import Crew, CrewError, Settings, Target
+from tlmatrix.fuzz.pool import Settings, Target, WorkerPool, WorkerPoolError
 from tlmatrix.fuzz.search import examples_of
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from tlmatrix.backend.gpus import Spread
+    from tlmatrix.backend.gpus import GpuAssignment
     from tlmatrix.config import Config
-    from tlmatrix.fuzz.search import Found
+    from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.run.plan import Plan
 
 __all__ = ["fuzz"]
 
 
 def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Search specs, report every fault once, and save the smallest cases if asked to.
+    """Search specs, report every fault once, and with `--save` save the smallest cases.
 
     Raises:
-        UsageError: the arguments make no sense, or no spec is to be fuzzed.
-        SpecError: a spec is wrong; nothing has run.
+        UsageError: the arguments are invalid, or no spec has fuzz cases.
+        SpecError: a spec is invalid; nothing has run.
     """
     from tlmatrix.backend import BackendUnavailableError, backend_named
 
@@ -46,10 +46,10 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         raise UsageError("--examples and --minutes: give one of them")
     tier = arguments.tier or config.tier
     plans = plan_all(spec_paths(arguments.paths, config), tier, roots=[config.root])
-    targets = _targets(plans, tier, told=arguments.examples or arguments.minutes)
+    targets = _targets(plans, tier, limit=arguments.examples or arguments.minutes)
     backend = arguments.backend or config.backend
     if backend == "compile":
-        raise UsageError("--backend compile runs nothing; fuzz on the interpreter or on a GPU")
+        raise UsageError("--backend compile does not run kernels; fuzz on the interpreter or a GPU")
     try:
         backend_named(backend)
     except BackendUnavailableError as error:
@@ -70,15 +70,15 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
     _write_header(settings, targets)
     with console_on_output() as console:
         reporter = FuzzReporter(console)
-        spread = spread_for(settings.backend)
-        reporter.begin(_intention(settings, targets, spread))
+        gpus = assignment_for(settings.backend)
+        reporter.begin(_describe_search(settings, targets, gpus))
         shown = shown_path(settings.results)
         try:
-            Crew(targets, settings, reporter, spread).run()
+            WorkerPool(targets, settings, reporter, gpus).run()
         except KeyboardInterrupt:
             reporter.end(shown, interrupted=True)
             code = ExitCode.INTERRUPTED
-        except CrewError as error:
+        except WorkerPoolError as error:
             reporter.end(shown, interrupted=True)
             console.print(str(error), markup=False, highlight=False)
             code = ExitCode.INTERNAL
@@ -90,24 +90,25 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
             records.summary(reporter.summary(code))
             records.close()
         if arguments.save:
-            for line in _saved(reporter.found_):
+            for line in _save(reporter.failures):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return code
 
 
-def _targets(plans: Sequence[Plan], tier: str, *, told: float | None) -> list[Target]:
-    """The specs to search: with a `fuzz` section or packed axes, and a number of examples."""
+def _targets(plans: Sequence[Plan], tier: str, *, limit: float | None) -> list[Target]:
+    """The specs with a section `fuzz` or packed axes; without a `limit` those with examples."""
     found = [
         Target(plan.spec, os.path.relpath(plan.spec.path), examples_of(plan.spec, tier))
         for plan in plans
         if plan.spec.fuzz is not None or packed_axes(plan.spec)
     ]
-    if told is None:
+    if limit is None:
         found = [target for target in found if target.examples]
     if not found:
         raise UsageError(
-            f"no spec here draws cases in the tier {tier}; write `fuzz: "
-            f"{{examples: {{{tier}: 20}}}}`, or say --examples 20 for specs with packed axes"
+            f"no spec here has fuzz cases in the tier {tier}; add `fuzz: "
+            f"{{examples: {{{tier}: 20}}}}` to one, or give --examples 20 for specs with packed "
+            "axes"
         )
     return found
 
@@ -116,7 +117,7 @@ def _workers(given: str) -> int:
     if given == "auto":
         return len(os.sched_getaffinity(0))
     if not given.isdigit() or not int(given):
-        raise UsageError(f"-n {given}: a number of processes, at least 1, or auto")
+        raise UsageError(f"-n {given}: must be a number of processes, at least 1, or auto")
     return int(given)
 
 
@@ -138,8 +139,8 @@ def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
     records.close()
 
 
-def _intention(settings: Settings, targets: Sequence[Target], spread: Spread) -> str:
-    workers = spread.words(settings.workers) or count(settings.workers, "worker")
+def _describe_search(settings: Settings, targets: Sequence[Target], gpus: GpuAssignment) -> str:
+    workers = gpus.summary(settings.workers) or count(settings.workers, "worker")
     specs = count(len(targets), "spec")
     if settings.seconds is not None:
         return f"{specs}, {settings.seconds / 60:g} minutes, {workers}"
@@ -147,14 +148,14 @@ def _intention(settings: Settings, targets: Sequence[Target], spread: Spread) ->
     return f"{count(total, 'example')} of {specs}, {workers}"
 
 
-def _saved(found: Sequence[Found]) -> list[str]:
-    """Write the smallest case of every fault into its spec; what to tell of it."""
+def _save(found: Sequence[FuzzFailure]) -> list[str]:
+    """Save the smallest case of every fault to its spec; return lines to print."""
     from tlmatrix.fuzz.corpus import save
     from tlmatrix.matrix import Case
     from tlmatrix.spec.issues import SpecError
 
     lines = []
-    by_path: dict[str, list[Found]] = {}
+    by_path: dict[str, list[FuzzFailure]] = {}
     for each in found:
         by_path.setdefault(each.smallest.path, []).append(each)
     for path, mine in by_path.items():

@@ -1,7 +1,7 @@
-"""`tlmatrix replay`: are the regressions of specs fixed? `--retire` takes one out, with a reason.
+"""`tlmatrix replay`: runs the regressions of specs and retires fixed ones.
 
-pytest runs them as it runs every case, in a worker of its own by default: what once crashed a
-process may crash it again.
+pytest runs them like any case, by default in a worker process, because a case that once crashed
+its process may do so again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.fuzz.replay import Verdict, verdict, why
+from tlmatrix.fuzz.replay import Verdict, reason, verdict
 from tlmatrix.report.text import count
 from tlmatrix.run.events import CaseFinished
 
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 _TIER = "smoke"
-"""Every tier runs the regressions; this one is the soonest planned."""
+"""Every tier runs the regressions; this one is planned fastest."""
 
 
 def replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Run the regressions of specs and say how each stands; then retire the one that is named.
+    """Run the regressions of specs, report a verdict on each, and retire the one of `--retire`.
 
     Raises:
-        UsageError: the arguments make no sense.
-        SpecError: a spec is wrong, or the regression to retire is not there, or not fixed.
+        UsageError: the arguments are invalid.
+        SpecError: a spec is invalid, or the regression to retire does not exist or is not fixed.
     """
     if (arguments.retire is None) != (arguments.because is None):
-        raise UsageError("--retire ID goes with --because REASON")
+        raise UsageError("--retire ID needs --because REASON, and the reverse")
     if arguments.unfixed and arguments.retire is None:
-        raise UsageError("--unfixed goes with --retire ID")
+        raise UsageError("--unfixed needs --retire ID")
     path, _, named = (arguments.retire or "").rpartition("::")
     given = [*arguments.paths, *([path] if path and path not in arguments.paths else [])]
     plans = plan_all(spec_paths(given, config), _TIER, roots=[config.root])
     if named:
-        plans = [_holder(plans, named)]
+        plans = [_plan_with_regression(plans, named)]
     plans = [plan for plan in plans if plan.spec.regressions]
     total = sum(len(plan.spec.regressions) for plan in plans)
     if not total:
@@ -63,7 +63,7 @@ def replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
     with console_on_output() as console:
         report = _Report(console, plans)
         engine = Engine(report)
-        words = pytest_arguments(_for_run(arguments), nodes, _TIER, arguments.workers)
+        words = pytest_arguments(_run_arguments(arguments), nodes, _TIER, arguments.workers)
         status = pytest.main([*words, "--tlmatrix-only", "regressions"], plugins=[engine])
         code = exit_code(engine.ending(int(status)), console)
         report.close()
@@ -76,8 +76,8 @@ def replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
     return ExitCode.FINDINGS if unfixed else ExitCode.OK
 
 
-def _holder(plans: Sequence[Plan], case_id: str) -> Plan:
-    """The one spec that has a regression of that id."""
+def _plan_with_regression(plans: Sequence[Plan], case_id: str) -> Plan:
+    """The only plan whose spec has a regression with this id."""
     from tlmatrix.fuzz.corpus import regression_number
     from tlmatrix.spec.issues import SpecError
 
@@ -96,8 +96,8 @@ def _holder(plans: Sequence[Plan], case_id: str) -> Plan:
     return found[0]
 
 
-def _for_run(arguments: argparse.Namespace) -> argparse.Namespace:
-    """The arguments as `tlmatrix run` has them; what it alone takes is not given."""
+def _run_arguments(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments for `tlmatrix run`, with defaults for options that `replay` lacks."""
     absent: dict[str, object] = dict.fromkeys(
         ("resume", "arch", "coverage", "junitxml", "unsupported")
     )
@@ -109,68 +109,68 @@ def _retire(plan: Plan, case_id: str, result: CaseResult, arguments: argparse.Na
     from tlmatrix.fuzz.corpus import regression_number, retire
     from tlmatrix.spec.issues import SpecError
 
-    stands = verdict(result)
-    if stands is not Verdict.FIXED and not arguments.unfixed:
+    state = verdict(result)
+    if state is not Verdict.FIXED and not arguments.unfixed:
         number = regression_number(plan.spec, case_id)
         words = {
             Verdict.FAILED: "still fails",
             Verdict.ERROR: "ends in an error",
             Verdict.SKIPPED: "could not be judged here",
-        }[stands]
+        }[state]
         message = (
-            f"{case_id} {words} ({why(result)}), and a retired case runs no more; fix it first, "
-            "or say --unfixed"
+            f"{case_id} {words} ({reason(result)}), and retired cases do not run; fix it first, "
+            "or give --unfixed"
         )
         raise SpecError([plan.spec.issue(("regressions", number), message)])
     retire(Path(plan.spec.path), case_id, arguments.because)
-    print(f"retired, because {arguments.because}; it stands under `retired` in {plan.spec.path}")
+    print(f"retired, because {arguments.because}; it is now under `retired` in {plan.spec.path}")
 
 
 class _Report:
-    """A line a regression, as it is known; counts and what to do at the end."""
+    """Prints a verdict for each regression as it ends; counts and advice at the end."""
 
     def __init__(self, console: Console, plans: Sequence[Plan]) -> None:
         self._console = console
-        self._kept: dict[str, dict[str, Regression]] = {}
+        self._regressions: dict[str, dict[str, Regression]] = {}
         self._specs = len(plans)
         self.results: dict[str, CaseResult] = {}
         self.counts: Counter[Verdict] = Counter()
         for plan in plans:
             ids = [case.id for case in plan.cases() if case.origin == "regression"]
             entries = zip(ids, plan.spec.regressions, strict=False)
-            self._kept[str(plan.spec.path)] = dict(entries)
+            self._regressions[str(plan.spec.path)] = dict(entries)
 
     def handle(self, event: Event) -> None:
-        """Something happened in the run."""
+        """Print the verdict of a case that ended; ignore other events."""
         if not isinstance(event, CaseFinished):
             return
         result = event.result
-        stands = verdict(result)
+        state = verdict(result)
         self.results[result.case] = result
-        self.counts[stands] += 1
-        self._print(f"{stands:<8}{result.node}")
-        entry = self._kept.get(result.path, {}).get(result.case)
+        self.counts[state] += 1
+        self._print(f"{state:<8}{result.node}")
+        entry = self._regressions.get(result.path, {}).get(result.case)
         if entry is not None and (entry.failed or entry.issue):
-            told = ", ".join(part for part in (entry.issue, entry.failed) if part)
-            self._print(f"{'':8}found with: {told}")
-        if words := why(result):
-            self._print(f"{'':8}{words}")
-        if stands in (Verdict.FAILED, Verdict.ERROR):
+            origin = ", ".join(part for part in (entry.issue, entry.failed) if part)
+            self._print(f"{'':8}found with: {origin}")
+        if text := reason(result):
+            self._print(f"{'':8}{text}")
+        if state in (Verdict.FAILED, Verdict.ERROR):
             self._print(f"{'':8}{result.command}")
 
-    def note(self, words: str) -> None:
-        """Something to know in between."""
-        self._print(words)
+    def note(self, text: str) -> None:
+        """Print a note."""
+        self._print(text)
 
     def close(self) -> None:
-        """The counts, and how a fixed one is retired."""
+        """Print the counts, and how to retire a fixed regression."""
         total = sum(self.counts.values())
-        told = ", ".join(f"{self.counts[each]} {each.lower()}" for each in Verdict)
-        self._print(f"{count(total, 'regression')} of {count(self._specs, 'spec')}: {told}")
+        counts = ", ".join(f"{self.counts[each]} {each.lower()}" for each in Verdict)
+        self._print(f"{count(total, 'regression')} of {count(self._specs, 'spec')}: {counts}")
         fixed = next((r for r in self.results.values() if verdict(r) is Verdict.FIXED), None)
         if fixed is not None:
             command = f"tlmatrix replay --retire {shlex.quote(fixed.node)} --because REASON"
-            self._print(f"a fixed one goes on being run first; to take it out: {command}")
+            self._print(f"fixed regressions still run first in all tiers; to retire one: {command}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`tlmatrix schema`: the JSON Schema of specs, for editors."""
+"""`tlmatrix schema`: prints the JSON Schema of specs, for editors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ __all__ = ["schema"]
 
 
 def schema(_arguments: argparse.Namespace, _config: Config) -> ExitCode:
-    """Print it as it is stored."""
+    """Print the stored schema."""
     print(SCHEMA_PATH.read_text(encoding="utf-8"), end="")
     return ExitCode.OK

@@ -1,4 +1,4 @@
-"""The screen that a command prints to: how wide it is, and prose that fits it."""
+"""Terminal output of commands: its width, and wrapped text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["screen_width", "tell"]
 
 
 def screen_width(elsewhere: int) -> int:
-    """Columns of the terminal; `elsewhere` where output goes to a file or a pipe."""
+    """Columns of the terminal; `elsewhere` if output goes to a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else elsewhere
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:
-    """Print lines to `stream` (standard output): on a terminal, folded between words.
+    """Print lines to `stream` (default: standard output), wrapped between words on a terminal.
 
-    What is folded goes on four columns further in than its line begins. A word that is longer
-    than a line, such as the id of a case, stays whole; in a file or a pipe so does every line.
+    Continuation lines are indented by four more columns. A word longer than a line, such as a case
+    id, is not broken. Lines to a file or a pipe are not wrapped.
     """
     stream = stream or sys.stdout
     if not stream.isatty():
@@ -31,11 +31,11 @@ def tell(text: str, stream: TextIO | None = None) -> None:
     width = shutil.get_terminal_size().columns
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 4)
-        folded = textwrap.fill(
+        wrapped = textwrap.fill(
             line,
             width,
             subsequent_indent=indent,
             break_long_words=False,
             break_on_hyphens=False,
         )
-        print(folded, file=stream)
+        print(wrapped, file=stream)

@@ -1,8 +1,7 @@
-"""The corpus of a spec: failing cases kept in its own file, where nobody can forget them.
+"""Saves failing cases to `regressions` of a spec's own file, and retires fixed ones.
 
-`regressions` of a YAML file gets entries, and loses them to `retired`, with every other byte of the
-file left as it is. The new text is read and compared with what it must mean before anything is
-written, is written beside the file and put in its place in one step, and is read once more.
+Every other byte of the YAML file is preserved. Before writing, the new text is parsed and compared
+with the expected content; it replaces the file atomically and is read again.
 """
 
 from __future__ import annotations
@@ -49,16 +48,15 @@ def save(
     found: date | None = None,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """Append resolved cases to `regressions` of a spec's file; those it did not have are returned.
+    """Append resolved cases to `regressions` of a spec's file; return the new ones.
 
-    `failed` says of a case what failed, `found` on which day, `seed` the seed of the run, where it
-    is not 0. Without any of them an entry is the values alone. Comments, layout and line ends
-    of the file stay. Safe against other processes that save to the same file.
+    `failed` describes the failure of each case, `found` is the date, `seed` that of the run. With
+    none of them an entry consists of the values alone. Comments, layout and line endings of the
+    file are preserved. Several processes may save to the same file.
 
     Raises:
-        SpecError: the file is no spec, a case cannot stand in it (an unknown axis, a `where` rule
-            that excludes it, an id that another case has), or the file cannot be written. The file
-            is as it was.
+        SpecError: the file is not a spec, a case is invalid in it (an unknown axis, a constraint
+            that excludes it, a duplicate id), or the file cannot be written. The file is unchanged.
     """
     with _locked(path):
         content = _read(path)
@@ -68,53 +66,53 @@ def save(
         entries = []
         for case in new:
             _refuse_labels(spec, case)
-            told = {"failed": (failed or {}).get(case), "found": found, "seed": seed or None}
-            entries.append(_entry(spec, case, {key: each for key, each in told.items() if each}))
+            notes = {"failed": (failed or {}).get(case), "found": found, "seed": seed or None}
+            entries.append(_entry(spec, case, {key: each for key, each in notes.items() if each}))
         if new:
-            _write(path, content, _with(content, path, "regressions", entries))
+            _write(path, content, _with_entries(content, path, "regressions", entries))
     return new
 
 
 def retire(
     path: Path, case_id: str, because: str, *, today: date | None = None
 ) -> Mapping[str, object]:
-    """Move a regression to `retired`, with the reason and the day; the new entry is returned.
+    """Move a regression to `retired`, with the reason and the date; return the new entry.
 
-    Whether it is fixed is for the caller to find out (`tlmatrix.fuzz.replay`).
+    The caller checks whether it is fixed (`tlmatrix.fuzz.replay`).
 
     Raises:
-        SpecError: the spec has no such regression, or its list cannot be changed (an alias, an
-            anchor that other values refer to). The file is as it was.
+        SpecError: the spec has no such regression, or its list cannot be edited (an alias, or an
+            anchor with references). The file is unchanged.
     """
     with _locked(path):
         content = _read(path)
         spec = parse_spec(content, path)
         number = regression_number(spec, case_id)
         lists = _lists(content, path)
-        kept = lists["regressions"][number]
-        entry: _Entry = dict(kept) if isinstance(kept.get("case"), dict) else {"case": kept}
+        old = lists["regressions"][number]
+        entry: _Entry = dict(old) if isinstance(old.get("case"), dict) else {"case": old}
         entry |= {"because": because, "date": today or datetime.now(UTC).date()}
         text = _decoded(content)
-        # The same case may stand there twice, with an axis and without it.
-        for place in reversed(_numbers(spec, case_id)):
+        # The case may be listed twice, with and without an axis that has a default.
+        for index in reversed(_indices(spec, case_id)):
             try:
-                text = removed(text, "regressions", place)
+                text = removed(text, "regressions", index)
             except (ValueError, yaml.YAMLError) as error:
                 raise SpecError([spec.issue(("regressions",), str(error))]) from None
-            del lists["regressions"][place]
-        shorter = _judged([text], path, content, lists)
-        _write(path, content, _with(shorter, path, "retired", [entry]))
+            del lists["regressions"][index]
+        shorter = _first_valid([text], path, content, lists)
+        _write(path, content, _with_entries(shorter, path, "retired", [entry]))
     return entry
 
 
 def regression_number(spec: Spec, case_id: str) -> int:
-    """Which entry of `regressions` has the id, counted from 0.
+    """The index of the first entry of `regressions` with this id.
 
     Raises:
-        SpecError: none has.
+        SpecError: there is no such entry.
     """
-    if numbers := _numbers(spec, case_id):
-        return numbers[0]
+    if indices := _indices(spec, case_id):
+        return indices[0]
     ids = _ids(spec)
     if not ids:
         raise SpecError([spec.issue(("regressions",), "the spec has no regressions")])
@@ -126,23 +124,23 @@ def _ids(spec: Spec) -> list[str]:
     return [Case(spec.name, completed(spec, each.case)).id for each in spec.regressions]
 
 
-def _numbers(spec: Spec, case_id: str) -> list[int]:
-    return [number for number, each in enumerate(_ids(spec)) if each == case_id]
+def _indices(spec: Spec, case_id: str) -> list[int]:
+    return [index for index, each in enumerate(_ids(spec)) if each == case_id]
 
 
-# What an entry says --------------------------------------------------------------------------
+# Entries -------------------------------------------------------------------------------------
 
 
-def _entry(spec: Spec, case: Case, told: Mapping[str, object]) -> _Entry:
-    """A case as the file has it, axes in the order of the spec."""
+def _entry(spec: Spec, case: Case, notes: Mapping[str, object]) -> _Entry:
+    """The YAML entry of a case, with axes in the order of the spec."""
     ordered = {axis: case.values[axis] for axis in spec.axes if axis in case.values}
     values = _plain({**ordered, **case.values})
-    # Values of a case called `case` would read as what an entry that says more has there.
-    return {"case": values, **told} if told or isinstance(values.get("case"), dict) else values
+    # The long form is needed if an axis named `case` would make the short one ambiguous.
+    return {"case": values, **notes} if notes or isinstance(values.get("case"), dict) else values
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an axis
-    """The value in the types that reading it back gives."""
+    """Convert a value to the types that the YAML reader returns."""
     match value:
         case Mapping():
             return {key: _plain(each) for key, each in value.items()}
@@ -152,83 +150,83 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an axis
 
 
 def _refuse_labels(spec: Spec, case: Case) -> None:
-    """An id stands for one case: no value may read as another one of its axis does."""
+    """Raise SpecError if a value has the same label in case ids as another value of its axis."""
     for axis, value in case.values.items():
         for other in spec.axes.get(axis, ()):
             if label(other) == label(value) and canonical(other) != canonical(value):
-                message = f"{flow(value)} and {flow(other)} both read {label(value)!r} in a case id"
+                message = f"{flow(value)} and {flow(other)} are both {label(value)!r} in a case id"
                 raise SpecError([spec.issue(("axes", axis), message)])
 
 
 # The text ------------------------------------------------------------------------------------
 
 
-def _with(content: bytes, path: Path, key: str, entries: Iterable[_Entry]) -> bytes:
-    """The file with entries at the end of a list of its root."""
+def _with_entries(content: bytes, path: Path, key: str, entries: Iterable[_Entry]) -> bytes:
+    """The file with entries appended to a top-level list."""
     lists = _lists(content, path)
     before = [flow(each) for each in lists[key]]
     lists[key] += entries
     written = [flow(each) for each in entries]
-    return _judged(appended(_decoded(content), key, written, before), path, content, lists)
+    return _first_valid(appended(_decoded(content), key, written, before), path, content, lists)
 
 
-def _judged(
+def _first_valid(
     texts: Iterable[str], path: Path, before: bytes, lists: Mapping[str, list[Any]]
 ) -> bytes:
-    """The first text that is the spec of `before` with the lists in place of its own.
+    """The first text that parses to the data of `before` with these `lists`.
 
     Raises:
-        SpecError: none is; says why the last one is not.
+        SpecError: there is no such text; has the error of the last one.
     """
-    expected = {**_meaning(before, path), **lists}
+    expected = {**_data(before, path), **lists}
     problem: SpecError | None = None
     for text in _readable(texts, before, path):
         content = text.encode()
         try:
-            # Rules that exclude a case, and two cases with one id, show here.
+            # Raises if a constraint excludes a case, or two cases have the same id.
             fixed_cases(parse_spec(content, path))
-            meant = _meaning(content, path)
+            data = _data(content, path)
         except SpecError as error:
             problem = error
             continue
-        if _words(meant) == _words(expected):
+        if _comparable(data) == _comparable(expected):
             return content
     if problem is not None:
         raise problem
     spec = parse_spec(before, path)
-    message = "the entry cannot be written here without a change of other values; write it by hand"
+    message = "the entry cannot be added without changing other values; write it by hand"
     raise SpecError([spec.issue(("regressions",), message)])
 
 
 def _readable(texts: Iterable[str], before: bytes, path: Path) -> Iterator[str]:
-    """The texts; an error of the parser that finds places is one at the list's."""
+    """The texts; a YAML error while finding where to insert becomes a SpecError at the list."""
     try:
         yield from texts
     except yaml.YAMLError as error:
         spec = parse_spec(before, path)
-        message = f"no place can be found for the entry, write it by hand: {error}"
+        message = f"the entry cannot be inserted; write it by hand: {error}"
         raise SpecError([spec.issue(("regressions",), message)]) from None
 
 
-def _words(meaning: Mapping[str, Any]) -> str:
-    """What a file says, as text: that tells 1 from 1.0 and true, and finds two NaN alike."""
-    said = {key: each for key, each in meaning.items() if each or key not in _LISTS}
-    return repr(sorted(said.items()))
+def _comparable(data: Mapping[str, Any]) -> str:
+    """The data of a file as text, so that 1, 1.0 and true differ and two NaN are equal."""
+    given = {key: each for key, each in data.items() if each or key not in _LISTS}
+    return repr(sorted(given.items()))
 
 
-def _meaning(content: bytes, path: Path) -> dict[str, Any]:
+def _data(content: bytes, path: Path) -> dict[str, Any]:
     data: dict[str, Any] = plain(read_document(content, path).root)
     return data
 
 
 def _lists(content: bytes, path: Path) -> dict[str, list[Any]]:
-    """The entries of the two lists as they are written."""
-    data = _meaning(content, path)
+    """The entries of the two lists as in the file."""
+    data = _data(content, path)
     return {key: list(data.get(key, ())) for key in _LISTS}
 
 
 def _decoded(content: bytes) -> str:
-    return content.decode()  # It was read as a spec, so it is UTF-8.
+    return content.decode()  # UTF-8, because it was parsed as a spec
 
 
 # The file ------------------------------------------------------------------------------------
@@ -243,13 +241,13 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, before: bytes, after: bytes) -> None:
-    """Put new content in the place of a file in one step; a link goes on pointing at it."""
+    """Replace a file atomically; a symbolic link keeps pointing to it."""
     target = path.resolve()
     try:
         _replace(target, after)
         if target.read_bytes() != after:
             _replace(target, before)
-            message = "the file was changed by something else while it was written; try again"
+            message = "another process changed the file while it was written; try again"
             raise SpecError([Issue(path, 1, 1, message)])
     except OSError as error:
         message = f"the file cannot be written: {error.strerror}"
@@ -272,7 +270,7 @@ def _replace(target: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time, through the folder: the file itself is replaced."""
+    """Lock the file's folder against other processes; the file itself is replaced."""
     try:
         descriptor = os.open(path.resolve().parent, os.O_RDONLY)
     except OSError as error:

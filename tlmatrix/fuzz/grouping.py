@@ -1,8 +1,8 @@
-"""Which failures are one fault: a search tells each once, and goes on for others.
+"""Deduplicates failures by cause, so that a search reports each fault once.
 
-A cause is coarser than a finding. The same wrong bound is the last tile of every sequence here
-and a row there, and the worst of its gradients is now dk, now dv; only the kind of place survives
-that. Two faults with one cause are told apart by what the smallest case of the first one needs.
+A cause is coarser than a finding: one wrong bound may affect the last tile of a sequence in one
+case and a single row in another, and the worst gradient may be dk or dv. Two failures with the same
+cause count as one fault if the later case has all values that the first one's smallest case needs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = ["Cause", "cause_of", "explained", "lines_of", "plain_values"]
 
 
 class Cause(NamedTuple):
-    """What failures of one fault share.
+    """The properties that failures of one fault share.
 
     Attributes:
-        check: the check that failed, or how the case ended.
-        about: the tensor; or the kernel; or the words of an exception, with 0 for numbers.
-        look: where in a tensor it shows, or what a sanitizer calls it.
+        check: the check that failed, or the status of the case.
+        subject: the tensor, the kernel, or the message of an exception with 0 for numbers.
+        symptom: the kind of region of a tensor, or the kind of a sanitizer's report.
     """
 
     check: str
-    about: str
-    look: str
+    subject: str
+    symptom: str
 
 
 def cause_of(result: CaseResult) -> Cause | None:
-    """The cause of a result that makes a run fail; None of any other."""
+    """The cause of a failed result; None for any other."""
     if not result.failed:
         return None
     if not result.findings:
@@ -48,13 +48,13 @@ def cause_of(result: CaseResult) -> Cause | None:
     if finding.check == "sanitizers":
         kind = finding.title.partition(":")[0]
         return Cause(finding.check, finding.kernel or "", kind)
-    # Gradients of one kernel are wrong together, and which is the worst changes with the values.
-    about = "" if finding.check == "gradients" else finding.tensor or ""
-    return Cause(finding.check, about, _look(finding))
+    # Gradients of one kernel are wrong together, and the worst one changes with the values.
+    subject = "" if finding.check == "gradients" else finding.tensor or ""
+    return Cause(finding.check, subject, _symptom(finding))
 
 
 def lines_of(result: CaseResult) -> frozenset[str]:
-    """`file:line` of every access that sanitizers found at fault, on either side of a race."""
+    """`file:line` of every access that sanitizers reported, on both sides of a race."""
     found = set()
     for finding in result.findings:
         if finding.check == "sanitizers" and finding.source is not None:
@@ -63,7 +63,7 @@ def lines_of(result: CaseResult) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def _look(finding: Finding) -> str:
+def _symptom(finding: Finding) -> str:
     pattern = finding.pattern or ""
     if "never written" in finding.title:
         return "never written"
@@ -75,9 +75,9 @@ def _look(finding: Finding) -> str:
 
 
 def plain_values(spec: Spec, case: Case) -> dict[str, str]:
-    """For every axis of a case its plainest value, as canonical text: the first of the spec.
+    """The simplest value of every axis of a case, as canonical text: the first that the spec lists.
 
-    An axis that the spec does not list is plainest where it is not given: its text is empty.
+    The text is empty for an axis that the spec does not list, whose simplest form is absence.
     """
     return {
         axis: canonical(spec.axes[axis][0]) if spec.axes.get(axis) else "" for axis in case.values
@@ -85,9 +85,9 @@ def plain_values(spec: Spec, case: Case) -> dict[str, str]:
 
 
 def explained(spec: Spec, smallest: Case, case: Case) -> bool:
-    """Whether a case has what the smallest case of a fault could not do without.
+    """Whether a case has all values that the smallest case of a failure needs.
 
-    That is every value that is not its axis's plainest, but for lengths: a fault needs some.
+    These are the values other than the simplest of their axis, except lengths.
     """
     plain = plain_values(spec, smallest)
     for axis, value in smallest.values.items():

@@ -1,4 +1,4 @@
-"""What became of a regression: fixed, or failing still, or not to be judged."""
+"""The verdict on a regression: fixed, failing, in error, or skipped."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tlmatrix.run.result import Status
 if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["Verdict", "verdict", "why"]
+__all__ = ["Verdict", "reason", "verdict"]
 
 
 class Verdict(StrEnum):
-    """How a regression stands today."""
+    """The state of a regression after a run."""
 
     FIXED = "FIXED"
     FAILED = "FAILED"
     """A check has a finding, known bug or not."""
     ERROR = "ERROR"
-    """The code raised, crashed or did not end, or the spec does not fit."""
+    """The code raised, crashed or timed out, or the spec does not match it."""
     SKIPPED = "SKIPPED"
-    """It cannot run here, or must not (quarantined)."""
+    """The case cannot run here, or is quarantined."""
 
 
 _OF_STATUS = {
@@ -38,15 +38,15 @@ _OF_STATUS = {
 
 
 def verdict(result: CaseResult) -> Verdict:
-    """How the regression stands whose result this is."""
+    """The verdict on a regression with this result."""
     if any(finding.check == "known_bugs" for finding in result.findings):
-        return Verdict.FIXED  # Passing is the failure there: its entry in known_bugs is stale.
+        return Verdict.FIXED  # it passed, so its entry in known_bugs is stale
     return _OF_STATUS[result.status]
 
 
-def why(result: CaseResult) -> str:
-    """In a line why it is not fixed, or what else there is to know; empty where nothing is."""
-    told = [f"{finding.check}: {finding.title}" for finding in result.findings[:1]]
+def reason(result: CaseResult) -> str:
+    """The first finding and the message of a result, in one line; empty if it has neither."""
+    parts = [f"{finding.check}: {finding.title}" for finding in result.findings[:1]]
     if len(result.findings) > 1:
-        told.append(f"and {len(result.findings) - 1} more")
-    return "; ".join([*told, *([result.message] if result.message else [])])
+        parts.append(f"and {len(result.findings) - 1} more")
+    return "; ".join([*parts, *([result.message] if result.message else [])])

@@ -1,9 +1,8 @@
-"""A search for failing cases of one spec: draw, run, aim, and shrink the first of each cause.
+"""Searches one spec for failing cases: generates and runs cases, and shrinks each new failure.
 
-Hypothesis draws cases and varies those that scored best: on the error over what is allowed, and
-on what they exercise of the kernels. A failing case does not end the search: the first one of a
-cause is shrunk at once, later ones are counted. Nothing is kept of a case that passes but a
-number, so a search may go on for hours.
+Hypothesis generates cases and mutates those with the best scores, which are the error ratio and
+the rarity of the kernel coverage. The first failure of each cause is shrunk at once; later ones
+are counted. Only a hash is kept of a passing case, so a search may run for hours.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.grouping import Cause, cause_of, explained, lines_of
+from tlmatrix.fuzz.guidance import Guidance
 from tlmatrix.fuzz.region import wrong_region
 from tlmatrix.fuzz.shrink import shrink
-from tlmatrix.fuzz.target import Aim
 from tlmatrix.run.result import Status
 from tlmatrix.words import suggestion
 
@@ -32,29 +31,35 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Found", "FuzzReport", "examples_of", "fuzz_spec", "shrunk_failure"]
+__all__ = ["FuzzFailure", "FuzzReport", "examples_of", "fuzz_spec", "shrink_failure"]
 
-_SLICE = 1000
-"""Draws of one run of Hypothesis, which aims best with so many and remembers them all."""
-_LEAST = 20
-"""Draws of a run where fewer examples are wanted: some were run before."""
-_IN_VAIN = 300
-"""Draws in a row that were all run before, after which nothing new is expected."""
-_SHRINKING = 20.0
-"""Seconds for shrinking one failure, at most."""
-_ALIKE = 3
-"""Faults of one cause that are told apart by what their smallest cases need."""
+_MAX_EXAMPLES = 1000
+"""Most examples of one run of Hypothesis, which keeps all of them in memory."""
+_MIN_EXAMPLES = 20
+"""Fewest examples of one run; some of them may be duplicates of earlier ones."""
+_MAX_DUPLICATES = 300
+"""Duplicates in a row after which the search counts as exhausted."""
+_SHRINK_SECONDS = 20.0
+"""Time limit of shrinking one failure."""
+_MAX_PER_CAUSE = 3
+"""Failures of one cause that are kept apart by what their smallest cases need."""
 
-_NUMBERS = ("numeric", "gradients", "poison", "guards")
+_VALUE_CHECKS = ("numeric", "gradients", "poison", "guards")
 
 
 @dataclass(frozen=True)
-class Found:
-    """A fault: the smallest case that shows it, and the drawn case it was found with.
+class FuzzFailure:
+    """A failure found by fuzzing.
 
-    `region` says which elements can be wrong, where numbers are; `cases` counts
-    the drawn cases that fail so, and `tried` those that shrinking ran. `looks` are
-    their causes, and `ended` is whether shrinking came to its end in its time.
+    Attributes:
+        cause: the cause of the first failing case.
+        smallest: the result of the smallest case that fails in the same way.
+        first: the result of the case that failed first.
+        region: the elements that can be wrong, for checks of values.
+        cases: the number of fuzz cases that fail in this way.
+        tried: the number of cases that shrinking ran.
+        ended: whether shrinking finished within its time limit.
+        causes: the causes of all failing cases that shrinking ran.
     """
 
     cause: Cause
@@ -64,10 +69,10 @@ class Found:
     cases: int = 1
     tried: int = 0
     ended: bool = True
-    looks: frozenset[Cause] = frozenset()
+    causes: frozenset[Cause] = frozenset()
 
-    def alike(self, other: Found) -> bool:
-        """Whether two faults shrink to one case, or to two that a person would not tell apart."""
+    def same_fault(self, other: FuzzFailure) -> bool:
+        """Whether two failures share their smallest case, or a line of a sanitizer report."""
         one, two = self.smallest, other.smallest
         if one.key == two.key:
             return True
@@ -78,11 +83,11 @@ class Found:
 
 @dataclass(frozen=True)
 class FuzzReport:
-    """What a search did. `examples` counts cases that ran, shrinking apart.
+    """The summary of a search.
 
-    `exhausted` says that draws brought nothing new any more; `coverage` is what the `counted`
-    examples exercised of interpreted kernels. `closest` is how close to what is allowed
-    the numbers of passing cases came.
+    `examples` counts the cases that ran, without those of shrinking. `exhausted` is whether only
+    duplicates were generated at the end. `coverage` is that of interpreted kernels in the
+    `counted` examples. `closest` is the largest error ratio of a passing case.
     """
 
     spec: str
@@ -91,7 +96,7 @@ class FuzzReport:
     examples: int
     seconds: float
     counts: Mapping[Status, int]
-    found: tuple[Found, ...] = ()
+    found: tuple[FuzzFailure, ...] = ()
     exhausted: bool = False
     counted: int = 0
     coverage: Coverage | None = None
@@ -99,7 +104,7 @@ class FuzzReport:
 
 
 def examples_of(spec: Spec, tier: str) -> int:
-    """How many drawn cases a tier runs; 0 for a spec that is not to be fuzzed.
+    """The number of fuzz cases of a tier; 0 for a spec without a section `fuzz`.
 
     Raises:
         ValueError: the spec has no such tier.
@@ -119,22 +124,32 @@ def fuzz_spec(
     seconds: float | None = None,
     seed: int = 0,
     path: str | None = None,
-    known: Sequence[Found] = (),
+    known: Sequence[FuzzFailure] = (),
     admits: Callable[[Case], bool] | None = None,
     on_start: Callable[[Case, bool], None] | None = None,
     on_result: Callable[[CaseResult], None] | None = None,
-    on_found: Callable[[Found], None] | None = None,
-    shrinking: float = _SHRINKING,
+    on_found: Callable[[FuzzFailure], None] | None = None,
+    shrinking: float = _SHRINK_SECONDS,
 ) -> FuzzReport:
-    """Run drawn cases of a spec until there were `examples`, or for `seconds`.
+    """Run generated cases of a spec until there were `examples`, or for `seconds`.
 
-    Without either, as many as the tier says. Of the checks that run the code again each case gets
-    one, in turn. `seed` chooses other cases, `path` is how the user calls the spec's file, and
-    `strategy` draws the cases (`tlmatrix.fuzz.draw.cases` for the tier). `known` are
-    faults that were found before, and are only counted. `admits` may refuse a case that somebody
-    else has run. `on_start` hears of every case before it runs, and whether that is for shrinking;
-    `on_result` of every example that ended, `on_found` of every fault when it was shrunk, which
-    takes at most `shrinking` seconds (0: not at all).
+    Of the checks that run the code again, each case gets one, in rotation.
+
+    Args:
+        spec: the spec.
+        runner: runs the cases.
+        strategy: generates the cases; by default `tlmatrix.fuzz.draw.cases` of the tier.
+        tier: its number of examples applies if there are neither `examples` nor `seconds`.
+        examples: how many cases to run.
+        seconds: how long to run.
+        seed: another seed generates other cases.
+        path: the spec's file as the user gave it.
+        known: failures found before; further cases of them are only counted.
+        admits: returns False for a case that another worker has run.
+        on_start: called with every case before it runs, and whether shrinking runs it.
+        on_result: called with the result of every example.
+        on_found: called with every new failure after shrinking.
+        shrinking: time limit of shrinking one failure; 0 for no shrinking.
     """
     if examples is None and seconds is None:
         examples = examples_of(spec, tier)
@@ -159,7 +174,7 @@ class _Hooks:
     admits: Callable[[Case], bool] | None
     on_start: Callable[[Case, bool], None] | None
     on_result: Callable[[CaseResult], None] | None
-    on_found: Callable[[Found], None] | None
+    on_found: Callable[[FuzzFailure], None] | None
 
 
 @dataclass
@@ -174,7 +189,9 @@ class _Budget:
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
 
     def left(self, examples: int) -> int:
-        return _SLICE if self.examples is None else min(_SLICE, self.examples - examples)
+        return (
+            _MAX_EXAMPLES if self.examples is None else min(_MAX_EXAMPLES, self.examples - examples)
+        )
 
 
 class _Search:
@@ -186,7 +203,7 @@ class _Search:
         budget: _Budget,
         shrinking: float,
         hooks: _Hooks,
-        known: Sequence[Found],
+        known: Sequence[FuzzFailure],
     ) -> None:
         self._spec = spec
         self._runner = runner
@@ -194,27 +211,27 @@ class _Search:
         self._budget = budget
         self._shrinking = shrinking
         self._hooks = hooks
-        self._aim = Aim()
+        self._guidance = Guidance()
         self._seen: set[int] = set()
         self._found = [replace(found, cases=0) for found in known]
         self._known: dict[Cause, list[int]] = {}
-        """The faults that a cause may be, by their places in `_found`."""
-        for place, found in enumerate(self._found):
-            self._learn(place, found)
+        """Of each cause the indices in `_found` of its failures."""
+        for index, found in enumerate(self._found):
+            self._add_causes(index, found)
         self._counts: Counter[Status] = Counter()
         self._examples = 0
         self._draws = 0
-        self._in_vain = 0
+        self._duplicates = 0
         self._closest: float | None = None
 
     def run(self, strategy: SearchStrategy[Case], seed: int) -> FuzzReport:
-        from tlmatrix.fuzz.draws import explore, seed_of
+        from tlmatrix.fuzz.generation import derive_seed, explore
 
         number = 0
         while not self._over():
             before = self._draws
-            count = max(_LEAST, self._budget.left(self._examples))
-            first = seed_of(self._spec.name, seed, number)
+            count = max(_MIN_EXAMPLES, self._budget.left(self._examples))
+            first = derive_seed(self._spec.name, seed, number)
             explore(strategy, self._one, count=count, first=first)
             number += 1
             if self._draws == before:
@@ -228,34 +245,34 @@ class _Search:
             counts=dict(self._counts),
             found=tuple(self._found),
             exhausted=not self._budget.spent(self._examples) and not self._runner.lost,
-            counted=self._aim.counted,
-            coverage=self._aim.coverage,
+            counted=self._guidance.counted,
+            coverage=self._guidance.coverage,
             closest=self._closest,
         )
 
     def _over(self) -> bool:
-        done = self._budget.spent(self._examples) or self._in_vain >= _IN_VAIN
+        done = self._budget.spent(self._examples) or self._duplicates >= _MAX_DUPLICATES
         return done or bool(self._runner.lost)
 
     def _one(self, case: Case) -> Mapping[str, float] | None:
-        from tlmatrix.fuzz.draws import Enough
+        from tlmatrix.fuzz.generation import StopGenerating
 
         if self._over():
-            raise Enough
+            raise StopGenerating
         self._draws += 1
-        mark = hash(case.key)
-        new = mark not in self._seen
-        self._seen.add(mark)
+        key = hash(case.key)
+        new = key not in self._seen
+        self._seen.add(key)
         if not new or not (self._hooks.admits is None or self._hooks.admits(case)):
-            self._in_vain += 1
+            self._duplicates += 1
             return None
-        self._in_vain = 0
-        result = self._run(case, self._spec, "rotate", coverage=self._aim.counts())
+        self._duplicates = 0
+        result = self._run(case, self._spec, "rotate", coverage=self._guidance.counts())
         self._examples += 1
         self._counts[result.status] += 1
         if result.status is Status.PASSED and result.closeness is not None:
             self._closest = max(result.closeness, self._closest or 0.0)
-        scores = self._aim.scores(result)
+        scores = self._guidance.scores(result)
         if self._hooks.on_result is not None:
             self._hooks.on_result(result)
         if result.failed:
@@ -273,20 +290,20 @@ class _Search:
     def _on_failure(self, case: Case, result: CaseResult) -> None:
         cause = cause_of(result)
         assert cause is not None
-        alike = self._known.setdefault(cause, [])
+        candidates = self._known.setdefault(cause, [])
         lines = lines_of(result)
-        for place, found in enumerate(self._found):
+        for index, found in enumerate(self._found):
             if lines & lines_of(found.smallest):
-                self._found[place] = replace(found, cases=found.cases + 1)
+                self._found[index] = replace(found, cases=found.cases + 1)
                 return
-        for place in alike:
-            smallest = replace(case, values=self._found[place].smallest.values)
-            if len(alike) == _ALIKE or explained(self._spec, smallest, case):
-                found = self._found[place]
-                self._found[place] = replace(found, cases=found.cases + 1)
+        for index in candidates:
+            smallest = replace(case, values=self._found[index].smallest.values)
+            if len(candidates) == _MAX_PER_CAUSE or explained(self._spec, smallest, case):
+                found = self._found[index]
+                self._found[index] = replace(found, cases=found.cases + 1)
                 return
-        found = _shrunk(self._spec, case, result, cause, self._run, self._shrinking)
-        same = next((n for n, old in enumerate(self._found) if old.alike(found)), None)
+        found = _shrink(self._spec, case, result, cause, self._run, self._shrinking)
+        same = next((n for n, old in enumerate(self._found) if old.same_fault(found)), None)
         if same is None:
             same = len(self._found)
             self._found.append(self._with_region(found))
@@ -295,23 +312,23 @@ class _Search:
         else:
             old = self._found[same]
             self._found[same] = replace(old, cases=old.cases + 1)
-        self._learn(same, found)
+        self._add_causes(same, found)
 
-    def _learn(self, place: int, found: Found) -> None:
-        """Take failures that look like this one for it."""
-        for look in {found.cause, *found.looks}:
-            places = self._known.setdefault(look, [])
-            if place not in places:
-                places.append(place)
+    def _add_causes(self, index: int, found: FuzzFailure) -> None:
+        """Record the causes of the failure at `index`."""
+        for cause in {found.cause, *found.causes}:
+            indices = self._known.setdefault(cause, [])
+            if index not in indices:
+                indices.append(index)
 
-    def _with_region(self, found: Found) -> Found:
+    def _with_region(self, found: FuzzFailure) -> FuzzFailure:
         return _with_region(self._spec, self._runner, found)
 
 
-def shrunk_failure(
-    spec: Spec, runner: Runner, case: Case, result: CaseResult, *, seconds: float = _SHRINKING
-) -> Found:
-    """The smallest case that fails as `result`, the failing one of `case`, in about `seconds`."""
+def shrink_failure(
+    spec: Spec, runner: Runner, case: Case, result: CaseResult, *, seconds: float = _SHRINK_SECONDS
+) -> FuzzFailure:
+    """Shrink the failing `case` with the result `result`, in about `seconds`."""
     cause = cause_of(result)
     if cause is None:
         raise ValueError(f"{case.id} did not fail")
@@ -322,21 +339,21 @@ def shrunk_failure(
         return runner.run(spec, case, path=result.path, relations=relations)
 
     try:
-        return _with_region(spec, runner, _shrunk(spec, case, result, cause, run, seconds))
+        return _with_region(spec, runner, _shrink(spec, case, result, cause, run, seconds))
     finally:
         runner.coverage = before
 
 
-def _with_region(spec: Spec, runner: Runner, found: Found) -> Found:
+def _with_region(spec: Spec, runner: Runner, found: FuzzFailure) -> FuzzFailure:
     finding = found.smallest.findings[0] if found.smallest.findings else None
-    if finding is None or finding.tensor is None or finding.check not in _NUMBERS:
+    if finding is None or finding.tensor is None or finding.check not in _VALUE_CHECKS:
         return found
     region = wrong_region(spec, runner, _case_of(found.smallest), finding.tensor)
     if region is None:
         return found
     note = f"wrong with these or other data: {region}"
-    told = replace(finding, detail="\n".join(filter(None, [note, finding.detail])))
-    smallest = replace(found.smallest, findings=(told, *found.smallest.findings[1:]))
+    noted = replace(finding, detail="\n".join(filter(None, [note, finding.detail])))
+    smallest = replace(found.smallest, findings=(noted, *found.smallest.findings[1:]))
     return replace(found, region=region, smallest=smallest)
 
 
@@ -346,45 +363,45 @@ def _case_of(result: CaseResult) -> Case:
     return Case(result.spec, result.values, "fuzz")
 
 
-def _shrunk(
+def _shrink(
     spec: Spec,
     case: Case,
     result: CaseResult,
     cause: Cause,
     run: Callable[[Case, Spec, Relations], CaseResult],
     seconds: float,
-) -> Found:
-    """The fault of a failing case."""
-    looks: set[Cause] = set()
+) -> FuzzFailure:
+    """Shrink a failing case."""
+    causes: set[Cause] = set()
     fewer = _only_needed_checks(spec, cause)
 
     def fails(smaller: Case) -> bool:
         its = cause_of(run(smaller, fewer, {cause.check}))
         if its is None or its[:2] != cause[:2]:
             return False
-        looks.add(its)
+        causes.add(its)
         return True
 
     if not seconds or result.status in (Status.CRASHED, Status.TIMEOUT):
-        return Found(cause, result, result, ended=False)
+        return FuzzFailure(cause, result, result, ended=False)
     done = shrink(spec, case, fails, seconds=seconds)
     smallest = result
     if done.case != case:
         again = run(done.case, spec, "all")
-        # With all checks another one may come first; the case fails all the same.
+        # With all checks enabled another one may fail first.
         smallest = again if again.failed else result
-        looks |= {found for found in (cause_of(again),) if found is not None}
-    return Found(
-        cause, smallest, result, tried=done.tried, ended=done.ended, looks=frozenset(looks)
+        causes |= {found for found in (cause_of(again),) if found is not None}
+    return FuzzFailure(
+        cause, smallest, result, tried=done.tried, ended=done.ended, causes=frozenset(causes)
     )
 
 
 def _only_needed_checks(spec: Spec, cause: Cause) -> Spec:
-    """The spec with no more checks than show the failure: most attempts to shrink it pass."""
+    """The spec with only the checks that show the failure, which makes passing attempts cheap."""
     wanted = {cause.check}
-    if cause.check in _NUMBERS:
-        wanted = set(_NUMBERS)
+    if cause.check in _VALUE_CHECKS:
+        wanted = set(_VALUE_CHECKS)
     elif cause.check not in spec.checks:
-        return spec  # What the entry raised, or a check that none can leave out.
+        return spec  # an exception of the entry, or a check that always runs
     kept = tuple(check for check in spec.checks if check in wanted)
     return spec.model_copy(update={"checks": kept})

@@ -1,9 +1,8 @@
-"""The drawn cases that a tier runs after its own, under pytest.
+"""The fuzz cases that a tier runs under pytest, after the cases of its axes.
 
-They are drawn when specs are collected, every worker the same ones, so each is an item of its own
-with an id that stays: workers share them out like all others, none is run twice, and one that
-failed is run again by its id. What an earlier one exercised does not steer later ones here; that
-is for `tlmatrix fuzz`.
+They are generated at collection, the same ones in every worker. So each is a pytest item with a
+stable id, which workers distribute like any other and `--last-failed` runs again. Unlike in
+`tlmatrix fuzz`, coverage does not guide the generation.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.models import Spec
 
-__all__ = ["tier_draws"]
+__all__ = ["tier_fuzz_cases"]
 
 
-def tier_draws(spec: Spec, tier: str, others: Iterable[str], *, seed: int = 0) -> list[Case]:
-    """As many drawn cases as the spec's `fuzz.examples` says for the tier, no id of `others`.
+def tier_fuzz_cases(spec: Spec, tier: str, others: Iterable[str], *, seed: int = 0) -> list[Case]:
+    """Generate the tier's number of `fuzz.examples`, without cases whose ids are in `others`.
 
     Raises:
         ValueError: the spec has no such tier.
-        SpecError: what the spec's `fuzz` asks for cannot be drawn.
+        SpecError: the spec's section `fuzz` cannot be satisfied.
     """
     from tlmatrix.fuzz.search import examples_of
 
@@ -32,7 +31,7 @@ def tier_draws(spec: Spec, tier: str, others: Iterable[str], *, seed: int = 0) -
     if not count:
         return []
     from tlmatrix.fuzz.draw import cases
-    from tlmatrix.fuzz.draws import drawn_cases, seed_of
+    from tlmatrix.fuzz.generation import derive_seed, generate_cases
 
-    first = seed_of(spec.name, seed)
-    return drawn_cases(cases(spec, tier), count=count, first=first, known=frozenset(others))
+    first = derive_seed(spec.name, seed)
+    return generate_cases(cases(spec, tier), count=count, first=first, known=frozenset(others))

@@ -1,4 +1,4 @@
-"""A worker process of a search: does the jobs that its crew gives it, and tells what happens."""
+"""A worker process of `WorkerPool`: runs jobs and sends events to the pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.gpus import all_visible_gpus, confine_process
-from tlmatrix.fuzz.lost import Children, Lost, forked, live, shrunk_lost
+from tlmatrix.fuzz.lost_cases import ChildProcess, LostCase, fork_child, serve_cases, shrink_lost
 from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.spec.sharding import WORLD
 
@@ -23,62 +23,59 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import SearchStrategy
 
-    from tlmatrix.fuzz.crew import Settings
-    from tlmatrix.fuzz.search import Found, FuzzReport
+    from tlmatrix.fuzz.pool import Settings
+    from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
     from tlmatrix.matrix import Case
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Job", "compiled_once", "spawned", "work"]
+__all__ = ["Job", "one_configuration", "spawn_child", "worker_main"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A part of a search, by its number; or `lost`, a case to shrink."""
+    """A part of a search, with its number; or `lost`, a case to shrink."""
 
     path: str
     tier: str
     seed: int = 0
     examples: int | None = None
     seconds: float | None = None
-    known: tuple[Found, ...] = ()
-    lost: Lost | None = None
+    known: tuple[FuzzFailure, ...] = ()
+    lost: LostCase | None = None
     number: int = 0
 
 
-def work(line: Connection, settings: Settings, gpu: str) -> None:
-    """The life of a worker process: jobs until it is told to end; of several GPUs it has one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the crew, which ends us.
+def worker_main(connection: Connection, settings: Settings, gpu: str) -> None:
+    """Run jobs until the pool sends None; `gpu` is the one that this worker may use, "" for all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C and ends its workers
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     confine_process(gpu)
-    # What kernels print is not for the report.
+    # Discard what kernels print.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from tlmatrix.run.records import RecordsWriter
 
     runner = _runner(settings)
     records = RecordsWriter(settings.results)
     name = f"fuzz{os.getpid()}"
-    load = cache(_loaded)  # Once: who edits a spec while it is searched must not end the search.
-    while (job := line.recv()) is not None:
+    load = cache(_load)  # once, so that an edit of the spec does not affect a running search
+    while (job := connection.recv()) is not None:
         spec = load(job.path, runner.roots)
         if job.lost is not None:
-            found = _shrunk(line, job, job.lost, spec, runner, settings)
-            line.send(("shrunk", _sent_fault(found)))
+            found = _shrink(connection, job, job.lost, spec, runner, settings)
+            connection.send(("shrunk", _slim_failure(found)))
             continue
-        report = _search(line, job, spec, runner, records, name)
-        _let_go()
-        line.send(("done", report))
+        report = _search(connection, job, spec, runner, records, name)
+        _trim_heap()
+        connection.send(("done", report))
         if runner.lost:
-            os._exit(70)  # A CUDA context after a fault: another process goes on.
+            os._exit(70)  # the CUDA context is unusable after a fault
 
 
-def _let_go() -> None:
-    """Give back what large cases have left in the heap, free and in pieces.
-
-    It is never used again as a whole, and comes to a gigabyte in an hour.
-    """
+def _trim_heap() -> None:
+    """Return free heap memory to the system; fragmentation costs about a gigabyte an hour."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if trim is not None:
@@ -98,21 +95,21 @@ def _runner(settings: Settings) -> Runner:
     return runner
 
 
-def _shrunk(
-    line: Connection, job: Job, lost: Lost, spec: Spec, runner: Runner, settings: Settings
-) -> Found:
-    """The smallest case that is lost alike, tried in processes of their own."""
+def _shrink(
+    connection: Connection, job: Job, lost: LostCase, spec: Spec, runner: Runner, settings: Settings
+) -> FuzzFailure:
+    """Shrink a lost case; each attempt runs in a child process."""
 
     def begin() -> tuple[BaseProcess, Connection]:
         if runner.backend.name == "interpreter":
-            return forked(runner, spec, job.path, line)
-        return spawned(job.path, settings)
+            return fork_child(runner, spec, job.path, connection)
+        return spawn_child(job.path, settings)
 
-    return shrunk_lost(spec, lost, Children(begin))
+    return shrink_lost(spec, lost, ChildProcess(begin))
 
 
-def spawned(path: str, settings: Settings) -> tuple[BaseProcess, Connection]:
-    """A child that shares nothing with this process: it may use a GPU that this one uses."""
+def spawn_child(path: str, settings: Settings) -> tuple[BaseProcess, Connection]:
+    """Start a child that shares no state with this process and so may use the same GPU."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=_child, args=(theirs, path, settings))
@@ -121,12 +118,12 @@ def spawned(path: str, settings: Settings) -> tuple[BaseProcess, Connection]:
     return process, mine
 
 
-def _child(line: Connection, path: str, settings: Settings) -> None:
+def _child(connection: Connection, path: str, settings: Settings) -> None:
     runner = _runner(settings)
-    live(line, runner, _loaded(path, runner.roots), path)
+    serve_cases(connection, runner, _load(path, runner.roots), path)
 
 
-def _loaded(path: str, roots: tuple[Path, ...]) -> Spec:
+def _load(path: str, roots: tuple[Path, ...]) -> Spec:
     from tlmatrix.spec.importing import make_importable
     from tlmatrix.spec.loader import load_spec
 
@@ -135,14 +132,14 @@ def _loaded(path: str, roots: tuple[Path, ...]) -> Spec:
 
 
 def _search(
-    line: Connection, job: Job, spec: Spec, runner: Runner, records: RecordsWriter, name: str
+    connection: Connection, job: Job, spec: Spec, runner: Runner, records: RecordsWriter, name: str
 ) -> FuzzReport:
-    """One job; every case is on record before the crew hears of it."""
+    """Run one job; every case is in the results file before the pool learns of it."""
     from tlmatrix.fuzz.search import fuzz_spec
 
     def admits(case: Case) -> bool:
-        line.send(("ask", _mark(case)))
-        return bool(line.recv())
+        connection.send(("is new", _case_hash(case)))
+        return bool(connection.recv())
 
     def on_start(case: Case, shrinking: bool) -> None:
         if not shrinking:
@@ -152,32 +149,33 @@ def _search(
             origin="fuzz", status=Status.CRASHED, backend=runner.backend.name,
             arch=runner.backend.arch, asked=runner.asked,
         )  # fmt: skip
-        line.send(("start", blank))
+        connection.send(("start", blank))
 
     def on_result(result: CaseResult) -> None:
         records.case(replace(result, coverage=None))
-        line.send(("result", _sent(result) if result.failed else _light(result)))
+        connection.send(("result", _slim(result) if result.failed else _for_counting(result)))
 
     compiled = runner.backend.name == "cuda"
-    strategy = compiled_once(spec, job, gpus=len(all_visible_gpus())) if compiled else None
+    strategy = one_configuration(spec, job, gpus=len(all_visible_gpus())) if compiled else None
     report = fuzz_spec(
         spec, runner, strategy=strategy, tier=job.tier, examples=job.examples,
         seconds=job.seconds, seed=job.seed, path=job.path, known=job.known, admits=admits,
         on_start=on_start, on_result=on_result,
-        on_found=lambda found: line.send(("found", _sent_fault(found))),
+        on_found=lambda found: connection.send(("found", _slim_failure(found))),
     )  # fmt: skip
     if report.coverage is not None:
         records.coverage(job.path, f"fuzz {job.seed}", report.coverage)
-    # Of one configuration there may be no more cases while others have some.
+    # The job's one configuration may be exhausted while others are not.
     exhausted = report.exhausted and not compiled
-    return replace(report, exhausted=exhausted, found=tuple(map(_sent_fault, report.found)))
+    return replace(report, exhausted=exhausted, found=tuple(map(_slim_failure, report.found)))
 
 
-def compiled_once(spec: Spec, job: Job, gpus: int) -> SearchStrategy[Case]:
-    """Cases of one configuration of the tier, the next one for the next job, of any where none is.
+def one_configuration(spec: Spec, job: Job, gpus: int) -> SearchStrategy[Case]:
+    """A strategy for cases of one kernel configuration of the tier, another one for each job.
 
-    For backends that compile: there a kernel takes as long as hundreds of examples. Cases of more
-    ranks than there are GPUs are not drawn: they could only be skipped.
+    For backends that compile, where a kernel takes as long as hundreds of examples. Cases with
+    more ranks than `gpus` are not generated, as they would be skipped. If the tier lists no
+    configurations, cases of any are generated.
     """
     from tlmatrix.fuzz.draw import cases, configurations
 
@@ -187,22 +185,22 @@ def compiled_once(spec: Spec, job: Job, gpus: int) -> SearchStrategy[Case]:
     return cases(spec, job.tier, among=among, at_most=most)
 
 
-def _sent(result: CaseResult) -> CaseResult:
-    """A result as it goes to another process."""
+def _slim(result: CaseResult) -> CaseResult:
+    """A result without coverage, for the pool."""
     return replace(result, values=dict(result.values), coverage=None)
 
 
-def _sent_fault(found: Found) -> Found:
-    return replace(found, smallest=_sent(found.smallest), first=_sent(found.first))
+def _slim_failure(found: FuzzFailure) -> FuzzFailure:
+    return replace(found, smallest=_slim(found.smallest), first=_slim(found.first))
 
 
-def _light(result: CaseResult) -> CaseResult:
-    """What counting needs of a result."""
+def _for_counting(result: CaseResult) -> CaseResult:
+    """A result with only the fields that counting needs."""
     return replace(result, values={}, phases={}, kernels=(), key="", coverage=None)
 
 
-def _mark(case: Case) -> int:
-    """A number for a case, the same in every process."""
-    from tlmatrix.fuzz.draws import seed_of
+def _case_hash(case: Case) -> int:
+    """A hash of a case that is the same in every process."""
+    from tlmatrix.fuzz.generation import derive_seed
 
-    return seed_of(case.key)
+    return derive_seed(case.key)

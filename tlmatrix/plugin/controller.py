@@ -157,13 +157,13 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: WorkerController) -> None:
         """A worker ended; the one in its place gets its GPU."""
-        self._state.spread.take_back(node.gateway.id)
+        self._state.gpus.release(node.gateway.id)
 
     def pytest_report_header(self) -> list[str]:
         """Say how workers share GPUs, where there are several."""
         if not self._state.workers:
             return []
-        words = self._state.spread.words(self._state.workers)
+        words = self._state.gpus.summary(self._state.workers)
         return [f"tlmatrix: {words}"] if words else []
 
     @pytest.hookimpl(optionalhook=True)

@@ -265,9 +265,9 @@ def _with_draws(planned: Plan, state: State) -> Iterator[Case]:
         ids.add(case.id)
         yield case
     if state.fuzzes:
-        from tlmatrix.fuzz.tier import tier_draws
+        from tlmatrix.fuzz.tier import tier_fuzz_cases
 
-        yield from tier_draws(planned.spec, planned.tier, ids, seed=state.settings.seed)
+        yield from tier_fuzz_cases(planned.spec, planned.tier, ids, seed=state.settings.seed)
 
 
 def _named(planned: Plan, ids: frozenset[str]) -> Iterator[Case]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tlmatrix.fuzz.grouping import Cause
-    from tlmatrix.fuzz.search import Found
+    from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
@@ -27,7 +27,7 @@ class Shrinking:
 
     def __init__(self) -> None:
         self._known: set[tuple[str, Cause]] = set()
-        self._found: list[Found] = []
+        self._found: list[FuzzFailure] = []
 
     def shrunk(
         self, runner: Runner, spec: Spec, case: Case, result: CaseResult, allowed: float | None
@@ -37,16 +37,16 @@ class Shrinking:
         `allowed` is the time a case may take, of which shrinking uses a part.
         """
         from tlmatrix.fuzz.grouping import cause_of
-        from tlmatrix.fuzz.search import shrunk_failure
+        from tlmatrix.fuzz.search import shrink_failure
 
         cause = cause_of(result)
         if cause is None or (result.path, cause) in self._known:
             return result
         self._known.add((result.path, cause))
         seconds = _SECONDS if allowed is None else min(_SECONDS, allowed / 4)
-        found = shrunk_failure(spec, runner, case, result, seconds=seconds)
-        self._known.update((result.path, look) for look in found.looks)
-        if any(found.alike(other) for other in self._found):
+        found = shrink_failure(spec, runner, case, result, seconds=seconds)
+        self._known.update((result.path, cause) for cause in found.causes)
+        if any(found.same_fault(other) for other in self._found):
             return result
         self._found.append(found)
         if found.smallest.key == result.key:

@@ -27,7 +27,7 @@ from tlmatrix.results_file import make_folder, resume_command, shown_path
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.backend.gpus import Spread
+    from tlmatrix.backend.gpus import GpuAssignment
     from tlmatrix.config import Config
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.events import RunHeader
@@ -102,11 +102,11 @@ class State:
         return min(self.config.get_terminal_writer().fullwidth, _WIDEST)
 
     @cached_property
-    def spread(self) -> Spread:
+    def gpus(self) -> GpuAssignment:
         """The GPUs of this machine among the workers; none where kernels run elsewhere."""
-        from tlmatrix.backend.gpus import spread_for
+        from tlmatrix.backend.gpus import assignment_for
 
-        return spread_for(self.settings.backend)
+        return assignment_for(self.settings.backend)
 
     @property
     def workers(self) -> int:
@@ -118,7 +118,7 @@ class State:
         return {
             "tlmatrix": {
                 "settings": self.settings.plain(),
-                "gpu": self.spread.give(worker),
+                "gpu": self.gpus.assign(worker),
                 "groups": self.sharing.file,
                 "width": self.width,
             }
@@ -234,7 +234,7 @@ class State:
         earlier = Counter(path for path, _ in self.settings.passed_before)
         self.config.hook.pytest_tlmatrix_event(
             event=RunStarted(
-                dict(cases), self.shown_results, dict(earlier), self.spread.words(self.workers)
+                dict(cases), self.shown_results, dict(earlier), self.gpus.summary(self.workers)
             )
         )
 

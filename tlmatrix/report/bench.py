@@ -1,6 +1,6 @@
-"""Timings as tables: a case each, its implementations below the entry, a verdict for each of them.
+"""Prints timings: a table per case, with a row and a verdict for each implementation.
 
-Narrow terminals show the rate that is nearer to its roof; wide ones both, and what the host takes.
+Wide terminals show both rates and the host's time; narrow ones only the rate nearer to its roof.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["BenchReport"]
 
 _ENTRY = "entry"
 _WIDE = 108
-"""Columns of a terminal that all columns of a table fit."""
+"""Least width of a terminal for all columns of a table."""
 _NUMBERS = 86
-"""What of them the numbers take."""
+"""Width of the numeric columns of a wide table."""
 _NAME = 18
-"""What a name may take on a narrow terminal."""
+"""Width of the names on a narrow terminal."""
 _SPREAD = 84
-"""And those without rates apart."""
+"""Least width of a terminal for the column `±` of a narrow table."""
 _COLUMNS = {
     "ms": "ms",
     "spread": "±",
@@ -67,7 +67,7 @@ _STYLES = {
 
 
 class BenchReport:
-    """Prints timings to `console`; `before` is an earlier run, `since` what it is called."""
+    """Prints timings to `console`, compared with an earlier run `before`, named `since`."""
 
     def __init__(
         self,
@@ -88,72 +88,74 @@ class BenchReport:
         self.against: Counter[Verdict] = Counter()
         """Verdicts of the entry against the earlier run."""
 
-    def busy(self, words: str) -> AbstractContextManager[object]:
-        """A line that says what is going on, on a terminal, while it goes on."""
-        return self._console.status(words) if self._console.is_terminal else nullcontext()
+    def busy(self, text: str) -> AbstractContextManager[object]:
+        """Show a status line while the context is active, on a terminal only."""
+        return self._console.status(text) if self._console.is_terminal else nullcontext()
 
     def head(self, about: BenchFile) -> None:
-        """What the timings were taken on."""
+        """Print the GPU and the versions."""
         hardware, versions = about.about.get("hardware", {}), about.about.get("versions", {})
         parts = [about.gpu or "unknown GPU"]
         if hardware.get("driver"):
             parts.append(f"driver {hardware['driver']}")
         parts += [f"{name} {versions[name]}" for name in ("torch", "tilelang") if name in versions]
-        self._say(", ".join(parts), "bold")
+        self._print(", ".join(parts), "bold")
         if self._roof is None:
-            words = f"no peak is known of {about.gpu or 'it'}: shares of a roof are not shown"
-            self._say(words, "yellow")
+            gpu = about.gpu or "this GPU"
+            self._print(f"the peak rates of {gpu} are unknown: no column `roof`", "yellow")
 
     def case(self, case: CaseTimes) -> None:
-        """One case, all passes."""
+        """Print one case with all passes."""
         self._console.print()
         values = "  ".join(f"{name}={label(value)}" for name, value in case.values.items())
-        self._say(f"{case.spec}: {values}", "bold")
+        self._print(f"{case.spec}: {values}", "bold")
         before = self._before.find(case) if self._before is not None else None
         if case.passes:
             self._console.print(self._table(case, before))
         for each in case.implementations:
             if each.state is not State.TIMED:
-                style = "" if each.state is State.CANNOT else "bold red"
-                self._say(f"  {each.name} {_STATES[each.state]}: {each.reason}", style)
+                style = "" if each.state is State.NOT_APPLICABLE else "bold red"
+                self._print(f"  {each.name} {_STATES[each.state]}: {each.reason}", style)
         for line in _launch_bound(case):
-            self._say(line, "yellow")
+            self._print(line, "yellow")
         if self._before is not None and before is None:
-            self._say(f"  not in {self._since}", "yellow")
+            self._print(f"  not in {self._since}", "yellow")
 
     def end(self, stored: str) -> None:
-        """Counts of verdicts, and where everything is."""
+        """Print the counts of verdicts and the path of the file."""
         self._console.print()
         for verdicts, what in (
             (self.beside, "with other implementations"),
             (self.against, f"with {self._since}"),
         ):
             if verdicts.total():
-                told = ", ".join(f"{verdicts[each]} {each}" for each in Verdict if verdicts[each])
-                self._say(f"{count(sum(verdicts.values()), 'comparison')} {what}: {told}")
+                counts = ", ".join(f"{verdicts[each]} {each}" for each in Verdict if verdicts[each])
+                self._print(f"{count(sum(verdicts.values()), 'comparison')} {what}: {counts}")
         if stored:
-            self._say(f"timings: {stored}")
+            self._print(f"timings: {stored}")
 
     def best(self, case: CaseTimes, gpu: str) -> None:
-        """The fastest configuration of a sweep, as YAML to be written down."""
+        """Print the fastest configuration of a sweep as YAML."""
         for times in case.passes:
-            configs = {who: each for who, each in case.configs.items() if who in times.samples}
+            configs = {name: each for name, each in case.configs.items() if name in times.samples}
             if not configs:
                 continue
-            best = min(configs, key=lambda who: times.time(who).median)
-            self._say(f"  best of {count(len(configs), 'configuration')}, {times.name}, on {gpu}:")
+            best = min(configs, key=lambda name: times.time(name).median)
+            self._print(
+                f"  best of {count(len(configs), 'configuration')}, {times.name}, on {gpu}:"
+            )
             for name, value in configs[best].items():
-                self._say(f"    {name}: {_yaml(value)}", "green")
+                self._print(f"    {name}: {_yaml(value)}", "green")
 
     def _table(self, case: CaseTimes, before: CaseTimes | None) -> Table:
-        """Rows of all passes; a column that nothing is in is left out."""
+        """The table of all passes, without empty columns."""
         rows: list[dict[str, str | Text]] = []
         widest = self._console.width - _NUMBERS if self._wide else _NAME
         names, legend = _shown_names(case, widest - 2)
         if legend:
-            self._say(f"  configurations as {legend}")
+            self._print(f"  configurations as {legend}")
         for times in case.passes:
-            rows.append({"who": Text(times.name, style="bold")})
+            rows.append({"name": Text(times.name, style="bold")})
             rows += self._rows(case, times, before, names)
         table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="")
         table.add_column("", no_wrap=True, overflow="ellipsis", max_width=widest)
@@ -167,7 +169,7 @@ class BenchReport:
         for name, title in columns.items():
             table.add_column(title, justify="left" if name == "verdict" else "right", no_wrap=True)
         for row in rows:
-            table.add_row(row["who"], *(row.get(name, "") for name in columns))
+            table.add_row(row["name"], *(row.get(name, "") for name in columns))
         return table
 
     def _rows(
@@ -178,24 +180,24 @@ class BenchReport:
         names: Mapping[str, str],
     ) -> Iterator[dict[str, str | Text]]:
         configs = case.configs
-        order = [who for who in times.samples if who not in configs]
-        ranked = [who for who in times.samples if who in configs]
-        order += sorted(ranked, key=lambda who: times.time(who).median)
+        order = [name for name in times.samples if name not in configs]
+        swept = [name for name in times.samples if name in configs]
+        order += sorted(swept, key=lambda name: times.time(name).median)
         earlier = before.named(times.name) if before is not None else None
-        for who in order:
-            row = {"who": f"  {names[who]}", **self._cells(case, times, times.time(who))}
-            if host := times.samples[who].host:
+        for name in order:
+            row = {"name": f"  {names[name]}", **self._cells(case, times, times.time(name))}
+            if host := times.samples[name].host:
                 row["host"] = f"{host:.3f}"
-            if who != _ENTRY and _ENTRY in times.samples:
-                speed = times.speed(_ENTRY, who)
-                self.beside[speed.verdict(self._margin)] += who not in configs
+            if name != _ENTRY and _ENTRY in times.samples:
+                speed = times.speed(_ENTRY, name)
+                self.beside[speed.verdict(self._margin)] += name not in configs
                 row |= self._verdict(speed)
             yield row
-            if who == _ENTRY and earlier is not None and _ENTRY in earlier.samples:
+            if name == _ENTRY and earlier is not None and _ENTRY in earlier.samples:
                 since = speed_since(times, earlier, _ENTRY)
                 self.against[since.verdict(self._margin)] += 1
                 cells = self._cells(case, times, earlier.time(_ENTRY))
-                yield {"who": "  entry before", **cells, **self._verdict(since)}
+                yield {"name": "  entry before", **cells, **self._verdict(since)}
 
     def _verdict(self, speed: Interval) -> dict[str, str | Text]:
         verdict = speed.verdict(self._margin)
@@ -221,7 +223,7 @@ class BenchReport:
     def _rates(
         self, case: CaseTimes, times: PassTimes, milliseconds: float
     ) -> tuple[tuple[str, str, float], tuple[str, str, float]]:
-        """Operations and bytes a second as words, with their shares of the roof."""
+        """Operations and bytes per second as (text, share of the roof as text, share)."""
         if times.cost is None:
             return ("", "", 0.0), ("", "", 0.0)
         rates = []
@@ -234,40 +236,42 @@ class BenchReport:
             rate = amount / milliseconds * 1e3
             share = rate / most if most else 0.0
             digits = 2 if unit == "TB/s" else 0 if rate >= 1e13 else 1
-            words = f"{rate / 1e12:.{digits}f} {unit}" if amount else ""
-            rates.append((words, f"{100 * share:.0f} %" if most and amount else "", share))
+            text = f"{rate / 1e12:.{digits}f} {unit}" if amount else ""
+            rates.append((text, f"{100 * share:.0f} %" if most and amount else "", share))
         return rates[0], rates[1]
 
-    def _say(self, words: str, style: str = "") -> None:
-        self._console.print(Text(words, style=style), highlight=False)
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), highlight=False)
 
 
 _STATES = {
-    State.CANNOT: "cannot",
+    State.NOT_APPLICABLE: "not applicable",
     State.WRONG: "is wrong and is not timed",
     State.FAILED: "failed",
 }
 
 
 def _shown_names(case: CaseTimes, widest: int) -> tuple[dict[str, str], str]:
-    """Implementations as a table has room for them, and a legend where names became numbers.
+    """Names of implementations that fit a table, and a legend for abbreviated ones.
 
-    Configurations whose names are too long are told by their values: `192/128/2` with the legend
-    `queries/keys/stages`.
+    If names of configurations are too long, they are abbreviated to their values: `192/128/2` with
+    the legend `queries/keys/stages`.
     """
     names = {each.name: each.name for each in case.implementations}
-    leaves = {who: dict(_leaves(config)) for who, config in case.configs.items()}
-    if not any(len(who) > widest for who in leaves):
+    leaves = {name: dict(_leaves(config)) for name, config in case.configs.items()}
+    if not any(len(name) > widest for name in leaves):
         return names, ""
     keys = {tuple(each) for each in leaves.values()}
     if len(keys) != 1:
         return names, ""
-    short = {who: "/".join(_yaml(value) for value in each.values()) for who, each in leaves.items()}
+    short = {
+        name: "/".join(_yaml(value) for value in each.values()) for name, each in leaves.items()
+    }
     return names | short, "/".join(keys.pop())
 
 
 def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The values of a configuration that are no mappings."""
+    """The scalar values of a nested configuration."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _leaves(value)
@@ -282,12 +286,12 @@ def _yaml(value: object) -> str:
 
 
 def _launch_bound(case: CaseTimes) -> Iterator[str]:
-    """Who keeps the device waiting: with one call after the other, the host's time counts."""
+    """Lines about implementations whose launches take longer on the host than on the device."""
     for times in case.passes:
         slow = [
-            f"{who} {samples.host:.3f}"
-            for who, samples in times.samples.items()
-            if samples.host > times.time(who).median
+            f"{name} {samples.host:.3f}"
+            for name, samples in times.samples.items()
+            if samples.host > times.time(name).median
         ]
         if slow:
             yield f"  {times.name}: the host takes longer than the device (ms): {', '.join(slow)}"

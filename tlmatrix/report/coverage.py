@@ -1,7 +1,7 @@
-"""Coverage in words: one line for the report of a run, a table, gaps, and annotated source.
+"""Prints kernel coverage: a summary line, a table, the gaps, and annotated source.
 
-What was never seen is what a reader needs: lines that never ran, guards that went one way only,
-loops without 0 or 1 trips. Everything is plain text, no wider than asked for.
+Gaps are lines that never ran, guards with only one outcome, and loops that never had 0 or 1 trips.
+The output is plain text of at most the given width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLUMNS = ("lines", "ran", "guards", "one way", "loops", "no 0", "no 1")
 
 
 def coverage_lines(coverage: Coverage, command: str, detail: str, width: int) -> Iterator[str]:
-    """What a run says: a line, with `detail` `table` the table too, and what tells more."""
+    """The summary line and `command`, which shows more; with `detail` = "table" also the table."""
     if detail == "table":
         yield from table_lines(coverage, width)
     line = f"coverage: {summary(coverage)}"
@@ -38,19 +38,19 @@ def coverage_lines(coverage: Coverage, command: str, detail: str, width: int) ->
 def summary(coverage: Coverage) -> str:
     """`331 of 338 lines; 9 guards one way; loops never with 0 trips 3, with 1 trip 2`."""
     numbers = _numbers(coverage)
-    words = [f"{numbers['ran']} of {count(numbers['lines'], 'line')}"]
+    parts = [f"{numbers['ran']} of {count(numbers['lines'], 'line')}"]
     if numbers["one way"]:
-        words.append(f"{count(numbers['one way'], 'guard')} one way")
+        parts.append(f"{count(numbers['one way'], 'guard')} one way")
     if numbers["no P"]:
-        words.append(f"{count(numbers['no P'], 'mask')} never partly")
+        parts.append(f"{count(numbers['no P'], 'mask')} never partly")
     never = [f"{n}: {count(numbers[f'no {n}'], 'loop')}" for n in ("0", "1") if numbers[f"no {n}"]]
     if never:
-        words.append(f"never with trips {', '.join(never)}")
-    return "; ".join(words)
+        parts.append(f"never with trips {', '.join(never)}")
+    return "; ".join(parts)
 
 
 def table_lines(coverage: Coverage, width: int) -> Iterator[str]:
-    """A line a file and one for all: lines that can run and ran, guards, loops, what never was."""
+    """The table: a line per file and one for all, with counts of lines, guards, loops and gaps."""
     rows = [(file, _numbers(coverage.of(file))) for file in coverage.files]
     rows.append(("all", _numbers(coverage)))
     numbers = [[str(found[name]) for name in _COLUMNS] for _, found in rows]
@@ -61,11 +61,11 @@ def table_lines(coverage: Coverage, width: int) -> Iterator[str]:
     yield f"{'kernel file':<{left}}{right}"
     for (file, _), row in zip(rows, numbers, strict=True):
         cells = "".join(f"  {text:>{w}}" for text, w in zip(row, widths, strict=True))
-        yield f"{_end(file, left):<{left}}{cells}"
+        yield f"{_keep_end(file, left):<{left}}{cells}"
 
 
 def gap_lines(coverage: Coverage, width: int) -> Iterator[str]:
-    """Everything that was never seen, file by file."""
+    """All gaps, file by file."""
     last = None
     for gap in coverage.gaps():
         if gap.file != last:
@@ -74,15 +74,15 @@ def gap_lines(coverage: Coverage, width: int) -> Iterator[str]:
             yield gap.file
             last = gap.file
         place = str(gap.first) if gap.first == gap.last else f"{gap.first}-{gap.last}"
-        yield _start(f"  {place:<9} {_gap_words(gap)}", width)
+        yield _keep_start(f"  {place:<9} {_gap_words(gap)}", width)
 
 
 def annotated_lines(
     coverage: Coverage, file: str, source: Sequence[str], width: int
 ) -> Iterator[str]:
-    """The part of a file that has kernels: hits, outcomes of guards, trips, and the source.
+    """The source of the kernels in a file, with hits, outcomes of guards and trips of loops.
 
-    `!` marks a line with a gap. Several guards of a line follow it, one a line.
+    `!` marks a line with a gap. If a line has several guards, each follows on its own line.
     """
     mine = coverage.of(file)
     numbers = [line for _, line in mine.lines]
@@ -101,17 +101,17 @@ def annotated_lines(
         mark = "!" if number in gaps and hits is not None else " "
         text = source[number - 1].rstrip() if number <= len(source) else ""
         left = f"{'' if hits is None else hits:>{size}}  {alone:<5}  {loops.get(number, ''):<7}"
-        yield _start(f"{left} {mark}{number:>{digits}}  {text}".rstrip(), width)
+        yield _keep_start(f"{left} {mark}{number:>{digits}}  {text}".rstrip(), width)
         if len(here) > 1:
             for site, guard in here:
                 mark = "!" if guard.never else " "
                 name = site.name.replace(" 1", "", 1)
                 shown = f"{'':>{size}}  {guard.letters:<5}  {'':<7} {mark}{'':>{digits}}    {name}"
-                yield _start(shown, width)
+                yield _keep_start(shown, width)
 
 
 def _first(source: Sequence[str], line: int) -> int:
-    """The line that begins the function around a line."""
+    """The first line of the function around a line."""
     for number in range(min(line, len(source)), 0, -1):
         if source[number - 1].lstrip().startswith("def "):
             return number
@@ -149,9 +149,9 @@ def _gap_words(gap: Gap) -> str:
     return f"{gap.what}: never {never}"
 
 
-def _start(text: str, width: int) -> str:
+def _keep_start(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _end(text: str, width: int) -> str:
+def _keep_end(text: str, width: int) -> str:
     return text if len(text) <= width else "…" + text[1 - width :]

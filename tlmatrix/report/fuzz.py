@@ -1,6 +1,6 @@
-"""The report of `tlmatrix fuzz`: every fault when it is found, progress, a table at the end.
+"""The report of `tlmatrix fuzz`: every fault as it is found, progress, and a table at the end.
 
-It keeps the faults and a few numbers for each spec, no results: a search may go on for hours.
+It keeps faults and counts per spec, but no results, because a search may run for hours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tlmatrix.fuzz.search import Found, FuzzReport
+    from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.result import CaseResult
 
@@ -32,14 +32,14 @@ __all__ = ["FuzzReporter"]
 _INTERVAL = 10.0
 """Seconds between two lines of progress."""
 _REASONS = 3
-"""Reasons that are told of one spec."""
+"""Reasons for skipped examples that are shown per spec."""
 _GAPS = 12
-"""Lines of what was never exercised; `tlmatrix coverage` has them all."""
+"""Coverage gaps that are shown; `tlmatrix coverage` shows all."""
 
 
 @dataclass
 class _Searched:
-    """What is known of one spec's search."""
+    """Counts of one spec's search."""
 
     name: str
     counts: Counter[Status] = field(default_factory=Counter)
@@ -47,46 +47,46 @@ class _Searched:
     counted: int = 0
     exhausted: bool = False
     skipped: Counter[str] = field(default_factory=Counter)
-    """Why examples did not run."""
+    """Skipped examples by reason."""
 
 
 class FuzzReporter:
-    """Prints a search to `console` as it goes on."""
+    """Prints the events of a search to `console`."""
 
     def __init__(self, console: Console) -> None:
-        self.found_: list[Found] = []
+        self.failures: list[FuzzFailure] = []
         self._console = console
         self._width = min(console.width, 120)
         self._specs: dict[str, _Searched] = {}
         self._coverage: Coverage | None = None
         self._begin = self._last = time.monotonic()
-        self._places: dict[str, None] = {}
-        self._refused = 0
+        self._targets: dict[str, None] = {}
+        self._unsupported = 0
 
-    def begin(self, words: str) -> None:
-        """Say what is about to run."""
-        self._console.print(words, highlight=False)
+    def begin(self, text: str) -> None:
+        """Print what is about to run."""
+        self._console.print(text, highlight=False)
         self._begin = self._last = time.monotonic()
 
     def ended(self, result: CaseResult) -> None:
-        """An example has its result."""
+        """Count an example that ended."""
         searched = self._specs.setdefault(result.path, _Searched(result.spec))
         searched.counts[result.status] += 1
         searched.seconds += result.seconds
         if result.status is Status.SKIPPED:
             searched.skipped[result.message] += 1
-            self._refused += result.reason is SkipReason.UNSUPPORTED
+            self._unsupported += result.reason is SkipReason.UNSUPPORTED
         place = result.backend if result.arch in ("", result.backend) else result.arch
         if place:
-            self._places[place] = None
+            self._targets[place] = None
         self.tick()
 
-    def found(self, found: Found) -> None:
-        """A fault was found."""
-        self.found_.append(found)
+    def found(self, found: FuzzFailure) -> None:
+        """Print a fault."""
+        self.failures.append(found)
         result = found.smallest
         self._console.print()
-        words = f"{len(self.found_)}. {result.spec}: {result.status}"
+        words = f"{len(self.failures)}. {result.spec}: {result.status}"
         if found.tried:
             words += f"; the smallest of {found.tried} cases tried"
         if not found.ended:
@@ -95,7 +95,7 @@ class FuzzReporter:
         self._lines((f"   {line}", "") for line in describe_result(result, width=self._width - 3))
 
     def searched(self, report: FuzzReport) -> None:
-        """A part of a search came to its end."""
+        """Add the report of a job."""
         searched = self._specs.setdefault(report.path, _Searched(report.spec))
         searched.exhausted |= report.exhausted
         searched.counted += report.counted
@@ -104,27 +104,27 @@ class FuzzReporter:
             self._coverage = more if self._coverage is None else self._coverage + more
 
     def tick(self) -> None:
-        """Now and then, a line of progress."""
+        """Print a line of progress every `_INTERVAL` seconds."""
         now = time.monotonic()
         if now - self._last >= _INTERVAL:
             self._last = now
             words = f"{count(self._examples, 'example')}  {now - self._begin:.0f} s"
-            if self.found_:
-                words += f"  {count(len(self.found_), 'fault')}"
+            if self.failures:
+                words += f"  {count(len(self.failures), 'fault')}"
             self._console.print(words, highlight=False)
 
     def end(self, results: str, *, interrupted: bool = False) -> None:
-        """The table of specs, what was never exercised, and the last words."""
+        """Print the table of specs, coverage gaps, and the totals."""
         self._console.print()
         self._console.print(self._table())
         self._lines(
-            (f"{searched.name}: {count(number, 'example')} skipped: {why}", "yellow")
+            (f"{searched.name}: {count(number, 'example')} skipped: {reason}", "yellow")
             for searched in self._specs.values()
-            for why, number in searched.skipped.most_common(_REASONS)
+            for reason, number in searched.skipped.most_common(_REASONS)
         )
         if self._coverage is not None:
-            self._tell_coverage(self._coverage, results)
-        self._console.print(self._last_words(interrupted=interrupted), highlight=False)
+            self._print_coverage(self._coverage, results)
+        self._console.print(self._totals(interrupted=interrupted), highlight=False)
         self._console.print(Text(f"results: {results}", overflow="fold"))
 
     @property
@@ -134,11 +134,11 @@ class FuzzReporter:
 
     @property
     def nothing_judged(self) -> bool:
-        """Whether the interpreter refused every kernel: no example says anything."""
-        return 0 < self._refused == self._examples
+        """Whether the interpreter supports none of the kernels, so that no example was checked."""
+        return 0 < self._unsupported == self._examples
 
     def summary(self, exit_status: int) -> Summary:
-        """The last record of a search that came to its end."""
+        """The summary for the results file."""
         counts = {str(status): number for status, number in self._counts.items()}
         return Summary(counts, round(time.monotonic() - self._begin, 3), exit_status)
 
@@ -162,7 +162,7 @@ class FuzzReporter:
         for path, searched in sorted(self._specs.items()):
             counts = searched.counts
             failed = sum(counts[status] for status in FAILURES)
-            faults = sum(found.smallest.path == path for found in self.found_)
+            faults = sum(found.smallest.path == path for found in self.failures)
             table.add_row(
                 searched.name,
                 str(counts.total()),
@@ -172,39 +172,39 @@ class FuzzReporter:
                 str(counts[Status.SKIPPED]),
                 str(faults),
                 f"{searched.seconds:.1f}",
-                "nothing else to draw" if searched.exhausted else "",
+                "exhausted" if searched.exhausted else "",
             )
         return table
 
-    def _tell_coverage(self, coverage: Coverage, results: str) -> None:
+    def _print_coverage(self, coverage: Coverage, results: str) -> None:
         counted = sum(searched.counted for searched in self._specs.values())
-        told = f"exercised, in {count(counted, 'example')} where it was counted: "
+        title = f"coverage of {count(counted, 'measured example')}: "
         gaps = list(gap_lines(coverage, self._width))
-        lines = [f"\n{told}{summary(coverage)}"]
+        lines = [f"\n{title}{summary(coverage)}"]
         if gaps:
-            lines += ["never exercised:", *(f"  {line}".rstrip() for line in gaps[:_GAPS])]
+            lines += ["not covered:", *(f"  {line}".rstrip() for line in gaps[:_GAPS])]
         if len(gaps) > _GAPS:
-            lines.append(f"  … and {len(gaps) - _GAPS} lines more: tlmatrix coverage {results}")
+            lines.append(f"  … and {len(gaps) - _GAPS} more lines: tlmatrix coverage {results}")
         self._lines((line, "") for line in lines)
 
-    def _last_words(self, *, interrupted: bool) -> Text:
+    def _totals(self, *, interrupted: bool) -> Text:
         counts = self._counts
         words = f"{count(self._examples, 'example')} in {time.monotonic() - self._begin:.1f} s"
-        if self._places:
-            words += f" on {', '.join(self._places)}"
+        if self._targets:
+            words += f" on {', '.join(self._targets)}"
         parts = [f"{counts[status]} {status}" for status in Status if counts[status]]
         words += f": {', '.join(parts)}" if parts else ""
-        if self.found_:
-            words += f"; {count(len(self.found_), 'fault')}"
+        if self.failures:
+            words += f"; {count(len(self.failures), 'fault')}"
         if interrupted:
             words += "; interrupted"
-        if self._refused:
-            words += f"; {refused_words(self._refused, nothing=self.nothing_judged)}"
-        partial = interrupted or self._refused
+        if self._unsupported:
+            words += f"; {refused_words(self._unsupported, nothing=self.nothing_judged)}"
+        partial = interrupted or self._unsupported
         style = "bold red" if self.failed else "bold yellow" if partial else "bold green"
         return Text(f"\n{words}", style=style)
 
     def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
         for line, style in lines:
-            # Commands must survive being copied: rich may not break them.
+            # Without wrapping, so that commands can be copied.
             self._console.print(Text(line, style=style), soft_wrap=True, highlight=False)

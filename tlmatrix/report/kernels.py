@@ -18,12 +18,12 @@ _COLUMNS = ("kernels", "failed", "registers", "spills", "shared", "tensor", "sec
 
 
 def kernel_table(results: Iterable[CaseResult]) -> Table | None:
-    """The table, or None where no kernel was assembled.
+    """Make the table; None if no kernel was compiled.
 
-    Of kernels with one name (dtypes, head dims, masks) it shows how many there are and the most
-    that any of them uses: registers a thread, bytes of spills a thread, bytes of shared memory
-    and columns of tensor memory a block. `seconds` is what lowering and assembling all of them
-    takes, kept results included.
+    A row has the number of distinct kernels of one name (dtypes, head dims, masks) and the maximum
+    that any of them uses: registers and bytes of spills per thread, bytes of shared memory and
+    columns of tensor memory per block. `seconds` is the time of lowering and assembling all of
+    them, also of those from the cache.
     """
     rows = kernel_rows(results)
     if not rows:
@@ -47,7 +47,7 @@ def kernel_table(results: Iterable[CaseResult]) -> Table | None:
 
 
 def kernel_rows(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
-    """A row for each name of a kernel and architecture, each distinct kernel counted once."""
+    """The rows of the table, by kernel name and architecture; equal kernels count once."""
     seen: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for result in results:
         for fact in result.kernels:

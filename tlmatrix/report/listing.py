@@ -1,4 +1,4 @@
-"""What would run, in words: the lines of `tlmatrix list`."""
+"""The output of `tlmatrix list`: the cases of a spec, and why a case belongs to a tier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["explain_lines", "list_lines"]
 
 
 def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
-    """A spec: how many cases its tier has and why; with `cases`, the id of each."""
+    """The lines about a spec: the counts of its tier's cases; with `cases`, the id of each."""
     spec, expansion = plan.spec, plan.expansion
     yield f"{spec.name}  {spec.path}"
     if spec.summary:
@@ -34,12 +34,12 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
         "reject": len(plan.rejects),
         "known bug": len(spec.known_bugs),
     }
-    told = ", ".join(count(items, name) for name, items in parts.items() if items)
-    if told:
-        yield f"    with {told}"
-    drawn = spec.fuzz.examples.get(plan.tier, 0) if spec.fuzz is not None else 0
-    if drawn:
-        yield f"    and up to {count(drawn, 'drawn case')} more when it runs"
+    counts = ", ".join(count(items, name) for name, items in parts.items() if items)
+    if counts:
+        yield f"    with {counts}"
+    examples = spec.fuzz.examples.get(plan.tier, 0) if spec.fuzz is not None else 0
+    if examples:
+        yield f"    and up to {count(examples, 'fuzz case')} generated when it runs"
         for line in described(ground_of(spec, plan.tier)):
             yield f"        {line}"
     others = [f"{name} ({tier.strategy})" for name, tier in spec.tiers.items() if name != plan.tier]
@@ -55,7 +55,7 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
 
 
 def explain_lines(explanation: Explanation) -> Iterator[str]:
-    """A case: its values, which tiers hold it and why, and which known bugs it falls under."""
+    """The lines about a case: its values, its tiers with reasons, and matching known bugs."""
     case = explanation.case
     yield f"{case.spec}::{case.id}"
     width = max(map(len, case.values))
@@ -68,5 +68,5 @@ def explain_lines(explanation: Explanation) -> Iterator[str]:
     for bug in explanation.known_bugs:
         yield f"    known bug {bug.issue} until {bug.expires} ({bug.mode}): {bug.when.text}"
     for bug in explanation.undecided:
-        yield f"    known bug {bug.issue}, depending on where it runs: {bug.when.text}"
+        yield f"    known bug {bug.issue}, depending on architecture or backend: {bug.when.text}"
     yield f"    seed {explanation.seed}"

@@ -1,7 +1,7 @@
-"""Other ways to the same results: what `agree` of a spec names, run on the inputs of the case.
+"""Adds the agreements of a spec (`agree`): another implementation must give the same results.
 
-The other side is a spec of its own, like the first but for what differs, so that it is bound and
-its problem made as any other; then its inputs must be the same bits.
+The other side is a copy of the spec with the changes that the agreement names, bound and built like
+any other spec. Its inputs must be bitwise equal to those of the case.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ if TYPE_CHECKING:
     from tlmatrix.spec.models import Agreement, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Workplace", "with_agreements"]
+__all__ = ["Environment", "with_agreements"]
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """Where a case runs, and how the other side is bound there.
+class Environment:
+    """The backend and seed of a case, and the runner's functions for the other side.
 
-    `bind` ties a spec to its code on a backend (kept by the agreement's number), `execution` gives
-    what runs such code, and what runs inside `phase` is counted as time of the other side.
+    Attributes:
+        backend: the backend of the case.
+        seed: the seed of the run.
+        bind: binds a spec to its code on a backend; cached by the agreement's index.
+        execution: returns the function that runs a binding.
+        phase: context manager that charges time to the other side.
     """
 
     backend: Backend
@@ -52,11 +56,11 @@ class Workplace:
 
 
 def with_agreements(
-    spec: Spec, case: Case, problem: Problem, family: Family, place: Workplace
+    spec: Spec, case: Case, problem: Problem, family: Family, environment: Environment
 ) -> Problem:
-    """The problem with the agreements that its spec names, as relations.
+    """Add the agreements of the spec to the relations of the problem.
 
-    Raises SpecError, when one is looked at, where the other side does not take the same inputs.
+    Evaluating a relation raises SpecError if the other side has other inputs.
     """
     if not spec.agree:
         return problem
@@ -65,10 +69,14 @@ def with_agreements(
         yield from problem.relations(kind)
         if kind != "agreement":
             return
-        names = {**case.values, "arch": place.backend.arch, "backend": place.backend.name}
-        for number, said in enumerate(spec.agree):
-            if said.when is None or said.when.evaluate(names):
-                other = _Other.of(spec, case, problem, family, place, number)
+        names = {
+            **case.values,
+            "arch": environment.backend.arch,
+            "backend": environment.backend.name,
+        }
+        for number, rule in enumerate(spec.agree):
+            if rule.when is None or rule.when.evaluate(names):
+                other = _Other.of(spec, case, problem, family, environment, number)
                 if other is not None:
                     yield other.relation()
 
@@ -81,16 +89,16 @@ class _Other:
 
     spec: Spec
     problem: Problem
-    place: Workplace
+    environment: Environment
     number: int
-    said: Agreement
+    rule: Agreement
     other: Spec
     values: Mapping[str, Value]
     arguments: Mapping[str, Value]
-    """Arguments of the entry that are no axes."""
+    """Changed arguments of the entry that are not axes."""
     backend: Backend
     words: tuple[str, str]
-    """What the other side is, and this one."""
+    """Names of the other side and of this one, for findings."""
 
     @classmethod
     def of(
@@ -99,53 +107,55 @@ class _Other:
         case: Case,
         problem: Problem,
         family: Family,
-        place: Workplace,
+        environment: Environment,
         number: int,
     ) -> _Other | None:
-        """The other side, if this case has one."""
-        said = spec.agree[number]
-        given = dict(said.set or {})
-        if said.axis is not None:
-            value = _another(spec, case, family, said.axis, given)
+        """Make the other side; None if this case has none."""
+        rule = spec.agree[number]
+        given = dict(rule.set or {})
+        if rule.axis is not None:
+            value = _other_value(spec, case, family, rule.axis, given)
             if value is None:
                 return None
-            given[said.axis] = value[0]
+            given[rule.axis] = value[0]
         axes = {name: value for name, value in given.items() if name in case.values}
         values = {**case.values, **axes}
         arguments = {name: value for name, value in given.items() if name not in axes}
-        backend = _backend(said, place.backend)
+        backend = _backend(rule, environment.backend)
         same = canonical(values) == canonical(dict(case.values)) and not arguments
-        if backend is None or (same and not (said.compile or said.entry or said.backend)):
+        if backend is None or (same and not (rule.compile or rule.entry or rule.backend)):
             return None
         if not all(rule.expr.evaluate(values) for rule in spec.where):
             return None
         changes: dict[str, Any] = {}
-        if said.entry is not None:
-            changes |= {"entry": said.entry, "factory": None, "compile": {}, "constructor": {}}
+        if rule.entry is not None:
+            changes |= {"entry": rule.entry, "factory": None, "compile": {}, "constructor": {}}
             if spec.factory is not None:
                 changes["call"] = ()
-        if said.compile:
-            changes["compile"] = {**spec.compile, **said.compile}
-        words = _words(spec, case, said, given, place.backend)
+        if rule.compile:
+            changes["compile"] = {**spec.compile, **rule.compile}
+        words = _words(spec, case, rule, given, environment.backend)
         other = spec.model_copy(update=changes)
-        return cls(spec, problem, place, number, said, other, values, arguments, backend, words)
+        return cls(
+            spec, problem, environment, number, rule, other, values, arguments, backend, words
+        )
 
     def relation(self) -> Relation:
-        """What must hold: the other side's results are this one's, within the allowance of both."""
+        """The relation: both sides' results are equal within the sum of their error bounds."""
         return Relation(
             self.words[0],
             "agreement",
             sides=self._sides,
-            exact=self.said.exact,
-            because=self.said.because,
+            exact=self.rule.exact,
+            because=self.rule.because,
             words=self.words[1],
         )
 
     def _sides(self, mine: Tensors, _execute: Callable[[Problem], Tensors]) -> Pair | None:
         try:
-            with self.place.phase():
-                binding, family = self.place.bind(self.other, self.backend, self.number)
-                results = self.place.execution(binding)(self._problem(family))
+            with self.environment.phase():
+                binding, family = self.environment.bind(self.other, self.backend, self.number)
+                results = self.environment.execution(binding)(self._problem(family))
         except ArchitectureError:
             return None
         except EntryError as error:
@@ -155,29 +165,29 @@ class _Other:
         common = {name: tensor for name, tensor in mine.items() if name in results}
         got = {name: results[name].to(tensor.device) for name, tensor in common.items()}
         if not got:
-            raise self._wrong(f"{self.words[0]} gives none of {', '.join(mine)}")
+            raise self._spec_error(f"{self.words[0]} returns none of {', '.join(mine)}")
         return Pair(common, got)
 
     def _problem(self, family: Family) -> Problem:
-        """The other side's problem, whose inputs are this one's."""
+        """Build the other side's problem and check that its inputs are this one's."""
         made = family.problem(
-            self.other, self.values, seed=self.place.seed, device=self.backend.device
+            self.other, self.values, seed=self.environment.seed, device=self.backend.device
         )
         for name, tensor in self.problem.inputs.items():
             if name not in made.inputs or not _same_bits(tensor, made.inputs[name]):
-                raise self._wrong(f"with {self.words[0]} the input {name!r} is another one")
+                raise self._spec_error(f"with {self.words[0]} the input {name!r} differs")
         known = {name: each for name, each in self.arguments.items() if _base(name) in made.names}
-        # Others are arguments that the problem knows nothing of, as the stages of a pipeline.
+        # The rest are arguments unknown to the problem, such as the stages of a pipeline.
         return override(replace(made, names={**self.arguments, **made.names}), known)
 
-    def _wrong(self, message: str) -> Exception:
+    def _spec_error(self, message: str) -> Exception:
         return refuse(self.spec, ("agree", self.number), message)
 
 
-def _another(
+def _other_value(
     spec: Spec, case: Case, family: Family, axis: str, given: Mapping[str, Value]
 ) -> tuple[Value] | None:
-    """Another value of an axis, the same one for all cases that share kernels; None without any."""
+    """Another value of an axis, the same for cases that share kernels; None if there is none."""
     mine = canonical(case.values[axis])
     offered = [
         value
@@ -191,41 +201,41 @@ def _another(
     return (pick.choice(offered),)
 
 
-def _backend(said: Agreement, mine: Backend) -> Backend | None:
-    """The other side's backend; None where there is none, or it is the same and should not be."""
-    if said.backend is None:
+def _backend(rule: Agreement, mine: Backend) -> Backend | None:
+    """The other side's backend; None if unavailable, or if it is the case's own."""
+    if rule.backend is None:
         return mine
-    if said.backend == mine.name:
+    if rule.backend == mine.name:
         return None
     try:
-        return backend_named(said.backend)
+        return backend_named(rule.backend)
     except BackendUnavailableError:
         return None
 
 
 def _words(
-    spec: Spec, case: Case, said: Agreement, given: Mapping[str, Value], mine: Backend
+    spec: Spec, case: Case, rule: Agreement, given: Mapping[str, Value], mine: Backend
 ) -> tuple[str, str]:
-    """The two sides by what differs between them."""
+    """Name the two sides by their differences."""
     other = [f"{name}={label(value)}" for name, value in given.items()]
     own = [
-        f"{name}={label(case.values[name])}" if name in case.values else f"{name} as it is"
+        f"{name}={label(case.values[name])}" if name in case.values else f"{name} unchanged"
         for name in given
     ]
-    for name, value in said.compile.items():
+    for name, value in rule.compile.items():
         other.append(f"{name}={value}")
         own.append(f"{name}={spec.compile.get(name, 'its default')}")
-    if said.entry is not None:
-        other.append(said.entry)
+    if rule.entry is not None:
+        other.append(rule.entry)
         own.append(str(spec.entry or spec.factory))
-    if said.backend is not None:
-        other.append(f"the backend {said.backend}")
+    if rule.backend is not None:
+        other.append(f"the backend {rule.backend}")
         own.append(f"the backend {mine.name}")
     return " and ".join(other), " and ".join(own)
 
 
 def _base(name: str) -> str:
-    """Of `k.dtype`, the tensor."""
+    """The tensor `k` of an argument `k.dtype`."""
     return name.partition(".")[0]
 
 

@@ -1,4 +1,4 @@
-"""A case on the backend `compile`: the kernels it launches, as machine code for an architecture."""
+"""Compiles the kernels that a case launches, without running them: the backend `compile`."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import CompileBackend, EntryError, execute
-from tlmatrix.backend.assembly import over_budget
+from tlmatrix.backend.assembly import check_budgets
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.spec.sharding import has_ranks
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
     from tlmatrix.backend import Binding
-    from tlmatrix.backend.assembly import Assembler, Assembly
+    from tlmatrix.backend.assembly import Assembler, CompiledKernel
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
     from tlmatrix.spec.models import Spec
 
-__all__ = ["AssembledCase", "assembled", "kernel_facts"]
+__all__ = ["CompiledCase", "compile_case", "kernel_facts"]
 
-_TOLD = {"mma", "wgmma", "tcgen05", "cp", "ldmatrix", "stmatrix", "red", "atom", "setmaxnreg"}
-"""Instructions that say how a kernel computes and moves data."""
+_REPORTED = {"mma", "wgmma", "tcgen05", "cp", "ldmatrix", "stmatrix", "red", "atom", "setmaxnreg"}
+"""Instructions that show how a kernel computes and moves data."""
 
 
 @dataclass(frozen=True)
-class AssembledCase:
-    """A case on one architecture; `missing` says what the toolkit here cannot do."""
+class CompiledCase:
+    """A case on one architecture; `missing` has the reasons why kernels were not assembled."""
 
-    assemblies: tuple[Assembly, ...]
+    kernels: tuple[CompiledKernel, ...]
     findings: tuple[Finding, ...]
     missing: tuple[str, ...]
 
 
-def assembled(
+def compile_case(
     spec: Spec, case: Case, binding: Binding, problem: Problem, assembler: Assembler
-) -> AssembledCase:
-    """Trace what the code under test launches, forward and backward, and assemble it.
+) -> CompiledCase:
+    """Trace the launches of the code under test, forward and backward, and compile the kernels.
 
-    Where several ranks call it, that is what any of them launches; equal kernels count once.
+    On several ranks these are the launches of all of them; equal kernels are compiled once.
 
     Raises:
-        BindingError: arguments or results do not fit what the spec says.
+        BindingError: arguments or results do not match the spec.
     """
     backend = binding.backend
     assert isinstance(backend, CompileBackend)
@@ -63,43 +63,43 @@ def assembled(
                 pattern=f"{backend.target} {type(error.error).__name__}",
             )
         )
-    made = [assembler.assemble(kernel, backend.target) for kernel in backend.launched]
-    assemblies = tuple({each.key: each for each in made}.values())
-    findings += over_budget(spec, case.values, assemblies)
-    missing = tuple(dict.fromkeys(each.missing for each in assemblies if each.missing))
-    return AssembledCase(assemblies, tuple(findings), missing)
+    compiled = [assembler.assemble(kernel, backend.target) for kernel in backend.launched]
+    kernels = tuple({each.key: each for each in compiled}.values())
+    findings += check_budgets(spec, case.values, kernels)
+    missing = tuple(dict.fromkeys(each.missing for each in kernels if each.missing))
+    return CompiledCase(kernels, tuple(findings), missing)
 
 
 def _trace(binding: Binding, problem: Problem) -> None:
-    """Call the code under test; the backend notes what is launched."""
+    """Call the code under test; the backend records its launches."""
     if has_ranks(binding.spec):
-        from tlmatrix.backend.ranks.runner import trace_on_ranks
+        from tlmatrix.backend.ranks.entry import trace_on_ranks
 
         trace_on_ranks(binding, problem)
     else:
         execute(binding, problem)
 
 
-def kernel_facts(assembly: Assembly) -> list[dict[str, Any]]:
-    """What a results file says of a kernel on an architecture: plain data, zeros left out.
+def kernel_facts(compiled: CompiledKernel) -> list[dict[str, Any]]:
+    """Describe a compiled kernel for a results file: plain data, without zeros and empty values.
 
     `kernel`, `arch`, `key` (equal for equal machine code), `registers`, `spills`, `stack`,
-    `shared_memory` and `tensor_memory` as in `Assembled`, `instructions` that matter by kind.
+    `shared_memory` and `tensor_memory` as in `MachineCode`, and counts of `_REPORTED` instructions.
     """
     about = {
-        "kernel": assembly.kernel,
-        "arch": assembly.arch,
-        "key": assembly.key,
-        "error": assembly.stage,
-        "lower_seconds": assembly.lower_seconds,
-        "assemble_seconds": assembly.assemble_seconds,
+        "kernel": compiled.kernel,
+        "arch": compiled.arch,
+        "key": compiled.key,
+        "error": compiled.stage,
+        "lower_seconds": compiled.lower_seconds,
+        "assemble_seconds": compiled.assemble_seconds,
     }
     facts = []
-    for part in assembly.parts:
-        told: Counter[str] = Counter()
+    for part in compiled.parts:
+        instructions: Counter[str] = Counter()
         for name, count in part.instructions.items():
-            if name.split(".")[0] in _TOLD:
-                told[_kind(name)] += count
+            if name.split(".")[0] in _REPORTED:
+                instructions[_kind(name)] += count
         facts.append(
             about
             | {
@@ -110,7 +110,7 @@ def kernel_facts(assembly: Assembly) -> list[dict[str, Any]]:
                 "tensor_memory": part.tensor_memory,
                 "barriers": part.barriers,
                 "threads": part.threads,
-                "instructions": dict(sorted(told.items())),
+                "instructions": dict(sorted(instructions.items())),
                 "warnings": list(part.warnings),
             }
         )
@@ -118,7 +118,7 @@ def kernel_facts(assembly: Assembly) -> list[dict[str, Any]]:
 
 
 def _kind(name: str) -> str:
-    """`cp.async.bulk` of `cp.async.bulk.tensor.2d…`: what people call an instruction."""
-    words = name.split(".")
-    length = 3 if words[:3] == ["cp", "async", "bulk"] else 2
-    return ".".join(words[:length])
+    """The instruction without modifiers: `cp.async.bulk` of `cp.async.bulk.tensor.2d…`."""
+    parts = name.split(".")
+    length = 3 if parts[:3] == ["cp", "async", "bulk"] else 2
+    return ".".join(parts[:length])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend import Fault, fault_of
+from tlmatrix.backend import DeviceFault, classify_fault
 from tlmatrix.check.finding import Finding
 from tlmatrix.tracebacks import short_path, user_traceback
 
@@ -49,7 +49,7 @@ def fault_finding(
     `phase` of the case was under way (`problem`, `entry`, `judge`), whose inputs take `inputs`
     bytes.
     """
-    fault = fault_of(error)
+    fault = classify_fault(error)
     if fault is None:
         return None
     match fault.kind:
@@ -61,25 +61,25 @@ def fault_finding(
             return _launch(error, fault, backend)
 
 
-def _compile(fault: Fault, backend: Backend) -> Finding:
+def _compile(fault: DeviceFault, backend: Backend) -> Finding:
     name = fault.kernel or "a kernel"
     return Finding(
         check="compile",
-        title=f"{name} does not compile for {backend.arch}: {fault.words}",
+        title=f"{name} does not compile for {backend.arch}: {fault.message}",
         hint="`tlmatrix run --backend compile` shows it without a GPU, for any architecture",
         detail=fault.detail or None,
-        pattern=f"{fault.kernel}: {fault.words}",
+        pattern=f"{fault.kernel}: {fault.message}",
     )
 
 
-def _memory(error: BaseException, fault: Fault, phase: str, inputs: int) -> Finding:
+def _memory(error: BaseException, fault: DeviceFault, phase: str, inputs: int) -> Finding:
     title = f"out of memory {_WHOSE[phase]}"
-    if fault.asked:
-        title += f": asked for {fault.asked}"
+    if fault.requested:
+        title += f": asked for {fault.requested}"
         if fault.free:
             title += f" with {fault.free} free of {fault.total}"
     else:
-        title += f": {fault.words}"
+        title += f": {fault.message}"
     return Finding(
         check="memory",
         title=title,
@@ -97,27 +97,27 @@ def _amount(size: int) -> str:
     return f"{size} bytes"
 
 
-def _launch(error: BaseException, fault: Fault, backend: Backend) -> Finding:
+def _launch(error: BaseException, fault: DeviceFault, backend: Backend) -> Finding:
     who = fault.kernel or "a kernel"
     if not backend.broken():
         return Finding(
             check="launch",
-            title=f"{who} cannot be launched: {fault.words}",
+            title=f"{who} cannot be launched: {fault.message}",
             where=fault.detail or None,
-            hint=_LAUNCHES[fault.why],
+            hint=_LAUNCHES[fault.launch_error],
             detail=user_traceback(error),
             source=short_path(fault.source) if fault.source else None,
             kernel=fault.kernel if fault.source else None,
-            pattern=fault.words,
+            pattern=fault.message,
         )
     return Finding(
         check="launch",
-        title=f"{who} failed on the GPU: {fault.words}; the CUDA context is lost",
+        title=f"{who} failed on the GPU: {fault.message}; the CUDA context is lost",
         where=fault.detail or None,
         hint="nothing after it in this process could be believed, so nothing more runs there. The "
         "access is named by the interpreter's sanitizers (`tlmatrix repro … --backend "
         "interpreter`) and by `compute-sanitizer tlmatrix repro …`; CUDA_LAUNCH_BLOCKING=1 names "
         "the launch",
         detail=user_traceback(error),
-        pattern=fault.words,
+        pattern=fault.message,
     )

@@ -1,4 +1,4 @@
-"""A call captured to a CUDA graph, and replayed with other data, where the spec allows it."""
+"""Adds a metamorphic relation: a call captured to a CUDA graph and replayed with other data."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["CUDA_GRAPH", "with_cuda_graph"]
 
 CUDA_GRAPH = "cuda_graph"
-"""What the relation is called in findings."""
+"""The name of the relation in findings."""
 
 
 def with_cuda_graph(
     spec: Spec, case: Case, problem: Problem, environment: Mapping[str, str]
 ) -> Problem:
-    """The problem with one more repeated call, captured and replayed, as `cuda_graph` says.
+    """Add a captured and replayed call to the problem's relations, if the spec has `cuda_graph`.
 
-    `environment` are `arch` and `backend`.
+    `environment` has `arch` and `backend`.
     """
     rule = spec.cuda_graph
-    if rule is None or environment["backend"] == "processes":  # which have no GPU
+    if rule is None or environment["backend"] == "processes":  # a CPU backend
         return problem
     allowed = bool(rule.when.evaluate({**case.values, **environment}))
     refusal = None if allowed else rule.otherwise
@@ -41,11 +41,11 @@ def with_cuda_graph(
         yield from problem.relations(kind)
         if kind != "repeat":
             return
-        other: Problem | None = problem  # what is refused is never replayed
+        other: Problem | None = problem  # an expected refusal is never replayed
         if refusal is None:
             repeats = (each for each in problem.relations(kind) if each.name == "repeat")
             other = next((each.problems[0] for each in repeats), None)
-        if other is not None and _same_but_for_data(problem, other):
+        if other is not None and _differ_in_data_alone(problem, other):
             because = "the call was captured to a CUDA graph once, and replayed with other data"
             relation = repeated(other, problem, because)
             refused = None if refusal is None else (refusal.raises, refusal.matching)
@@ -55,15 +55,15 @@ def with_cuda_graph(
     return replace(problem, relations=relations)
 
 
-def _same_but_for_data(problem: Problem, other: Problem) -> bool:
-    """Whether only tensors differ: a replay has the numbers that the capture was called with."""
+def _differ_in_data_alone(problem: Problem, other: Problem) -> bool:
+    """Whether only tensor data differ: a replay uses the capture's other arguments."""
     if problem.names.keys() != other.names.keys():
         return False
-    return all(_alike(value, other.names[name]) for name, value in problem.names.items())
+    return all(_compatible(value, other.names[name]) for name, value in problem.names.items())
 
 
-def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401 - any argument of an entry
+def _compatible(one: Any, other: Any) -> bool:  # noqa: ANN401 - any argument of an entry
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return bool(one == other) if type(one) is type(other) else False
-    alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and one.stride() == other.stride()
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and one.stride() == other.stride()

@@ -1,9 +1,8 @@
-"""Results on disk: one JSON record a line, appended as things happen, never rewritten.
+"""Results files: one JSON record per line, appended during a run and never rewritten.
 
-Every record goes out in one `write` to a file opened for appending, so workers in several
-processes share a file without a lock, and whatever ends a process loses at most the case it was
-running: `start` without `case` tells which one that was. A torn last line is skipped by the
-reader.
+Every record is a single `write` to a file opened for appending, so worker processes share the
+file without a lock. If a process ends early, at most its current case is lost: its record `start`
+has no record `case`. The reader skips an incomplete last line.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FORMAT = 1
 
 
 class RecordsError(ValueError):
-    """A file that holds no results of a run."""
+    """The file is not a results file."""
 
 
 class RecordsWriter:
@@ -42,34 +41,34 @@ class RecordsWriter:
         self._coverage = CoverageWriter()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        if _ends_torn(path):
+        if _ends_mid_line(path):
             os.write(self._file, b"\n")
 
     def header(self, header: RunHeader) -> None:
-        """Begin a run; a second header in one file begins the part that resumed it."""
+        """Write the header of a run; later headers in the file are those of resumed runs."""
         self._append("run", {"format": _FORMAT, **asdict(header)})
 
     def start(self, path: str, case: str, worker: str) -> None:
-        """Say that a case is about to run, in case nobody can say how it ended."""
+        """Record that a case is about to run, in case its process crashes."""
         self._append("start", {"path": path, "case": case, "worker": worker})
 
     def case(self, result: CaseResult) -> None:
-        """A case has its result, and may have counted what it exercised."""
+        """Write the result of a case and its coverage, if measured."""
         self._append("case", result.to_json())
         if result.coverage is not None:
             self.coverage(result.path, result.case, result.coverage)
 
     def coverage(self, path: str, case: str, coverage: Coverage) -> None:
-        """What a case exercised, or several under a name that no case has."""
+        """Write the coverage of a case, or of several cases under a name of their own."""
         for kind, data in self._coverage.records(path, case, coverage):
             self._append(kind, data)
 
     def summary(self, summary: Summary) -> None:
-        """The run came to its end."""
+        """Write the summary at the end of a run."""
         self._append("summary", asdict(summary))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> None:
@@ -79,17 +78,17 @@ class RecordsWriter:
 
 @dataclass(frozen=True)
 class RunRecords:
-    """A results file, read. `results` hold the last word on each case, in order of appearance."""
+    """The content of a results file; `results` has the last result of each case, in file order."""
 
     path: Path
     header: RunHeader
     results: tuple[CaseResult, ...]
     summary: Summary | None
-    """None when the run did not come to its end."""
+    """None if the run did not finish."""
     _covered: CoverageReader = field(default_factory=CoverageReader, repr=False, compare=False)
 
     def coverage(self) -> Coverage:
-        """What all cases together exercised of their kernels; empty if nothing was counted."""
+        """The kernel coverage of all cases together; empty if it was not measured."""
         return self._covered.merged()
 
     @property
@@ -105,13 +104,13 @@ class RunRecords:
 
 
 def read_records(path: Path) -> RunRecords:
-    """Read a results file, also one that is still being written or was cut short.
+    """Read a results file, which may be still growing or incomplete.
 
-    A case that was started and has no result is given as crashed.
+    The status of a case that started and has no result is `crashed`.
 
     Raises:
         RecordsError: the file does not begin with the header of a run, or a line other than the
-            last is no record.
+            last is not a record.
         OSError: the file cannot be read.
     """
     header: RunHeader | None = None
@@ -131,9 +130,9 @@ def read_records(path: Path) -> RunRecords:
                 header = header or RunHeader(**found)
                 summary = None
             case "start":
-                place = (record["path"], record["case"])
-                results.pop(place, None)
-                results[place] = _in_flight(record)
+                key = (record["path"], record["case"])
+                results.pop(key, None)
+                results[key] = _unfinished(record)
             case "case":
                 result = CaseResult.from_json(record)
                 results[(result.path, result.case)] = result
@@ -144,7 +143,7 @@ def read_records(path: Path) -> RunRecords:
             case "summary":
                 summary = Summary(**{name: record[name] for name in Summary.__dataclass_fields__})
             case _:
-                pass  # A record of a later version.
+                pass  # a record of a later version
     if header is None:
         raise RecordsError(f"{path}: holds no record of a run")
     return RunRecords(path, header, tuple(results.values()), summary, covered)
@@ -159,7 +158,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            if number == last or _torn(line):
+            if number == last or _incomplete(line):
                 continue
             raise RecordsError(f"{path}:{number + 1}: not a record: {error}") from error
         if not isinstance(record, dict):
@@ -167,12 +166,12 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _torn(line: bytes) -> bool:
-    """Whether a line begins as our records do: then its end was lost, and a resume wrote on."""
+def _incomplete(line: bytes) -> bool:
+    """Whether a line begins like a record: its end was lost, and a resumed run appended to it."""
     return line.startswith(b'{"record":')
 
 
-def _in_flight(record: Mapping[str, Any]) -> CaseResult:
+def _unfinished(record: Mapping[str, Any]) -> CaseResult:
     return CaseResult(
         spec=Path(record["path"]).stem,
         path=record["path"],
@@ -182,13 +181,13 @@ def _in_flight(record: Mapping[str, Any]) -> CaseResult:
             Finding(
                 check="crash",
                 title="the run ended while this case was running",
-                hint="it may have been stopped from outside; run it alone to see",
+                hint="the process may have been killed; run the case alone to find out",
             ),
         ),
     )
 
 
-def _ends_torn(path: Path) -> bool:
+def _ends_mid_line(path: Path) -> bool:
     size = path.stat().st_size
     if size == 0:
         return False

@@ -1,6 +1,6 @@
-"""Judges only what the code under test gives back, which may be fewer outputs than there are.
+"""Restricts a problem to the outputs that the code under test returns.
 
-With `returns` the spec says which; without it they are the first ones, as many as come back.
+The spec names them in `returns`; by default they are the first ones, as many as are returned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["narrowed"]
 
 
 def narrowed(problem: Problem, returned: Collection[str]) -> Problem:
-    """The problem with the outputs in `returned` alone, and its gradients; relations as well."""
+    """Restrict a problem and its relations to the outputs in `returned` and their gradients."""
     keep = {*returned, *problem.gradient_of}
 
     def relations(kind: RelationKind) -> Iterator[Relation]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend, Binding
     from tlmatrix.backend.assembly import Assembler
-    from tlmatrix.backend.ranks.places import Place
+    from tlmatrix.backend.ranks.executors import RankExecutor
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.further import Relations
     from tlmatrix.matrix import Case
@@ -110,7 +110,7 @@ class Runner:
     """How long ranks may take for a call, or calls in a row, before they count as hung."""
     _bound: dict[tuple[Path, str, int | None], _Bound] = field(default_factory=dict)
     _assembler: Assembler | None = None
-    _places: dict[str, Place] = field(default_factory=dict)
+    _places: dict[str, RankExecutor] = field(default_factory=dict)
 
     def prepare(self) -> None:
         """Import what every case needs, so that the first one is not charged for it."""
@@ -218,10 +218,10 @@ class Runner:
         return outcome if bug is None else with_bug(outcome, bug, whole=whole)
 
     def _assembled(self, backend: CompileBackend, spec: Spec, case: Case, watch: Watch) -> Outcome:
-        """The kernels of a case, assembled for each architecture, and the bugs known of each."""
+        """Compile the kernels of a case for each architecture; known bugs apply to each."""
         from tlmatrix.backend.assembly import Assembler
         from tlmatrix.matrix import known_bug
-        from tlmatrix.run.assembly import assembled, kernel_facts
+        from tlmatrix.run.assembly import compile_case, kernel_facts
 
         if self._assembler is None:
             self._assembler = Assembler()
@@ -236,8 +236,8 @@ class Runner:
                 problem = self._problem(bound, spec, case)
             watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
             with watch.phase("entry"):
-                found = assembled(spec, case, bound.binding, problem, self._assembler)
-            facts += [fact for each in found.assemblies for fact in kernel_facts(each)]
+                found = compile_case(spec, case, bound.binding, problem, self._assembler)
+            facts += [fact for each in found.kernels for fact in kernel_facts(each)]
             missing += [f"{arch}: {words}" for words in found.missing]
             status = Status.FAILED if found.findings else Status.PASSED
             outcome = Outcome(status, findings=found.findings)
@@ -278,10 +278,10 @@ class Runner:
                 yield
 
         if has_ranks(binding.spec):
-            from tlmatrix.backend.ranks.runner import OnRanks
+            from tlmatrix.backend.ranks.entry import EntryOnRanks
 
             place = self._place(binding.backend)
-            return OnRanks(binding, place, lambda: next(turns), timed)
+            return EntryOnRanks(binding, place, lambda: next(turns), timed)
 
         def run_entry(problem: Problem) -> Tensors:
             with timed():
@@ -289,12 +289,12 @@ class Runner:
 
         return run_entry
 
-    def _place(self, backend: Backend) -> Place:
+    def _place(self, backend: Backend) -> RankExecutor:
         """Where the ranks of cases run."""
-        from tlmatrix.backend.ranks.places import place_for
+        from tlmatrix.backend.ranks.executors import executor_for
 
         if backend.name not in self._places:
-            self._places[backend.name] = place_for(backend, self.roots, self.rank_seconds)
+            self._places[backend.name] = executor_for(backend, self.roots, self.rank_seconds)
         return self._places[backend.name]
 
     def _returned(self, bound: _Bound, spec: Spec, case: Case) -> tuple[str, ...]:
@@ -335,13 +335,13 @@ class Runner:
     ) -> Problem:
         if not spec.agree:
             return problem
-        from tlmatrix.run.agreement import Workplace, with_agreements
+        from tlmatrix.run.agreement import Environment, with_agreements
 
         def tied(other: Spec, backend: Backend, number: int) -> tuple[Binding, Family]:
             made = self._bind(other, backend, number)
             return made.binding, made.family
 
-        place = Workplace(
+        place = Environment(
             self.backend,
             case_seed(case, self.seed),
             tied,
@@ -374,7 +374,7 @@ class Runner:
             deterministic=self._deterministic(spec, problem.names),
             relations=watch.relations,
             made=watch.made.append,
-            told=watch.tell,
+            told=watch.set_closeness,
             keep_going=self.keep_going,
         )
 

@@ -1,7 +1,7 @@
-"""Other shapes between two calls on one context, where several ranks keep one.
+"""Adds a metamorphic relation: a call of another shape between two calls on one context.
 
-What a context owns must fit whatever comes next: buffers that grow, flags by tile, halves that take
-turns. The shapes are those of another case of the spec, of the same kernels.
+State of a context, such as growing buffers, flags per tile and double buffers, must work for any
+sequence of shapes. The other shape is that of another case of the spec with the same kernels.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["with_other_shapes"]
 
-_DRAWS = 8
-"""Other cases that are looked at: ranks may not be able to share one's lengths."""
+_ATTEMPTS = 8
+"""Other cases that are tried; some cannot be sharded over the ranks."""
 _NO_SHAPES = frozenset({WORLD, "values", "storage"})
 
 
 def with_other_shapes(
     spec: Spec, case: Case, problem: Problem, family: Family, seed: int, device: torch.device
 ) -> Problem:
-    """The problem with one more repeated call, after one of another shape, if the spec has one."""
+    """Add the relation to the problem, if its spec has a context and cases of other shapes."""
     if spec.context is None:
         return problem
 
@@ -56,12 +56,12 @@ def with_other_shapes(
 def _other(
     spec: Spec, case: Case, family: Family, seed: int, device: torch.device
 ) -> tuple[str, Problem] | None:
-    """Another case of the same kernels: how it differs, and its problem."""
-    offered = _offered(spec, case, family)
+    """Another case with the same kernels: its differences in words, and its problem."""
+    offered = _run_time_values(spec, case, family)
     if not offered:
         return None
     pick = random.Random(seed ^ 0x5A9E)  # noqa: S311 - test data, not secrets
-    for _ in range(_DRAWS):
+    for _ in range(_ATTEMPTS):
         changed = {axis: pick.choice(values) for axis, values in offered.items()}
         values = {**case.values, **changed}
         try:
@@ -75,8 +75,8 @@ def _other(
     return None
 
 
-def _offered(spec: Spec, case: Case, family: Family) -> Mapping[str, list[Value]]:
-    """Other values of the axes that kernels take at run time."""
+def _run_time_values(spec: Spec, case: Case, family: Family) -> Mapping[str, list[Value]]:
+    """Other values of the axes that do not affect which kernels are compiled."""
     mine = family.compile_key(spec, case.values)
     found: dict[str, list[Value]] = {}
     for axis, listed in spec.axes.items():

@@ -1,4 +1,4 @@
-"""What is said of a case that did not end in its time."""
+"""The finding for a case that exceeded its time limit."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ if TYPE_CHECKING:
 __all__ = ["out_of_time"]
 
 _COMPILERS = ("/tilelang/engine/", "/tilelang/cache/", "/tlmatrix/backend/assembly/")
-"""Parts of the paths of what only compiles."""
-_SHOWN = 4
-"""Calls."""
+"""Path fragments of code that compiles kernels."""
+_FRAMES = 4
+"""Innermost frames that the finding shows."""
 
 
 def out_of_time(frames: Sequence[str] = ()) -> Finding:
-    """The finding.
+    """Make the finding.
 
     Args:
-        frames: where it was, as `traceback.format_stack` has it; empty where nobody knows.
+        frames: the stack at the time limit, from `traceback.format_stack`; empty if unknown.
     """
     if any(part in frame for frame in frames for part in _COMPILERS):
-        title = "the case did not end in its time, and was still compiling"
-        hint = (
-            "`--timeout SECONDS` gives more time, and fewer processes at once (`-n`) give each "
-            "more of the processor"
-        )
+        title = "the case exceeded its time limit while compiling"
+        hint = "set a longer limit with `--timeout SECONDS`, or run fewer processes with `-n`"
     else:
-        title = "the case did not end in its time"
+        title = "the case exceeded its time limit"
         hint = (
-            "a loop that cannot end or a barrier nobody arrives at; `--timeout SECONDS` gives more "
-            "time"
+            "an endless loop, or a barrier at which no thread arrives; `--timeout SECONDS` sets a "
+            "longer limit"
         )
-    detail = "".join(frames[-_SHOWN:]).rstrip()
+    detail = "".join(frames[-_FRAMES:]).rstrip()
     return Finding(check="timeout", title=title, hint=hint, detail=detail or None)

@@ -1,4 +1,4 @@
-"""What is noted of a case while it runs: its time, what it exercises, what was checked."""
+"""Measurements of a running case: time by phase, coverage, and the checks that ran."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """How large a case is, where its time goes, and what it exercises, if that is counted.
+    """Measures the size, time and coverage of a case, and records the checks that ran.
 
-    And which of the checks that run the code again were asked for, and made.
+    `relations` are the requested checks that run the code again; `recorder` is None if coverage
+    is not measured.
     """
 
     def __init__(self, recorder: Recorder | None, relations: Relations) -> None:
         self.recorder = recorder
         self.relations = relations
         self.made: list[str] = []
-        """The checks that ran the code again, and relations by name."""
+        """Checks that ran the code again; relations by name."""
         self._begin = time.perf_counter()
         self.elements = 0
         self.bytes = 0
@@ -33,20 +34,20 @@ class Watch:
         self.distribution = ""
         """What the inputs hold (`values`), as soon as there are inputs."""
         self.failed = "judge"
-        """The phase that an exception ended."""
+        """The phase in which the last exception was raised."""
         self.phases: dict[str, float] = {}
 
     def total(self) -> float:
         """Seconds since the case began."""
         return time.perf_counter() - self._begin
 
-    def tell(self, closeness: float) -> None:
-        """Hear how far off the right numbers of the case are."""
+    def set_closeness(self, closeness: float) -> None:
+        """Set the error ratio of the case."""
         self.closeness = closeness
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Inside, time goes to this phase, and an exception is one of it."""
+        """Charge time inside to this phase, and record the phase of an exception."""
         begin = time.perf_counter()
         try:
             yield

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tlmatrix.backend.ranks.compiling import compile_in_turn
+from tlmatrix.backend.ranks.compile_lock import serialize_compilation
 from tlmatrix_kernels.distributed import all_gather, create_context, signals
 from tlmatrix_kernels.distributed.barriers import barrier, meet
 from tlmatrix_kernels.distributed.pull import arrivals, pull, signed, wait_by_kernel, write_flag
@@ -59,7 +59,7 @@ def _rank(job, rank, world, port, results):
         TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
     )
     try:
-        compile_in_turn(Path(tempfile.gettempdir()) / f"tlmatrix-compiling-{port}")
+        serialize_compilation(Path(tempfile.gettempdir()) / f"tlmatrix-compiling-{port}")
         torch.cuda.set_device(rank)
         device = torch.device("cuda", rank)
         dist.init_process_group(

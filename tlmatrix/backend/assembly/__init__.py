@@ -1,14 +1,14 @@
-"""From traced kernels to machine code, with no GPU: lowered, assembled, and held to a budget.
+"""Compile traced kernels to machine code without a GPU, and check them against a spec's budgets.
 
-`lowering` has TileLang write CUDA, in a process of its own; `toolkit` has nvcc and ptxas make
-machine code of it; `store` keeps what was learnt on disk; `budget` says what is too much.
+`lowering` runs TileLang in a child process to generate CUDA; `toolkit` runs nvcc and ptxas and
+parses their output; `store` caches the results on disk; `budget` reports what exceeds a limit.
 """
 
 from __future__ import annotations
 
-from tlmatrix.backend.assembly.assembled import Assembled, Assembly
 from tlmatrix.backend.assembly.assembler import Assembler
-from tlmatrix.backend.assembly.budget import over_budget
+from tlmatrix.backend.assembly.budget import check_budgets
+from tlmatrix.backend.assembly.compiled import CompiledKernel, MachineCode
 from tlmatrix.backend.assembly.toolkit import Toolkit, find_toolkit
 
-__all__ = ["Assembled", "Assembler", "Assembly", "Toolkit", "find_toolkit", "over_budget"]
+__all__ = ["Assembler", "CompiledKernel", "MachineCode", "Toolkit", "check_budgets", "find_toolkit"]

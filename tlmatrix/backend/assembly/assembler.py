@@ -1,4 +1,4 @@
-"""Traced kernels to assemblies: lowered, assembled, each once."""
+"""Compiles traced kernels: lowers and assembles each of them once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hashlib import sha256
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.assembly.assembled import Assembly
+from tlmatrix.backend.assembly.compiled import CompiledKernel
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
-from tlmatrix.backend.assembly.store import kept
-from tlmatrix.backend.assembly.toolkit import AssemblingError, Toolkit, find_toolkit, flags_for
+from tlmatrix.backend.assembly.store import load_or_compile
+from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit, flags_for
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -21,33 +21,37 @@ if TYPE_CHECKING:
 
 __all__ = ["Assembler"]
 
-_FORMAT = 3  # raise it when what is read from the tools changes
+_FORMAT = 3
+"""Version of the cached data; raise it when the parsing of the tools' output changes."""
 
 
 @dataclass
 class Assembler:
-    """Assembles traced kernels; what was assembled once is known afterwards.
+    """Compiles traced kernels, with a cache in memory and one on disk.
 
-    `toolkit` is None where there is no nvcc: then kernels are lowered, and no more.
+    `toolkit` is None if there is no nvcc; kernels are then lowered but not assembled. `folder`
+    is the cache on disk, by default that of the user.
     """
 
     toolkit: Toolkit | None = field(default_factory=find_toolkit)
     folder: Path | None = None
     lowerer: Lowerer = field(default_factory=Lowerer)
-    _known: dict[str, Assembly] = field(default_factory=dict)
+    _known: dict[str, CompiledKernel] = field(default_factory=dict)
 
-    def assemble(self, kernel: TracedKernel, arch: str) -> Assembly:
-        """What becomes of a kernel on an architecture; never raises for the kernel's faults."""
+    def assemble(self, kernel: TracedKernel, arch: str) -> CompiledKernel:
+        """Compile a kernel for an architecture; errors of the compilers are part of the result."""
         from tilelang import tvm
 
         ir = str(tvm.ir.save_json(kernel.prim_func))
         key = self._key(kernel, ir, arch)
         if key not in self._known:
-            self._known[key] = kept(key, lambda: self._made(kernel, ir, arch, key), self.folder)
+            self._known[key] = load_or_compile(
+                key, lambda: self._compile(kernel, ir, arch, key), self.folder
+            )
         return self._known[key]
 
     def close(self) -> None:
-        """Let go of the process that lowers."""
+        """End the lowering process."""
         self.lowerer.close()
 
     def _key(self, kernel: TracedKernel, ir: str, arch: str) -> str:
@@ -62,22 +66,22 @@ class Assembler:
         }
         return sha256(canonical(content).encode()).hexdigest()[:24]
 
-    def _made(self, kernel: TracedKernel, ir: str, arch: str, key: str) -> Assembly:
+    def _compile(self, kernel: TracedKernel, ir: str, arch: str, key: str) -> CompiledKernel:
         about: dict[str, Any] = {"kernel": kernel.name, "arch": arch, "key": key}
         about["place"] = kernel.place
         try:
             lowered = self.lowerer.lower(ir, arch, kernel.pass_configs)
         except LoweringError as error:
-            return Assembly(**about, stage="lower", error=str(error))
+            return CompiledKernel(**about, stage="lower", error=str(error))
         about["lower_seconds"] = round(lowered["seconds"], 3)
         missing = "there is no nvcc" if self.toolkit is None else self.toolkit.lacks(arch)
         if self.toolkit is None or missing:
-            return Assembly(**about, missing=missing)
+            return CompiledKernel(**about, missing=missing)
         begin = time.perf_counter()
         flags = flags_for(kernel.pass_configs, kernel.compile_flags)
         try:
             parts = self.toolkit.assemble(lowered["source"], arch, lowered["kernels"], flags)
-        except AssemblingError as error:
-            return Assembly(**about, stage="assemble", error=str(error))
+        except AssemblerError as error:
+            return CompiledKernel(**about, stage="assemble", error=str(error))
         seconds = round(time.perf_counter() - begin, 3)
-        return Assembly(**about, parts=parts, assemble_seconds=seconds)
+        return CompiledKernel(**about, parts=parts, assemble_seconds=seconds)

@@ -1,4 +1,4 @@
-"""What is wrong with kernels as machine code: they were not made, or ask for too much."""
+"""Checks compiled kernels: compiler errors, limits of the hardware, and budgets of the spec."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tlmatrix.backend.assembly.assembled import Assembled, Assembly
+    from tlmatrix.backend.assembly.compiled import CompiledKernel, MachineCode
     from tlmatrix.spec.models import AssemblyRule, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["over_budget"]
+__all__ = ["check_budgets"]
 
 _CHECK = "assembly"
 _KIB = 1024
-# Bytes of shared memory that one block may use: table "Technical Specifications per Compute
-# Capability" of NVIDIA's CUDA C++ Programming Guide.
 _SHARED_MEMORY = {
     "sm_75": 64 * _KIB,
     "sm_80": 163 * _KIB,
@@ -34,58 +32,59 @@ _SHARED_MEMORY = {
     "sm_120": 99 * _KIB,
     "sm_121": 99 * _KIB,
 }
+"""Bytes of shared memory that one block may use: table "Technical Specifications per Compute
+Capability" of NVIDIA's CUDA C++ Programming Guide."""
 _TENSOR_MEMORY = 512
-"""Columns of tensor memory that a multiprocessor has: PTX ISA, section on tcgen05."""
+"""Columns of tensor memory per multiprocessor: PTX ISA, section on tcgen05."""
 _LINES = 12
-"""Of a compiler's words: what is more is mostly its own stack."""
+"""Last lines of a compiler's message that a finding shows."""
 
 
-def over_budget(
-    spec: Spec, values: Mapping[str, Value], assemblies: Sequence[Assembly]
+def check_budgets(
+    spec: Spec, values: Mapping[str, Value], kernels: Sequence[CompiledKernel]
 ) -> list[Finding]:
-    """Findings about the kernels of one case on one architecture."""
-    findings = [finding for each in assemblies for finding in _limits(each)]
-    if not assemblies:
+    """Return findings about the kernels of one case on one architecture."""
+    findings = [finding for kernel in kernels for finding in _check_hardware(kernel)]
+    if not kernels:
         return findings
-    arch = assemblies[0].arch
+    arch = kernels[0].arch
     names = {**values, "arch": arch, "backend": "compile"}
     for rule in spec.assembly:
         if rule.when is not None and not rule.when.evaluate(names):
             continue
-        fitting = [each for each in assemblies if rule.kernel in (None, each.kernel)]
-        if not fitting:
-            known = list(dict.fromkeys(each.kernel for each in assemblies))
+        matching = [kernel for kernel in kernels if rule.kernel in (None, kernel.kernel)]
+        if not matching:
+            known = list(dict.fromkeys(kernel.kernel for kernel in kernels))
             others = suggestion(rule.kernel or "", known, "The case has")
             title = f"there is no kernel {rule.kernel!r}{others}"
             hint = "correct `kernel` of the rule, or narrow its `when`"
             findings.append(Finding(_CHECK, title, hint=hint, pattern=f"no {rule.kernel}"))
-        for each in fitting:
-            for part in each.parts:
-                findings += _rule(rule, each, part)
+        for kernel in matching:
+            for part in kernel.parts:
+                findings += _check_rule(rule, kernel, part)
     return findings
 
 
-def _limits(assembly: Assembly) -> Iterator[Finding]:
-    """What no spec allows: a kernel that cannot be made, or cannot be launched."""
-    if assembly.error:
-        verb = "lowered" if assembly.stage == "lower" else "assembled"
-        lines = assembly.error.splitlines()
-        words = _telling(lines)
+def _check_hardware(kernel: CompiledKernel) -> Iterator[Finding]:
+    """Report compiler errors, and resources that no launch on the architecture can have."""
+    if kernel.error:
+        verb = "lowered" if kernel.stage == "lower" else "assembled"
+        lines = kernel.error.splitlines()
         yield Finding(
             check=_CHECK,
-            title=f"{assembly.kernel} cannot be {verb} for {assembly.arch}: {words}",
-            where=assembly.place or None,
+            title=f"{kernel.kernel} cannot be {verb} for {kernel.arch}: {_first_error(lines)}",
+            where=kernel.place or None,
             detail="\n".join(lines[-_LINES:]) if len(lines) > 1 else None,
-            pattern=f"{assembly.kernel} {assembly.arch} {assembly.stage}",
+            pattern=f"{kernel.kernel} {kernel.arch} {kernel.stage}",
         )
-    for part in assembly.parts:
-        limit = _SHARED_MEMORY.get(assembly.arch.rstrip("af"))
+    for part in kernel.parts:
+        limit = _SHARED_MEMORY.get(kernel.arch.rstrip("af"))
         if limit is not None:
-            yield from _most(assembly, part, "shared_memory", limit, f"{assembly.arch} has")
-        yield from _most(assembly, part, "tensor_memory", _TENSOR_MEMORY, f"{assembly.arch} has")
+            yield from _check_limit(kernel, part, "shared_memory", limit, f"{kernel.arch} has")
+        yield from _check_limit(kernel, part, "tensor_memory", _TENSOR_MEMORY, f"{kernel.arch} has")
 
 
-def _rule(rule: AssemblyRule, assembly: Assembly, part: Assembled) -> Iterator[Finding]:
+def _check_rule(rule: AssemblyRule, kernel: CompiledKernel, part: MachineCode) -> Iterator[Finding]:
     for instruction in rule.instructions:
         if not part.has(instruction):
             near = sorted(
@@ -93,42 +92,42 @@ def _rule(rule: AssemblyRule, assembly: Assembly, part: Assembled) -> Iterator[F
             )
             yield Finding(
                 check=_CHECK,
-                title=f"{assembly.kernel} on {assembly.arch} has no {instruction}",
-                where=assembly.place or None,
+                title=f"{kernel.kernel} on {kernel.arch} has no {instruction}",
+                where=kernel.place or None,
                 hint=f"its matrix products are {', '.join(near)}" if near else None,
-                pattern=f"{assembly.kernel} {assembly.arch} no {instruction}",
+                pattern=f"{kernel.kernel} {kernel.arch} no {instruction}",
             )
     for quantity in ("registers", "spills", "shared_memory", "tensor_memory"):
         limit = getattr(rule, quantity)
         if limit is not None:
-            yield from _most(assembly, part, quantity, limit, "the spec allows")
+            yield from _check_limit(kernel, part, quantity, limit, "the spec allows")
 
 
-_WORDS = {
-    "registers": "registers a thread",
+_UNITS = {
+    "registers": "registers per thread",
     "spills": "bytes of spills",
     "shared_memory": "bytes of shared memory",
     "tensor_memory": "columns of tensor memory",
 }
 
 
-def _most(
-    assembly: Assembly, part: Assembled, quantity: str, limit: int, who: str
+def _check_limit(
+    kernel: CompiledKernel, part: MachineCode, quantity: str, limit: int, source: str
 ) -> Iterator[Finding]:
     used = getattr(part, quantity)
     if used > limit:
         yield Finding(
             check=_CHECK,
-            title=f"{assembly.kernel} on {assembly.arch}: {used} {_WORDS[quantity]}, {who} {limit}",
-            where=assembly.place or None,
+            title=f"{kernel.kernel} on {kernel.arch}: {used} {_UNITS[quantity]}, {source} {limit}",
+            where=kernel.place or None,
             expected=float(limit),
             got=float(used),
-            pattern=f"{assembly.kernel} {assembly.arch} {quantity}",
+            pattern=f"{kernel.kernel} {kernel.arch} {quantity}",
         )
 
 
-def _telling(lines: Sequence[str]) -> str:
-    """The line of a compiler's words that says what is wrong: the first error, else the first."""
+def _first_error(lines: Sequence[str]) -> str:
+    """The first line of a compiler's message that has an error, or else its first line."""
     for line in lines:
         if "error" in line.lower():
             return line.strip()

@@ -1,4 +1,4 @@
-"""TileLang's lowering in a process of its own, so that a crash in it is an answer."""
+"""Runs TileLang's lowering in a child process, so that a crash there becomes an error here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Lowerer", "LoweringError"]
 
 _TAIL = 20
-"""Lines of what a process said last before it was gone."""
+"""Last lines of a crashed process's output that the error shows."""
 _SECONDS = 900.0
-"""A kernel whose lowering takes longer does not end: the slowest seen took a third of it."""
+"""Time limit of lowering one kernel, three times that of the slowest one known."""
 
 
 class LoweringError(Exception):
@@ -29,32 +29,32 @@ class LoweringError(Exception):
 
 
 class Lowerer:
-    """Lowers kernels one after the other in a child, started when it is needed."""
+    """Lowers kernels one at a time in a child process, which starts on first use."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds
         self._child: subprocess.Popen[str] | None = None
-        self._words: IO[str] | None = None
+        self._output: IO[str] | None = None
 
     def lower(self, ir: str, arch: str, configs: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of the child, see `child`.
+        """Return the answer of the child, see `lowering_process`.
 
         Raises:
-            LoweringError: the compiler refuses the kernel, crashes or does not end.
+            LoweringError: the compiler rejects the kernel, crashes or exceeds the time limit.
         """
-        child = self._started()
+        child = self._start()
         assert child.stdin is not None
         try:
             child.stdin.write(json.dumps({"ir": ir, "arch": arch, "configs": dict(configs)}) + "\n")
             child.stdin.flush()
-            line = self._answer(child)
+            line = self._read_answer(child)
         except BrokenPipeError:
             line = ""
         except BaseException:
-            self.close()  # An answer that nobody reads would be taken for the next one.
+            self.close()  # otherwise the next request would read this one's answer
             raise
         if not line:
-            raise LoweringError(self._gone())
+            raise LoweringError(self._crash_message())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise LoweringError(answer["error"])
@@ -66,28 +66,28 @@ class Lowerer:
             self._child.kill()
             self._child.communicate()
             self._child = None
-        if self._words is not None:
-            self._words.close()
-            self._words = None
+        if self._output is not None:
+            self._output.close()
+            self._output = None
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self.close()
-        self._words = tempfile.TemporaryFile(  # noqa: SIM115 - lives as long as the child
+        self._output = tempfile.TemporaryFile(  # noqa: SIM115 - lives as long as the child
             "w+", encoding="utf-8", errors="replace"
         )
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "tlmatrix.backend.assembly.child"],
+            [sys.executable, "-m", "tlmatrix.backend.assembly.lowering_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._words,
+            stderr=self._output,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         return self._child
 
-    def _answer(self, child: subprocess.Popen[str]) -> str:
+    def _read_answer(self, child: subprocess.Popen[str]) -> str:
         assert child.stdout is not None
         until = time.monotonic() + self._seconds
         while time.monotonic() < until:
@@ -97,14 +97,14 @@ class Lowerer:
         self.close()
         raise LoweringError(f"lowering did not end in {self._seconds:g} s")
 
-    def _gone(self) -> str:
-        """How the child ended, and its last words."""
-        child, words = self._child, self._words
+    def _crash_message(self) -> str:
+        """The exit status of the child and the last lines of its output."""
+        child, output = self._child, self._output
         assert child is not None
-        assert words is not None
+        assert output is not None
         status = child.wait()
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        words.seek(0)
-        said = words.read().strip().splitlines()[-_TAIL:]
+        output.seek(0)
+        last = output.read().strip().splitlines()[-_TAIL:]
         self.close()
-        return "\n".join([f"the compiler crashed: its process ended with {how}", *said])
+        return "\n".join([f"the compiler crashed: its process ended with {how}", *last])

@@ -1,7 +1,8 @@
-"""Assemblies kept on disk: nvcc takes seconds to minutes a kernel, and most never change.
+"""Cache of compiled kernels on disk; nvcc takes seconds to minutes per kernel.
 
-A file is named by a hash of all that an assembly depends on, so nothing in it goes stale. What
-cannot be read is made again. One process makes an assembly while others wait for it.
+A file is named by a hash of everything that its content depends on, so entries never become
+stale. An unreadable file counts as missing. One process compiles a kernel while others that need
+it wait.
 """
 
 from __future__ import annotations
@@ -14,48 +15,50 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.assembly.assembled import Assembly
+from tlmatrix.backend.assembly.compiled import CompiledKernel
 from tlmatrix.matrix.cache import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["kept"]
+__all__ = ["load_or_compile"]
 
 
-def kept(key: str, make: Callable[[], Assembly], folder: Path | None = None) -> Assembly:
-    """The assembly of this key: read, or made, and written unless it failed."""
+def load_or_compile(
+    key: str, compile_kernel: Callable[[], CompiledKernel], folder: Path | None = None
+) -> CompiledKernel:
+    """Return the kernel of this key from the cache, or compile it; successes are cached."""
     path = (folder or cache_folder() / "assembly") / f"{key}.json"
     found = _read(path)
     if found is not None:
         return found
-    with _alone(path):
+    with _exclusive(path):
         found = _read(path)
         if found is None:
-            found = make()
+            found = compile_kernel()
             if not found.error and not found.missing:
                 _write(path, found)
     return found
 
 
-def _read(path: Path) -> Assembly | None:
+def _read(path: Path) -> CompiledKernel | None:
     try:
-        return Assembly.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return CompiledKernel.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def _write(path: Path, assembly: Assembly) -> None:
+def _write(path: Path, kernel: CompiledKernel) -> None:
     with contextlib.suppress(OSError):
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(assembly.to_json(), file)
+            json.dump(kernel.to_json(), file)
         Path(temporary).replace(path)
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """No other process makes the same; where files cannot be locked, they may."""
+def _exclusive(path: Path) -> Iterator[None]:
+    """Lock a cache entry against other processes; no lock if the folder is not writable."""
     lock = path.with_suffix(".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""CUDA source to machine code by nvcc and ptxas, and what they say of it."""
+"""Compiles CUDA source with nvcc and ptxas, and parses the resource usage that they report."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.assembly.assembled import Assembled
+from tlmatrix.backend.assembly.compiled import MachineCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["AssemblingError", "Toolkit", "find_toolkit"]
+__all__ = ["AssemblerError", "Toolkit", "find_toolkit", "flags_for"]
 
 _SECONDS = 900.0
 
 
-class AssemblingError(Exception):
-    """nvcc or ptxas refuses a kernel; the message is theirs."""
+class AssemblerError(Exception):
+    """nvcc or ptxas rejects a kernel; the message is the tool's."""
 
 
 @dataclass(frozen=True)
 class Toolkit:
-    """An nvcc, its version, and the architectures it makes code for (`sm_90`; no letters)."""
+    """An nvcc, its version, and its target architectures (`sm_90`, without suffix letters)."""
 
     nvcc: Path
     version: str
     architectures: frozenset[str]
 
     def lacks(self, arch: str) -> str:
-        """Why it cannot assemble for an architecture; "" if it can."""
+        """The reason why this nvcc cannot assemble for an architecture; "" if it can."""
         if arch.rstrip("af") in self.architectures:
             return ""
         return f"nvcc {self.version} does not know {arch}"
@@ -47,11 +47,11 @@ class Toolkit:
         arch: str,
         kernels: Mapping[str, Mapping[str, Any]],
         flags: Sequence[str],
-    ) -> tuple[Assembled, ...]:
-        """Machine code of each kernel of a CUDA source; `kernels` are as `child` gives them.
+    ) -> tuple[MachineCode, ...]:
+        """Compile a CUDA source to machine code; `kernels` come from `lowering_process`.
 
         Raises:
-            AssemblingError: the source does not compile, or the machine code cannot be made.
+            AssemblerError: nvcc or ptxas fails.
         """
         with tempfile.TemporaryDirectory(prefix="tlmatrix-") as folder:
             code, ptx, cubin = (Path(folder) / f"kernel.{end}" for end in ("cu", "ptx", "cubin"))
@@ -60,48 +60,48 @@ class Toolkit:
                 ["-ptx", f"-arch={arch}", "-std=c++20", "-O3", *_include(), *flags, code, ptx]
             )
             levels = [flag for flag in flags if flag.startswith("--ptxas-options")]
-            told = self._run(["-cubin", f"-arch={arch}", "-Xptxas=-v", *levels, ptx, cubin])
+            output = self._run(["-cubin", f"-arch={arch}", "-Xptxas=-v", *levels, ptx, cubin])
             text = ptx.read_text(encoding="utf-8")
         columns = _tensor_memory(source)
         found = []
-        for name, words in _entries(told).items():
+        for name, lines in _entries(output).items():
             launch = kernels.get(name, {})
-            found.append(_assembled(name, words, text, launch, columns))
+            found.append(_machine_code(name, lines, text, launch, columns))
         return tuple(found)
 
-    def _run(self, words: Sequence[str | Path]) -> str:
-        *options, code, result = map(str, words)
+    def _run(self, arguments: Sequence[str | Path]) -> str:
+        *options, code, result = map(str, arguments)
         command = [str(self.nvcc), *options, "-o", result, code]
         try:
             done = subprocess.run(  # noqa: S603 - the user's own compiler
                 command, check=False, capture_output=True, text=True, timeout=_SECONDS
             )
         except subprocess.TimeoutExpired as error:
-            raise AssemblingError(f"nvcc did not end in {_SECONDS:g} s") from error
+            raise AssemblerError(f"nvcc did not end in {_SECONDS:g} s") from error
         if done.returncode:
-            raise AssemblingError((done.stderr or done.stdout).strip())
+            raise AssemblerError((done.stderr or done.stdout).strip())
         return done.stdout + done.stderr
 
 
 @cache
 def find_toolkit() -> Toolkit | None:
-    """The nvcc that TileLang would use, else the one on the path; None without one."""
+    """Find the nvcc that TileLang would use, or else the one on PATH; None if there is neither."""
     from tilelang.env import CUDA_HOME
 
-    places = [Path(CUDA_HOME) / "bin" / "nvcc"] if CUDA_HOME else []
+    candidates = [Path(CUDA_HOME) / "bin" / "nvcc"] if CUDA_HOME else []
     if on_path := shutil.which("nvcc"):
-        places.append(Path(on_path))
-    for nvcc in places:
+        candidates.append(Path(on_path))
+    for nvcc in candidates:
         if not nvcc.is_file():
             continue
-        version = _said([str(nvcc), "--version"])
+        version = _output([str(nvcc), "--version"])
         release = re.search(r"\bV([0-9.]+)", version)
-        codes = _said([str(nvcc), "--list-gpu-code"]).split()
+        codes = _output([str(nvcc), "--list-gpu-code"]).split()
         return Toolkit(nvcc, release[1] if release else "of unknown version", frozenset(codes))
     return None
 
 
-def _said(command: list[str]) -> str:
+def _output(command: list[str]) -> str:
     done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
     return done.stdout
 
@@ -113,7 +113,7 @@ def _include() -> list[str]:
 
 
 def flags_for(configs: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
-    """Options of nvcc that a kernel's pass configurations and compile flags ask for."""
+    """Translate a kernel's pass configurations and compile flags to options of nvcc."""
     found = []
     for flag in flags:
         found += shlex.split(flag)
@@ -128,7 +128,7 @@ def flags_for(configs: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
     return found
 
 
-# What the tools say --------------------------------------------------------------------------
+# Parsing of the tools' output ----------------------------------------------------------------
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -142,26 +142,26 @@ _STATEMENT = re.compile(r"[;{}\n]")
 _ALLOCATED = re.compile(r"tl::tmem_allocate(?:<[^>]*>)?\([^;]*?,\s*(\d+)\s*\)\s*;")
 
 
-def _entries(told: str) -> dict[str, list[str]]:
-    """What ptxas says, by kernel."""
+def _entries(output: str) -> dict[str, list[str]]:
+    """Split the output of ptxas by kernel."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
-    for line in told.splitlines():
+    for line in output.splitlines():
         if entry := _ENTRY.search(line):
             lines = found.setdefault(entry[1], [])
         lines.append(line)
     return found
 
 
-def _assembled(
-    name: str, words: Sequence[str], ptx: str, launch: Mapping[str, Any], columns: int
-) -> Assembled:
-    told = "\n".join(words)
-    used = _USED.search(told)
-    frame = _SPILLS.search(told)
-    static = _STATIC.search(told)
-    warnings = [found[1] or found[2] for found in map(_WARNING.match, words) if found]
-    return Assembled(
+def _machine_code(
+    name: str, lines: Sequence[str], ptx: str, launch: Mapping[str, Any], columns: int
+) -> MachineCode:
+    output = "\n".join(lines)
+    used = _USED.search(output)
+    frame = _SPILLS.search(output)
+    static = _STATIC.search(output)
+    warnings = [found[1] or found[2] for found in map(_WARNING.match, lines) if found]
+    return MachineCode(
         name=name,
         registers=int(used[1]) if used else 0,
         spills=int(frame[2]) + int(frame[3]) if frame else 0,
@@ -176,7 +176,7 @@ def _assembled(
 
 
 def _body(ptx: str, name: str) -> str:
-    """The part of a PTX module from one kernel to the next."""
+    """The text of one kernel in a PTX module."""
     start = re.search(rf"\.entry {re.escape(name)}\(", ptx)
     if start is None:
         return ptx
@@ -185,12 +185,12 @@ def _body(ptx: str, name: str) -> str:
 
 
 def _instructions(body: str) -> dict[str, int]:
-    """How often each instruction occurs; inline assembly has several on a line, in braces."""
+    """Count each instruction; a line of inline assembly may have several, in braces."""
     statements = map(_INSTRUCTION.match, _STATEMENT.split(body))
     counts = Counter(found[1] for found in statements if found)
     return dict(sorted(counts.items()))
 
 
 def _tensor_memory(source: str) -> int:
-    """Columns of tensor memory that a source allocates: blocks never share one allocation."""
+    """Sum the columns of tensor memory that a source allocates; they are live together."""
     return sum(int(columns) for columns in _ALLOCATED.findall(source))

@@ -1,1 +1,1 @@
-"""Running an entry on several ranks at once: simulated, or a process a rank."""
+"""Runs an entry on several ranks: simulated in one process, or with one process per rank."""

@@ -1,4 +1,4 @@
-"""What went wrong on one rank, as it crosses processes."""
+"""Exceptions of ranks, in a form that crosses processes, and their report as one error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["Failure", "raise_failures"]
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception of a rank: itself, and what it looked like there.
+    """An exception of a rank, with its type, message and traceback there as text.
 
-    `entry` says that the code under test raised it; `when` is the clock of the machine.
+    `entry` is whether the code under test raised it; `when` is a time of the machine's monotonic
+    clock.
     """
 
     error: BaseException
@@ -31,7 +32,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The failure that an exception is, now."""
+        """Describe an exception that was just caught."""
         raised = error.error if isinstance(error, EntryError) else error
         return cls(
             raised,
@@ -42,34 +43,34 @@ class Failure:
             time.monotonic(),
         )
 
-    def travelling(self) -> Failure:
-        """The same with an exception that arrives as it left, when it is pickled.
+    def picklable(self) -> Failure:
+        """Return this failure with an exception that pickling preserves.
 
-        One that cannot be pickled, or that becomes another by it (its class makes the message of
-        what it is given, say), is replaced by a `RuntimeError` that tells its type and message.
+        An exception that cannot be pickled, or that changes by it (such as a class that computes
+        its message from its arguments), is replaced by a `RuntimeError` with its type and message.
         """
         try:
-            there = pickle.loads(pickle.dumps(self.error))  # noqa: S301 - what we just wrote
-            same = type(there) is type(self.error) and str(there) == self.message
+            copy = pickle.loads(pickle.dumps(self.error))  # noqa: S301 - what we just wrote
+            same = type(copy) is type(self.error) and str(copy) == self.message
         except Exception:  # noqa: BLE001 - anything may be in an exception
             same = False
         return self if same else replace(self, error=RuntimeError(f"{self.kind}: {self.message}"))
 
     @property
-    def alike(self) -> tuple[str, str]:
-        """What the same failure of another rank has in common with it."""
+    def signature(self) -> tuple[str, str]:
+        """Equal for the same failure on several ranks."""
         return (self.kind, self.message)
 
 
-def raise_failures(failures: dict[int, Failure], world: int, idle: str = "") -> None:
-    """Raise what ranks failed of, as one error; nothing where none did.
+def raise_failures(failures: dict[int, Failure], world: int, others: str = "") -> None:
+    """Raise the failures of ranks as one error; return if there are none.
 
-    The first to fail counts, and who failed alike: others may have failed of its absence. `idle`
-    says what became of ranks that did not fail.
+    The error is that of the first rank to fail and of ranks with the same failure; later ones may
+    be consequences. `others` describes the ranks that did not fail.
 
     Raises:
         EntryError: the code under test raised; `where` names the ranks.
-        SpecError: the spec does not fit what it names.
+        SpecError: the spec does not match the code that it names.
     """
     if not failures:
         return
@@ -77,7 +78,7 @@ def raise_failures(failures: dict[int, Failure], world: int, idle: str = "") -> 
         if isinstance(failure.error, SpecError | FindingsError):
             raise failure.error
     first = min(failures.values(), key=lambda failure: failure.when)
-    ranks = [rank for rank, failure in failures.items() if failure.alike == first.alike]
+    ranks = [rank for rank, failure in failures.items() if failure.signature == first.signature]
     if not first.entry:
         raise first.error
     notes = [
@@ -87,8 +88,8 @@ def raise_failures(failures: dict[int, Failure], world: int, idle: str = "") -> 
         for rank, failure in sorted(failures.items())
         if rank not in ranks
     ]
-    notes += [idle] if idle and len(failures) < world else []
+    notes += [others] if others and len(failures) < world else []
     where = ranks_words(ranks, world) if world > 1 else ""
     if len(ranks) == world:
-        where = ""  # as it would be on one
+        where = ""
     raise EntryError(first.error, where=where, trace=first.trace, notes=notes)

@@ -1,4 +1,4 @@
-"""What is told of a rank that does not come back, or whose process ended."""
+"""Errors for ranks that hang and for ranks whose process ended."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ from tlmatrix.words import ranks_words
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["hang", "lost"]
+__all__ = ["exit_error", "hang_error"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
-_MOST = 4
-"""Frames that are told of one rank."""
-_SIMULATED = "`--backend interpreter` runs the case on simulated ranks and says who waits for what"
+_FRAMES = 4
+"""Frames that the error shows of each rank."""
+_SIMULATED = (
+    "`--backend interpreter` runs the case on simulated ranks and reports what each one waits for"
+)
 _LINES = 8
-"""Last lines of a process that ended."""
+"""Last lines of output that the error shows of a process that ended."""
 
 
-def hang(
+def hang_error(
     world: int, returned: Collection[int], stacks: Mapping[int, str], seconds: float
 ) -> FindingsError:
-    """The error of ranks that are not back after `seconds`; `stacks` are as faulthandler has them.
+    """The error for ranks that did not return within `seconds`.
 
-    `returned` are the ranks that are.
+    Args:
+        world: the number of ranks.
+        returned: the ranks that did return.
+        stacks: of each other rank its threads' stacks, as faulthandler prints them.
+        seconds: the time limit.
     """
     late = sorted(stacks)
-    places = {rank: _place(stacks[rank]) for rank in late}
+    locations = {rank: _location(stacks[rank]) for rank in late}
     title = f"{ranks_words(late, world)} did not come back within {seconds:g} s"
-    lines = [f"rank {rank} is {places[rank]}" for rank in late]
+    lines = [f"rank {rank} is {locations[rank]}" for rank in late]
     lines += [f"rank {rank} returned" for rank in sorted(returned)]
-    odd = _odd_one(places)
-    hint = "a wait for what no rank sends, or a collective that not every rank calls"
+    outlier = _outlier(locations)
+    hint = "a wait for a signal that no rank sends, or a collective that not every rank calls"
     if returned:
         hint = (
             f"{ranks_words(sorted(returned), world)} did not wait for the others: a collective, a "
@@ -46,15 +52,15 @@ def hang(
     elif allocating := [rank for rank in late if _allocates(stacks[rank])]:
         hint = (
             f"{ranks_words(allocating, world)} in `rendezvous` of symmetric memory: not every rank "
-            "calls it, or a GPU waits for a signal that came before a stream had zeroed the memory "
-            "and was lost: torch.cuda.synchronize() between `empty` and `rendezvous`"
+            "calls it, or a signal arrived before a stream had zeroed the memory and was lost: "
+            "call torch.cuda.synchronize() between `empty` and `rendezvous`"
         )
-    elif odd is not None:
-        hint = f"rank {odd} is elsewhere than all others, who may wait for it"
+    elif outlier is not None:
+        hint = f"rank {outlier} is in other code than all others, which may wait for it"
     elif all(map(_waits_for_gpu, stacks.values())):
         hint = (
-            "on their GPUs, a flag that no rank raises; or other processes keep the GPUs busy "
-            "(`nvidia-smi`), so that ranks wait for their turns: `--timeout SECONDS` gives more"
+            "a kernel waits for a flag that no rank sets; or other processes keep the GPUs busy "
+            "(`nvidia-smi`): `--timeout SECONDS` sets a longer time"
         )
     if world > 1:
         hint += f"; {_SIMULATED}"
@@ -62,52 +68,52 @@ def hang(
     return FindingsError([finding])
 
 
-def _odd_one(places: Mapping[int, str]) -> int | None:
-    """The one rank that is somewhere else than all others, of three or more."""
-    for rank, place in places.items():
-        others = {other for each, other in places.items() if each != rank}
-        if len(places) > 2 and len(others) == 1 and place not in others:
+def _outlier(locations: Mapping[int, str]) -> int | None:
+    """The one rank, of three or more, whose location differs from that of all others."""
+    for rank, location in locations.items():
+        others = {other for each, other in locations.items() if each != rank}
+        if len(locations) > 2 and len(others) == 1 and location not in others:
             return rank
     return None
 
 
 def _frames(stack: str) -> list[re.Match[str]]:
-    """Those of the main thread, innermost first."""
+    """The frames of the main thread, innermost first."""
     main = stack.rsplit("most recent call first):", maxsplit=1)[-1]
     return [match for line in main.splitlines() if (match := _FRAME.match(line))]
 
 
 def _waits_for_gpu(stack: str) -> bool:
-    """Whether the main thread waits until its GPU has done all that was enqueued."""
+    """Whether the main thread waits for its GPU."""
     frames = _frames(stack)
     return bool(frames) and "/torch/cuda/" in frames[0]["file"]
 
 
 def _allocates(stack: str) -> bool:
-    """Whether the main thread makes symmetric memory that all ranks reach."""
+    """Whether the main thread is in `rendezvous` of symmetric memory."""
     frames = _frames(stack)
     return bool(frames) and frames[0]["function"] == "rendezvous"
 
 
-def _place(stack: str) -> str:
-    """Where the main thread is: the user's frames, innermost first, in a line each."""
+def _location(stack: str) -> str:
+    """Where the main thread is: the user's frames, innermost first, one per line."""
     frames = _frames(stack)
     if not frames:
-        return "in code that shows no Python frame"
+        return "in code without Python frames"
     own = [frame for frame in frames if not is_ours(frame["file"])]
-    told = [
+    lines = [
         f"at {short_path(frame['file'])}:{frame['line']} in {frame['function']}"
-        for frame in (own or frames)[:_MOST]
+        for frame in (own or frames)[:_FRAMES]
     ]
     inner = frames[0]
     if own and inner is not own[0]:
         name = inner["file"].rpartition("site-packages/")[2]
-        told[0] += f" (in {inner['function']}, {name}:{inner['line']})"
-    return "\n    called ".join(told)
+        lines[0] += f" (in {inner['function']}, {name}:{inner['line']})"
+    return "\n    called ".join(lines)
 
 
-def lost(rank: int, world: int, status: int | None, output: str) -> FindingsError:
-    """The error of a rank whose process ended with `status`; `output` is what it wrote."""
+def exit_error(rank: int, world: int, status: int | None, output: str) -> FindingsError:
+    """The error for a rank whose process ended with `status` after printing `output`."""
     ended = "ended"
     if status is not None and status < 0:
         ended = f"was ended by {signal.Signals(-status).name}"
@@ -120,9 +126,9 @@ def lost(rank: int, world: int, status: int | None, output: str) -> FindingsErro
                 CHECK,
                 f"{ranks_words([rank], world)}: its process {ended}",
                 pattern="process ended",
-                hint="an exit, a crash of native code, or too little memory; its last lines follow"
+                hint="an exit, a crash of native code, or out of memory; its last lines follow"
                 if lines
-                else "an exit, a crash of native code, or too little memory",
+                else "an exit, a crash of native code, or out of memory",
                 detail="\n".join(lines) or None,
             )
         ]

@@ -1,4 +1,4 @@
-"""What a rank is asked to do, and what it answers: plain data that crosses processes."""
+"""Requests to ranks and their answers: plain data that crosses processes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from tlmatrix.check.finding import Finding
 
-__all__ = ["Answer", "Call", "Job", "moved", "on_host"]
+__all__ = ["Answer", "Call", "Job", "to_device", "to_host"]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the entry on one rank: a `Problem` without what only judges need.
+    """One call of the entry on one rank: a `Problem` without its reference and error bounds.
 
-    `inputs` and `cotangents` (by output) are names in `names`.
+    `inputs` and `cotangents` (by output) are keys of `names`.
     """
 
     values: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Call:
 
     @classmethod
     def of(cls, problem: Problem) -> Call:
-        """The call that a rank's problem (`Sharding.of_rank`) is."""
+        """Make the call for a rank's problem (`Sharding.of_rank`)."""
         names = dict(problem.names)
         cotangents = {}
         for output, tensor in problem.cotangents.items():
@@ -54,7 +54,7 @@ class Call:
         return {name: self.names[name] for name in self.inputs}
 
     def problem(self, extra: Mapping[str, Any]) -> Problem:
-        """The problem again, with more names."""
+        """Restore the problem, with `extra` added to its names."""
         names = {**self.names, **extra}
         return Problem(
             values=self.values,
@@ -69,11 +69,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Job:
-    """Calls that a rank makes one after the other, with nothing between that waits.
+    """Calls that a rank makes one after the other, without synchronization between them.
 
-    `poison` is what fresh memory holds between canaries (True: NaN; False: zeros; None: no
-    canaries). `turn` counts the runs of a case. `straggle` seeds the delays of ranks; 0: none.
-    With `captured`, the calls are replays of the first one, captured to a CUDA graph.
+    Attributes:
+        calls: the calls.
+        poison: content of fresh memory between canaries: True for NaN, False for zeros; None for
+            no canaries.
+        turn: the number of this run of the case, which selects an interleaving.
+        straggle: seed of the ranks' delays; 0 for none.
+        captured: capture the first call to a CUDA graph, and replay it for each call.
     """
 
     calls: tuple[Call, ...]
@@ -85,14 +89,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank returned, call by call, and what its canaries told."""
+    """The results of a rank, call by call, and the findings of its canaries."""
 
     results: tuple[Mapping[str, torch.Tensor], ...]
     findings: tuple[Finding, ...] = field(default=())
 
 
-def moved(job: Job, device: torch.device) -> Job:
-    """The job with its tensors, and the name `device`, on a device."""
+def to_device(job: Job, device: torch.device) -> Job:
+    """Move the tensors of a job, and set its name `device`, to a device."""
 
     def call(each: Call) -> Call:
         names = {name: _to(value, device) for name, value in each.names.items()}
@@ -101,8 +105,8 @@ def moved(job: Job, device: torch.device) -> Job:
     return replace(job, calls=tuple(map(call, job.calls)))
 
 
-def on_host(answer: Answer) -> Answer:
-    """The answer with its tensors on the CPU, each with memory of its own."""
+def to_host(answer: Answer) -> Answer:
+    """Copy the tensors of an answer to the CPU; none of them share memory."""
     results = tuple(
         {name: tensor.detach().cpu().contiguous().clone() for name, tensor in each.items()}
         for each in answer.results
@@ -115,7 +119,7 @@ def _to(value: Any, device: torch.device) -> Any:  # noqa: ANN401 - any argument
         return value
     if value.device == device:
         return value
-    # Strides stay: how a tensor lies in memory may be what a case is about.
+    # Keep the strides: the memory layout may be what the case tests.
     span = 1 + sum(
         (size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True)
     )

@@ -1,4 +1,4 @@
-"""Locks that the processes of a machine share; the system frees them when a process ends."""
+"""Locks between processes of a machine; the system releases them when a process ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["file_lock", "machine_slot"]
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Held by one process, and one thread of it, at a time."""
+    """Hold an exclusive lock on a file, against other processes and threads."""
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -28,7 +28,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def machine_slot(name: str, slots: int) -> Iterator[None]:
-    """One of `slots` places of this user's processes on the machine; waits while all are taken."""
+    """Hold one of `slots` slots that this user's processes on the machine share; wait for one."""
     paths = [
         Path(tempfile.gettempdir()) / f"tlmatrix-{name}-{os.getuid()}-{slot}.lock"
         for slot in range(slots)

@@ -1,15 +1,15 @@
-"""The process of one rank: `python -m tlmatrix.backend.ranks.process`, started by a crew.
+"""The process of one rank: `python -m tlmatrix.backend.ranks.process`, started by `RankPool`.
 
-It reads requests from a socket that it was given, and answers each; when the socket closes, it
-ends. Requests and answers are pickled tuples, whose first entry says what they are:
+It answers requests on a socket and exits when the socket closes. Requests and answers are pickled
+tuples whose first entry is their kind:
 
-    ("begin", spec, roots, paths, asked)   -> ("ready",)          a case begins, on a new context
+    ("begin", spec, roots, paths)          -> ("ready",)          begin a case with a new context
     ("job", job)                           -> ("done", answer)    see `tlmatrix.backend.ranks.job`
-    ("end",)                               -> ("ready",)          the case ended: its context goes
-    ("work", function, arguments, paths)   -> ("done", result)    `module:function` of ours, called
-                                                                  with (backend, rank, world, …)
+    ("end",)                               -> ("ready",)          end the case, free its context
+    ("work", function, arguments, paths)   -> ("done", result)    call `module:function` with
+                                                                  (backend, rank, world, …)
 
-In place of an answer comes `("failed", failure)`.
+If the request raises, the answer is `("failed", failure)`.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from tlmatrix.backend.ranks.failure import Failure
 if TYPE_CHECKING:
     from tlmatrix.backend.backends import Backend
     from tlmatrix.backend.ranks.job import Job
-    from tlmatrix.backend.ranks.member import Member
+    from tlmatrix.backend.ranks.rank_runner import RankRunner
 
 __all__ = ["main"]
 
-_LONGEST = 0.02
-"""Seconds that a rank is behind at most, where stragglers are asked for."""
-_CYCLES = 20_000_000
-"""Cycles that its GPU is, about ten milliseconds."""
+_HOST_DELAY = 0.02
+"""Longest delay of a straggler on the host, in seconds."""
+_GPU_DELAY = 20_000_000
+"""Longest delay of a straggler on its GPU, in cycles: about ten milliseconds."""
 _KILL = 9
 _PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve as one rank until the crew closes the socket."""
+    """Serve as one rank until the pool closes the socket."""
     parser = argparse.ArgumentParser()
     for name in ("--rank", "--world", "--socket"):
         parser.add_argument(name, type=int, required=True)
@@ -58,53 +58,53 @@ def main(arguments: list[str] | None = None) -> None:
         parser.add_argument(name, required=True)
     given = parser.parse_args(arguments)
     _die_with_parent()
-    # The crew asks with a signal what a rank is doing; C code cannot hold that up.
+    # The pool requests stacks with a signal, which also works while C code runs.
     stacks = Path(given.stacks).open("w", encoding="utf-8")  # noqa: SIM115 - open while we live
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the crew's to hear
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C
     connection = Connection(given.socket)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         _serve(connection, given)
-    os._exit(0)  # a process group may wait for peers that are gone
+    os._exit(0)  # destroying the process group could wait for peers that have ended
 
 
 def _serve(connection: Connection, given: argparse.Namespace) -> None:
     worker: _Worker | None = None
     while True:
-        kind, *rest = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own crew
+        kind, *rest = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own pool
         try:
             if worker is None:
                 worker = _Worker(given.rank, given.world, given.kind, given.store)
             answer = worker.answer(kind, rest)
-        except Exception as error:  # noqa: BLE001 - the crew tells them apart
+        except Exception as error:  # noqa: BLE001 - the pool raises it again
             answer = ("failed", Failure.of(error))
         connection.send_bytes(_pickled(answer))
 
 
 def _pickled(answer: tuple[Any, ...]) -> bytes:
     if answer[0] == "failed":
-        return pickle.dumps(("failed", answer[1].travelling()))
+        return pickle.dumps(("failed", answer[1].picklable()))
     try:
         return pickle.dumps(answer)
-    except Exception as error:  # noqa: BLE001 - a result that holds what cannot travel
-        return pickle.dumps(("failed", Failure.of(error).travelling()))
+    except Exception as error:  # noqa: BLE001 - the result cannot be pickled
+        return pickle.dumps(("failed", Failure.of(error).picklable()))
 
 
 class _Worker:
-    """A rank, as long as its process lives."""
+    """The state of a rank's process."""
 
     def __init__(self, rank: int, world: int, kind: str, store: str) -> None:
         import torch
         import torch.distributed as dist
 
-        from tlmatrix.backend.ranks.compiling import compile_in_turn
+        from tlmatrix.backend.ranks.compile_lock import serialize_compilation
         from tlmatrix.backend.ranks.symmetric import SymmetricGuards
 
         self.rank, self.world, self.kind = rank, world, kind
         torch.set_num_threads(1)
         backend = "gloo"
         if kind == "cuda":
-            compile_in_turn(Path(store).with_name("compiling"))
+            serialize_compilation(Path(store).with_name("compiling"))
             torch.cuda.set_device(rank)
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
@@ -112,9 +112,9 @@ class _Worker:
             init_method=f"file://{store}",
             rank=rank,
             world_size=world,
-            timeout=timedelta(minutes=10),  # the crew's watchdog is sooner, and says more
+            timeout=timedelta(minutes=10),  # the pool's own limit is shorter and reports stacks
         )
-        self.member: Member | None = None
+        self.runner: RankRunner | None = None
         self.symmetric = SymmetricGuards() if kind == "cuda" else None
         _warm_up()
 
@@ -124,9 +124,9 @@ class _Worker:
                 self._begin(*rest)
                 return ("ready",)
             case "job":
-                return ("done", _on_host(self._run(*rest)))
+                return ("done", _to_host(self._run(*rest)))
             case "end":
-                self.member = None
+                self.runner = None
                 if self.symmetric is not None:
                     self.symmetric.forget()
                 gc.collect()
@@ -139,11 +139,11 @@ class _Worker:
         import torch.distributed as dist
 
         from tlmatrix.backend.binding import bind
-        from tlmatrix.backend.ranks.member import Member
+        from tlmatrix.backend.ranks.rank_runner import RankRunner
 
         sys.path.extend(path for path in paths if path not in sys.path)
         binding = bind(spec, self._backend(), roots=roots)
-        self.member = Member(binding, self.rank, self.world, dist.group.WORLD)
+        self.runner = RankRunner(binding, self.rank, self.world, dist.group.WORLD)
 
     def _work(self, function: str, arguments: tuple[Any, ...], paths: list[str]) -> Any:  # noqa: ANN401
         sys.path.extend(path for path in paths if path not in sys.path)
@@ -163,18 +163,18 @@ class _Worker:
         return CudaBackend(torch.device("cuda", self.rank), f"sm_{major}{minor}")
 
     def _run(self, job: Job) -> Any:  # noqa: ANN401 - an Answer
-        assert self.member is not None
+        assert self.runner is not None
         self._lag(job)
-        mine = _on_device(job, self.member.binding.backend.device)
+        mine = _to_device(job, self.runner.binding.backend.device)
         if self.symmetric is None:
-            return self.member.run(mine)
+            return self.runner.run(mine)
         with self.symmetric.watching():
-            answer = self.member.run(mine)
+            answer = self.runner.run(mine)
         found = self.symmetric.findings()
         return replace(answer, findings=(*answer.findings, *found))
 
     def _lag(self, job: Job) -> None:
-        """Fall behind by a time that the job's seed says: on the host, or on the GPU."""
+        """Delay this rank by a time derived from the job's seed, on the host or on the GPU."""
         if not job.straggle:
             return
         chance = random.Random(f"{job.straggle}:{self.rank}")  # noqa: S311 - reproducible
@@ -183,13 +183,13 @@ class _Worker:
             import torch
 
             hold: Any = torch.cuda._sleep  # noqa: SLF001 - there is no other
-            hold(int(chance.random() * _CYCLES))
+            hold(int(chance.random() * _GPU_DELAY))
         elif late:
-            time.sleep(chance.random() * _LONGEST)
+            time.sleep(chance.random() * _HOST_DELAY)
 
 
 def _warm_up() -> None:
-    """Have PyTorch import what it imports late, so that no call is charged for it."""
+    """Trigger PyTorch's lazy imports, so that they do not count as time of a call."""
     import torch
     import torch.distributed as dist
 
@@ -201,20 +201,20 @@ def _warm_up() -> None:
         dist.all_reduce(torch.ones(1))
 
 
-def _on_device(job: Job, device: Any) -> Job:  # noqa: ANN401 - a torch.device
-    from tlmatrix.backend.ranks.job import moved
+def _to_device(job: Job, device: Any) -> Job:  # noqa: ANN401 - a torch.device
+    from tlmatrix.backend.ranks.job import to_device
 
-    return moved(job, device)
+    return to_device(job, device)
 
 
-def _on_host(answer: Any) -> Any:  # noqa: ANN401 - an Answer
-    from tlmatrix.backend.ranks.job import on_host
+def _to_host(answer: Any) -> Any:  # noqa: ANN401 - an Answer
+    from tlmatrix.backend.ranks.job import to_host
 
-    return on_host(answer)
+    return to_host(answer)
 
 
 def _die_with_parent() -> None:
-    """Let Linux end this process when its crew's process ends, whatever it hangs in."""
+    """Have Linux kill this process when its parent ends, even if it hangs."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, _KILL)
 

@@ -1,7 +1,7 @@
-"""Ranks simulated in this process, under a seeded scheduler.
+"""Simulates ranks in this process, under a seeded scheduler.
 
-Every run is a simulation of its own: memory, streams and contexts are new, and its interleaving is
-that of the case and the number of the run.
+Every run is a new simulation with its own memory, streams and contexts. Its interleaving depends
+on the case and on the number of the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zlib import crc32
 from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.backend.errors import EntryError
 from tlmatrix.backend.ranks.failure import Failure, raise_failures
-from tlmatrix.backend.ranks.member import Member
+from tlmatrix.backend.ranks.rank_runner import RankRunner
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.gathering import CHECK
 from tlmatrix.tracebacks import user_traceback
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from tlmatrix.backend.ranks.job import Answer, Job
     from tlmatrix.check.sanitizers import Watch
 
-__all__ = ["SimulatedPlace"]
+__all__ = ["SimulatedExecutor"]
 
 _RANK = re.compile(r"simulated rank (\d+)")
 
 
 @dataclass(frozen=True)
 class _OnRank(InterpreterBackend):
-    """The backend as calls on a simulated rank see it, inside of the one that all are in."""
+    """The backend of calls on a simulated rank, while the simulation's own is active."""
 
     @contextmanager
     def active(self, turn: int = 0) -> Iterator[object]:  # noqa: ARG002
-        """All ranks are in the backend already."""
+        """Do nothing: the simulation's backend is active already."""
         yield self
 
     def synchronize(self) -> None:
@@ -49,13 +49,13 @@ class _OnRank(InterpreterBackend):
         torch.cuda.synchronize()
 
 
-class SimulatedPlace:
-    """Every run is a simulation of its own."""
+class SimulatedExecutor:
+    """Runs each job in a new simulation."""
 
     def run(
         self, binding: Binding, jobs: Sequence[Job], watch: Watch | None = None
     ) -> list[Answer]:
-        """See `Place.run`."""
+        """See `RankExecutor.run`."""
         from tlmatrix.interpreter import simulate
         from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError
 
@@ -67,7 +67,7 @@ class SimulatedPlace:
             import torch.distributed as dist
 
             try:
-                return Member(bound, rank, world, dist.group.WORLD).run(jobs[rank])
+                return RankRunner(bound, rank, world, dist.group.WORLD).run(jobs[rank])
             except Exception as error:
                 failures[rank] = Failure.of(error)
                 raise
@@ -77,34 +77,34 @@ class SimulatedPlace:
             with watching, binding.backend.active(first.turn):
                 found = simulate(program, world, seed=_seed(first), stragglers=bool(first.straggle))
         except (DeadlockError, SynchronizationError) as error:
-            raise _stuck(error) from error
+            raise _deadlock(error) from error
         except Exception as error:
             raise_failures(failures, world)
-            raise _of_stream(error, world) from error
+            raise _stream_error(error, world) from error
         return list(found.results)
 
     def end(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state outlives a run."""
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state outlives a run."""
 
 
 def _seed(job: Job) -> int:
-    """Of an interleaving: another for every case, and for every run of it."""
+    """The scheduler's seed: different for each case and each run of it."""
     return crc32(repr(sorted(job.calls[0].values.items())).encode()) ^ (job.turn * 0x9E3779B1)
 
 
-def _stuck(error: Exception) -> FindingsError:
-    """The error of ranks that wait for each other for ever."""
+def _deadlock(error: Exception) -> FindingsError:
+    """The error for ranks that deadlock."""
     title, _, detail = str(error).partition("\n")
-    hint = "a signal that nobody sends, a flag not reset, or a collective that not all ranks call"
+    hint = "a signal that no rank sends, a flag not reset, or a collective that not all ranks call"
     finding = Finding(CHECK, title, pattern="deadlock", hint=hint, detail=detail or None)
     return FindingsError([finding])
 
 
-def _of_stream(error: Exception, world: int) -> Exception:
-    """What a kernel or a copy on some stream raised, with the rank that it is of."""
+def _stream_error(error: Exception, world: int) -> Exception:
+    """The error of a kernel or a copy on a stream, with its rank."""
     notes = " ".join(getattr(error, "__notes__", ()))
     rank = _RANK.search(notes)
     if rank is None:

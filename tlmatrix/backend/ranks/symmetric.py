@@ -1,9 +1,8 @@
-"""Symmetric memory of a GPU that shows misuse: poison in it, canaries behind it.
+"""Guards symmetric memory on GPUs: poison in fresh buffers, canaries behind them.
 
-PyTorch's own allocating operators are watched elsewhere (`tlmatrix.check.memory`); this memory is
-of another allocator. It is filled with NaN when it is allocated, and holds more bytes than were
-asked for, which nobody may write: no peer, and no kernel that takes a flag too many. So do signal
-pads, which are made larger than whoever asks is told.
+`tlmatrix.check.memory` guards PyTorch's allocating operators; symmetric memory has an allocator of
+its own. Buffers are filled with NaN and allocated with extra bytes at the end that no peer and no
+kernel may write. Signal pads are enlarged in the same way.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ _TAIL = 4096
 _WATCHED = ("empty", "rendezvous", "set_signal_pad_size", "get_signal_pad_size")
 _CANARY = 0xF5
 _POISON = 0xFF
-"""A byte of which NaN is made in every floating dtype, and -1 in every integer."""
+"""Repeated, this byte is NaN in every floating dtype and -1 in every integer dtype."""
 
 
 @dataclass(frozen=True)
 class _Tail:
-    """Bytes behind something of `count` elements that its words name."""
+    """The canaries behind a buffer of `count` elements."""
 
-    words: str
+    buffer: str
     behind: torch.Tensor
     count: int
     itemsize: int = 4
 
     def element(self, byte: int) -> int:
-        """The number of the element that a byte behind it would belong to."""
+        """The index of the element that a byte of the canaries would belong to."""
         return self.count + byte // self.itemsize
 
 
 class SymmetricGuards:
-    """The symmetric buffers that were allocated inside `watching`, and what became of them."""
+    """Guards the symmetric buffers that are allocated inside `watching`."""
 
     def __init__(self) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
         self._tails: dict[int, _Tail] = {}
         self._module: Any = symmetric
-        # A size that is set is for good, and for what is allocated later.
+        # PyTorch applies the size to later allocations and never resets it.
         self._pad: int | None = None
         if hasattr(symmetric, "set_signal_pad_size"):
             self._pad = int(symmetric.get_signal_pad_size())
@@ -59,7 +58,7 @@ class SymmetricGuards:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Symmetric memory allocated inside is poisoned, and has canaries behind it."""
+        """Poison symmetric memory that is allocated inside, and add canaries behind it."""
         module = self._module
         originals = {name: getattr(module, name) for name in _WATCHED if hasattr(module, name)}
         original = originals["empty"]
@@ -73,7 +72,7 @@ class SymmetricGuards:
             whole.view(torch.uint8).fill_(_POISON)
             behind = whole[count:].view(torch.uint8)
             behind.fill_(_CANARY)
-            if whole.is_cuda:  # a peer may write as soon as the ranks have met
+            if whole.is_cuda:  # a peer may write right after the rendezvous
                 torch.cuda.synchronize(whole.device)
             words = f"the symmetric {str(kind).removeprefix('torch.')} buffer {list(shape)}"
             self._tails[behind.data_ptr()] = _Tail(words, behind, count, kind.itemsize)
@@ -100,9 +99,9 @@ class SymmetricGuards:
                 setattr(module, name, each)
 
     def _guard_pad(self, handle: Any, size: int) -> None:  # noqa: ANN401 - PyTorch's
-        """Canaries behind this rank's signal pad, of `size` bytes as far as anybody knows."""
+        """Write canaries behind this rank's signal pad, whose visible size is `size` bytes."""
         if handle.signal_pad_size < size + _TAIL:
-            return  # made before the size was set
+            return  # allocated before the size was set
         behind = handle.get_signal_pad(handle.rank, (_TAIL,), torch.uint8, size)
         if behind.data_ptr() not in self._tails:
             behind.fill_(_CANARY)
@@ -110,7 +109,7 @@ class SymmetricGuards:
             self._tails[behind.data_ptr()] = _Tail(words, behind, size // 4)
 
     def findings(self) -> list[Finding]:
-        """What was written behind buffers; told once, for the canaries are put back."""
+        """Report writes behind buffers, and restore the canaries so that each is reported once."""
         found = []
         for tail in self._tails.values():
             behind = tail.behind
@@ -122,16 +121,16 @@ class SymmetricGuards:
             found.append(
                 Finding(
                     "guards",
-                    f"a write outside of {tail.words}: bytes {first}-{last} behind it were "
+                    f"a write outside of {tail.buffer}: bytes {first}-{last} behind it were "
                     f"overwritten, elements {tail.element(first)}-{tail.element(last)} of "
                     f"{tail.count}",
                     pattern="behind symmetric memory",
                     wrong=len(hit),
-                    hint="of this rank or of a peer: an offset of another rank, or a flag too many",
+                    hint="by this rank or a peer: the offset of another rank, or a flag too many",
                 )
             )
         return found
 
     def forget(self) -> None:
-        """Let go of the buffers of a case that ended."""
+        """Drop the buffers of a case that ended."""
         self._tails.clear()

@@ -15,7 +15,7 @@ def test_nothing_is_differentiated_before_workers_are_forked():
 
         torch.autograd.graph._engine_run_backward = no_gradient
         torch.autograd._engine_run_backward = no_gradient
-        import tlmatrix.fuzz.warm
+        import tlmatrix.fuzz.preload
         import sys
 
         assert "tilelang" in sys.modules and "sympy" in sys.modules

@@ -1,25 +1,25 @@
-"""What a function that was written as JSON has lost when it is read again, given back.
+"""Repairs the layout annotations of a PrimFunc that was loaded from JSON.
 
-A layout is written over placeholders that TileLang knows by identity; read from JSON it has others
-of the same names, and its kernel cannot be lowered: "variables (_i, _j) are used".
+A layout is an expression over placeholder variables that TileLang compares by identity. Loading
+creates new variables of the same names, and lowering then fails with "variables (_i, _j) are used".
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["with_layouts"]
+__all__ = ["restore_layouts"]
 
 
-def with_layouts(prim_func: Any) -> Any:
-    """A loaded PrimFunc with the layouts that its blocks annotate made anew."""
+def restore_layouts(prim_func: Any) -> Any:
+    """Return the loaded PrimFunc with the layout annotations of its blocks rebuilt."""
     from tilelang import tvm
 
-    def renewed(block: Any) -> Any:
+    def rebuild_block(block: Any) -> Any:
         layouts = block.annotations.get("layout_map")
         if not layouts:
             return None
-        found = {var: _renewed(layout) for var, layout in layouts.items()}
+        rebuilt = {var: _rebuild(layout) for var, layout in layouts.items()}
         return tvm.tirx.SBlock(
             block.iter_vars,
             block.reads,
@@ -29,14 +29,14 @@ def with_layouts(prim_func: Any) -> Any:
             block.init,
             block.alloc_buffers,
             block.match_buffers,
-            {**block.annotations, "layout_map": found},
+            {**block.annotations, "layout_map": rebuilt},
         )
 
-    body = tvm.tirx.stmt_functor.ir_transform(prim_func.body, None, renewed, ["tirx.SBlock"])
+    body = tvm.tirx.stmt_functor.ir_transform(prim_func.body, None, rebuild_block, ["tirx.SBlock"])
     return prim_func.with_body(body)
 
 
-def _renewed(layout: Any) -> Any:
+def _rebuild(layout: Any) -> Any:
     from tilelang import tvm
     from tilelang.layout import Fragment, Layout
 
@@ -54,8 +54,8 @@ def _renewed(layout: Any) -> Any:
     names = [str(var.name) for var in layout.get_forward_vars()]
 
     def forward(*variables: Any) -> list[Any]:
-        known = zip(names, variables, strict=True)
-        places = {loaded[name]: variable for name, variable in known if name in loaded}
-        return [tvm.tirx.stmt_functor.substitute(e, places) for e in index]
+        named = zip(names, variables, strict=True)
+        substitution = {loaded[name]: variable for name, variable in named if name in loaded}
+        return [tvm.tirx.stmt_functor.substitute(e, substitution) for e in index]
 
     return Layout(layout.get_input_shape(), forward)

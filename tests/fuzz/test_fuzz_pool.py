@@ -1,6 +1,6 @@
 """How a search is shared by processes."""
 
-from tlmatrix.fuzz.crew import job_sizes
+from tlmatrix.fuzz.pool import job_sizes
 
 
 def jobs(wanted: dict[str, int], workers: int) -> int:

@@ -1,8 +1,8 @@
-"""A process a rank: started once, fed case by case, watched, and started anew when one is lost.
+"""A pool of one process per rank, which serves many cases and restarts after a failure.
 
-The processes are children of their own (`tlmatrix.backend.ranks.process`), each with one GPU and
-NCCL, or on CPUs with gloo. What any of them raises is told as one error. One that does not come
-back in time is asked where it is, and ended with the others.
+The processes run `tlmatrix.backend.ranks.process`, each with one GPU and NCCL, or on a CPU with
+gloo. Exceptions of several ranks are reported as one error. If a rank hangs, the pool collects
+the stacks of the ranks that did not answer and kills all processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.ranks.failure import Failure, raise_failures
-from tlmatrix.backend.ranks.hang import hang, lost
+from tlmatrix.backend.ranks.hang import exit_error, hang_error
 from tlmatrix.launchers import without_launcher
 
 if TYPE_CHECKING:
@@ -31,24 +31,26 @@ if TYPE_CHECKING:
     from tlmatrix.backend.ranks.job import Answer, Job
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Crew"]
+__all__ = ["RankPool"]
 
 _GRACE = 5.0
-"""Seconds that ranks have to answer once one of them failed."""
+"""Seconds for the other ranks to answer after one failed."""
 _START = 300.0
-"""Seconds that processes have to start: PyTorch is imported, and a group formed."""
-_LOOK = 0.5
-"""Seconds that a rank has to write down where it is."""
+"""Seconds for processes to start, import PyTorch and form a process group."""
+_STACK_WAIT = 0.5
+"""Seconds for a rank to write its stacks."""
 
 _NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Crew:
+class RankPool:
     """The processes of `world` ranks.
 
-    kind: `cuda` (NCCL, a GPU a rank) or `gloo` (on CPUs); gpus: as one writes them in
-    `CUDA_VISIBLE_DEVICES`, one a rank.
+    Args:
+        world: the number of ranks.
+        kind: `cuda` (NCCL, one GPU per rank) or `gloo` (on CPUs).
+        gpus: one GPU per rank, in the syntax of `CUDA_VISIBLE_DEVICES`.
     """
 
     def __init__(self, world: int, kind: str, gpus: Sequence[str] = ()) -> None:
@@ -61,81 +63,80 @@ class Crew:
 
     @property
     def running(self) -> bool:
-        """Whether a case is under way; false once a rank was lost."""
+        """Whether a case is in progress; False after the processes were killed."""
         return self._began
 
     def begin(self, spec: Spec, roots: Sequence[Path]) -> None:
-        """A case begins: every rank binds the spec, and will make its context at the first call.
+        """Begin a case: every rank binds the spec; the first call creates its context.
 
         Raises:
-            SpecError: the spec does not fit what it names.
+            SpecError: the spec does not match the code that it names.
             FindingsError: a process could not be started.
         """
-        started = bool(self._processes)
-        if not started:
+        if not self._processes:
             self._start()
-        self._ask(("begin", spec, tuple(roots), list(sys.path)), _START)
+        self._send(("begin", spec, tuple(roots), list(sys.path)), _START)
         self._began = True
 
     def run(self, jobs: Sequence[Job], seconds: float) -> list[Answer]:
-        """What each rank answers to its job.
+        """Run one job per rank and return the answers.
 
         Raises:
             EntryError: the code under test raised, on some ranks or on all.
-            FindingsError: a rank did not come back within `seconds`, or its process ended.
+            FindingsError: a rank did not answer within `seconds`, or its process ended.
         """
-        return [answer[1] for answer in self._ask_each([("job", job) for job in jobs], seconds)]
+        return [answer[1] for answer in self._send_each([("job", job) for job in jobs], seconds)]
 
     def work(
         self, function: str, arguments: Sequence[tuple[Any, ...]], seconds: float
     ) -> list[Any]:
-        """What `module:function` gives on each rank, called with (backend, rank, world, …).
+        """Call `module:function` on each rank with (backend, rank, world, *arguments[rank]).
 
-        `arguments` are what comes behind these, by rank. Errors are those of `run`.
+        Raises the same errors as `run`.
         """
         if not self._processes:
             self._start()
         requests = [("work", function, each, list(sys.path)) for each in arguments]
-        return [answer[1] for answer in self._ask_each(requests, seconds)]
+        return [answer[1] for answer in self._send_each(requests, seconds)]
 
     def end(self) -> None:
-        """The case ended: contexts go, processes stay."""
+        """End the case: ranks free their contexts; the processes stay."""
         if self._began and self._processes:
             self._began = False
-            with contextlib.suppress(Exception):  # whoever cannot let go is started anew
-                self._ask(("end",), _START)
+            with contextlib.suppress(Exception):  # after an error the next case restarts the pool
+                self._send(("end",), _START)
 
     def close(self) -> None:
         """End the processes."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            # Ranks end by themselves when the socket closes, unless they hang.
+            # Ranks exit when their socket closes, unless they hang.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0 if self.kind == "cuda" else 1)
         self._kill()
 
     # Requests -------------------------------------------------------------------------------
 
-    def _ask(self, request: tuple[Any, ...], seconds: float) -> list[tuple[Any, ...]]:
-        return self._ask_each([request] * self.world, seconds)
+    def _send(self, request: tuple[Any, ...], seconds: float) -> list[tuple[Any, ...]]:
+        return self._send_each([request] * self.world, seconds)
 
-    def _ask_each(
+    def _send_each(
         self, requests: Sequence[tuple[Any, ...]], seconds: float
     ) -> list[tuple[Any, ...]]:
         try:
             answers = self._exchange(requests, seconds)
         except BaseException:
-            # Some rank is still at it, or gone: nothing after this could be believed.
+            # Some rank still runs or has ended: later results would be unreliable.
             self._kill()
             raise
         failures = {rank: a[1] for rank, a in answers.items() if a[0] == "failed"}
-        if failures and (len(failures) < self.world or not _same(failures)):
-            # Ranks that failed on their own leave the group out of step.
+        if failures and (len(failures) < self.world or not _equal(failures)):
+            # The ranks' collectives no longer match.
             self._kill()
         elif failures and self.kind == "cuda":
-            self._kill()  # a CUDA error leaves a context in which every later call fails
-        raise_failures(failures, self.world, _idle(failures, answers, self.world))
+            self._kill()  # after a CUDA error every later call in that context fails
+        raise_failures(failures, self.world, _others(failures, answers, self.world))
         return [answers[rank] for rank in range(self.world)]
 
     def _exchange(
@@ -156,14 +157,14 @@ class Crew:
                 try:
                     answers[rank] = pickle.loads(each.recv_bytes())  # noqa: S301 - our own
                 except (EOFError, ConnectionResetError):
-                    raise lost(rank, self.world, *self._last_words(rank)) from None
+                    raise exit_error(rank, self.world, *self._exit_status(rank)) from None
                 if answers[rank][0] == "failed":
                     deadline = min(deadline, time.monotonic() + _GRACE)
             if not ready and pending:
                 failed = any(answer[0] == "failed" for answer in answers.values())
                 if failed:
-                    break  # they wait for who failed, which is told
-                raise hang(self.world, answers, self._stacks(list(pending.values())), seconds)
+                    break  # they wait for the failed rank; its failure is the error
+                raise hang_error(self.world, answers, self._stacks(list(pending.values())), seconds)
         return answers
 
     # Processes ------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class Crew:
             self._connections.append(Connection(ours.detach()))
 
     def _environment(self) -> Mapping[str, str]:
-        """That of a rank: one thread, no multicast, and the GPUs of all ranks, for peers to map."""
+        """The environment of a rank: one thread, no multicast, and all GPUs, for peer access."""
         found = {**without_launcher(os.environ), **_NO_MULTICAST, "PYTHONUNBUFFERED": "1"}
         found |= dict.fromkeys(_ONE_THREAD, "1")
         found["PYTHONPATH"] = os.pathsep.join(
@@ -224,22 +225,22 @@ class Crew:
         return self._folder / f"output-{rank}.txt"
 
     def _stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Where ranks are, as faulthandler writes it."""
+        """The stacks of ranks, written by faulthandler."""
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 self._processes[rank].send_signal(signal.SIGUSR1)
-        time.sleep(_LOOK)
+        time.sleep(_STACK_WAIT)
         return {rank: _read(self._stack_file(rank)) for rank in ranks}
 
-    def _last_words(self, rank: int) -> tuple[int | None, str]:
-        """How a process ended, and the last lines that it wrote."""
+    def _exit_status(self, rank: int) -> tuple[int | None, str]:
+        """The exit status of a process and its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._processes[rank].wait(_LOOK)
+            self._processes[rank].wait(_STACK_WAIT)
         return self._processes[rank].returncode, _read(self._output_file(rank))
 
 
 def _root() -> Path:
-    """The folder that tlmatrix is imported from."""
+    """The folder that contains the package tlmatrix."""
     return Path(__file__).resolve().parents[3]
 
 
@@ -250,14 +251,14 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _same(failures: Mapping[int, Failure]) -> bool:
-    return len({failure.alike for failure in failures.values()}) == 1
+def _equal(failures: Mapping[int, Failure]) -> bool:
+    return len({failure.signature for failure in failures.values()}) == 1
 
 
-def _idle(failures: Mapping[int, Failure], answers: Mapping[int, object], world: int) -> str:
-    """What became of the ranks that did not fail."""
-    done = [rank for rank in answers if rank not in failures]
-    left = [rank for rank in range(world) if rank not in answers]
-    words = [f"rank {rank} returned" for rank in done]
-    words += [f"rank {rank} was still waiting {_GRACE:g} s later" for rank in left]
-    return ", ".join(words)
+def _others(failures: Mapping[int, Failure], answers: Mapping[int, object], world: int) -> str:
+    """Describe the ranks that did not fail."""
+    returned = [rank for rank in answers if rank not in failures]
+    waiting = [rank for rank in range(world) if rank not in answers]
+    parts = [f"rank {rank} returned" for rank in returned]
+    parts += [f"rank {rank} was still waiting {_GRACE:g} s later" for rank in waiting]
+    return ", ".join(parts)

@@ -1,7 +1,7 @@
-"""Compiles what is about to be timed side by side, each case and configuration in its own process.
+"""Compiles the kernels to be timed in parallel, one process per case and configuration.
 
-A process runs one of them once. What TileLang compiles there it finds again in its cache on
-disk, so that the run that times them waits for the slowest compiler and not for all of them.
+Each process runs its case once, which fills TileLang's cache on disk. The timing run then loads
+the kernels from the cache.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.models import Spec
 
-__all__ = ["warm"]
+__all__ = ["precompile"]
 
-_MOST = 16
-"""Processes at once: each has its own tensors on the GPU."""
+_MAX_PROCESSES = 16
+"""Most processes at a time; each has its own tensors on the GPU."""
 _SECONDS = 900.0
-"""A compiler that takes longer does not end; the run itself will say so."""
+"""Time limit of a process."""
 
 
-def warm(
+def precompile(
     spec: Spec,
     pairs: Sequence[tuple[Case, Mapping[str, Any]]],
     roots: Sequence[Path] = (),
     backend: str = "cuda",
 ) -> None:
-    """Run each case in its configuration once; what goes wrong is told when it is tried again."""
+    """Run each case with its configuration once; the timing run will report any error again."""
     jobs = [
         {
             "spec": str(spec.path),
@@ -45,15 +45,15 @@ def warm(
         }
         for case, config in pairs
     ]
-    workers = min(len(jobs), os.cpu_count() or 1, _MOST)
+    workers = min(len(jobs), os.cpu_count() or 1, _MAX_PROCESSES)
     with ThreadPoolExecutor(max(workers, 1)) as pool:
-        list(pool.map(_started, jobs))
+        list(pool.map(_run_process, jobs))
 
 
-def _started(job: Mapping[str, Any]) -> None:
+def _run_process(job: Mapping[str, Any]) -> None:
     try:
-        subprocess.run(  # noqa: S603 - this Python, and what the user's own spec says
-            [sys.executable, "-m", "tlmatrix.bench.warm", json.dumps(job)],
+        subprocess.run(  # noqa: S603 - this Python, running the user's own spec
+            [sys.executable, "-m", "tlmatrix.bench.precompile", json.dumps(job)],
             check=False,
             timeout=_SECONDS,
             stdout=subprocess.DEVNULL,
@@ -65,7 +65,7 @@ def _started(job: Mapping[str, Any]) -> None:
 
 def _run(job: Mapping[str, Any]) -> None:
     from tlmatrix.backend import backend_named
-    from tlmatrix.bench.candidates import candidate, entry_run
+    from tlmatrix.bench.candidates import entry_run, prepare_candidate
     from tlmatrix.matrix import Case
     from tlmatrix.problem import family_for
     from tlmatrix.spec.importing import make_importable
@@ -79,7 +79,7 @@ def _run(job: Mapping[str, Any]) -> None:
     problem = family_for(spec).problem(spec, case.values, seed=case.seed, device=backend.device)
     with backend.active():
         run = entry_run(spec, problem, backend, roots=roots, config=job["config"])
-        candidate(run, problem)
+        prepare_candidate(run, problem)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""Where the element that is explained lies: in a result as it was returned, of one rank of several.
-
-A result of several ranks is put together of theirs. A kernel wrote what one of them returned, and
-read what that one was given.
-"""
+"""Locates an element of a gathered result in the tensor that one of several ranks returned."""
 
 from __future__ import annotations
 
@@ -22,16 +18,21 @@ if TYPE_CHECKING:
     from tlmatrix.problem.sharding.shards import Sharding
     from tlmatrix.spec.models import Spec
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Location", "locate"]
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """An element of a result.
 
-    `index` is its place in the whole `tensor`, `mine` that in `returned`, which is what the code
-    under test returned; `given` are the inputs it was called with. On one rank of several that is
-    `rank`, and `words` says whose the element is.
+    Attributes:
+        name: the result.
+        index: the element's index in the whole result.
+        mine: its index in `returned`.
+        returned: the tensor that the code under test returned, on `rank` if there are several.
+        given: the inputs of that call.
+        rank: the rank, None if there is only one.
+        words: the rank and the index on it, for output.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Place:
     _sharding: Sharding | None = field(default=None, repr=False)
 
     def in_whole(self, name: str) -> torch.Tensor | None:
-        """Where each element of an input that was given lies in the whole one; None: alike."""
+        """The indices of a rank's input in the whole one, flat; None if they are the same."""
         if self._sharding is None or name not in self._sharding.splits:
             return None
         import torch
@@ -57,42 +58,42 @@ class Place:
         return self._sharding.splits[name].of(numbers, self.rank).flatten()
 
 
-def place_of(
+def locate(
     spec: Spec,
     problem: Problem,
     outputs: Tensors,
     name: str,
     index: tuple[int, ...],
     rank: int | None,
-) -> Place:
-    """The place of an element `index` of the whole result `name`, on `rank` if one is asked for.
+) -> Location:
+    """Locate the element `index` of the whole result `name`, on `rank` if it is not None.
 
     Raises:
-        UsageError: that rank has no such element, or there is one rank alone.
+        UsageError: the rank does not have the element, or the spec has no ranks.
     """
     if not isinstance(outputs, Gathered):
         if rank is not None:
             raise UsageError(f"--rank: {spec.name} has no axis world: one rank runs its entry")
-        return Place(name, index, index, outputs[name], problem.inputs)
+        return Location(name, index, index, outputs[name], problem.inputs)
     from tlmatrix.problem.sharding.shards import Sharding
 
     sharding = Sharding.of(spec, problem)
     world = sharding.world
     if rank is not None and not 0 <= rank < world:
-        raise UsageError(f"--rank: there is no rank {rank}: the case has ranks 0 to {world - 1}")
+        raise UsageError(f"--rank {rank}: no such rank; the case has ranks 0 to {world - 1}")
     split = sharding.splits.get(name)
     if split is None:
         owner, mine = rank or 0, index
-        each = "a term of it" if name in sharding.summed else "it whole"
-        others = f"; every rank returns {each}, --rank takes another" if world > 1 else ""
+        each = "a term of it" if name in sharding.summed else "all of it"
+        others = f"; every rank returns {each}, --rank selects another" if world > 1 else ""
     else:
         owner, mine = split.place(index)
         others = ""
         if rank not in (None, owner):
-            raise UsageError(f"--rank: {name}{list(index)} is an element of rank {owner}")
+            raise UsageError(f"--rank {rank}: {name}{list(index)} is an element of rank {owner}")
     returned = outputs.returned[owner][name]
     words = (
         f"{ranks_words([owner], world)}, as {name}{list(mine)} of {list(returned.shape)}{others}"
     )
     given = outputs.given[owner]
-    return Place(name, index, mine, returned, given, owner, words, problem, sharding)
+    return Location(name, index, mine, returned, given, owner, words, problem, sharding)

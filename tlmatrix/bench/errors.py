@@ -1,4 +1,4 @@
-"""Errors of implementations, short enough for a table."""
+"""One-line summaries of errors, for tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tlmatrix.run.faults import fault_finding
 if TYPE_CHECKING:
     from tlmatrix.backend import Backend
 
-__all__ = ["error_words", "first_sentence"]
+__all__ = ["first_sentence", "summarize_error"]
 
 
-def error_words(error: Exception, backend: Backend) -> str:
-    """What an implementation raised, in a line."""
+def summarize_error(error: Exception, backend: Backend) -> str:
+    """Summarize the exception of an implementation in one line."""
     raised = error.error if isinstance(error, EntryError) else error
     finding = fault_finding(raised, backend, "entry", 0)
     if finding is not None:
@@ -24,5 +24,5 @@ def error_words(error: Exception, backend: Backend) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a message: PyTorch's may go on for pages."""
+    """The first sentence of a message."""
     return text.strip().partition("\n")[0].partition(". ")[0]

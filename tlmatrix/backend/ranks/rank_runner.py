@@ -1,4 +1,4 @@
-"""One rank at work: makes its context once, calls the entry, keeps canaries around its buffers."""
+"""Runs the calls of one rank: creates its context once, and guards its buffers with canaries."""
 
 from __future__ import annotations
 
@@ -24,49 +24,46 @@ if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
     from tlmatrix.problem.model import Problem
 
-__all__ = ["Member"]
+__all__ = ["RankRunner"]
 
-_WARM = 2
-"""Calls before a capture: what a context has twice is there then."""
+_WARMUP = 2
+"""Calls before a capture, which fill both halves of double-buffered contexts."""
 
 
 @dataclass
-class Member:
-    """A rank of a group, for the calls of one case.
-
-    `group` is what torch.distributed calls the group of all ranks.
-    """
+class RankRunner:
+    """Runs the calls of one case on one rank; `group` is torch.distributed's group of all ranks."""
 
     binding: Binding
     rank: int
     world: int
     group: Any
     _context: list[Any] = field(default_factory=list)
-    """The context in a list of one, once there is one."""
+    """The context in a list of one; empty before it is created."""
 
     def run(self, job: Job) -> Answer:
         """Make the calls of a job.
 
         Raises:
-            EntryError: the entry raised, or what makes its context did.
-            BindingError: arguments or results do not fit what the spec says.
+            EntryError: the entry, or the function that creates its context, raised.
+            BindingError: arguments or results do not match the spec.
         """
         if job.captured:
-            return self._replayed(job)
+            return self._replay(job)
         held: dict[str, torch.Tensor] = {}
         results, findings = [], []
-        alone = len(job.calls) == 1
+        single = len(job.calls) == 1
         for call in job.calls:
             problem = self._problem(call)
-            if not alone:
-                problem = _in_one_memory(problem, held)
-            found, told = self._called(problem, job, wait=alone)
-            if not alone:
-                # Whatever the next call writes to, these are this one's.
+            if not single:
+                problem = _reuse_memory(problem, held)
+            found, guarded_findings = self._call(problem, job, wait=single)
+            if not single:
+                # The next call may overwrite them.
                 found = {name: tensor.clone() for name, tensor in found.items()}
             results.append(found)
-            findings += told
-        if not alone:
+            findings += guarded_findings
+        if not single:
             try:
                 self.binding.backend.synchronize()
             except Exception as error:
@@ -77,21 +74,21 @@ class Member:
         names = {"rank": self.rank, "world": self.world, "group": self.group}
         return self.with_context(call.problem(names))
 
-    def _replayed(self, job: Job) -> Answer:
-        """Capture the first call to a CUDA graph, and replay it with the data of each.
+    def _replay(self, job: Job) -> Answer:
+        """Capture the first call to a CUDA graph, and replay it with the data of each call.
 
-        Calls come before it, in which kernels are compiled and buffers get their size, and one
-        more before the last replay: who shares a context with a graph must not be in its way.
+        Eager calls before the capture compile kernels and size buffers. One more before the last
+        replay checks that eager calls and a graph can share a context.
         """
         import torch
 
         held: dict[str, torch.Tensor] = {}
-        problem = _in_one_memory(self._problem(job.calls[0]), held)
+        problem = _reuse_memory(self._problem(job.calls[0]), held)
 
         def call() -> dict[str, torch.Tensor]:
             return execute(self.binding, problem, turn=job.turn, wait=False)
 
-        for _ in range(_WARM):
+        for _ in range(_WARMUP):
             call()
         try:
             self.binding.backend.synchronize()
@@ -100,7 +97,7 @@ class Member:
                 captured = call()
             results = []
             for number, each in enumerate(job.calls, 1):
-                _in_one_memory(self._problem(each), held)
+                _reuse_memory(self._problem(each), held)
                 if number == len(job.calls):
                     call()
                 graph.replay()
@@ -112,7 +109,7 @@ class Member:
             raise EntryError(error) from error
         return Answer(tuple(results))
 
-    def _called(
+    def _call(
         self, problem: Problem, job: Job, *, wait: bool
     ) -> tuple[dict[str, torch.Tensor], list[Finding]]:
         with ExitStack() as stack:
@@ -123,14 +120,14 @@ class Member:
         return results, guards.findings(results) if guards is not None else []
 
     def with_context(self, problem: Problem) -> Problem:
-        """The problem with the spec's `context`, made at the first call of the case."""
+        """Add the spec's `context` to the problem; the first call of the case creates it."""
         spec = self.binding.spec
         if spec.context is None:
             return problem
         if not self._context:
             make = load(spec, ("context",), spec.context)
             if not callable(make):
-                raise self._misfit(f"{spec.context!r} is not callable")
+                raise self._binding_error(f"{spec.context!r} is not callable")
             arguments = self._arguments(make, problem.names)
             try:
                 self._context.append(make(**arguments))
@@ -147,37 +144,38 @@ class Member:
                 arguments[name] = names[name]
             elif parameter.default is parameter.empty:
                 hint = suggestion(name, sorted(names), "Known names")
-                raise self._misfit(f"no value for its parameter {name!r}{hint}")
+                raise self._binding_error(f"no value for its parameter {name!r}{hint}")
         return arguments
 
-    def _misfit(self, message: str) -> BindingError:
+    def _binding_error(self, message: str) -> BindingError:
         spec = self.binding.spec
         return BindingError([spec.issue(("context",), f"context: {spec.context!r}: {message}")])
 
 
-def _in_one_memory(problem: Problem, held: dict[str, torch.Tensor]) -> Problem:
-    """The problem in the tensors of the calls before it, refilled, where they are alike.
+def _reuse_memory(problem: Problem, held: dict[str, torch.Tensor]) -> Problem:
+    """Copy the problem's data into tensors of earlier calls with equal shape, dtype and strides.
 
-    Refilled on the current stream: what still reads them elsewhere reads the next call's data.
+    The copy runs on the current stream, so a kernel of an earlier call that still reads on another
+    stream sees the new data, and its results are wrong.
     """
-    places: dict[int, torch.Tensor] = {}
+    reused: dict[int, torch.Tensor] = {}
     tensors = {**problem.inputs}
     tensors |= {f"d{output}": tensor for output, tensor in problem.cotangents.items()}
     for name, tensor in tensors.items():
-        kept = held.get(name)
-        alike = kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype
-        if kept is not None and alike and kept.stride() == tensor.stride():
-            kept.copy_(tensor)
-            places[id(tensor)] = kept
+        old = held.get(name)
+        same = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
+        if old is not None and same and old.stride() == tensor.stride():
+            old.copy_(tensor)
+            reused[id(tensor)] = old
         else:
             held[name] = tensor
 
-    def place(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: places.get(id(value), value) for name, value in values.items()}
+    def substitute(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: reused.get(id(value), value) for name, value in values.items()}
 
     return replace(
         problem,
-        names=place(problem.names),
-        inputs=place(problem.inputs),
-        cotangents=place(problem.cotangents),
+        names=substitute(problem.names),
+        inputs=substitute(problem.inputs),
+        cotangents=substitute(problem.cotangents),
     )

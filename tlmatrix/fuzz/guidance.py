@@ -1,7 +1,7 @@
-"""What a search aims at: errors close to what is allowed, and parts of kernels seldom exercised.
+"""Guidance of a search: scores that reward large error ratios and rare coverage.
 
-Counting what a case exercises costs about a seventh of its time. So every case is counted while
-that brings something new, and then one in a few.
+Measuring coverage costs about a seventh of a case's time. So every case is measured while new
+features appear, and later one in `_ONE_IN`.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.coverage import Coverage, Feature
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["Aim"]
+__all__ = ["Guidance"]
 
 _STALE = 50
-"""Counted examples in a row without anything new, after which fewer are counted."""
+"""Measured examples in a row without a new feature after which fewer are measured."""
 _ONE_IN = 4
 
 
-class Aim:
-    """Scores of examples. `coverage` is what the `counted` ones exercised, None if none was."""
+class Guidance:
+    """Scores examples; `coverage` is that of the `counted` examples, None if there are none."""
 
     def __init__(self) -> None:
         self.coverage: Coverage | None = None
         self.counted = 0
         self._seen: Counter[Feature] = Counter()
         self._stale = 0
-        self._asked = 0
+        self._examples = 0
 
     def counts(self) -> bool:
-        """Whether to count what the next example exercises."""
-        self._asked += 1
-        return self._stale < _STALE or self._asked % _ONE_IN == 0
+        """Whether to measure the coverage of the next example."""
+        self._examples += 1
+        return self._stale < _STALE or self._examples % _ONE_IN == 0
 
     def scores(self, result: CaseResult) -> Mapping[str, float]:
-        """The scores of an example, larger for one that later ones should resemble.
+        """The scores of an example, which Hypothesis maximizes.
 
-        `rare`: the features it exercised, each counting less the more often it was seen.
+        `error` is its error ratio; `rare` is the sum of 1/n over its coverage features, where n
+        counts the examples with that feature.
         """
         scores = {} if result.closeness is None else {"error": result.closeness}
         if result.coverage is not None:
@@ -50,7 +51,7 @@ class Aim:
     def _rarity(self, coverage: Coverage) -> float:
         self.counted += 1
         self.coverage = coverage if self.coverage is None else self.coverage + coverage
-        # Lines follow from the guards around them.
+        # Guards determine which lines run.
         features = [found for found in coverage.features() if found.what != "line"]
         new = any(not self._seen[feature] for feature in features)
         self._stale = 0 if new else self._stale + 1

@@ -5,7 +5,7 @@ import sys
 
 from hypothesis import strategies as st
 
-from tlmatrix.fuzz.draws import drawn_cases, explore
+from tlmatrix.fuzz.generation import explore, generate_cases
 from tlmatrix.matrix import Case
 
 _CASES = st.lists(st.integers(0, 300), min_size=1, max_size=8).map(
@@ -25,22 +25,22 @@ def test_later_draws_vary_those_that_scored_best():
 
 
 def test_more_cases_begin_with_fewer_and_none_comes_twice():
-    few = drawn_cases(_CASES, count=10, first=3)
-    many = drawn_cases(_CASES, count=30, first=3)
+    few = generate_cases(_CASES, count=10, first=3)
+    many = generate_cases(_CASES, count=30, first=3)
     assert many[:10] == few
     assert len({case.key for case in many}) == 30
 
 
 def test_known_cases_are_left_out():
-    known = frozenset(case.id for case in drawn_cases(_CASES, count=10, first=3))
-    others = drawn_cases(_CASES, count=10, first=3, known=known)
+    known = frozenset(case.id for case in generate_cases(_CASES, count=10, first=3))
+    others = generate_cases(_CASES, count=10, first=3, known=known)
     assert len(others) == 10
     assert not known & {case.id for case in others}
 
 
 def test_there_are_no_more_cases_than_there_are():
     four = st.integers(1, 4).map(lambda rows: Case("x", {"rows": rows}, "fuzz"))
-    assert len(drawn_cases(four, count=100, first=0)) == 4
+    assert len(generate_cases(four, count=100, first=0)) == 4
 
 
 def test_what_is_imported_changes_no_draw(tmp_path):
@@ -51,12 +51,12 @@ import sys
 if sys.argv[1:]:
     import full_of_numbers
 from hypothesis import strategies as st
-from tlmatrix.fuzz.draws import drawn_cases, explore
+from tlmatrix.fuzz.generation import generate_cases, explore
 from tlmatrix.matrix import Case
 cases = st.lists(st.integers(0, 10**6), min_size=8, max_size=8).map(
     lambda lengths: Case("x", {"lengths": lengths}, "fuzz")
 )
-print([case.id for case in drawn_cases(cases, count=50, first=7)])
+print([case.id for case in generate_cases(cases, count=50, first=7)])
 explore(cases, lambda case: print(case.id), count=50, first=7)
 """
     printed = [
@@ -78,7 +78,7 @@ def test_no_hook_is_left_in_the_collection_of_garbage():
     program = """
 import gc
 from hypothesis import given, strategies as st
-from tlmatrix.fuzz.draws import drawn_cases
+from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.matrix import Case
 
 def case(rows):
@@ -86,7 +86,7 @@ def case(rows):
     return Case("x", {"rows": rows}, "fuzz")
 
 hooks = []
-assert len(drawn_cases(st.integers(1, 9).map(case), count=5, first=1)) == 5
+assert len(generate_cases(st.integers(1, 9).map(case), count=5, first=1)) == 5
 assert not hooks and not gc.callbacks
 
 @given(st.integers())
@@ -95,7 +95,7 @@ def own(_):
 
 own()
 assert len(gc.callbacks) == 1, "somebody's own tests still time it"
-assert len(drawn_cases(st.integers(1, 9).map(case), count=5, first=1)) == 5
+assert len(generate_cases(st.integers(1, 9).map(case), count=5, first=1)) == 5
 assert len(gc.callbacks) == 1
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

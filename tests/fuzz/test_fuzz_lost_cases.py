@@ -8,16 +8,23 @@ from dataclasses import replace
 import pytest
 from fuzz_worlds import rows_spec
 
-from tlmatrix.fuzz.crew import Settings
-from tlmatrix.fuzz.lost import Children, Lost, crashed, forked, shrunk_lost, timed_out
-from tlmatrix.fuzz.worker import spawned
+from tlmatrix.fuzz.lost_cases import (
+    ChildProcess,
+    LostCase,
+    crashed,
+    fork_child,
+    shrink_lost,
+    timed_out,
+)
+from tlmatrix.fuzz.pool import Settings
+from tlmatrix.fuzz.worker import spawn_child
 from tlmatrix.matrix import Case
 from tlmatrix.run import Status
 
 
 @pytest.fixture
 def line():
-    """The line of a worker to its crew."""
+    """The connection of a worker to its pool."""
     ours, theirs = multiprocessing.get_context("fork").Pipe()
     yield theirs
     ours.close()
@@ -25,7 +32,7 @@ def line():
 
 
 def children_of(runner, spec, line):
-    return Children(lambda: forked(runner, spec, "rows.yaml", line))
+    return ChildProcess(lambda: fork_child(runner, spec, "rows.yaml", line))
 
 
 def lost_case(runner, spec, rows, told):
@@ -40,7 +47,7 @@ def lost_case(runner, spec, rows, told):
 def test_a_case_that_ends_its_process_is_shrunk_to_where_that_begins(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "dies")
     _, result = lost_case(runner, spec, 250, crashed)
-    found = shrunk_lost(spec, Lost(result, 10, 60), children_of(runner, spec, line))
+    found = shrink_lost(spec, LostCase(result, 10, 60), children_of(runner, spec, line))
     assert found.smallest.values == {"rows": 101, "cols": 3, "dtype": "float32"}
     assert found.smallest.status is Status.CRASHED
     assert found.smallest.case != found.first.case == result.case
@@ -52,26 +59,26 @@ def test_a_case_that_does_not_end_is_shrunk_too_and_leaves_no_process(tmp_path, 
     spec = rows_spec(tmp_path, "hangs")
     _, result = lost_case(runner, spec, 120, timed_out)
     before = len(multiprocessing.active_children())
-    found = shrunk_lost(spec, Lost(result, 0.5, 60), children_of(runner, spec, line))
+    found = shrink_lost(spec, LostCase(result, 0.5, 60), children_of(runner, spec, line))
     assert found.smallest.values == {"rows": 101, "cols": 3, "dtype": "float32"}
     assert found.smallest.status is Status.TIMEOUT
     assert len(multiprocessing.active_children()) == before
 
 
-def test_what_does_not_come_again_is_told_as_it_was(tmp_path, runner, line):
+def test_a_loss_that_does_not_reproduce_is_reported_as_found(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "right")
     _, result = lost_case(runner, spec, 250, crashed)
-    found = shrunk_lost(spec, Lost(result, 10, 60), children_of(runner, spec, line))
+    found = shrink_lost(spec, LostCase(result, 10, 60), children_of(runner, spec, line))
     assert found.smallest.key == result.key
     assert not found.ended
-    assert "by itself, the case ended well" in found.smallest.findings[0].detail
+    assert "the case ended well when it ran again" in found.smallest.findings[0].detail
 
 
 def test_time_ends_it(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "hangs")
     _, result = lost_case(runner, spec, 250, timed_out)
     begin = time.monotonic()
-    found = shrunk_lost(spec, Lost(result, 0.4, 0.5), children_of(runner, spec, line))
+    found = shrink_lost(spec, LostCase(result, 0.4, 0.5), children_of(runner, spec, line))
     assert time.monotonic() - begin < 10
     assert not found.ended
     assert found.smallest.values["rows"] > 100
@@ -89,7 +96,7 @@ def test_a_child_goes_on_while_cases_end_and_another_comes_after_it(tmp_path, ru
 
 def test_a_child_ends_when_nobody_is_left_to_ask_it(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "right")
-    process, ours = forked(runner, spec, "rows.yaml", line)
+    process, ours = fork_child(runner, spec, "rows.yaml", line)
     assert ours.recv() == "ready"
     ours.close()
     process.join(20)
@@ -102,7 +109,7 @@ def test_a_child_may_be_a_process_of_its_own_that_shares_nothing(tmp_path, runne
     case, blank = lost_case(runner, spec, 250, crashed)
     small = Case("rows", {**case.values, "rows": 3}, "fuzz")
     settings = Settings("quick", "interpreter", 1, None, 0, 1, 0.0, tmp_path / "results.jsonl")
-    children = Children(lambda: spawned(str(spec.path), settings))
+    children = ChildProcess(lambda: spawn_child(str(spec.path), settings))
     statuses = [children.run(each, "all", blank, 60).status for each in (small, case)]
     children.end()
     assert statuses == [Status.PASSED, Status.CRASHED]

@@ -1,4 +1,4 @@
-"""The entry of one case on several ranks, for whoever judges whole results."""
+"""Calls the entry of a case on several ranks and gathers whole results."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.backend.binding import Binding
-    from tlmatrix.backend.ranks.places import Place
+    from tlmatrix.backend.ranks.executors import RankExecutor
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.sanitizers import Watch
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["OnRanks", "trace_on_ranks"]
+__all__ = ["EntryOnRanks", "trace_on_ranks"]
 
 
-class OnRanks(SeveralRanks):
-    """Runs a spec's entry on all ranks of a problem; called, it gives whole results.
+class EntryOnRanks(SeveralRanks):
+    """Calls a spec's entry on all ranks of a problem and returns whole results.
 
-    The first run of a case is one in which every rank is on time; in later ones, ranks fall behind
-    as the number of the run says.
+    In the first run of a case no rank is delayed; in later ones, delays depend on the run's number.
     """
 
     def __init__(
         self,
         binding: Binding,
-        place: Place,
+        executor: RankExecutor,
         turns: Callable[[], int],
         timed: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._binding = binding
-        self._place = place
+        self._executor = executor
         self._turns = turns
         self._timed = timed
 
     def __call__(self, problem: Problem) -> Gathered:
-        """The whole results of one call; see `SeveralRanks`."""
+        """Return the whole results of one call; see `SeveralRanks`."""
         return self._run([problem])[0][0]
 
     def guarded(
@@ -75,31 +74,31 @@ class OnRanks(SeveralRanks):
         jobs = _jobs(problems, sharings, poison=poison, turn=self._turns())
         jobs = [replace(job, captured=captured) for job in jobs]
         with self._timed():
-            answers = self._place.run(self._binding, jobs, watch)
+            answers = self._executor.run(self._binding, jobs, watch)
         device = _device(problems[0])
-        found = []
+        results = []
         for number, (problem, sharding) in enumerate(zip(problems, sharings, strict=True)):
             of_ranks = [
                 {name: tensor.to(device) for name, tensor in answer.results[number].items()}
                 for answer in answers
             ]
             given = [job.calls[number].given() for job in jobs]
-            found.append(gathered(problem, sharding, of_ranks, given))
-        told = [(rank, each) for rank, answer in enumerate(answers) for each in answer.findings]
-        return found, same_on_ranks(told, len(jobs))
+            results.append(gathered(problem, sharding, of_ranks, given))
+        findings = [(rank, each) for rank, answer in enumerate(answers) for each in answer.findings]
+        return results, same_on_ranks(findings, len(jobs))
 
 
 def trace_on_ranks(binding: Binding, problem: Problem) -> None:
-    """Call the entry on simulated ranks, on a backend that runs no kernel and notes each launch.
+    """Call the entry on simulated ranks, with a backend that records launches and runs no kernel.
 
     Raises:
-        EntryError: the entry raised, on the ranks that it says.
-        BindingError: arguments or results do not fit what the spec says.
-        FindingsError: ranks wait for each other for ever.
+        EntryError: the entry raised; `where` names the ranks.
+        BindingError: arguments or results do not match the spec.
+        FindingsError: the ranks deadlock.
     """
-    from tlmatrix.backend.ranks.simulated import SimulatedPlace
+    from tlmatrix.backend.ranks.simulated import SimulatedExecutor
 
-    SimulatedPlace().run(binding, _jobs([problem], [Sharding.of(binding.spec, problem)]))
+    SimulatedExecutor().run(binding, _jobs([problem], [Sharding.of(binding.spec, problem)]))
 
 
 def _jobs(
@@ -109,7 +108,7 @@ def _jobs(
     poison: bool | None = None,
     turn: int = 0,
 ) -> list[Job]:
-    """What each rank is to do: call the entry for one problem after the other."""
+    """The job of each rank: call the entry for one problem after the other."""
     return [
         Job(
             tuple(

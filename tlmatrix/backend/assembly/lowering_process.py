@@ -1,8 +1,9 @@
-"""The process that lowers kernels: run as `python -m`, it answers requests line by line.
+"""Child process that lowers kernels with TileLang, run with `python -m`.
 
-TileLang's passes are C++ that may abort, and then only this process is gone. It knows nothing of
-specs. A request is {"ir", "arch", "configs"}; the answer is {"source", "kernels", "seconds"}, with
-for each device function its dynamic shared memory and the threads of a block, or {"error"}.
+TileLang's passes are C++ that may abort, which then ends only this process. Requests and answers
+are lines of JSON on stdin and stdout. A request is {"ir", "arch", "configs"}. The answer is
+{"source", "kernels", "seconds"}, where `kernels` has the dynamic shared memory and the threads per
+block of each device function, or {"error"}.
 """
 
 from __future__ import annotations
@@ -13,31 +14,31 @@ import sys
 import time
 from typing import Any
 
-from tlmatrix.backend.assembly.loaded import with_layouts
+from tlmatrix.backend.assembly.layouts import restore_layouts
 
 
 def main() -> None:
-    """Answer until the requests end."""
+    """Answer requests until stdin closes."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what compilers print is no answer
-    import tilelang  # noqa: F401 - before the first request, so that it is not counted as its time
+    os.dup2(2, 1)  # compilers print to stdout, which must carry answers alone
+    import tilelang  # noqa: F401 - so that the first request is not charged for the import
 
     for line in sys.stdin:
-        answers.write(json.dumps(_lowered(json.loads(line))) + "\n")
+        answers.write(json.dumps(_lower(json.loads(line))) + "\n")
         answers.flush()
 
 
-def _lowered(request: dict[str, Any]) -> dict[str, Any]:
+def _lower(request: dict[str, Any]) -> dict[str, Any]:
     import tilelang
     from tilelang import tvm
 
     begin = time.perf_counter()
     target = tvm.target.Target({"kind": "cuda", "arch": request["arch"]})
     try:
-        prim_func = with_layouts(tvm.ir.load_json(request["ir"]))
+        prim_func = restore_layouts(tvm.ir.load_json(request["ir"]))
         with target, tvm.transform.PassContext(opt_level=3, config=request["configs"]):
             artifact = tilelang.lower(prim_func, target=target)
-    except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the answer
+    except Exception as error:  # noqa: BLE001 - any compiler error is the answer
         return {"error": f"{type(error).__name__}: {error}"}
     kernels = {}
     for function in artifact.device_mod.functions.values():

@@ -1,0 +1,393 @@
+"""A pool of fuzz workers that survives crashes and hangs of the code under test.
+
+The process that calls `WorkerPool.run` imports no kernel. It hands out jobs, each a part of one
+spec's search, and tracks the case that every worker runs: one that crashes or hangs its process
+becomes a result. The pool remembers a hash of each case that began, so that no case runs twice, and
+passes known failures on to new jobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tlmatrix.fuzz.lost_cases import LostCase, crashed, timed_out
+from tlmatrix.fuzz.worker import Job, worker_main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerContext, SpawnContext
+    from multiprocessing.process import BaseProcess
+    from pathlib import Path
+
+    from tlmatrix.backend.gpus import GpuAssignment
+    from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
+    from tlmatrix.run.records import RecordsWriter
+    from tlmatrix.run.result import CaseResult
+    from tlmatrix.spec.models import Spec
+
+__all__ = ["Listener", "Settings", "Target", "WorkerPool", "WorkerPoolError", "job_sizes"]
+
+_JOB_EXAMPLES = 250
+"""Most examples of one job; workers share known failures between jobs."""
+_JOBS_PER_WORKER = 4
+"""Jobs per worker: enough to keep all workers busy, few because each job compiles its kernels."""
+_MIN_SECONDS, _MAX_SECONDS = 5.0, 60.0
+"""Length of one job in a search with a time limit."""
+_MAX_SECONDS_COMPILED = 300.0
+"""The same on a backend that compiles kernels."""
+_RECYCLE_AFTER = 20_000
+"""Examples after which a fresh process replaces a worker."""
+_MAX_LOST = 10
+"""Lost processes after which the pool stops searching a spec."""
+_TICK = 0.5
+_HANG_SECONDS = 10.0
+"""Least time limit of a case while shrinking; otherwise four times that of the slowest case, and
+never more than the timeout."""
+_SHRINK_SECONDS = 60.0
+"""Least time for shrinking a case that was lost with its process."""
+
+
+def _context(backend: str) -> SpawnContext | ForkServerContext:
+    """The start method: a fork server with preloaded modules, or `spawn` if workers use a GPU.
+
+    CUDA does not survive a fork.
+    """
+    from tlmatrix.backend import backend_named
+
+    if backend_named(backend).name != "interpreter":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tlmatrix.fuzz.preload"])
+    return context
+
+
+def _is_compiled(backend: str) -> bool:
+    from tlmatrix.backend import backend_named
+
+    return backend_named(backend).name == "cuda"
+
+
+def job_sizes(wanted: Mapping[str, int], workers: int) -> dict[str, int]:
+    """The number of examples per job of each spec, given the number `wanted` of each.
+
+    The search of a single spec is split among all workers. With many specs, jobs are larger, so
+    that each worker gets `_JOBS_PER_WORKER` of them.
+    """
+    least = sum(wanted.values()) // (_JOBS_PER_WORKER * workers)
+    return {
+        path: min(_JOB_EXAMPLES, max(-(-examples // workers), least))
+        for path, examples in wanted.items()
+    }
+
+
+class WorkerPoolError(RuntimeError):
+    """A worker failed outside of the code under test."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A spec to search, the path of its file as the user gave it, and its tier's examples."""
+
+    spec: Spec
+    path: str
+    examples: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a search.
+
+    `examples` is the number per spec, `seconds` the time for all specs; without either, the tier
+    of each spec sets the number of examples. `timeout` is in seconds per case; 0 means none. With
+    `strict`, a kernel that the interpreter does not model is an error.
+    """
+
+    tier: str
+    backend: str
+    examples: int | None
+    seconds: float | None
+    seed: int
+    workers: int
+    timeout: float
+    results: Path
+    strict: bool = False
+    roots: tuple[Path, ...] = ()
+
+
+class Listener(Protocol):
+    """Receives the events of a search, in the calling process."""
+
+    def ended(self, result: CaseResult) -> None:
+        """An example ended; results of passing ones have only the fields that counting needs."""
+
+    def found(self, found: FuzzFailure) -> None:
+        """A failure was found and shrunk."""
+
+    def searched(self, report: FuzzReport) -> None:
+        """A job ended."""
+
+    def tick(self) -> None:
+        """Called about twice a second."""
+
+
+@dataclass
+class _Worker:
+    name: str
+    process: BaseProcess
+    connection: Connection
+    job: Job | None = None
+    running: CaseResult | None = None
+    """The case that it runs, as a result to be completed."""
+    since: float = 0.0
+    done: int = 0
+    """Examples of its current job."""
+    total: int = 0
+
+
+@dataclass
+class WorkerPool:
+    """Runs the searches of some specs and reports events to a listener; see `run`."""
+
+    targets: Sequence[Target]
+    settings: Settings
+    listener: Listener
+    gpus: GpuAssignment
+    """Assigns each worker a GPU."""
+    _workers: list[_Worker] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)
+    _found: dict[str, list[FuzzFailure]] = field(default_factory=dict)
+    _lost: Counter[str] = field(default_factory=Counter)
+    _finished: set[str] = field(default_factory=set)
+    """Paths of specs that are exhausted, or lost too many processes."""
+    _numbers: Counter[str] = field(default_factory=Counter)
+    _requeued: deque[Job] = field(default_factory=deque)
+    _shrink_jobs: deque[Job] = field(default_factory=deque)
+    _unshrunk: list[FuzzFailure] = field(default_factory=list)
+    """Failures that are reported once shrunk, or at the end of the search."""
+    _slowest: float = 0.0
+    _names: Iterator[int] = field(default_factory=itertools.count)
+    _end: float | None = None
+
+    def run(self) -> None:
+        """Search until the requested examples or time are used up; Ctrl-C ends the workers."""
+        from tlmatrix.run.records import RecordsWriter
+
+        if self.settings.seconds is not None:
+            self._end = time.monotonic() + self.settings.seconds
+        self._jobs = self._schedule()
+        records = RecordsWriter(self.settings.results)
+        try:
+            for _ in range(self.settings.workers):
+                self._start_worker()
+            while self._workers:
+                self._receive(records)
+                self.listener.tick()
+        finally:
+            for worker in self._workers:
+                worker.process.kill()
+                worker.process.join()
+            for found in self._unshrunk:
+                self.listener.found(found)
+            records.close()
+
+    def _schedule(self) -> Iterator[Job]:
+        """Yield all jobs, round-robin over the specs; without end in a search with a time limit."""
+        settings = self.settings
+        if settings.seconds is None:
+            wanted = {each.path: settings.examples or each.examples for each in self.targets}
+            sizes = job_sizes(wanted, settings.workers)
+            while any(wanted.values()):
+                for path, left in wanted.items():
+                    size = min(left, sizes[path])
+                    if size:
+                        wanted[path] -= size
+                        yield self._job(path, size, None)
+            return
+        share = settings.seconds * settings.workers / len(self.targets)
+        most = _MAX_SECONDS_COMPILED if _is_compiled(settings.backend) else _MAX_SECONDS
+        share = min(max(share, _MIN_SECONDS), most)
+        while len(self._finished) < len(self.targets):
+            for target in self.targets:
+                yield self._job(target.path, None, share)
+
+    def _job(self, path: str, examples: int | None, seconds: float | None) -> Job:
+        from tlmatrix.fuzz.generation import derive_seed
+
+        self._numbers[path] += 1
+        number = self._numbers[path]
+        seed = derive_seed(self.settings.seed, number)
+        return Job(
+            path, self.settings.tier, seed, examples, seconds, number=self.settings.seed + number
+        )
+
+    def _next(self) -> Job | None:
+        """The next job; shrinking comes first, finished specs are skipped."""
+        if self._shrink_jobs:
+            return self._shrink_jobs.popleft()
+        while True:
+            left = None if self._end is None else self._end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            job = self._requeued.popleft() if self._requeued else next(self._jobs, None)
+            if job is None:
+                return None
+            if job.path not in self._finished:
+                seconds = job.seconds if left is None else min(job.seconds or left, left)
+                known = tuple(self._found.get(job.path, ()))
+                return replace(job, seconds=seconds, known=known)
+
+    def _start_worker(self) -> None:
+        """Start a worker with the next job, if there is one."""
+        job = self._next()
+        if job is None:
+            return
+        context = _context(self.settings.backend)
+        ours, theirs = context.Pipe()
+        name = f"worker {next(self._names)}"
+        gpu = self.gpus.assign(name)
+        process = context.Process(target=worker_main, args=(theirs, self.settings, gpu))
+        process.start()
+        theirs.close()
+        worker = _Worker(name, process, ours)
+        self._workers.append(worker)
+        self._send(worker, job)
+
+    def _send(self, worker: _Worker, job: Job) -> None:
+        worker.job, worker.done, worker.running = job, 0, None
+        worker.since = time.monotonic()
+        worker.connection.send(job)
+
+    def _receive(self, records: RecordsWriter) -> None:
+        """Handle messages for up to `_TICK` seconds, and workers that crashed or hang."""
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for connection in wait(list(by_connection), _TICK):
+            worker = by_connection[connection]  # type: ignore[index]
+            try:
+                self._handle(worker, *worker.connection.recv())
+            except (EOFError, ConnectionResetError):
+                self._lost_worker(worker, records, crashed)
+        now = time.monotonic()
+        for worker in list(self._workers):
+            late = self.settings.timeout and now - worker.since > self.settings.timeout
+            if worker.running is not None and late:
+                self._lost_worker(worker, records, timed_out)
+
+    def _handle(self, worker: _Worker, kind: str, content: Any) -> None:  # noqa: ANN401 - any message
+        match kind:
+            case "is new":
+                worker.connection.send(content not in self._seen)
+                self._seen.add(content)
+            case "start":
+                worker.running, worker.since = content, time.monotonic()
+            case "result":
+                worker.running = None
+                worker.done += 1
+                worker.total += 1
+                self._slowest = max(self._slowest, content.seconds)
+                self.listener.ended(content)
+            case "found":
+                self._add_failure(content)
+            case "shrunk":
+                self._report_shrunk(content)
+                self._next_job(worker)
+            case "done":
+                self._job_done(worker, content)
+
+    def _add_failure(self, found: FuzzFailure) -> None:
+        """Report a failure unless another worker reported the same one before."""
+        mine = self._found.setdefault(found.smallest.path, [])
+        if not any(found.same_fault(other) for other in mine):
+            mine.append(found)
+            self.listener.found(found)
+
+    def _job_done(self, worker: _Worker, report: FuzzReport) -> None:
+        worker.running = None
+        if report.exhausted:
+            self._finished.add(report.path)
+        self.listener.searched(report)
+        self._next_job(worker)
+
+    def _next_job(self, worker: _Worker) -> None:
+        """Send a worker its next job, or end it."""
+        job = self._next()
+        if job is not None and worker.total < _RECYCLE_AFTER:
+            self._send(worker, job)
+            return
+        worker.connection.send(None)
+        self._remove(worker)
+        if job is not None:
+            self._requeued.appendleft(job)
+            self._start_worker()
+
+    def _remove(self, worker: _Worker) -> None:
+        """Wait for a worker's process to end and release its GPU."""
+        worker.process.join()
+        self._workers.remove(worker)
+        self.gpus.release(worker.name)
+
+    def _lost_worker(
+        self,
+        worker: _Worker,
+        records: RecordsWriter,
+        completed: Callable[[CaseResult, int | None], CaseResult],
+    ) -> None:
+        """Replace a worker that crashed or hangs; `completed` makes the result of its case."""
+        worker.process.kill()
+        self._remove(worker)
+        job, running = worker.job, worker.running
+        assert job is not None
+        if job.lost is not None:
+            self._report_shrunk(None, job.lost)
+        elif running is None:
+            raise WorkerPoolError(
+                f"{job.path}: a fuzz worker ended with exit code {worker.process.exitcode} between "
+                "two cases"
+            )
+        else:
+            result = completed(running, worker.process.exitcode)
+            records.case(result)
+            self.listener.ended(result)
+            self._queue_shrinking(job, result)
+            self._lost[job.path] += 1
+            if self._lost[job.path] >= _MAX_LOST:
+                self._finished.add(job.path)
+            else:
+                left = None if job.examples is None else job.examples - worker.done - 1
+                if left is None or left > 0:
+                    self._requeued.append(self._job(job.path, left, job.seconds))
+        self._start_worker()
+
+    def _queue_shrinking(self, job: Job, result: CaseResult) -> None:
+        """Queue the shrinking of a case that was lost with its process, if the failure is new."""
+        from tlmatrix.fuzz.grouping import cause_of
+        from tlmatrix.fuzz.search import FuzzFailure
+
+        cause = cause_of(result)
+        assert cause is not None
+        found = FuzzFailure(cause, result, result, ended=False)
+        mine = self._found.setdefault(result.path, [])
+        if any(found.same_fault(other) for other in mine):
+            return
+        mine.append(found)
+        self._unshrunk.append(found)
+        limit = min(self.settings.timeout or math.inf, max(_HANG_SECONDS, 4 * self._slowest))
+        lost = LostCase(result, limit, max(_SHRINK_SECONDS, 6 * limit))
+        self._shrink_jobs.append(Job(job.path, job.tier, lost=lost))
+
+    def _report_shrunk(self, shrunk: FuzzFailure | None, lost: LostCase | None = None) -> None:
+        """Report a shrunk failure, or `lost` as it was found if the worker that shrank it ended."""
+        first = shrunk.first if shrunk is not None else lost.result if lost is not None else None
+        assert first is not None
+        for found in [each for each in self._unshrunk if each.first.key == first.key]:
+            self._unshrunk.remove(found)
+            mine = self._found[first.path]
+            mine[mine.index(found)] = shrunk or found
+            self.listener.found(shrunk or found)

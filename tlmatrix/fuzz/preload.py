@@ -1,0 +1,23 @@
+"""The imports of fuzz workers, made once in the fork server that workers are forked from.
+
+They take seven seconds, which a worker that replaces a lost one does not spend again. This module
+computes nothing: with a GPU, PyTorch's first gradient starts threads, and a process forked after
+that cannot compute gradients.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")  # before PyTorch is imported
+
+import torch.utils._sympy.functions  # noqa: E402, F401 - imported by the first gradient
+
+from tlmatrix.backend import backend_named  # noqa: E402
+from tlmatrix.check import judge  # noqa: E402, F401
+
+__all__: list[str] = []
+
+with backend_named("interpreter").active():
+    pass
