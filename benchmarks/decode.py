@@ -36,8 +36,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from tlmatrix_kernels.attention import decode_attention, paged_attention
 from tlmatrix_kernels.attention.decode import kernels
 from tlmatrix_kernels.attention.decode.combine import combine
-from tlmatrix_kernels.attention.decode.operators import choose_splits, launch
-from tlmatrix_kernels.attention.decode.splits import MOST
+from tlmatrix_kernels.attention.decode.operators import launch, splits_for_call
+from tlmatrix_kernels.attention.decode.splits import MAX_SPLITS
 from tlmatrix_kernels.attention.decode.tiles import DecodeTiles, tiles_for
 from tlmatrix_kernels.attention.decode.validate import check_cache
 
@@ -202,7 +202,7 @@ def _compiled(build: Build, out_dtype: str) -> None:
 
 
 def _compiled_combine(dtype: str, head_dim_v: object) -> None:
-    combine(dtype, head_dim_v, MOST)
+    combine(dtype, head_dim_v, MAX_SPLITS)
 
 
 Plan = tuple[dict[str, "Call"], list[tuple[Build, str]]]
@@ -219,7 +219,7 @@ def planned(
     static: tuple[object, ...] = (call.groups, call.head_dim, call.head_dim_v, False)
     if size is not None:
         static = (*static, size)
-    shares = choose_splits(call, q, k.shape[1], tiles or tiles_for(*static[1:3], size))
+    shares = splits_for_call(call, q, k.shape[1], tiles or tiles_for(*static[1:3], size))
     splits = max(1, int(shares * factor))
     build = Build("cache_decode" if size is None else "paged_decode", call.dtype, static, tiles)
     calls, builds = plan

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from distributed_crew import Step, efficiency, run_steps, slowest
+from distributed_workers import Step, efficiency, run_steps, slowest
 
 from tlmatrix_kernels.distributed import (
     Context,
@@ -55,11 +55,11 @@ from tlmatrix_kernels.distributed.baselines import (
     torch_then_reduce_scatter,
 )
 from tlmatrix_kernels.distributed.collectives import gather_single, reduce_scatter_single
+from tlmatrix_kernels.distributed.gemm_launch import gemm_launch
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival, gemm_signalling
-from tlmatrix_kernels.distributed.ordered import ordered_gemm
-from tlmatrix_kernels.distributed.pieces import MOST_PIECES, most_pieces, own_pieces
+from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.ring import add_in_ring_order
-from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS, own_segments, segment_count
 from tlmatrix_kernels.gemm import gemm
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ def _all_gather_gemm(context: Context, m: int, n: int, k: int, dtype: torch.dtyp
 
 def _tiles_on_arrival(context: Context, whole: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The kernel of all_gather_gemm, whose flags are all up."""
-    world, rows = context.world, shares(whole.shape[0], context.world)
+    world, rows = context.world, row_ranges(whole.shape[0], context.world)
     out = whole.new_empty(whole.shape[0], w.shape[0])
-    launch = ordered_gemm(
+    launch = gemm_launch(
         gemm_on_arrival,
         w,
         out,
@@ -147,10 +147,10 @@ def _gemm_reduce_scatter(
 def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The kernel of gemm_reduce_scatter, for which nobody waits."""
     (m, n), world, rank = (a.shape[0], w.shape[0]), context.world, context.rank
-    rows = shares(m, world)
+    rows = row_ranges(m, world)
     out = a.new_empty(m, n)
-    most = most_pieces(-(-m // world), n, 2.0 * m * n * a.shape[1])
-    launch = ordered_gemm(
+    most = segment_count(-(-m // world), n, 2.0 * m * n * a.shape[1])
+    launch = gemm_launch(
         gemm_signalling,
         w,
         out,
@@ -161,9 +161,9 @@ def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> tor
         whole_tile=False,
         panels=most,
     )
-    own = own_pieces(rows[rank], m, launch, most)
+    own = own_segments(rows[rank], m, launch, most)
     done = torch.zeros(world, dtype=torch.int32, device="cuda")
-    made = torch.zeros(MOST_PIECES, dtype=torch.int32, device="cuda")
+    made = torch.zeros(MAX_SEGMENTS, dtype=torch.int32, device="cuda")
     order = launch.first, launch.panel, rank, own.base, own.step
     launch.kernel(a, w, out, done, made, *order)
     return out

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_crew import Step, run_steps
+from distributed_workers import Step, run_steps
 
 from tlmatrix_kernels.distributed import (
     Context,
@@ -33,9 +33,9 @@ from tlmatrix_kernels.distributed import (
 )
 from tlmatrix_kernels.distributed.attention import sequence_attention
 from tlmatrix_kernels.distributed.attention.reference import gathered_attention
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.partition import row_range
 
-pieces.LEAST_FLOP = 0.0  # large shares are added in pieces, however quickly they are made
+pieces.MIN_FLOP = 0.0  # large shares are added in pieces, however quickly they are made
 
 PIECE = 250
 """Calls between two looks at the results."""
@@ -62,26 +62,26 @@ def _signs(source: torch.Generator, *shape: int) -> torch.Tensor:
 
 def _gather(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
     x = _signs(source, m, n)
-    mine = x[slice(*share(m, context.world, context.rank))]
+    mine = x[slice(*row_range(m, context.world, context.rank))]
     return all_gather(mine, context=context, rows=m) != x
 
 
 def _scatter(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
     x = _signs(source, context.world, m, n)
     out = reduce_scatter(x[context.rank], context=context)
-    return out != x.sum(0)[slice(*share(m, context.world, context.rank))]
+    return out != x.sum(0)[slice(*row_range(m, context.world, context.rank))]
 
 
 def _levels(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
     rows = -(-m // context.world) * context.world
     x = _signs(source, context.world, rows, n)
     out = reduce_scatter_two_level(x[context.rank], context=TwoLevelContext(context, None))
-    return out != x.sum(0)[slice(*share(rows, context.world, context.rank))]
+    return out != x.sum(0)[slice(*row_range(rows, context.world, context.rank))]
 
 
 def _gather_gemm(context: Context, m: int, n: int, k: int, source: torch.Generator) -> torch.Tensor:
     a, b = _signs(source, m, k), _signs(source, k, n)
-    mine = a[slice(*share(m, context.world, context.rank))]
+    mine = a[slice(*row_range(m, context.world, context.rank))]
     out = all_gather_gemm(mine, b, context=context, m=m, overlap=True)
     return out != (a.float() @ b.float()).half()
 
@@ -92,7 +92,7 @@ def _gemm_scatter(
     a, b = _signs(source, context.world, m, k), _signs(source, context.world, k, n)
     out = gemm_reduce_scatter(a[context.rank], b[context.rank], context=context, overlap=True)
     whole = (a.float() @ b.float()).sum(0).half()
-    return out != whole[slice(*share(m, context.world, context.rank))]
+    return out != whole[slice(*row_range(m, context.world, context.rank))]
 
 
 def _attention(

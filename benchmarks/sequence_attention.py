@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from distributed_crew import efficiency, slowest
+from distributed_workers import efficiency, slowest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ class Bench:
         shape = (1, case.tokens, case.kv_heads, case.dim)
         k, v = (torch.randn(shape, generator=source, device="cuda", dtype=dtype) for _ in range(2))
         order = Sharding(case.sharding, world)
-        mine = order.places([case.tokens], rank).cuda()
+        mine = order.positions([case.tokens], rank).cuda()
         self.k, self.v = k[:, mine].contiguous(), v[:, mine].contiguous()
         self.whole = k, v
         shape = (1, rows, case.heads, case.dim)
@@ -115,16 +115,16 @@ class Bench:
         self.call = validate.check_dense_call(
             self.q, self.k, self.v, None, None, case.causal, None, case.sharding, 1, rank, world
         )
-        self.plan = operators.plans_of(self.call, 1)[rank]
-        self.tables = operators.tables_of(self.call, 1, self.q.device)
+        self.plan = operators.all_plans(self.call, 1)[rank]
+        self.tables = operators.device_tables(self.call, 1, self.q.device)
         self.results: dict[str, torch.Tensor] = {}
 
     def attend(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Our kernel on whole keys; a rank that sees only some of them reads only those."""
-        from tlmatrix_kernels.distributed.attention.exchange import Pair
+        from tlmatrix_kernels.distributed.attention.exchange import KeyValues
 
         rows = self.plan.fetched or k.shape[1]
-        there = _There(Pair(k[0, :rows], v[0, :rows]))
+        there = _There(KeyValues(k[0, :rows], v[0, :rows]))
         out, _ = self.operators.attend(
             self.q.flatten(0, 1), self.plan, self.tables, there, self.call
         )
@@ -136,11 +136,11 @@ class Bench:
 
     def nccl(self) -> tuple[torch.Tensor, torch.Tensor]:
         """NCCL's all-gather."""
-        return self.reference.gathered(self.k), self.reference.gathered(self.v)
+        return self.reference.all_gather(self.k), self.reference.all_gather(self.v)
 
     def in_turn(self) -> torch.Tensor:
         """Gather, then attend."""
-        k, v = (self.reference.in_order(found, self.order) for found in self.nccl())
+        k, v = (self.reference.in_sequence_order(found, self.order) for found in self.nccl())
         return self.attend(k, v)
 
     def sdpa(self) -> torch.Tensor:
@@ -151,10 +151,10 @@ class Bench:
 
     def pulls(self) -> None:
         """Fetch, and attend to nothing."""
-        from tlmatrix_kernels.distributed.attention.exchange import Fetch, Pair
+        from tlmatrix_kernels.distributed.attention.exchange import Fetch, KeyValues
 
-        plans = self.operators.plans_of(self.call, min(2, self.case.world))
-        fetch = Fetch(plans, Pair(self.k[0], self.v[0]), self.context)
+        plans = self.operators.all_plans(self.call, min(2, self.case.world))
+        fetch = Fetch(plans, KeyValues(self.k[0], self.v[0]), self.context)
         fetch.pull()
         fetch.wait_all()
 
@@ -384,10 +384,10 @@ def variants(options: argparse.Namespace, world: int) -> list[tuple]:
             launches = [launch for step in plan.steps for launch in step.launches]
             if plan.in_one_launch:
                 causal = any(launch.causal for launch in launches)
-                found["forward_on_arrival", dtype, *shape, causal] = None
+                found["overlapped_forward", dtype, *shape, causal] = None
             for place, launch in enumerate(launches):
                 last = dtype if place == len(launches) - 1 else "float32"
-                name = "forward_again" if place else "forward"
+                name = "forward_continued" if place else "forward"
                 found[name, dtype, last, *shape, launch.causal] = None
                 if options.backward:
                     found["key_sums", dtype, *shape, launch.causal] = None

@@ -27,7 +27,7 @@ __all__ = [
     "LAYOUTS",
     "PADDING",
     "Rows",
-    "bound",
+    "bind_rows",
     "matrix_shape",
     "padded_start",
     "statistic_shape",
@@ -74,7 +74,7 @@ class Rows:
     total: object = None
     shortened: bool = False
 
-    def without(self, rows):
+    def without_last(self, rows):
         """The same but for its last `rows` rows: none are left where it has no more."""
         return replace(self, length=self.length - rows, shortened=True)
 
@@ -88,11 +88,11 @@ class Rows:
         """How many padded rows a packed sequence owns, up to the next."""
         return padded_start(self.start + self.length, self.sequence + 1) - self.padded
 
-    def holds(self, row):
+    def contains(self, row):
         """Whether `row`, counted from the start of the sequence, belongs to it."""
         return row < self.length
 
-    def fits(self, row, rows):
+    def can_store_tile(self, row, rows):
         """Whether a tile of `rows` rows from `row` may be stored whole.
 
         A dense tile may: what is past the end of the sequence is outside of the tensor.
@@ -100,7 +100,7 @@ class Rows:
         followed = self.layout == "thd" or self.shortened
         return row + rows <= self.length if followed else True
 
-    def place(self, row):
+    def load_row(self, row):
         """The row that `tile` is to be asked for: this one, where rows are in one piece."""
         return row
 
@@ -142,7 +142,7 @@ class Rows:
 
 
 @T.macro
-def bound(rows):
+def bind_rows(rows):
     """The same rows, with start and length held in variables of the running kernel.
 
     To be called inside the condition under which a block works, not before it: the compiler

@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
-from tlmatrix_kernels.alignment import ready as aligned
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.distributed.barriers import barrier
-from tlmatrix_kernels.distributed.choose import overlaps
-from tlmatrix_kernels.distributed.collectives import gathered
+from tlmatrix_kernels.distributed.collectives import all_gather_rows
 from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.gemm_launch import CheckedCall, call_key, gemm_launch
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.ordered import OrderedCall, ordered_gemm, signature
-from tlmatrix_kernels.distributed.pull import arrivals, pull, signed, write_flag
-from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed.overlap import should_overlap
+from tlmatrix_kernels.distributed.partition import row_ranges
+from tlmatrix_kernels.distributed.pull import pull, pull_order, to_int32, write_flag
 from tlmatrix_kernels.distributed.validate import check_rows, check_share
 from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.gemm.validate import (
@@ -59,12 +59,12 @@ def all_gather_gemm(
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
         RuntimeError: `overlap` while a CUDA graph is captured.
     """
-    key = signature(a, b, "all_gather_gemm", transpose_b, out_dtype, m, n)
-    call = context.prepared(
+    key = call_key(a, b, "all_gather_gemm", transpose_b, out_dtype, m, n)
+    call = context.cached(
         key, lambda: _checked(a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, m=m, n=n)
     )
-    if not overlaps("all_gather_gemm", overlap, context, (call.m, call.k), call.n, n):
-        whole = gathered(a, call.m, context)
+    if not should_overlap("all_gather_gemm", overlap, context, (call.m, call.k), call.n, n):
+        whole = all_gather_rows(a, call.m, context)
         return gemm(whole, b, transpose_b=transpose_b, out_dtype=call.out_dtype)
     out = torch.empty(call.m, call.n, dtype=call.out_dtype, device=a.device)
     if call.k == 0 or call.m == 0:
@@ -93,35 +93,35 @@ def _checked(
     out_dtype: torch.dtype | None,
     m: int | None,
     n: int | None,
-) -> OrderedCall:
+) -> CheckedCall:
     check_dtypes(a, b)
     _, columns, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     rows = check_rows("a", a.shape[0], m, context, "m")
     if n is not None:
         check_share("b", "columns", columns, n, context, "n")
-    return OrderedCall(rows, columns, k, out_dtype, transpose_b, shares(rows, context.world))
+    return CheckedCall(rows, columns, k, out_dtype, transpose_b, row_ranges(rows, context.world))
 
 
-def _half(call: OrderedCall, dtype: torch.dtype, number: int, context: Context) -> _Half:
+def _half(call: CheckedCall, dtype: torch.dtype, number: int, context: Context) -> _Half:
     """That half of the buffer for such a call."""
     shape = [call.m, call.k]
     buffer = context.buffer(f"all_gather_gemm/{number}", call.m * call.k * dtype.itemsize)
     half = call.halves.get(number)
     if half is None or half.buffer is not buffer:
-        whole = buffer.mine(shape, dtype)
+        whole = buffer.local(shape, dtype)
         parts = [whole[begin:end] for begin, end in call.cuts]
         theirs = [
             buffer.on(peer, shape, dtype)[begin:end] for peer, (begin, end) in enumerate(call.cuts)
         ]
         world = context.world
-        ready = context.flags("all_gather_gemm/ready", world).mine([world], torch.int32)
+        ready = context.flags("all_gather_gemm/ready", world).local([world], torch.int32)
         half = call.halves[number] = _Half(buffer, ready, whole, parts, theirs)
     return half
 
 
 def _overlapped(
-    call: OrderedCall, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, context: Context
+    call: CheckedCall, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, context: Context
 ) -> None:
     """`out` = all rows of `a` times op(b).
 
@@ -130,15 +130,15 @@ def _overlapped(
     flags behind them, take no multiprocessor, so tiles may fill the GPU and wait.
     """
     rank, world = context.rank, context.world
-    epoch = context.begin("all_gather_gemm")
+    epoch = context.next_epoch("all_gather_gemm")
     half = _half(call, a.dtype, epoch % 2, context)
     half.parts[rank].copy_(a)
     barrier(half.buffer)
     write_flag(half.ready, rank, epoch)
-    side = context.side()
+    side = context.side_stream()
     with torch.cuda.stream(side):
         pull(
-            arrivals(rank, world),
+            pull_order(rank, world),
             source=half.theirs.__getitem__,
             target=half.parts.__getitem__,
             arrived=lambda peer: write_flag(half.ready, peer, epoch),
@@ -148,7 +148,7 @@ def _overlapped(
         launch = call.launches.get(whole_rows)
         if launch is None:
             # First the tiles that have only rows of ours, or the one that has some.
-            launch = call.launches[whole_rows] = ordered_gemm(
+            launch = call.launches[whole_rows] = gemm_launch(
                 gemm_on_arrival,
                 b,
                 out,
@@ -158,5 +158,5 @@ def _overlapped(
                 whole_rows=whole_rows,
                 whole_tile=True,
             )
-        launch.kernel(half.whole, b, out, half.ready, signed(epoch), launch.first, launch.panel)
+        launch.kernel(half.whole, b, out, half.ready, to_int32(epoch), launch.first, launch.panel)
     torch.cuda.current_stream().wait_stream(side)

@@ -5,9 +5,9 @@ import torch
 
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.pull import arrivals, wait_by_stream, write_flag
+from tlmatrix_kernels.distributed.pull import pull_order, wait_by_stream, write_flag
 
-__all__ = ["barrier", "barrier_without_kernel", "meet"]
+__all__ = ["all_ranks_barrier", "barrier", "barrier_without_kernel"]
 
 
 def barrier(buffer: SymmetricBuffer, channel: int = 0) -> None:
@@ -36,14 +36,14 @@ def barrier_without_kernel(flags: SymmetricBuffer, epoch: int) -> None:
         epoch: larger in every call, and the same on every rank; its low 32 bits count.
     """
     world = [flags.world]
-    for peer in arrivals(flags.rank, flags.world):
+    for peer in pull_order(flags.rank, flags.world):
         write_flag(flags.on(peer, world, torch.int32), flags.rank, epoch)
-    for peer in arrivals(flags.rank, flags.world):
-        wait_by_stream(flags.mine(world, torch.int32), peer, epoch)
+    for peer in pull_order(flags.rank, flags.world):
+        wait_by_stream(flags.local(world, torch.int32), peer, epoch)
 
 
 @T.macro
-def meet(counter, index, expected):
+def all_ranks_barrier(counter, index, expected):
     """In a kernel: every block of every rank waits until `expected` arrivals were counted.
 
     For a `T.prim_func` that includes `signals.source`. All blocks of all ranks must fit on their

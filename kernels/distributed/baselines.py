@@ -7,7 +7,7 @@ all equal.
 import torch
 
 from tlmatrix_kernels.distributed.all_gather_gemm import all_gather_gemm
-from tlmatrix_kernels.distributed.collectives import gathered, reduce_scatter_single
+from tlmatrix_kernels.distributed.collectives import all_gather_rows, reduce_scatter_single
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_reduce_scatter import gemm_reduce_scatter
 
@@ -32,7 +32,7 @@ def all_gather_then_torch(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, m: int, transpose_b: bool = False
 ) -> torch.Tensor:
     """The collective of `torch.distributed`, then `torch.matmul`."""
-    return gathered(a, m, context) @ _turned(b, transpose_b)
+    return all_gather_rows(a, m, context) @ _transposed(b, transpose_b)
 
 
 def torch_all_gather_matmul(
@@ -45,7 +45,9 @@ def torch_all_gather_matmul(
     """
     _refuse_uneven(m, context)
     fused = torch.ops.symm_mem.fused_all_gather_matmul
-    return fused(a, [_turned(b, transpose_b)], 0, context.group.group_name, return_A=False)[1][0]
+    return fused(a, [_transposed(b, transpose_b)], 0, context.group.group_name, return_A=False)[1][
+        0
+    ]
 
 
 def gemm_then_reduce_scatter(
@@ -64,7 +66,7 @@ def torch_then_reduce_scatter(
         NotImplementedError: ranks with different shares, or one rank.
     """
     _refuse_uneven(m, context)
-    product = a @ _turned(b, transpose_b)
+    product = a @ _transposed(b, transpose_b)
     out = product.new_empty(m // context.world, product.shape[1])
     reduce_scatter_single(out, product, group=context.group)
     return out
@@ -80,10 +82,10 @@ def torch_matmul_reduce_scatter(
     """
     _refuse_uneven(m, context)
     fused = torch.ops.symm_mem.fused_matmul_reduce_scatter
-    return fused(a, _turned(b, transpose_b), "sum", 0, context.group.group_name)
+    return fused(a, _transposed(b, transpose_b), "sum", 0, context.group.group_name)
 
 
-def _turned(b: torch.Tensor, transpose_b: bool) -> torch.Tensor:
+def _transposed(b: torch.Tensor, transpose_b: bool) -> torch.Tensor:
     """[k, n], whichever way it is stored."""
     return b.T if transpose_b else b
 

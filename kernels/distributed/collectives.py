@@ -4,17 +4,17 @@ import torch
 import torch.distributed as dist
 
 from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.ring import add_in_ring_order
-from tlmatrix_kernels.distributed.shares import shares
 
-__all__ = ["gather_single", "gathered", "reduce_scatter_single", "scattered_sum"]
+__all__ = ["all_gather_rows", "gather_single", "reduce_scatter_rows", "reduce_scatter_single"]
 
 # What PyTorch 2.13 renames; earlier ones know only the second names.
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def gathered(x: torch.Tensor, rows: int, context: Context) -> torch.Tensor:
+def all_gather_rows(x: torch.Tensor, rows: int, context: Context) -> torch.Tensor:
     """The rows of all ranks: x [my share of rows, ...] -> [rows, ...]."""
     if context.world == 1:
         return x
@@ -26,12 +26,12 @@ def gathered(x: torch.Tensor, rows: int, context: Context) -> torch.Tensor:
     padded = _padded(x, -(-rows // context.world))
     parts = x.new_empty(context.world, *padded.shape)
     gather_single(parts.flatten(0, 1), padded, group=context.group)
-    for part, (begin, end) in zip(parts, shares(rows, context.world), strict=True):
+    for part, (begin, end) in zip(parts, row_ranges(rows, context.world), strict=True):
         out[begin:end] = part[: end - begin]
     return out
 
 
-def scattered_sum(
+def reduce_scatter_rows(
     x: torch.Tensor, context: Context, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """My share of the sum over ranks, plus `bias`: x [rows, n] -> [my share of rows, n], x's dtype.
@@ -42,7 +42,7 @@ def scattered_sum(
     rows, world = x.shape[0], context.world
     if world == 1 and bias is None:
         return x
-    most, cuts = -(-rows // world), shares(rows, world)
+    most, cuts = -(-rows // world), row_ranges(rows, world)
     if rows % world == 0:
         parts = x.contiguous().view(world, most, x.shape[1])
     else:

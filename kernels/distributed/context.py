@@ -15,7 +15,7 @@ __all__ = ["Context", "create_context"]
 
 SMALLEST = 1 << 16
 """Bytes of the smallest buffer: growing costs a synchronisation."""
-MOST_PREPARED = 256
+MAX_CACHED_CALLS = 256
 """Calls that are kept ready: more kinds than a model has layers."""
 _GRAPH_CHANNEL = 1
 
@@ -61,7 +61,7 @@ class Context:
     def __repr__(self) -> str:
         return f"Context(rank={self.rank}, world={self.world}, device={self.device})"
 
-    def begin(self, operator: str) -> int:
+    def next_epoch(self, operator: str) -> int:
         """The epoch of a call of `operator` that begins now, counted from 1.
 
         Where the caller's stream is another than in the last call, it waits for that one.
@@ -74,7 +74,7 @@ class Context:
         self._epochs[operator] = epoch = self._epochs.get(operator, 0) + 1
         return epoch
 
-    def count(self, operator: str, added: list[int]) -> list[int]:
+    def expected_counts(self, operator: str, added: list[int]) -> list[int]:
         """What the counters of `operator` will have come to when `added` to each was counted.
 
         Every rank keeps these sums of all ranks' counters itself: equal calls add equally.
@@ -83,7 +83,7 @@ class Context:
         self._counts[operator] = after = [old + new for old, new in zip(before, added, strict=True)]
         return after
 
-    def prepared(self, key: tuple[Any, ...], make: Callable[[], Prepared]) -> Prepared:
+    def cached(self, key: tuple[Any, ...], make: Callable[[], Prepared]) -> Prepared:
         """What `make` gave when a call with this key was first made: checked, and its kernel found.
 
         Nothing of a key depends on what its tensors hold. What peers' memory it has must be looked
@@ -92,12 +92,12 @@ class Context:
         found = self._prepared.get(key)
         if found is None:
             found = make()
-            if len(self._prepared) >= MOST_PREPARED:
+            if len(self._prepared) >= MAX_CACHED_CALLS:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[key] = found
         return found
 
-    def largest(self, key: tuple[Any, ...], mine: int) -> int:
+    def agreed_max(self, key: tuple[Any, ...], mine: int) -> int:
         """The largest `mine` of all ranks in the first call with this key; a collective in that.
 
         Args:
@@ -112,7 +112,7 @@ class Context:
             self._agreed[key] = int(most)
         return self._agreed[key]
 
-    def side(self) -> torch.cuda.Stream:
+    def side_stream(self) -> torch.cuda.Stream:
         """The stream of pulls and reductions; it waits for what is enqueued on the current one.
 
         Of high priority: what it launches goes before waiting blocks of the main kernel.
@@ -132,7 +132,7 @@ class Context:
             return False
 
     @contextmanager
-    def using(self, buffer: SymmetricBuffer) -> Iterator[None]:
+    def graph_barriers(self, buffer: SymmetricBuffer) -> Iterator[None]:
         """Around what a call does with a buffer, so that it may be captured to a CUDA graph.
 
         Replays of a graph do not take turns: all use the half that was captured. So a graph has

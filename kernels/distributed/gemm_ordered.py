@@ -32,7 +32,7 @@ import tilelang.language as T
 
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.swizzle import ordered_tile
-from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
 from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
 from tlmatrix_kernels.target import capability
 
@@ -40,7 +40,7 @@ __all__ = ["gemm_on_arrival", "gemm_signalling"]
 
 
 @dataclass(frozen=True)
-class _Static:
+class _Config:
     """What a kernel is compiled for; M, N and K are symbolic."""
 
     tiles: Tiles
@@ -50,19 +50,19 @@ class _Static:
     K: Any
     a_shape: Any
     b_shape: Any
-    a_box: Any
-    b_box: Any
+    a_tile_shape: Any
+    b_tile_shape: Any
     options: Any
 
 
-def _static(dtype, transpose_b, whole_rows, size):
+def _config(dtype, transpose_b, whole_rows, size):
     orientation = (False, transpose_b)
     tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
-    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
-    return _Static(
+    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
+    return _Config(
         tiles, transpose_b, M, N, K,
-        *shapes(orientation, M, N, K),
-        *shapes(orientation, tiles.block_m, tiles.block_n, tiles.block_k),
+        *op_shapes(orientation, M, N, K),
+        *op_shapes(orientation, tiles.block_m, tiles.block_n, tiles.block_k),
         {} if whole_rows else NO_TMA,
     )  # fmt: skip
 
@@ -72,21 +72,25 @@ def _begin(rows, world, rank):
     return rank * (rows // world) + T.min(rank, rows % world)
 
 
-def _ordered(tile, first, panel, of):
+def _ordered(tile, first, panel, cfg):
     """The row and column of tiles at which block `tile` is, as expressions."""
-    tiles_m, tiles_n = T.ceildiv(of.M, of.tiles.block_m), T.ceildiv(of.N, of.tiles.block_n)
+    tiles_m, tiles_n = T.ceildiv(cfg.M, cfg.tiles.block_m), T.ceildiv(cfg.N, cfg.tiles.block_n)
     return ordered_tile(tile, tiles_m, tiles_n, first, panel, T.min)
 
 
 @T.macro
-def _sum_tile(A, B, a_tile, b_tile, acc, m, n, of):
+def _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg):
     """`acc` = the tile of A @ op(B) whose first element is [m, n]."""
-    tiles, turned = of.tiles, of.transpose_b
+    tiles, turned = cfg.tiles, cfg.transpose_b
     T.clear(acc)
-    for step in T.Pipelined(T.ceildiv(of.K, tiles.block_k), num_stages=tiles.num_stages):
+    for step in T.Pipelined(T.ceildiv(cfg.K, tiles.block_k), num_stages=tiles.num_stages):
         k = step * tiles.block_k
-        T.copy(box(A, False, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=of.options)
-        T.copy(box(B, turned, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=of.options)
+        T.copy(
+            op_tile(A, False, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=cfg.options
+        )
+        T.copy(
+            op_tile(B, turned, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=cfg.options
+        )
         T.gemm(a_tile, b_tile, acc, transpose_B=turned)
 
 
@@ -95,14 +99,14 @@ def gemm_on_arrival(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
     """Build the kernel; it is called with (A, B, C, ready, epoch, first, panel)."""
-    of = _static(dtype, transpose_b, whole_rows, size)
-    M, N, world = of.M, of.N, T.dynamic("world")
-    block_m, block_n = of.tiles.block_m, of.tiles.block_n
+    cfg = _config(dtype, transpose_b, whole_rows, size)
+    M, N, world = cfg.M, cfg.N, T.dynamic("world")
+    block_m, block_n = cfg.tiles.block_m, cfg.tiles.block_n
 
     @T.prim_func
     def gemm_arrival(
-        A: T.Tensor(of.a_shape, dtype),
-        B: T.Tensor(of.b_shape, dtype),
+        A: T.Tensor(cfg.a_shape, dtype),
+        B: T.Tensor(cfg.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         ready: T.Tensor([world], "int32"),
         epoch: T.int32,
@@ -110,17 +114,17 @@ def gemm_on_arrival(
         panel: T.int32,
     ):
         with T.Kernel(
-            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=of.tiles.threads
+            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=cfg.tiles.threads
         ) as tile:
             T.annotate_restrict_buffers(A)
-            T.import_source(signals.source(of.tiles.threads))
-            a_tile = T.alloc_shared(of.a_box, dtype)
-            b_tile = T.alloc_shared(of.b_box, dtype)
+            T.import_source(signals.source(cfg.tiles.threads))
+            a_tile = T.alloc_shared(cfg.a_tile_shape, dtype)
+            b_tile = T.alloc_shared(cfg.b_tile_shape, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
-            at_m, at_n = _ordered(tile, first, panel, of)
+            at_m, at_n = _ordered(tile, first, panel, cfg)
             # Variables, or the divisions would be made again wherever a row or column is used.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
@@ -129,7 +133,7 @@ def gemm_on_arrival(
                 begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)
                 if begin < m + block_m and end > m and begin < end:
                     signals.wait(ready, owner, epoch)
-            _sum_tile(A, B, a_tile, b_tile, acc, m, n, of)
+            _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg)
             T.copy(acc, C[bm * block_m, bn * block_n])
 
     return gemm_arrival
@@ -140,18 +144,18 @@ def gemm_signalling(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
     """Build the kernel; it is called with (A, B, C, done, made, first, panel, rank, base, step)."""
-    of = _static(dtype, transpose_b, whole_rows, size)
-    M, N = of.M, of.N
-    world, pieces = T.dynamic("world"), T.dynamic("pieces")
-    block_m, block_n = of.tiles.block_m, of.tiles.block_n
+    cfg = _config(dtype, transpose_b, whole_rows, size)
+    M, N = cfg.M, cfg.N
+    world, segments = T.dynamic("world"), T.dynamic("segments")
+    block_m, block_n = cfg.tiles.block_m, cfg.tiles.block_n
 
     @T.prim_func
     def gemm_signals(
-        A: T.Tensor(of.a_shape, dtype),
-        B: T.Tensor(of.b_shape, dtype),
+        A: T.Tensor(cfg.a_shape, dtype),
+        B: T.Tensor(cfg.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         done: T.Tensor([world], "int32"),
-        made: T.Tensor([pieces], "int32"),
+        made: T.Tensor([segments], "int32"),
         first: T.int32,
         panel: T.int32,
         rank: T.int32,
@@ -159,22 +163,22 @@ def gemm_signalling(
         step: T.int32,
     ):
         with T.Kernel(
-            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=of.tiles.threads
+            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=cfg.tiles.threads
         ) as tile:
-            T.import_source(signals.source(of.tiles.threads))
-            a_tile = T.alloc_shared(of.a_box, dtype)
-            b_tile = T.alloc_shared(of.b_box, dtype)
+            T.import_source(signals.source(cfg.tiles.threads))
+            a_tile = T.alloc_shared(cfg.a_tile_shape, dtype)
+            b_tile = T.alloc_shared(cfg.b_tile_shape, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
             T.assume(step > 0)
-            at_m, at_n = _ordered(tile, first, panel, of)
+            at_m, at_n = _ordered(tile, first, panel, cfg)
             # Variables, or the divisions would be made again wherever a row or column is used.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
             m, n = bm * block_m, bn * block_n
-            _sum_tile(A, B, a_tile, b_tile, acc, m, n, of)
+            _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg)
             T.copy(acc, C[bm * block_m, bn * block_n])
             for owner in T.serial(world):
                 begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)

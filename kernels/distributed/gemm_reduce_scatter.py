@@ -4,18 +4,18 @@ from dataclasses import dataclass
 
 import torch
 
-from tlmatrix_kernels.alignment import ready as aligned
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.distributed.barriers import barrier
-from tlmatrix_kernels.distributed.choose import overlaps
-from tlmatrix_kernels.distributed.collectives import scattered_sum
+from tlmatrix_kernels.distributed.collectives import reduce_scatter_rows
 from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.gemm_launch import CheckedCall, call_key, gemm_launch
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_signalling
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.ordered import OrderedCall, ordered_gemm, signature
-from tlmatrix_kernels.distributed.pieces import MOST_PIECES, most_pieces, own_pieces
+from tlmatrix_kernels.distributed.overlap import should_overlap
+from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.pull import wait_by_kernel, wait_by_stream
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
-from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS, own_segments, segment_count
 from tlmatrix_kernels.distributed.validate import check_bias, check_share
 from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.gemm.validate import (
@@ -27,7 +27,7 @@ from tlmatrix_kernels.gemm.validate import (
 
 __all__ = ["gemm_reduce_scatter"]
 
-MOST_ELEMENTS = 2**30
+MAX_ELEMENTS = 2**30
 """Of a rank's share: peers count them, modulo 2^32, and may be up to two calls ahead."""
 
 
@@ -66,17 +66,17 @@ def gemm_reduce_scatter(
         ValueError: a shape, dtype or device that does not fit; the message names the argument.
         RuntimeError: `overlap` while a CUDA graph is captured.
     """
-    key = signature(a, b, "gemm_reduce_scatter", transpose_b, out_dtype, k)
-    call = context.prepared(
+    key = call_key(a, b, "gemm_reduce_scatter", transpose_b, out_dtype, k)
+    call = context.cached(
         key, lambda: _checked(a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, k=k)
     )
     check_bias(bias, call.n, a.device)
-    if not overlaps("gemm_reduce_scatter", overlap, context, (call.m, call.n), call.k, k):
+    if not should_overlap("gemm_reduce_scatter", overlap, context, (call.m, call.n), call.k, k):
         parts = gemm(a, b, transpose_b=transpose_b, out_dtype=call.out_dtype)
-        return scattered_sum(parts, context, bias)
-    if -(-call.m // context.world) * call.n > MOST_ELEMENTS:
+        return reduce_scatter_rows(parts, context, bias)
+    if -(-call.m // context.world) * call.n > MAX_ELEMENTS:
         raise ValueError(
-            f"a rank's share of [{call.m}, {call.n}] must have at most {MOST_ELEMENTS} elements, "
+            f"a rank's share of [{call.m}, {call.n}] must have at most {MAX_ELEMENTS} elements, "
             f"which it counts in 32 bits: use overlap=False"
         )
     begin, end = call.cuts[context.rank]
@@ -113,16 +113,16 @@ def _checked(
     transpose_b: bool,
     out_dtype: torch.dtype | None,
     k: int | None,
-) -> OrderedCall:
+) -> CheckedCall:
     check_dtypes(a, b)
     m, n, mine = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     if k is not None:
         check_share("a", "columns", mine, k, context, "k")
-    return OrderedCall(m, n, mine, out_dtype, transpose_b, shares(m, context.world))
+    return CheckedCall(m, n, mine, out_dtype, transpose_b, row_ranges(m, context.world))
 
 
-def _half(call: OrderedCall, number: int, context: Context) -> _Half:
+def _half(call: CheckedCall, number: int, context: Context) -> _Half:
     """That half of the buffer for such a call."""
     shape, dtype = [call.m, call.n], call.out_dtype
     buffer = context.buffer(f"gemm_reduce_scatter/{number}", call.m * call.n * dtype.itemsize)
@@ -132,16 +132,16 @@ def _half(call: OrderedCall, number: int, context: Context) -> _Half:
         ranks = range(context.world)
         flags = context.flags("gemm_reduce_scatter/done", context.world)
         done = [flags.on(peer, [context.world], torch.int32) for peer in ranks]
-        made = context.flags("gemm_reduce_scatter/made", MOST_PIECES)
+        made = context.flags("gemm_reduce_scatter/made", MAX_SEGMENTS)
         ours = [buffer.on(peer, shape, dtype)[begin:end] for peer in ranks]
         half = call.halves[number] = _Half(
-            buffer, done, made.mine([MOST_PIECES], torch.int32), buffer.mine(shape, dtype), ours
+            buffer, done, made.local([MAX_SEGMENTS], torch.int32), buffer.local(shape, dtype), ours
         )
     return half
 
 
 def _overlapped(
-    call: OrderedCall,
+    call: CheckedCall,
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
@@ -158,17 +158,17 @@ def _overlapped(
     sum, which come first, take the places of tiles that are done.
     """
     rank, world = context.rank, context.world
-    epoch = context.begin("gemm_reduce_scatter")
+    epoch = context.next_epoch("gemm_reduce_scatter")
     half = _half(call, epoch % 2, context)
     counts = [(last - first) * call.n for first, last in call.cuts]
-    total = context.count("gemm_reduce_scatter", counts)[rank]
+    total = context.expected_counts("gemm_reduce_scatter", counts)[rank]
 
-    side = context.side()
+    side = context.side_stream()
     whole_rows = rows_aligned(a, b)
-    most = most_pieces(-(-call.m // world), call.n, 2.0 * call.m * call.n * call.k)
+    most = segment_count(-(-call.m // world), call.n, 2.0 * call.m * call.n * call.k)
     launch = call.launches.get(whole_rows)
     if launch is None:
-        launch = call.launches[whole_rows] = ordered_gemm(
+        launch = call.launches[whole_rows] = gemm_launch(
             gemm_signalling,
             a,
             half.product,
@@ -179,10 +179,10 @@ def _overlapped(
             whole_tile=False,
             panels=most,
         )
-    own = own_pieces(call.cuts[rank], call.m, launch, most)
+    own = own_segments(call.cuts[rank], call.m, launch, most)
     made = [(last - first) * call.n for first, last in own.cuts]
-    made += [0] * (MOST_PIECES - len(made))
-    made = context.count("gemm_reduce_scatter/made", made)
+    made += [0] * (MAX_SEGMENTS - len(made))
+    made = context.expected_counts("gemm_reduce_scatter/made", made)
     order = launch.first, launch.panel, rank, own.base, own.step
     launch.kernel(a, b, half.product, half.done[rank], half.made, *order)
     with torch.cuda.stream(side):

@@ -52,7 +52,7 @@ class SymmetricBuffer:
             return self.storage[offset:end].view(dtype).view(*shape)
         return self.handle.get_buffer(peer, tuple(shape), dtype, offset // dtype.itemsize)
 
-    def mine(self, shape: Sequence[int], dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
+    def local(self, shape: Sequence[int], dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
         """What this rank has; see `on`."""
         return self.on(self.rank, shape, dtype, offset)
 

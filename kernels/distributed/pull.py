@@ -16,10 +16,10 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix_kernels.distributed import signals
 
-__all__ = ["arrivals", "pull", "signed", "wait_by_kernel", "wait_by_stream", "write_flag"]
+__all__ = ["pull", "pull_order", "to_int32", "wait_by_kernel", "wait_by_stream", "write_flag"]
 
 
-def arrivals(rank: int, world: int) -> list[int]:
+def pull_order(rank: int, world: int) -> list[int]:
     """The other ranks in the order in which `rank` pulls from them: the next one first.
 
     Every rank begins with another, so no GPU is asked by all at once.
@@ -87,7 +87,7 @@ def wait_by_kernel(flags: torch.Tensor, index: int, value: int) -> None:
         index: which.
         value: any integer, compared as `signals` compares, by its low 32 bits.
     """
-    wait_kernel()(flags, index, signed(value))
+    wait_kernel()(flags, index, to_int32(value))
 
 
 def wait_by_stream(flags: torch.Tensor, index: int, value: int) -> None:
@@ -116,6 +116,6 @@ _AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ."""
 
 
-def signed(value: int) -> int:
+def to_int32(value: int) -> int:
     """The low 32 bits of an integer as an int32."""
     return (value + 2**31) % 2**32 - 2**31

@@ -6,9 +6,9 @@ from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.collectives import reduce_scatter_single
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+from tlmatrix_kernels.distributed.partition import row_range
 from tlmatrix_kernels.distributed.pull import pull
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
-from tlmatrix_kernels.distributed.shares import share
 from tlmatrix_kernels.distributed.two_level import TwoLevelContext
 from tlmatrix_kernels.distributed.validate import check_reducible
 
@@ -31,7 +31,7 @@ def reduce_scatter(x: torch.Tensor, *, context: Context) -> torch.Tensor:
         ValueError: a dtype that is not summed, or no dimensions.
     """
     check_reducible("x", x)
-    begin, end = share(x.shape[0], context.world, context.rank)
+    begin, end = row_range(x.shape[0], context.world, context.rank)
     out = x.new_empty(end - begin, *x.shape[1:])
     if x.numel() > 0:
         flat, columns = x.reshape(x.shape[0], -1).contiguous(), x[0].numel()
@@ -92,10 +92,10 @@ def _reduce(
         for (begin, end), target in zip(ranges, out, strict=True):
             target.copy_(x[begin:end])
         return
-    epoch = context.begin("reduce_scatter")
+    epoch = context.next_epoch("reduce_scatter")
     buffer = context.buffer(f"reduce_scatter/{epoch % 2}", x.numel() * x.element_size())
-    with context.using(buffer):
-        buffer.mine(x.shape, x.dtype).copy_(x)
+    with context.graph_barriers(buffer):
+        buffer.local(x.shape, x.dtype).copy_(x)
         barrier(buffer)
         for (begin, end), target in zip(ranges, out, strict=True):
             parts = x.new_empty(world - 1, end - begin, x.shape[1])

@@ -3,7 +3,7 @@
 import torch
 
 from tlmatrix_kernels.distributed.context import Context
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.partition import row_range
 from tlmatrix_kernels.gemm.validate import OUT_DTYPES, names
 
 __all__ = ["check_bias", "check_reducible", "check_rows", "check_share"]
@@ -31,7 +31,7 @@ def check_share(
     Raises:
         ValueError: it is another.
     """
-    begin, end = share(total, context.world, context.rank)
+    begin, end = row_range(total, context.world, context.rank)
     if end - begin != mine:
         raise ValueError(
             f"{name} must have {end - begin} {what} on rank {context.rank}, its share of "

@@ -21,16 +21,22 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention.decode.keys import (
     Span,
-    gather,
-    gathered,
+    copy_pages,
     load,
-    look_up,
-    pages_of,
+    load_page_indices,
+    pages_per_tile,
+    spans_pages,
 )
-from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, nothing_seen, start, weigh
+from tlmatrix_kernels.attention.softmax import (
+    LOG2_E,
+    init_state,
+    no_sink,
+    normalize,
+    online_softmax,
+)
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["attend", "blank"]
+__all__ = ["decode_block", "empty_split"]
 
 
 @dataclass(frozen=True)
@@ -52,17 +58,19 @@ class State:
 def _weights(state, key, span, scale):
     """Scores to weights: the mask, the running maximum and sum, and what they make of acc."""
     s, acc, decay = state.s, state.acc, state.decay
-    if span.cuts(key):
+    if span.needs_mask(key):
         for i, j in T.Parallel(*s.shape):
-            s[i, j] = T.if_then_else(span.sees(key + j), s[i, j], -T.infinity("float32"))
-    absorb(s, state.m, state.m_before, state.shift, decay, state.added, state.l, scale * LOG2_E)
+            s[i, j] = T.if_then_else(span.visible(key + j), s[i, j], -T.infinity("float32"))
+    online_softmax(
+        s, state.m, state.m_before, state.shift, decay, state.added, state.l, scale * LOG2_E
+    )
     for i, d in T.Parallel(*acc.shape):
         acc[i, d] *= decay[i]
     T.copy(s, state.p)
 
 
 @T.macro
-def _pipelined(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
+def _pipelined_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
     """The tiles from `first` on, loaded ahead by TileLang's own pipeline."""
     dtype, columns = q_shared.dtype, tiles.keys
     k_shared = T.alloc_shared([columns, q_shared.shape[1]], dtype)
@@ -75,16 +83,16 @@ def _pipelined(q_shared, k, v, keys, span, kv_head, first, count, scale, state, 
         T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
         _weights(state, key, span, scale)
         load(keys, v, v_shared, kv_head, key)
-        if span.cuts(key):
+        if span.needs_mask(key):
             for j, d in T.Parallel(*v_shared.shape):
                 v_shared[j, d] = T.if_then_else(
-                    span.sees(key + j), v_shared[j, d], T.cast(0, dtype)
+                    span.visible(key + j), v_shared[j, d], T.cast(0, dtype)
                 )
         T.gemm(p, v_shared, acc, policy=T.GemmWarpPolicy.FullRow)
 
 
 @T.macro
-def _gathered(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
+def _paged_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
     """The same where a tile is several pages: all threads copy, `stages` - 1 tiles ahead.
 
     Copies are waited for by the number of groups begun since, so there are as many of them, if
@@ -93,43 +101,45 @@ def _gathered(q_shared, k, v, keys, span, kv_head, first, count, scale, state, t
     dtype, columns, stages = q_shared.dtype, tiles.keys, tiles.stages
     k_shared = T.alloc_shared([stages, columns, q_shared.shape[1]], dtype)
     v_shared = T.alloc_shared([stages, columns, state.acc.shape[1]], dtype)
-    pages = pages_of(keys, columns)
+    pages = pages_per_tile(keys, columns)
     entries = T.alloc_local([pages], "int32")
     s, p, acc = state.s, state.p, state.acc
-    look_up(keys, entries, first, columns, span)
+    load_page_indices(keys, entries, first, columns, span)
     for step in T.serial(1 - stages, count):
         # The pages of a tile are known one step before they are copied.
         ahead = step + (stages - 1)
         if ahead < count:
-            gather(keys, entries, k, k_shared, T.truncmod(ahead, stages), kv_head)
-            gather(keys, entries, v, v_shared, T.truncmod(ahead, stages), kv_head)
-            look_up(keys, entries, first + ahead + 1, columns, span)
+            copy_pages(keys, entries, k, k_shared, T.truncmod(ahead, stages), kv_head)
+            copy_pages(keys, entries, v, v_shared, T.truncmod(ahead, stages), kv_head)
+            load_page_indices(keys, entries, first + ahead + 1, columns, span)
         else:
             for _ in T.unroll(2 * pages):
                 T.ptx_commit_group()
         if step >= 0:
             key = (first + step) * columns
-            place = T.truncmod(step, stages)
+            stage = T.truncmod(step, stages)
             T.ptx_wait_group((stages - 1) * 2 * pages)
             T.sync_threads()
             T.clear(s)
             T.gemm(
-                q_shared, k_shared[place, :, :], s,
+                q_shared, k_shared[stage, :, :], s,
                 transpose_B=True, policy=T.GemmWarpPolicy.FullRow,
             )  # fmt: skip
             _weights(state, key, span, scale)
-            if span.cuts(key):
+            if span.needs_mask(key):
                 for j, d in T.Parallel(columns, acc.shape[1]):
-                    v_shared[place, j, d] = T.if_then_else(
-                        span.sees(key + j), v_shared[place, j, d], T.cast(0, dtype)
+                    v_shared[stage, j, d] = T.if_then_else(
+                        span.visible(key + j), v_shared[stage, j, d], T.cast(0, dtype)
                     )
-            T.gemm(p, v_shared[place, :, :], acc, policy=T.GemmWarpPolicy.FullRow)
+            T.gemm(p, v_shared[stage, :, :], acc, policy=T.GemmWarpPolicy.FullRow)
             # The tile that is copied next takes the place of this one.
             T.sync_threads()
 
 
 @T.macro
-def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, scale, dims, tiles):
+def decode_block(
+    q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, scale, dims, tiles
+):
     """Attention of the `heads` query heads from `head` on to the share `split` of `splits`.
 
     `keys` says where the keys lie and `span` which are seen. The share must have a tile.
@@ -158,18 +168,18 @@ def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, s
     # Rows past the group are other heads, or zeros: they are computed and not stored.
     T.copy(q[sequence, head : head + rows, 0:width], q_shared)
     T.fill(acc, 0)
-    start(m, l, nothing_seen(head, scale))
+    init_state(m, l, no_sink(head, scale))
 
     first = T.alloc_var("int32")
     count = T.alloc_var("int32")
-    first = span.share(split, splits)[0]
-    count = span.share(split, splits)[1]
-    if gathered(keys, columns):
-        _gathered(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
+    first = span.tile_range(split, splits)[0]
+    count = span.tile_range(split, splits)[1]
+    if spans_pages(keys, columns):
+        _paged_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
     else:
-        _pipelined(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
+        _pipelined_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
 
-    weigh(acc, l)
+    normalize(acc, l)
     for i, d in T.Parallel(rows, width_v):
         if T.And(i < heads, d < head_dim_v):
             out[split, sequence, head + i, d] = acc[i, d]
@@ -181,7 +191,7 @@ def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, s
 
 
 @T.macro
-def blank(out, lse, sequence, split, head, heads, dims, tiles):
+def empty_split(out, lse, sequence, split, head, heads, dims, tiles):
     """What a share without keys leaves: out 0 and lse -inf."""
     for i, d in T.Parallel(tiles.rows, padded(dims[1])):
         if T.And(i < heads, d < dims[1]):

@@ -19,7 +19,7 @@ it is float32, for `combine`. What a block does is in `block`.
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.decode.block import attend, blank
+from tlmatrix_kernels.attention.decode.block import decode_block, empty_split
 from tlmatrix_kernels.attention.decode.keys import Cached, Paged, Span
 from tlmatrix_kernels.attention.decode.tiles import tiles_for
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
@@ -28,20 +28,20 @@ __all__ = ["cache_decode", "paged_decode"]
 
 
 @T.macro
-def _block(q, k, v, out, lse, keys, span, split, place, groups, scale, dims, tiles):
+def _block(q, k, v, out, lse, keys, span, split, tile, groups, scale, dims, tiles):
     """One block; `place` counts the tiles of heads of all kv heads."""
-    pieces = -(-groups // tiles.rows)
-    kv_head = T.truncdiv(place, pieces)
-    inner = T.truncmod(place, pieces) * tiles.rows
+    head_tiles = -(-groups // tiles.rows)
+    kv_head = T.truncdiv(tile, head_tiles)
+    inner = T.truncmod(tile, head_tiles) * tiles.rows
     head = kv_head * groups + inner
     heads = T.min(groups - inner, tiles.rows)
     splits = out.shape[0]
-    if span.share(split, splits)[1] > 0:
-        attend(
+    if span.tile_range(split, splits)[1] > 0:
+        decode_block(
             q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, scale, dims, tiles
         )
     else:
-        blank(out, lse, keys.sequence, split, head, heads, dims, tiles)
+        empty_split(out, lse, keys.sequence, split, head, heads, dims, tiles)
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -62,12 +62,12 @@ def cache_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, tiles
         scale: T.float32,
         window: T.int32,
     ):
-        pieces = kv_heads * (-(-groups // tiles.rows))
-        with T.Kernel(splits, pieces, batch, threads=tiles.threads) as (split, place, sequence):
+        head_tiles = kv_heads * (-(-groups // tiles.rows))
+        with T.Kernel(splits, head_tiles, batch, threads=tiles.threads) as (split, tile, sequence):
             T.annotate_min_blocks_per_sm(tiles.blocks)
             span = Span(seqlens_k[sequence], window if windowed else None, tiles.keys)
             _block(
-                q, k, v, out, lse, Cached(sequence), span, split, place, groups, scale,
+                q, k, v, out, lse, Cached(sequence), span, split, tile, groups, scale,
                 (head_dim, head_dim_v), tiles,
             )  # fmt: skip
 
@@ -93,13 +93,13 @@ def paged_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, page_
         scale: T.float32,
         window: T.int32,
     ):
-        pieces = kv_heads * (-(-groups // tiles.rows))
-        with T.Kernel(splits, pieces, batch, threads=tiles.threads) as (split, place, sequence):
+        head_tiles = kv_heads * (-(-groups // tiles.rows))
+        with T.Kernel(splits, head_tiles, batch, threads=tiles.threads) as (split, tile, sequence):
             T.annotate_min_blocks_per_sm(tiles.blocks)
             span = Span(seqlens_k[sequence], window if windowed else None, tiles.keys)
             keys = Paged(block_table, sequence, page_size)
             _block(
-                q, k, v, out, lse, keys, span, split, place, groups, scale,
+                q, k, v, out, lse, keys, span, split, tile, groups, scale,
                 (head_dim, head_dim_v), tiles,
             )  # fmt: skip
 

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 import tilelang.language as T
 
-__all__ = ["Cached", "Paged", "Span", "gather", "gathered", "load", "look_up", "pages_of"]
+__all__ = [
+    "Cached",
+    "Paged",
+    "Span",
+    "copy_pages",
+    "load",
+    "load_page_indices",
+    "pages_per_tile",
+    "spans_pages",
+]
 
 
 @dataclass(frozen=True)
@@ -30,19 +39,19 @@ class Span:
         """The first key that is seen."""
         return 0 if self.window is None else T.max(self.length - self.window, 0)
 
-    def share(self, split, splits):
+    def tile_range(self, split, splits):
         """The first tile of the share `split` of `splits`, and its number of tiles."""
         low = 0 if self.window is None else T.truncdiv(self.begin, self.columns)
         tiles = T.truncdiv(self.length + (self.columns - 1), self.columns) - low
         first = T.truncdiv(tiles * split, splits)
         return low + first, T.truncdiv(tiles * (split + 1), splits) - first
 
-    def cuts(self, key):
+    def needs_mask(self, key):
         """Whether some key of the tile from `key` is not seen."""
         cut = key + self.columns > self.length
         return cut if self.window is None else T.Or(cut, key < self.begin)
 
-    def sees(self, key):
+    def visible(self, key):
         """Whether `key` is seen; none is beyond the sequence."""
         seen = key < self.length
         return seen if self.window is None else T.And(seen, key >= self.begin)
@@ -95,36 +104,36 @@ def load(keys, tensor, shared, kv_head, key):
         )
 
 
-def gathered(keys, columns):
+def spans_pages(keys, columns):
     """Whether a tile of `columns` keys is several pages."""
     return isinstance(keys, Paged) and keys.page_size < columns
 
 
-def pages_of(keys, columns):
+def pages_per_tile(keys, columns):
     """How many pages a tile of `columns` keys is, where it is several."""
     return columns // keys.page_size
 
 
 @T.macro
-def look_up(keys, entries, tile, columns, span):
+def load_page_indices(keys, entries, tile, columns, span):
     """Read which pages hold the keys of tile `tile`.
 
     Entries that hold no key of the span are never read, for nobody need have filled them in; a
     tile that reaches past the span takes its nearest page again.
     """
-    for part in T.unroll(pages_of(keys, columns)):
+    for part in T.unroll(pages_per_tile(keys, columns)):
         entries[part] = keys.block_table[keys.sequence, _entry(keys, tile * columns, part, span)]
 
 
 @T.macro
-def gather(keys, entries, tensor, shared, place, kv_head):
+def copy_pages(keys, entries, tensor, shared, stage, kv_head):
     """Begin to copy a tile, the pages `entries`, to the place `place` of several.
 
     All threads copy, 16 bytes at once; each page is a group of copies of its own.
     """
-    for part in T.unroll(pages_of(keys, shared.shape[1])):
+    for part in T.unroll(pages_per_tile(keys, shared.shape[1])):
         row = part * keys.page_size
         T.async_copy(
             tensor[entries[part], 0 : keys.page_size, kv_head, 0 : shared.shape[2]],
-            shared[place, row : row + keys.page_size, :],
+            shared[stage, row : row + keys.page_size, :],
         )

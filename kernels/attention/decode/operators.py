@@ -6,15 +6,15 @@ parts become one result is in `combine`. There is no backward.
 
 import torch
 
-from tlmatrix_kernels.alignment import ready
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.attention.decode import kernels
 from tlmatrix_kernels.attention.decode.combine import combine, combine_with_sink
-from tlmatrix_kernels.attention.decode.splits import MOST, choose
+from tlmatrix_kernels.attention.decode.splits import MAX_SPLITS, choose_splits
 from tlmatrix_kernels.attention.decode.tiles import tiles_for
 from tlmatrix_kernels.attention.decode.validate import Decode, check_cache, check_pages
 from tlmatrix_kernels.target import multiprocessors
 
-__all__ = ["choose_splits", "decode_attention", "launch", "paged_attention"]
+__all__ = ["decode_attention", "launch", "paged_attention", "splits_for_call"]
 
 
 def decode_attention(
@@ -114,21 +114,23 @@ def _static_of(call: Decode) -> tuple:
 
 def _decode(call: Decode, q, stored, sink, longest: int, build):
     """Out and lse for lengths up to `longest`; `build` makes the kernel for a dtype of its out."""
-    q = ready(q)
+    q = aligned(q)
     if not q.shape[0] or not longest or not stored[0].numel():
         out, lse = _results(call, q)
         lse[:] = float("-inf") if sink is None else sink
         return out.zero_(), lse
     tiles = tiles_for(call.head_dim, call.head_dim_v, windowed=call.window is not None)
-    splits = call.splits or choose_splits(call, q, longest, tiles)
-    return launch(call, q, stored, sink, min(splits, MOST), build)
+    splits = call.splits or splits_for_call(call, q, longest, tiles)
+    return launch(call, q, stored, sink, min(splits, MAX_SPLITS), build)
 
 
-def choose_splits(call: Decode, q: torch.Tensor, longest: int, tiles) -> int:
+def splits_for_call(call: Decode, q: torch.Tensor, longest: int, tiles) -> int:
     """The number of shares for lengths up to `longest`."""
     kv_heads = q.shape[1] // call.groups
     blocks = q.shape[0] * kv_heads * -(-call.groups // tiles.rows)
-    return choose(blocks, -(-longest // tiles.keys), tiles.blocks * multiprocessors(q.device))
+    return choose_splits(
+        blocks, -(-longest // tiles.keys), tiles.blocks * multiprocessors(q.device)
+    )
 
 
 def _results(call: Decode, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,8 +150,8 @@ def launch(call: Decode, q, stored, sink, splits: int, build):
     lse_parts = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     build("float32")(q, *stored, parts, lse_parts, *scalars)
     if sink is None:
-        combine(call.dtype, call.head_dim_v, MOST)(parts, lse_parts, out, lse)
+        combine(call.dtype, call.head_dim_v, MAX_SPLITS)(parts, lse_parts, out, lse)
     else:
-        kernel = combine_with_sink(call.dtype, call.head_dim_v, MOST)
+        kernel = combine_with_sink(call.dtype, call.head_dim_v, MAX_SPLITS)
         kernel(parts, lse_parts, sink.float().contiguous(), out, lse)
     return out, lse

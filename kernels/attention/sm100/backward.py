@@ -31,7 +31,7 @@ transposed.
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.backward import load_statistic
-from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.rows import bind_rows
 from tlmatrix_kernels.attention.sm100.forward import load
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
@@ -46,7 +46,7 @@ def add_rows(total, sums, acc, wide, rows, row, head, factor, head_dim):
     for part in T.unroll(wide // width):
         T.copy(sums[:, part * width : (part + 1) * width], acc)
         for i, d in T.Parallel(count, width):
-            if T.And(rows.holds(row + i), part * width + d < head_dim):
+            if T.And(rows.contains(row + i), part * width + d < head_dim):
                 T.atomic_add(total[rows.index(head, row + i, part * width + d)], acc[i, d] * factor)
 
 
@@ -60,8 +60,8 @@ def key_block(
     There must be at least one tile of queries that sees them.
     """
     dtype = q.dtype
-    queries, keys = bound(queries), bound(keys)
-    mask = mask.over(queries.length, keys.length)
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    mask = mask.with_lengths(queries.length, keys.length)
     head_dim, head_dim_v = dims
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
@@ -116,9 +116,9 @@ def key_block(
         T.copy(scores[:, 0:columns], s)
         for i, j in T.Parallel(rows, columns):
             s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse_tile[i])
-        if mask.cuts(query, rows, key, columns):
+        if mask.needs_mask(query, rows, key, columns):
             for i, j in T.Parallel(rows, columns):
-                s[i, j] = T.if_then_else(mask.sees(query + i, key + j), s[i, j], 0.0)
+                s[i, j] = T.if_then_else(mask.visible(query + i, key + j), s[i, j], 0.0)
         T.copy(s, p_shared)
         T.tcgen05_gemm(
             p_shared, do_shared, dv, transpose_A=True, mbar=dv_summed, clear_accum=step == 0

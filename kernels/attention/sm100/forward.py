@@ -48,15 +48,15 @@ cores work while the softmax does. That two steps later it may overwrite the sco
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.rows import bind_rows
 from tlmatrix_kernels.attention.softmax import (
     LOG2_E,
-    absorb,
-    hide,
-    nothing_seen,
-    start,
+    apply_mask,
+    init_state,
+    no_sink,
+    normalize,
+    online_softmax,
     store_lse,
-    weigh,
 )
 from tlmatrix_kernels.attention.tiles import padded
 
@@ -92,10 +92,10 @@ def store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v):
     rows, width = acc.shape
     for part in T.unroll(sums.shape[1] // width):
         T.copy(sums[:, part * width : (part + 1) * width], acc)
-        weigh(acc, l)
+        normalize(acc, l)
         T.copy(acc, out_shared[:, part * width : (part + 1) * width])
     for i, d in T.Parallel(rows, head_dim_v):
-        if queries.holds(query + i):
+        if queries.contains(query + i):
             out[queries.index(head, query + i, d)] = out_shared[i, d]
 
 
@@ -108,8 +108,8 @@ def uniform_block(
     Writes out and lse of the queries from `query` on. There must be a tile of keys to see.
     """
     dtype = q.dtype
-    queries, keys = bound(queries), bound(keys)
-    mask = mask.over(queries.length, keys.length)
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    mask = mask.with_lengths(queries.length, keys.length)
     head_dim, head_dim_v = dims
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
@@ -141,7 +141,7 @@ def uniform_block(
     load(queries.tile(q, head, query, rows, width), q_shared, q_full)
     load(keys.tile(k, kv_head, first * columns, columns, width), k_shared, k_full)
     load(keys.tile(v, kv_head, first * columns, columns, width_v), v_shared, v_full)
-    start(m, l, nothing_seen(head, scale))
+    init_state(m, l, no_sink(head, scale))
     T.mbarrier_wait_parity(q_full, 0)
     for step in T.serial(count):
         key = (first + step) * columns
@@ -151,8 +151,8 @@ def uniform_block(
         if step + 1 < count:  # k has been read
             load(keys.tile(k, kv_head, key + columns, columns, width), k_shared, k_full)
         T.copy(scores, s)
-        hide(s, mask, query, key)
-        absorb(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+        apply_mask(s, mask, query, key)
+        online_softmax(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
         T.copy(s, p)
         T.copy(p, weights)
         if step > 0:
@@ -164,7 +164,7 @@ def uniform_block(
             load(keys.tile(v, kv_head, key + columns, columns, width_v), v_shared, v_full)
 
     store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v)
-    store_lse(lse, m, l, nothing_seen(head, scale), queries, query, head, scale)
+    store_lse(lse, m, l, no_sink(head, scale), queries, query, head, scale)
 
 
 @T.macro
@@ -176,8 +176,8 @@ def specialised_block(
     Writes out and lse of the queries from `query` on. There must be a tile of keys to see.
     """
     dtype = q.dtype
-    queries, keys = bound(queries), bound(keys)
-    mask = mask.over(queries.length, keys.length)
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    mask = mask.with_lengths(queries.length, keys.length)
     head_dim, head_dim_v = dims
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns, stages = tiles.queries, tiles.keys, tiles.stages
@@ -208,13 +208,13 @@ def specialised_block(
     first, count = mask.key_tiles(query, rows, columns)
     thread = T.get_thread_binding()
     if thread < LOADS:
-        start(m, l, nothing_seen(head, scale))
+        init_state(m, l, no_sink(head, scale))
         for step in T.serial(count):
             stage = step % stages
             T.mbarrier_wait_parity(scored[stage], step // stages % 2)
             T.copy(scores[stage, :, :], s)
-            hide(s, mask, query, (first + step) * columns)
-            absorb(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+            apply_mask(s, mask, query, (first + step) * columns)
+            online_softmax(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
             T.copy(s, p)
             if step > 0:
                 T.mbarrier_wait_parity(summed[(step - 1) % stages], (step - 1) // stages % 2)
@@ -223,7 +223,7 @@ def specialised_block(
             T.mbarrier_arrive(weighed)
         T.mbarrier_wait_parity(summed[(count - 1) % stages], (count - 1) // stages % 2)
         store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v)
-        store_lse(lse, m, l, nothing_seen(head, scale), queries, query, head, scale)
+        store_lse(lse, m, l, no_sink(head, scale), queries, query, head, scale)
     elif thread < PRODUCTS:
         load(queries.tile(q, head, query, rows, width), q_shared, q_full)
         for step in T.serial(count):

@@ -30,31 +30,39 @@ from tlmatrix_kernels.distributed.attention.plan import Plan, Step, copies, slic
 from tlmatrix_kernels.distributed.barriers import barrier, barrier_without_kernel
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.pull import signed, write_flag
+from tlmatrix_kernels.distributed.pull import to_int32, write_flag
 
-__all__ = ["Arrival", "Fetch", "Pair", "Shares", "collect", "shares_for", "sums_of"]
+__all__ = [
+    "Fetch",
+    "KeyGradientParts",
+    "KeyValues",
+    "RemoteKeys",
+    "allocate_parts",
+    "pull_parts",
+    "remote_sums",
+]
 
 OPERATOR = "sequence_attention"
 ALIGNMENT = 256
 """Bytes: where in a buffer a tensor may begin."""
-MOST_SLICES = 8
+MAX_SLICES = 8
 """Into how many parts the pulls for one kernel are cut; a power of two, for flags to go around."""
-SMALLEST_SLICE = 1 << 22
+MIN_SLICE_BYTES = 1 << 22
 """Bytes: below that a copy takes longer to begin than to end."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class KeyValues:
     """K and v of some rows, or sums of their gradients: [rows, kv_heads, dim] each."""
 
     k: torch.Tensor
     v: torch.Tensor
 
-    def rows(self, first: int, count: int) -> "Pair":
+    def rows(self, first: int, count: int) -> "KeyValues":
         """Some of the rows."""
-        return Pair(self.k[first : first + count], self.v[first : first + count])
+        return KeyValues(self.k[first : first + count], self.v[first : first + count])
 
-    def copy_(self, source: "Pair") -> None:
+    def copy_(self, source: "KeyValues") -> None:
         """Enqueue copies from a pair of as many rows."""
         self.k.copy_(source.k, non_blocking=True)
         self.v.copy_(source.v, non_blocking=True)
@@ -70,28 +78,28 @@ def _size(like: torch.Tensor, rows: int, dtype: torch.dtype) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _bytes(like: Pair, rows: int, dtype: torch.dtype) -> int:
+def _bytes(like: KeyValues, rows: int, dtype: torch.dtype) -> int:
     return _size(like.k, rows, dtype) + _size(like.v, rows, dtype)
 
 
 def _on(
-    buffer: SymmetricBuffer, peer: int, like: Pair, rows: int, room: int, dtype: torch.dtype
-) -> Pair:
+    buffer: SymmetricBuffer, peer: int, like: KeyValues, rows: int, room: int, dtype: torch.dtype
+) -> KeyValues:
     """The pair of `rows` rows that a peer has, in a buffer with room for `room` of them."""
     k = buffer.on(peer, (rows, *like.k.shape[1:]), dtype)
     v = buffer.on(peer, (rows, *like.v.shape[1:]), dtype, _size(like.k, room, dtype))
-    return Pair(k, v)
+    return KeyValues(k, v)
 
 
 @dataclass(frozen=True)
-class Arrival:
+class RemoteKeys:
     """Keys for one kernel, some of which come while it runs: a memory of rows, and a flag.
 
     The first ``fetched`` rows come in slices of ``2 ** slice_bits`` rows, and slice n is there when
     ``ready[0]`` is at least ``epoch + n + 1``. What is behind them, own keys, is there.
     """
 
-    keys: Pair
+    keys: KeyValues
     ready: torch.Tensor
     epoch: int
     slice_bits: int
@@ -110,7 +118,7 @@ class Fetch:
             captured, as an epoch is not the same when it is replayed.
     """
 
-    def __init__(self, plans: Sequence[Plan], own: Pair, context: Context) -> None:
+    def __init__(self, plans: Sequence[Plan], own: KeyValues, context: Context) -> None:
         """`plans` are those of all ranks, `own` k and v of this one."""
         self._plans, self._plan, self._own = plans, plans[context.rank], own
         self._events: list[torch.cuda.Event] = []
@@ -120,15 +128,15 @@ class Fetch:
         self._use = ExitStack()
         if context.world == 1:
             return
-        epoch = context.begin(OPERATOR)
+        epoch = context.next_epoch(OPERATOR)
         self._room = max(plan.rows_k + plan.fetched for plan in plans)
         size = max(_bytes(own, self._room, own.k.dtype), 1)
         self._buffer = context.buffer(f"{OPERATOR}/{epoch % 2}", size)
-        self._ready = context.flags(f"{OPERATOR}/ready", 1).mine([1], torch.int32)
+        self._ready = context.flags(f"{OPERATOR}/ready", 1).local([1], torch.int32)
         self._epoch = epoch
         met = context.flags(f"{OPERATOR}/met", context.world)
-        self._use.enter_context(context.using(self._buffer))
-        self._side = context.side()
+        self._use.enter_context(context.graph_barriers(self._buffer))
+        self._side = context.side_stream()
         with torch.cuda.stream(self._side):
             self._of(context.rank).copy_(own)
             self._copied = torch.cuda.Event()
@@ -138,7 +146,7 @@ class Fetch:
             else:
                 barrier_without_kernel(met, epoch)
 
-    def _all(self, rank: int) -> Pair:
+    def _all(self, rank: int) -> KeyValues:
         """What a rank fetches and behind it its own keys, in its symmetric memory.
 
         In this order: a tile that runs past the end of the own keys must not meet rows that nobody
@@ -147,11 +155,11 @@ class Fetch:
         rows = self._plans[rank].fetched + self._plans[rank].rows_k
         return _on(self._buffer, rank, self._own, rows, self._room, self._own.k.dtype)
 
-    def _of(self, rank: int) -> Pair:
+    def _of(self, rank: int) -> KeyValues:
         """The own keys of a rank in its symmetric memory."""
         return self._all(rank).rows(self._plans[rank].fetched, self._plans[rank].rows_k)
 
-    def _step(self, number: int) -> Pair:
+    def _step(self, number: int) -> KeyValues:
         """What is fetched in a step."""
         first, rows = self._plan.first_row(number), self._plan.steps[number].rows
         return self._all(self._plan.rank).rows(first, rows)
@@ -162,23 +170,23 @@ class Fetch:
             return
         with torch.cuda.stream(self._side):
             for number, step in enumerate(self._plan.steps[1:], 1):
-                _bring(copies(step), self._owners(step), self._step(number))
+                _copy_rows(copies(step), self._owners(step), self._step(number))
                 event = torch.cuda.Event()
                 event.record(self._side)
                 self._events.append(event)
 
-    def _owners(self, step: Step) -> dict[int, Pair]:
+    def _owners(self, step: Step) -> dict[int, KeyValues]:
         """The own keys of those that a step is fetched from."""
         return {owner: self._of(owner) for owner in step.ranks} if step.rows else {}
 
-    def wait(self, step: int) -> Pair:
+    def wait(self, step: int) -> KeyValues:
         """The keys and values of a step, for what is enqueued on the current stream from now on."""
         if step == 0:
             return self._own
         torch.cuda.current_stream().wait_event(self._events[step - 1])
         return self._step(step)
 
-    def on_arrival(self) -> Arrival:
+    def pull_in_slices(self) -> RemoteKeys:
         """All keys for one kernel, which waits for those that come; in the place of `pull`.
 
         Nothing that is enqueued for it from the copy of the own keys on needs a multiprocessor,
@@ -187,13 +195,13 @@ class Fetch:
         torch.cuda.current_stream().wait_event(self._copied)
         step = self._plan.steps[1]
         bits = _slice_bits(step.rows, _bytes(self._own, 1, self._own.k.dtype))
-        epoch = self._epoch * MOST_SLICES
+        epoch = self._epoch * MAX_SLICES
         with torch.cuda.stream(self._side):
             owners, target = self._owners(step), self._step(1)
             for number, pieces in enumerate(slices(step, 1 << bits), 1):
-                _bring(pieces, owners, target)
+                _copy_rows(pieces, owners, target)
                 write_flag(self._ready, 0, epoch + number)
-        return Arrival(self._all(self._plan.rank), self._ready, signed(epoch), bits, step.rows)
+        return RemoteKeys(self._all(self._plan.rank), self._ready, to_int32(epoch), bits, step.rows)
 
     def wait_all(self) -> None:
         """Let the current stream wait for everything that was enqueued here; the last thing."""
@@ -202,8 +210,8 @@ class Fetch:
         self._use.close()
 
 
-def _bring(
-    pieces: Sequence[tuple[int, int, int, int]], owners: Mapping[int, Pair], target: Pair
+def _copy_rows(
+    pieces: Sequence[tuple[int, int, int, int]], owners: Mapping[int, KeyValues], target: KeyValues
 ) -> None:
     """Enqueue the copies of pieces (as `copies` has them) to the memory of their step."""
     for owner, source, row, count in pieces:
@@ -212,13 +220,13 @@ def _bring(
 
 def _slice_bits(rows: int, row_size: int) -> int:
     """The power of two that a slice has in rows, of so many rows of so many bytes."""
-    least = max(-(-rows // MOST_SLICES), -(-SMALLEST_SLICE // row_size), 1)
+    least = max(-(-rows // MAX_SLICES), -(-MIN_SLICE_BYTES // row_size), 1)
     return (least - 1).bit_length()
 
 
-def sums_of(
-    plans: tuple[Plan, ...], rank: int, like: Pair, context: Context
-) -> tuple[SymmetricBuffer, Pair]:
+def remote_sums(
+    plans: tuple[Plan, ...], rank: int, like: KeyValues, context: Context
+) -> tuple[SymmetricBuffer, KeyValues]:
     """The buffer of the sums of dk and dv, and those of this rank for all rows it fetched."""
     room = max(plan.fetched for plan in plans)
     buffer = context.buffer(f"{OPERATOR}/sums", max(_bytes(like, room, torch.float32), 1))
@@ -226,7 +234,7 @@ def sums_of(
 
 
 @dataclass(frozen=True)
-class Shares:
+class KeyGradientParts:
     """Gradients of this rank's keys, a float32 share from each rank that has some of them seen.
 
     ``k`` and ``v`` are [sharers, rows, kv_heads, dim], in the order of ranks; ``pieces`` what to
@@ -238,12 +246,12 @@ class Shares:
     ranks: tuple[int, ...]
     pieces: tuple[tuple[tuple[int, int, int], ...], ...]
 
-    def of(self, place: int) -> Pair:
+    def of(self, place: int) -> KeyValues:
         """The share of one sharer."""
-        return Pair(self.k[place], self.v[place])
+        return KeyValues(self.k[place], self.v[place])
 
 
-def shares_for(plans: tuple[Plan, ...], rank: int, like: Pair) -> Shares:
+def allocate_parts(plans: tuple[Plan, ...], rank: int, like: KeyValues) -> KeyGradientParts:
     """Room for the shares of a rank's keys, not filled; its own, if it has one, begins as zeros."""
     found = {peer: _fetched_from(plan, rank) for peer, plan in enumerate(plans)}
     direct = bool(plans[rank].steps[0].launches)
@@ -252,14 +260,18 @@ def shares_for(plans: tuple[Plan, ...], rank: int, like: Pair) -> Shares:
         torch.empty((len(ranks), *t.shape), dtype=torch.float32, device=t.device)
         for t in (like.k, like.v)
     )
-    shares = Shares(k, v, ranks, tuple(found[peer] for peer in ranks))
+    shares = KeyGradientParts(k, v, ranks, tuple(found[peer] for peer in ranks))
     if direct:
         shares.of(ranks.index(rank)).zero_()
     return shares
 
 
-def collect(
-    shares: Shares, plans: tuple[Plan, ...], buffer: SymmetricBuffer, like: Pair, context: Context
+def pull_parts(
+    shares: KeyGradientParts,
+    plans: tuple[Plan, ...],
+    buffer: SymmetricBuffer,
+    like: KeyValues,
+    context: Context,
 ) -> torch.cuda.Stream:
     """Begin to pull the shares of this rank's keys from the sums of all ranks.
 
@@ -273,7 +285,7 @@ def collect(
         context: whose side stream is used.
     """
     room = max(plan.fetched for plan in plans)
-    side = context.side()
+    side = context.side_stream()
     with torch.cuda.stream(side):
         barrier(buffer)
         for place, (peer, pieces) in enumerate(zip(shares.ranks, shares.pieces, strict=True)):

@@ -35,10 +35,10 @@ from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows
-from tlmatrix_kernels.attention.softmax import Origin
+from tlmatrix_kernels.attention.softmax import InitialState
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
-__all__ = ["COLUMNS", "forward", "forward_again", "key_sums", "query_sums"]
+__all__ = ["COLUMNS", "forward", "forward_continued", "key_sums", "query_sums"]
 
 COLUMNS = 6
 
@@ -47,16 +47,16 @@ COLUMNS = 6
 class RangeMask(Mask):
     """The mask of a run and a range: how they are aligned is told, and no matter of lengths."""
 
-    shown: object = 0
+    diagonal_offset: object = 0
 
     @property
     def offset(self):
         """The key at which query 0 stands, counted from the start of the range."""
-        return self.shown
+        return self.diagonal_offset
 
 
 @dataclass(frozen=True)
-class _Static:
+class _Config:
     """What a kernel is compiled for, and its sizes."""
 
     groups: int
@@ -94,52 +94,52 @@ def _mask(causal, queries, keys, ranges, place):
 @T.macro
 def _bound(mask):
     """The same mask, with its offset in a variable of the running kernel: see `rows.bound`."""
-    shown = mask.shown
-    return replace(mask, shown=shown)
+    offset = mask.diagonal_offset
+    return replace(mask, diagonal_offset=offset)
 
 
 def query_tile(causal, tile, rows, queries):
     """The first row of a block, and the run that it works on: see `masks.query_tile`."""
     if not causal:
         return tile * rows, queries
-    queries = queries.without(tile * rows)
+    queries = queries.without_last(tile * rows)
     return T.max(queries.length - rows, 0), queries
 
 
 @T.macro
-def unseen(before, out, lse, queries, query, head, head_dim_v, rows):
+def unchanged_rows(before, out, lse, queries, query, head, head_dim_v, rows):
     """The rows of a tile that sees no key of this launch: what they had before, or nothing."""
     for i, d in T.Parallel(rows, head_dim_v):
-        if queries.holds(query + i):
+        if queries.contains(query + i):
             here = queries.index(head, query + i, d)
             out[here] = 0 if before is None else before[0][here]
     for i in T.Parallel(rows):
-        if queries.holds(query + i):
+        if queries.contains(query + i):
             row = queries.statistic(head, query + i)
             lse[row] = -T.infinity("float32") if before is None else before[1][row]
 
 
 @T.macro
-def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, of):
-    tiles = of.tiles
+def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, cfg):
+    tiles = cfg.tiles
     tile_count = T.ceildiv(longest_run, tiles.queries)
     with T.Kernel(
-        *block_order(of.causal, tile_count, of.heads), of.count, threads=tiles.threads
+        *block_order(cfg.causal, tile_count, cfg.heads), cfg.count, threads=tiles.threads
     ) as (first, second, place):
-        tile, head = tile_and_head(of.causal, first, second)
+        tile, head = tile_and_head(cfg.causal, first, second)
         queries, keys = _rows(ranges, place, q.shape[0], k.shape[0])
-        query, queries = query_tile(of.causal, tile, tiles.queries, queries)
-        mask = _mask(of.causal, queries, keys, ranges, place)
+        query, queries = query_tile(cfg.causal, tile, tiles.queries, queries)
+        mask = _mask(cfg.causal, queries, keys, ranges, place)
         nothing = -T.infinity("float32")
-        origin = Origin(m=nothing, l=0, lse=nothing, before=before)
-        if mask.sees_keys(query, tiles.queries, tiles.keys):
+        initial = InitialState(m=nothing, l=0, lse=nothing, before=before)
+        if mask.any_key_visible(query, tiles.queries, tiles.keys):
             mask = _bound(mask)
             fwd.forward_block(
-                q, k, v, origin, out, lse, queries, keys, mask, query, head, head // of.groups,
-                scale, of.dims, tiles,
+                q, k, v, initial, out, lse, queries, keys, mask, query, head, head // cfg.groups,
+                scale, cfg.dims, tiles,
             )  # fmt: skip
         else:
-            unseen(before, out, lse, queries, query, head, of.dims[1], tiles.queries)
+            unchanged_rows(before, out, lse, queries, query, head, cfg.dims[1], tiles.queries)
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -148,7 +148,7 @@ def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
     total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
-    of = _Static(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
+    cfg = _Config(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
 
     @T.prim_func
     def sequence_forward(
@@ -161,18 +161,18 @@ def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         longest_run: T.int32,
         scale: T.float32,
     ):
-        _forward(q, k, v, ranges, None, out, lse, longest_run, scale, of)
+        _forward(q, k, v, ranges, None, out, lse, longest_run, scale, cfg)
 
     return sequence_forward
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def forward_again(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
+def forward_continued(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build a later launch: q, k, v, and the out and lse so far, to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
     total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
-    of = _Static(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
+    cfg = _Config(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
 
     @T.prim_func
     def sequence_forward_again(
@@ -187,7 +187,7 @@ def forward_again(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=
         longest_run: T.int32,
         scale: T.float32,
     ):
-        _forward(q, k, v, ranges, (out_before, lse_before), out, lse, longest_run, scale, of)
+        _forward(q, k, v, ranges, (out_before, lse_before), out, lse, longest_run, scale, cfg)
 
     return sequence_forward_again
 
@@ -228,7 +228,7 @@ def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
             queries, keys = _rows(ranges, place, total_q, total_k)
             mask = _mask(causal, queries, keys, ranges, place)
             gradients = bwd.KeyGradients(dk_sum, dv_sum, heads=groups)
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 mask = _bound(mask)
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
@@ -268,7 +268,7 @@ def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
             queries, keys = _rows(ranges, place, total_q, total_k)
             query, queries = query_tile(causal, tile, tiles.queries, queries)
             mask = _mask(causal, queries, keys, ranges, place)
-            if mask.sees_keys(query, tiles.queries, tiles.keys):
+            if mask.any_key_visible(query, tiles.queries, tiles.keys):
                 mask = _bound(mask)
                 bwd.query_block(
                     q, k, v, do, row_lse, row_delta, dq_sum, queries, keys, mask, query, head,

@@ -12,20 +12,20 @@ from functools import lru_cache
 import torch
 from torch.autograd.function import once_differentiable
 
-from tlmatrix_kernels.alignment import ready
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.attention import packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.rows import PADDING, padded_start
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
 from tlmatrix_kernels.distributed.attention import kernels
-from tlmatrix_kernels.distributed.attention.arrival import forward_on_arrival
 from tlmatrix_kernels.distributed.attention.exchange import (
     Fetch,
-    Pair,
-    collect,
-    shares_for,
-    sums_of,
+    KeyValues,
+    allocate_parts,
+    pull_parts,
+    remote_sums,
 )
+from tlmatrix_kernels.distributed.attention.overlapped_forward import overlapped_forward
 from tlmatrix_kernels.distributed.attention.plan import Launch, Plan, plan_for
 from tlmatrix_kernels.distributed.attention.schedule import Schedule, choose_schedule
 from tlmatrix_kernels.distributed.attention.validate import (
@@ -37,11 +37,11 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = [
+    "all_plans",
     "attend",
-    "plans_of",
+    "device_tables",
     "sequence_attention",
     "sequence_attention_varlen",
-    "tables_of",
 ]
 
 
@@ -166,7 +166,7 @@ def _schedule(call: Call, q: torch.Tensor, k: torch.Tensor) -> Schedule:
     )
 
 
-def plans_of(call: Call, steps: int) -> tuple[Plan, ...]:
+def all_plans(call: Call, steps: int) -> tuple[Plan, ...]:
     """The plans of all ranks."""
     return tuple(
         plan_for(call.sharding, rank, call.lengths_q, call.lengths_k, call.attention.causal, steps)
@@ -196,9 +196,9 @@ class Tables:
 
 
 @lru_cache(maxsize=256)
-def tables_of(call: Call, steps: int, device: torch.device) -> Tables:
+def device_tables(call: Call, steps: int, device: torch.device) -> Tables:
     """The tables of a call's plan for its own rank."""
-    plan = plans_of(call, steps)[call.rank]
+    plan = all_plans(call, steps)[call.rank]
     ends = [row + length for row, length in plan.runs]
     found = [
         tuple(_table(_table_rows(launch, plan), device) for launch in step.launches)
@@ -263,7 +263,7 @@ def attend(
         last = place == len(launches) - 1
         out = torch.empty(shape, dtype=q.dtype if last else torch.float32, device=q.device)
         lse = torch.empty((heads, q.shape[0]), dtype=torch.float32, device=q.device)
-        build = kernels.forward_again if before else kernels.forward
+        build = kernels.forward_continued if before else kernels.forward
         kernel = build(
             attention.dtype, attention.dtype if last else "float32", *_static(call, launch)
         )
@@ -283,8 +283,8 @@ def _attend_on_arrival(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in one launch, whose blocks wait for what is fetched."""
     static = _static(call, *(launch for step in plan.steps for launch in step.launches))
-    kernel = forward_on_arrival(call.attention.dtype, *static)
-    coming = fetched.on_arrival()
+    kernel = overlapped_forward(call.attention.dtype, *static)
+    coming = fetched.pull_in_slices()
     out = q.new_empty((*q.shape[:2], call.attention.head_dim_v))
     lse = torch.empty(q.shape[1::-1], dtype=torch.float32, device=q.device)
     kernel(
@@ -319,7 +319,7 @@ class _Gradients:
             kernel = packed.prepare(dtype, head_dim_v, PADDING, PREPARE_THREADS)
             kernel(out, do, lse, tables.cu_runs, self.row_lse, self.row_delta, plan.longest_run)
 
-    def _run(self, build, step: int, keys: Pair, sums: tuple, longest) -> None:
+    def _run(self, build, step: int, keys: KeyValues, sums: tuple, longest) -> None:
         """One kernel for each launch of a step; `longest` says how many rows its blocks walk."""
         scale = self.call.attention.scale
         launches = self.plan.steps[step].launches
@@ -330,11 +330,11 @@ class _Gradients:
                 ranges, *sums, longest(launch), scale,
             )  # fmt: skip
 
-    def add_keys(self, step: int, keys: Pair, sums: Pair) -> None:
+    def add_keys(self, step: int, keys: KeyValues, sums: KeyValues) -> None:
         """Add to the sums of dk and dv of a step's keys."""
         self._run(kernels.key_sums, step, keys, (sums.k, sums.v), lambda launch: launch.longest)
 
-    def add_queries(self, step: int, keys: Pair) -> None:
+    def add_queries(self, step: int, keys: KeyValues) -> None:
         """Add to dq what a step's keys give."""
         self._run(kernels.query_sums, step, keys, (self.dq,), lambda _: self.plan.longest_run)
 
@@ -344,13 +344,13 @@ class _SequenceAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, call: Call, context: Context):
-        q, own = ready(q), Pair(ready(k), ready(v))
+        q, own = aligned(q), KeyValues(aligned(k), aligned(v))
         schedule = _schedule(call, q, k)
         steps = schedule.steps
-        plans = plans_of(call, steps)
+        plans = all_plans(call, steps)
         plan = plans[call.rank]
         fetched = Fetch(plans, own, context)
-        tables = tables_of(call, steps, q.device)
+        tables = device_tables(call, steps, q.device)
         out, lse = attend(q, plan, tables, fetched, call, schedule.one_launch)
         fetched.wait_all()
         ctx.call, ctx.context, ctx.steps = call, context, steps
@@ -362,14 +362,14 @@ class _SequenceAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do, _dlse):
         q, k, v, out, lse = ctx.saved_tensors
-        call, context, own = ctx.call, ctx.context, Pair(k, v)
-        plans, tables = plans_of(call, ctx.steps), tables_of(call, ctx.steps, q.device)
+        call, context, own = ctx.call, ctx.context, KeyValues(k, v)
+        plans, tables = all_plans(call, ctx.steps), device_tables(call, ctx.steps, q.device)
         plan = plans[call.rank]
         wants_queries, *wants_pair = ctx.needs_input_grad[:3]
 
         fetched = Fetch(plans, own, context)
-        work = _Gradients(q, ready(do), out, lse, plan, tables, call)
-        shares = shares_for(plans, call.rank, own) if any(wants_pair) else None
+        work = _Gradients(q, aligned(do), out, lse, plan, tables, call)
+        shares = allocate_parts(plans, call.rank, own) if any(wants_pair) else None
         if shares is not None and plan.steps[0].launches:
             work.add_keys(0, own, shares.of(shares.ranks.index(call.rank)))
         if wants_queries:
@@ -377,13 +377,13 @@ class _SequenceAttention(torch.autograd.Function):
         fetched.pull()
         side = None
         if shares is not None and call.sharding.world > 1:
-            buffer, sums = sums_of(plans, call.rank, own, context)
+            buffer, sums = remote_sums(plans, call.rank, own, context)
             for number in range(1, len(plan.steps)):
                 keys = fetched.wait(number)
                 here = sums.rows(plan.first_row(number), plan.steps[number].rows)
                 here.zero_()
                 work.add_keys(number, keys, here)
-            side = collect(shares, plans, buffer, own, context)
+            side = pull_parts(shares, plans, buffer, own, context)
         if wants_queries:
             for number in range(1, len(plan.steps)):
                 work.add_queries(number, fetched.wait(number))

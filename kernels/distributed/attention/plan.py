@@ -38,8 +38,8 @@ __all__ = [
     "Range",
     "Step",
     "copies",
-    "groups_of_ranks",
     "plan_for",
+    "rank_groups",
     "slices",
 ]
 
@@ -184,7 +184,7 @@ def slices(step: Step, rows: int) -> list[list[tuple[int, int, int, int]]]:
     return found
 
 
-def groups_of_ranks(rank: int, world: int, steps: int) -> tuple[tuple[int, ...], ...]:
+def rank_groups(rank: int, world: int, steps: int) -> tuple[tuple[int, ...], ...]:
     """Who is attended to at once: the rank itself, then the others in `steps - 1` groups.
 
     The others in the order rank + 1, rank + 2, ... (modulo world), so that no two ranks begin with
@@ -279,7 +279,7 @@ def _runs(
     return rows, seen
 
 
-def _watchers(piece: Piece, runs: Sequence[_Run]) -> int:
+def _visible_to(piece: Piece, runs: Sequence[_Run]) -> int:
     """How many of the runs see something of a piece."""
     return sum(_offset(run, piece) is not None for run in runs)
 
@@ -306,12 +306,12 @@ def _pieces(
         ]
         order = {piece: (piece.chunk,) for piece in pieces}
         if seen is not None:
-            watchers = {piece: _watchers(piece, seen[sequence]) for piece in pieces}
-            pieces = [piece for piece in pieces if watchers[piece]]
+            visible_to = {piece: _visible_to(piece, seen[sequence]) for piece in pieces}
+            pieces = [piece for piece in pieces if visible_to[piece]]
             if nearest_to is not None:
                 order = {
                     piece: (-count, (nearest_to - piece.owner) % sharding.world, piece.chunk)
-                    for piece, count in watchers.items()
+                    for piece, count in visible_to.items()
                 }
         here = []
         for piece in sorted(pieces, key=order.__getitem__):
@@ -364,7 +364,7 @@ def _steps(
 ) -> tuple[Step, ...]:
     """The steps of a plan; `nearest_to` as in `_pieces`, for what is fetched."""
     found = []
-    groups = groups_of_ranks(rank, sharding.world, count)
+    groups = rank_groups(rank, sharding.world, count)
     if count == 1 and sharding.world > 1:
         groups = ((), *groups)
     for place, ranks in enumerate(groups):

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from tlmatrix_kernels.attention.bounds import on_host
+from tlmatrix_kernels.attention.cu_seqlens import host_values
 from tlmatrix_kernels.distributed.attention.shards import Sharding
 
 __all__ = ["gathered_attention", "gathered_attention_varlen", "gathered_sdpa"]
@@ -90,7 +90,7 @@ def gathered_attention_varlen(
     """
     lengths_q, lengths_k = (
         [after - before for before, after in itertools.pairwise(bounds)]
-        for bounds in on_host(cu_seqlens_q, cu_seqlens_k)
+        for bounds in host_values(cu_seqlens_q, cu_seqlens_k)
     )
     return _attention(q, k, v, lengths_q, lengths_k, context, causal, sharding, scale)
 
@@ -134,7 +134,7 @@ def _whole(mine: torch.Tensor, order: Sharding, lengths: Sequence[int], group, r
         return mine
     rows = [order.total(lengths, each) for each in range(order.world)]
     found = torch.cat(_Gather.apply(mine, rows, group, rank))
-    places = torch.cat([order.places(lengths, each) for each in range(order.world)])
+    places = torch.cat([order.positions(lengths, each) for each in range(order.world)])
     back = torch.empty_like(places)
     back[places] = torch.arange(len(places))
     return found[back.to(mine.device)]
@@ -221,7 +221,9 @@ def gathered_sdpa(
     """
     order = Sharding(sharding, dist.get_world_size(group))
     rank = dist.get_rank(group)
-    k, v = (in_order(gathered(tensor, group), order).transpose(1, 2) for tensor in (k, v))
+    k, v = (
+        in_sequence_order(all_gather(tensor, group), order).transpose(1, 2) for tensor in (k, v)
+    )
     if not causal:
         return _sdpa(q, k, v, None)
     found, row, chunk = [], 0, q.shape[1] * order.world // order.chunks
@@ -238,7 +240,7 @@ def _sdpa(q, k, v, bias):
     return out.transpose(1, 2)
 
 
-def gathered(tensor: torch.Tensor, group: ProcessGroup | None = None) -> torch.Tensor:
+def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> torch.Tensor:
     """[batch, rows, ...] of each rank to [world, batch, rows, ...], by the group's backend."""
     found = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
     # Its name has changed in PyTorch 2.13.
@@ -247,7 +249,7 @@ def gathered(tensor: torch.Tensor, group: ProcessGroup | None = None) -> torch.T
     return found
 
 
-def in_order(found: torch.Tensor, order: Sharding) -> torch.Tensor:
+def in_sequence_order(found: torch.Tensor, order: Sharding) -> torch.Tensor:
     """[world, batch, rows, ...] to whole sequences, [batch, world * rows, ...]."""
     if order.order == "contiguous":
         parts: Iterable[torch.Tensor] = found

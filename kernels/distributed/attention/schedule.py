@@ -37,7 +37,7 @@ class Rates:
     """Bytes to or from the GPU's own memory."""
     launch: float = 8e-6
     """Seconds until the blocks of a kernel work, and from the last of them to the next kernel."""
-    meeting: float = 25e-6
+    barrier: float = 25e-6
     """Seconds from the copy of the own keys until pulls begin."""
     blocks: int = 132
     """That run at once."""
@@ -83,7 +83,7 @@ def choose_schedule(
     share = 2 * sum(lengths_k) / world * heads[1] * sum(dims)
     copied = 2 * share / rates.memory
     fetched = share / rates.pull
-    met = copied + rates.meeting
+    met = copied + rates.barrier
     partial = 8 * sum(lengths_q) / world * heads[0] * dims[1] / rates.memory + rates.launch
 
     def a_launch_each(steps: int) -> float:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.partition import row_range
 
 __all__ = ["ORDERS", "Chunk", "Sharding"]
 
@@ -67,11 +67,11 @@ class Sharding:
 
     def start(self, length: int, chunk: int) -> int:
         """The position at which the chunk of a sequence of this length begins."""
-        return share(length, self.chunks, chunk)[0]
+        return row_range(length, self.chunks, chunk)[0]
 
     def size(self, length: int, chunk: int) -> int:
         """How many rows the chunk has."""
-        begin, end = share(length, self.chunks, chunk)
+        begin, end = row_range(length, self.chunks, chunk)
         return end - begin
 
     def rows(self, length: int, rank: int) -> int:
@@ -94,7 +94,7 @@ class Sharding:
             found.append(chunks)
         return found
 
-    def places(self, lengths: Sequence[int], rank: int) -> torch.Tensor:
+    def positions(self, lengths: Sequence[int], rank: int) -> torch.Tensor:
         """Where the rank's rows stand among those of the whole batch: int64, in its own order."""
         found, before = [torch.empty(0, dtype=torch.int64)], 0
         for length, chunks in zip(lengths, self.shard(lengths, rank), strict=True):

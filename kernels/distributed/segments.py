@@ -13,15 +13,15 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-from tlmatrix_kernels.distributed.ordered import OrderedGemm
+from tlmatrix_kernels.distributed.gemm_launch import GemmLaunch
 
-__all__ = ["MOST_PIECES", "Pieces", "most_pieces", "own_pieces", "pieces"]
+__all__ = ["MAX_SEGMENTS", "Segments", "own_segments", "segment_count", "segments"]
 
-MOST_PIECES = 4
+MAX_SEGMENTS = 4
 """Of a share: each costs a small launch of the host."""
-LEAST_ELEMENTS = 2**20
+MIN_ELEMENTS = 2**20
 """Of a piece: a sum of fewer takes no longer than a launch (3 us on an H200, of four ranks)."""
-LEAST_FLOP = 1e11
+MIN_FLOP = 1e11
 """Of a rank's product that is summed in pieces: below, the host is not ahead of the GPU as it is.
 
 (4096^3 on two H200, 6.9e10 a rank, took 0.35 ms in four pieces, 0.18 to 0.26 ms in one.)
@@ -29,7 +29,7 @@ LEAST_FLOP = 1e11
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Segments:
     """Piece i has the rows from `base + i * step` to the next of those that are the rank's own.
 
     Attributes:
@@ -43,7 +43,7 @@ class Pieces:
     cuts: tuple[tuple[int, int], ...]
 
 
-def most_pieces(rows: int, n: int, flop: float) -> int:
+def segment_count(rows: int, n: int, flop: float) -> int:
     """In how many pieces a share of [rows, n] is added at most, of a product of so many operations.
 
     Args:
@@ -51,13 +51,13 @@ def most_pieces(rows: int, n: int, flop: float) -> int:
         n: its columns.
         flop: floating point operations of the rank's whole product.
     """
-    return max(1, min(MOST_PIECES, rows * n // LEAST_ELEMENTS)) if flop >= LEAST_FLOP else 1
+    return max(1, min(MAX_SEGMENTS, rows * n // MIN_ELEMENTS)) if flop >= MIN_FLOP else 1
 
 
 @functools.lru_cache(maxsize=256)
-def pieces(
+def segments(
     own: tuple[int, int], tiles_m: int, first: int, panel: int, block_m: int, most: int
-) -> Pieces:
+) -> Segments:
     """Whole panels in at most `most` pieces, about as many in each.
 
     Args:
@@ -72,15 +72,15 @@ def pieces(
     tile = begin // block_m
     base = (tile - (tile - first) % tiles_m % panel) * block_m
     if begin == end:
-        return Pieces(base, panel * block_m, ())
+        return Segments(base, panel * block_m, ())
     panels = -(-(end - base) // (panel * block_m))
     step = -(-panels // most) * panel * block_m
     edges = [*range(base, end, step), end]
     edges[0] = begin
     cuts = tuple((low - begin, high - begin) for low, high in itertools.pairwise(edges))
-    return Pieces(base, step, cuts)
+    return Segments(base, step, cuts)
 
 
-def own_pieces(own: tuple[int, int], m: int, launch: OrderedGemm, most: int) -> Pieces:
+def own_segments(own: tuple[int, int], m: int, launch: GemmLaunch, most: int) -> Segments:
     """Of a product of m rows, the `own` ones in the order in which `launch` makes their tiles."""
-    return pieces(own, -(-m // launch.block_m), launch.first, launch.panel, launch.block_m, most)
+    return segments(own, -(-m // launch.block_m), launch.first, launch.panel, launch.block_m, most)

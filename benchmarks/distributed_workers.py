@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass
-class _Crew:
+class _WorkerPool:
     """Processes that work through steps, and what they say of it."""
 
     processes: list[Any]
@@ -89,43 +89,47 @@ class _Crew:
 
 
 def run_steps(
-    steps: list[Step], world: int, meet: Callable[[int, int], Context] | None = None
+    steps: list[Step], world: int, make_context: Callable[[int, int], Context] | None = None
 ) -> Iterator[Outcome]:
     """The outcome of every step, as it comes; `world` processes run them, with a GPU each.
 
-    `meet(rank, world)` makes the context; `meet_on_gpus` unless given.
+    `make_context(rank, world)` makes the context; `gpu_context` unless given.
     """
     done = 0
     while done < len(steps):
-        crew = _start(steps[done:], world, meet or meet_on_gpus)
+        pool = _start(steps[done:], world, make_context or gpu_context)
         try:
             for number, step in enumerate(steps[done:]):
                 done += 1
-                outcome = _await(crew, step, number, world)
-                crew.kill = outcome.error is not None or done < len(steps)
+                outcome = _await(pool, step, number, world)
+                pool.kill = outcome.error is not None or done < len(steps)
                 yield outcome
                 if outcome.error is not None:
                     break
         finally:
-            crew.end()
+            pool.end()
 
 
-def _start(steps: list[Step], world: int, meet: Callable[[int, int], Context]) -> _Crew:
+def _start(
+    steps: list[Step], world: int, make_context: Callable[[int, int], Context]
+) -> _WorkerPool:
     spawn = mp.get_context("spawn")
     messages = spawn.Queue()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = [
-        spawn.Process(target=_work, args=(steps, meet, rank, world, port, messages), daemon=True)
+        spawn.Process(
+            target=_work, args=(steps, make_context, rank, world, port, messages), daemon=True
+        )
         for rank in range(world)
     ]
     for process in processes:
         process.start()
-    return _Crew(processes, messages)
+    return _WorkerPool(processes, messages)
 
 
-def _await(crew: _Crew, step: Step, number: int, world: int) -> Outcome:
+def _await(pool: _WorkerPool, step: Step, number: int, world: int) -> Outcome:
     """Gather the ranks' answers of the step of that number, until its limit."""
     begun = time.monotonic()
     deadline = begun + step.limit + START_LIMIT
@@ -133,7 +137,7 @@ def _await(crew: _Crew, step: Step, number: int, world: int) -> Outcome:
     errors: dict[int, str] = {}
     while len(results) + len(errors) < world:
         try:
-            rank, kind, value = crew.next_of(number, deadline)
+            rank, kind, value = pool.next_of(number, deadline)
         except queue.Empty:
             silent = [rank for rank in range(world) if rank not in results and rank not in errors]
             told = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
@@ -155,7 +159,7 @@ def _await(crew: _Crew, step: Step, number: int, world: int) -> Outcome:
 
 def _work(
     steps: list[Step],
-    meet: Callable[[int, int], Context],
+    make_context: Callable[[int, int], Context],
     rank: int,
     world: int,
     port: int,
@@ -169,7 +173,7 @@ def _work(
     )
     number = 0
     try:
-        context = meet(rank, world)
+        context = make_context(rank, world)
         for number, step in enumerate(steps):
             messages.put((rank, number, "begun", None))
             result = step.call(context, *step.arguments)
@@ -185,7 +189,7 @@ def _work(
         os._exit(1)  # the group may never end by itself
 
 
-def meet_on_gpus(rank: int, world: int) -> Context:
+def gpu_context(rank: int, world: int) -> Context:
     """The context of a rank on its GPU."""
     torch.cuda.set_device(rank)
     dist.init_process_group(

@@ -6,9 +6,9 @@ some tens of microseconds, however little there is to overlap.
 
 from tlmatrix_kernels.distributed.context import Context
 
-__all__ = ["LEAST_FLOP", "overlap_pays", "overlaps"]
+__all__ = ["MIN_FLOP", "overlap_pays", "should_overlap"]
 
-LEAST_FLOP = {
+MIN_FLOP = {
     "all_gather_gemm": {2: 6.0e10, 4: 8.0e10},
     "gemm_reduce_scatter": {2: 1.0e11, 4: 8.0e10},
 }
@@ -41,12 +41,12 @@ def overlap_pays(operator: str, world: int, m: int, n: int, k: int) -> bool:
     """Whether `operator` overlaps a product of [m, k] and [k, n] on each of `world` ranks."""
     if world == 1:
         return False
-    table = LEAST_FLOP[operator]
+    table = MIN_FLOP[operator]
     line = max((ranks for ranks in table if ranks <= world), default=min(table))
     return 2.0 * m * n * k >= table[line]
 
 
-def overlaps(
+def should_overlap(
     operator: str,
     asked: bool | None,
     context: Context,
@@ -59,7 +59,7 @@ def overlaps(
     All ranks answer alike, also where their shares differ.
 
     Args:
-        operator: as in `LEAST_FLOP`.
+        operator: as in `MIN_FLOP`.
         asked: what the caller wants; None leaves it to this function.
         context: see `create_context`.
         sizes: m, and that of n and k that all ranks have alike.
@@ -76,7 +76,7 @@ def overlaps(
         if context.capturing():
             return False
         if total is None:
-            most = context.largest((operator, sizes[1]), mine)
+            most = context.agreed_max((operator, sizes[1]), mine)
         else:
             most = -(-total // context.world)
         return overlap_pays(operator, context.world, *sizes, most)

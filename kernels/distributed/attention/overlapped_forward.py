@@ -29,13 +29,18 @@ import tilelang.language as T
 from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
-from tlmatrix_kernels.attention.rows import Rows, bound
-from tlmatrix_kernels.attention.softmax import Origin
+from tlmatrix_kernels.attention.rows import Rows, bind_rows
+from tlmatrix_kernels.attention.softmax import InitialState
 from tlmatrix_kernels.attention.tiles import tiles_for
 from tlmatrix_kernels.distributed import signals
-from tlmatrix_kernels.distributed.attention.kernels import RangeMask, Run, query_tile, unseen
+from tlmatrix_kernels.distributed.attention.kernels import (
+    RangeMask,
+    Run,
+    query_tile,
+    unchanged_rows,
+)
 
-__all__ = ["COLUMNS", "forward_on_arrival"]
+__all__ = ["COLUMNS", "overlapped_forward"]
 
 COLUMNS = 8
 _EVERYTHING = 1 << 30
@@ -43,7 +48,7 @@ _EVERYTHING = 1 << 30
 
 
 @dataclass(frozen=True)
-class Arriving(Rows):
+class LocalThenRemoteRows(Rows):
     """Own keys, then others from position `first` on: `own` and `others` are the rows of each.
 
     ``ready`` is [1] int32. The first ``fetched`` rows of the memory come in slices of
@@ -59,7 +64,7 @@ class Arriving(Rows):
     fetched: object = 0
     columns: int = 1
 
-    def place(self, row):
+    def load_row(self, row):
         """The row of the memory at which the tile lies; that of the others once they are there."""
         tile, first = row // self.columns, self.first // self.columns
         start = T.if_then_else(tile < first, self.own.start, self.others.start - self.first)
@@ -82,17 +87,17 @@ class _Diagonal(RangeMask):
     is stored. With that question the registers do not suffice.
     """
 
-    def sees(self, query, key):
+    def visible(self, query, key):
         """Whether `query` sees `key`."""
         return T.And(key < self.seqlen_k, key <= query + self.offset)
 
-    def cuts(self, query, _queries, key, keys):
+    def needs_mask(self, query, _queries, key, keys):
         """Whether some pair of the tiles from `query` and from `key` is masked."""
         return T.Or(key + keys > self.seqlen_k, key + keys - 1 > query + self.offset)
 
 
 @dataclass(frozen=True)
-class ArrivingMask(Mask):
+class LocalThenRemoteMask(Mask):
     """The mask of a run over both: `own` that of its own keys, and `others` how many come."""
 
     own: object = None
@@ -100,19 +105,19 @@ class ArrivingMask(Mask):
     first: object = 0
     columns: int = 1
 
-    def over(self, _seqlen_q, _seqlen_k):
+    def with_lengths(self, _seqlen_q, _seqlen_k):
         """The same: it knows the lengths of both ranges."""
         return self
 
-    def at(self, key):
+    def for_key_tile(self, key):
         """The mask of one tile, which has keys of one range."""
         is_own, end = key // self.columns < self.first // self.columns, self.first + self.others
         if not self.causal:
             return replace(self.own, seqlen_k=T.if_then_else(is_own, self.own.seqlen_k, end))
         # The diagonal ends with the own keys, so behind them nothing is seen.
         length = T.if_then_else(is_own, _EVERYTHING, end)
-        shown = T.if_then_else(is_own, self.own.shown, _EVERYTHING)
-        return _Diagonal(True, False, self.own.seqlen_q, length, 0, shown)
+        offset = T.if_then_else(is_own, self.own.diagonal_offset, _EVERYTHING)
+        return _Diagonal(True, False, self.own.seqlen_q, length, 0, offset)
 
     def key_tiles(self, _query, _queries, keys):
         """All tiles of both."""
@@ -120,32 +125,34 @@ class ArrivingMask(Mask):
 
 
 @T.macro
-def _walk(q, k, v, ranges, place, origin, out, lse, queries, query, head, coming, scale, of):
+def _walk(q, k, v, ranges, place, initial, out, lse, queries, query, head, coming, scale, cfg):
     """What a block does that sees some key; inside, what it reads of its row is in variables."""
-    dims, causal, tiles, groups = of
-    queries = bound(queries)
-    own = bound(Rows("thd", 0, ranges[place, 3], ranges[place, 4], k.shape[0]))
-    others = bound(Rows("thd", 0, ranges[place, 6], ranges[place, 7], k.shape[0]))
-    shown = ranges[place, 5]
-    diagonal = RangeMask(causal, False, queries.length, own.length, 0, shown)
+    dims, causal, tiles, groups = cfg
+    queries = bind_rows(queries)
+    own = bind_rows(Rows("thd", 0, ranges[place, 3], ranges[place, 4], k.shape[0]))
+    others = bind_rows(Rows("thd", 0, ranges[place, 6], ranges[place, 7], k.shape[0]))
+    offset = ranges[place, 5]
+    diagonal = RangeMask(causal, False, queries.length, own.length, 0, offset)
     first = T.max(diagonal.key_tiles(query, tiles.queries, tiles.keys)[1], 0) * tiles.keys
-    keys = Arriving("thd", 0, 0, 0, k.shape[0], False, own, others, first, *coming, tiles.keys)
-    mask = ArrivingMask(
+    keys = LocalThenRemoteRows(
+        "thd", 0, 0, 0, k.shape[0], False, own, others, first, *coming, tiles.keys
+    )
+    mask = LocalThenRemoteMask(
         causal, False, queries.length, 0, 0, diagonal, others.length, first, tiles.keys
     )
     fwd.forward_block(
-        q, k, v, origin, out, lse, queries, keys, mask, query, head, head // groups,
+        q, k, v, initial, out, lse, queries, keys, mask, query, head, head // groups,
         scale, dims, tiles,
     )  # fmt: skip
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def forward_on_arrival(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
+def overlapped_forward(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build the kernel: q, k, v, the table and what is said of those that come to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
     total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
-    of = (head_dim, head_dim_v), causal, tiles, groups
+    cfg = (head_dim, head_dim_v), causal, tiles, groups
 
     @T.prim_func
     def sequence_forward(
@@ -177,15 +184,15 @@ def forward_on_arrival(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
             query, queries = query_tile(causal, tile, tiles.queries, queries)
             own = RangeMask(causal, False, queries.length, ranges[place, 4], 0, ranges[place, 5])
             nothing = -T.infinity("float32")
-            origin = Origin(m=nothing, l=0, lse=nothing)
-            sees_own = own.sees_keys(query, tiles.queries, tiles.keys)
+            initial = InitialState(m=nothing, l=0, lse=nothing)
+            sees_own = own.any_key_visible(query, tiles.queries, tiles.keys)
             sees_others = T.And(query < queries.length, ranges[place, 7] > 0)
             if T.Or(sees_own, sees_others):
                 _walk(
-                    q, k, v, ranges, place, origin, out, lse, queries, query, head,
-                    (ready, epoch, slice_bits, fetched), scale, of,
+                    q, k, v, ranges, place, initial, out, lse, queries, query, head,
+                    (ready, epoch, slice_bits, fetched), scale, cfg,
                 )  # fmt: skip
             else:
-                unseen(None, out, lse, queries, query, head, head_dim_v, tiles.queries)
+                unchanged_rows(None, out, lse, queries, query, head, head_dim_v, tiles.queries)
 
     return sequence_forward

@@ -11,11 +11,11 @@ from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.tiles import gemm_tiles, size_for
 from tlmatrix_kernels.target import capability, multiprocessors
 
-__all__ = ["OrderedCall", "OrderedGemm", "ordered_gemm", "signature"]
+__all__ = ["CheckedCall", "GemmLaunch", "call_key", "gemm_launch"]
 
 
 @dataclass(frozen=True)
-class OrderedGemm:
+class GemmLaunch:
     """A kernel, and the order of its tiles as its last arguments have it (`swizzle`).
 
     Attributes:
@@ -32,7 +32,7 @@ class OrderedGemm:
 
 
 @dataclass(frozen=True)
-class OrderedCall:
+class CheckedCall:
     """A call whose arguments fit, and what later ones with such arguments need not find again.
 
     Attributes:
@@ -51,15 +51,15 @@ class OrderedCall:
     transpose_b: bool
     cuts: list[tuple[int, int]]
     halves: dict[int, Any] = field(default_factory=dict)
-    launches: dict[bool, OrderedGemm] = field(default_factory=dict)
+    launches: dict[bool, GemmLaunch] = field(default_factory=dict)
 
 
-def signature(a: torch.Tensor, b: torch.Tensor, *more: object) -> tuple[object, ...]:
+def call_key(a: torch.Tensor, b: torch.Tensor, *more: object) -> tuple[object, ...]:
     """What two factors have that a check looks at, and `more`: equal where equal calls are."""
     return (a.shape, b.shape, a.dtype, b.dtype, a.device, b.device, *more)
 
 
-def ordered_gemm(
+def gemm_launch(
     factory: Callable[..., Any],
     operand: torch.Tensor,
     out: torch.Tensor,
@@ -70,7 +70,7 @@ def ordered_gemm(
     whole_rows: bool,
     whole_tile: bool,
     panels: int = 1,
-) -> OrderedGemm:
+) -> GemmLaunch:
     """The launch for a product [m, n] whose rows belong to `world` ranks.
 
     Args:
@@ -94,4 +94,4 @@ def ordered_gemm(
     )
     before = -(-row // block_m) if whole_tile else row // block_m
     panel = panel_height(m, world, block_m, panels=panels)
-    return OrderedGemm(kernel, before % -(-m // block_m), panel, block_m)
+    return GemmLaunch(kernel, before % -(-m // block_m), panel, block_m)
