@@ -206,7 +206,7 @@ def key_block(
         T.copy(queries.tile(do, here, query, rows, width_v), do_shared)
         T.copy(queries.padded_tile(row_delta, here, query, rows), delta_shared)
 
-        # p^T and ds^T [keys, queries], in float32 (s, dp) and in 16 bits (p, ds)..
+        # p^T and ds^T [keys, queries], in float32 (s, dp) and in 16 bits (p, ds)...
         compute_p_dp(
             k_shared, q_shared, v_shared, do_shared, s, dp, lse_shared,
             mask, query, key, scale, tiles, transposed=True,

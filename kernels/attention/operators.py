@@ -167,7 +167,7 @@ def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.
 def _sink_gradient(
     sink: torch.Tensor, row_lse: torch.Tensor, row_delta: torch.Tensor
 ) -> torch.Tensor:
-    """dsink [heads] from padded rows of lse and delta."""
+    """Compute dsink [heads] from padded rows of lse and delta."""
     if row_lse.dim() == 2:  # packed
         row_lse, row_delta = row_lse[None], row_delta[None]
     sequences, heads, rows = row_lse.shape
@@ -193,7 +193,7 @@ def static_of(call: Attention) -> tuple:
 
 
 def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
-    """dq, dk, dv by the strategy of the call, and dsink; None for each that is not wanted.
+    """Compute dq, dk, dv by the strategy of the call, and dsink; None for each not wanted.
 
     `kernels` is the module `dense` or `packed` (or one with the same factories), `prefix` the
     leading arguments of its factories. `bounds` are the cu_seqlens and `lengths` (max_seqlen_q,
@@ -267,7 +267,7 @@ def no_keys(sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor) -> 
 
 
 def forward_pass(ctx, q, k, v, sink, call: Attention, build):
-    """out and lse of dense attention; saves the tensors for backward in `ctx`.
+    """Compute out and lse of dense attention; save the tensors for backward in `ctx`.
 
     `build` returns the kernel; it is only called if there is something to compute.
     """
@@ -285,7 +285,7 @@ def forward_pass(ctx, q, k, v, sink, call: Attention, build):
 
 
 def backward_pass(ctx, do, kernels):
-    """dq, dk, dv and dsink of a `forward_pass`, with the kernels of the module `kernels`."""
+    """Compute dq, dk, dv and dsink of a `forward_pass`, with the kernels of `kernels`."""
     q, k, v, sink, out, lse = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:4]
     if out.numel() == 0 or k.numel() == 0:

@@ -1,4 +1,4 @@
-"""All-gather by the copy engines: every rank pulls the parts of the others."""
+"""All-gather by the copy engines: every rank pulls the rows of its peers."""
 
 import torch
 
@@ -12,19 +12,19 @@ __all__ = ["all_gather"]
 
 
 def all_gather(x: torch.Tensor, *, context: Context, rows: int | None = None) -> torch.Tensor:
-    """The rows of all ranks, in the order of ranks. May be captured to a CUDA graph.
+    """Concatenate the rows of all ranks in rank order. Can be captured in a CUDA graph.
 
     Args:
-        x: [my rows, ...], of one dtype on all ranks.
+        x: [local rows, ...], of the same dtype on all ranks.
         context: see `create_context`.
-        rows: of all ranks together, where they do not all have as many: then each has its share
-            (`torch.tensor_split`).
+        rows: the total over all ranks; required if ranks have different numbers of rows, which must
+            then be those of `torch.tensor_split`.
 
     Returns:
         [rows, ...], a new tensor, the same on every rank.
 
     Raises:
-        ValueError: x without dimensions, or of other rows than its share.
+        ValueError: x is a scalar, or has not this rank's number of rows.
     """
     if x.ndim == 0:
         raise ValueError("x must have at least 1 dimension, got a scalar")

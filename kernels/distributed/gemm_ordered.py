@@ -1,4 +1,4 @@
-"""Matrix products whose tiles wait for rows of A to arrive, or tell their owners that they exist.
+"""GEMM kernels that wait for rows of A to arrive, or signal the rows of C that are complete.
 
 Shapes and layout are those of `tlmatrix_kernels.gemm.kernel`, and so is the loop over K:
 
@@ -6,22 +6,22 @@ Shapes and layout are those of `tlmatrix_kernels.gemm.kernel`, and so is the loo
     B [K, N], or [N, K] transposed    the dtype of A
     C [M, N]                          out_dtype
 
-The M rows belong to `world` ranks as `shares.share` has it; a tile may have rows of several. The
-tiles are taken in the order of `swizzle.ordered_tile`. M, N, K and world are symbolic.
+The M rows are partitioned over `world` ranks (`partition.row_range`); a tile may have rows of
+several. Tiles are computed in the order of `swizzle.ordered_tile`. M, N, K and world are symbolic.
 
 `gemm_on_arrival`
     A tile waits until `ready[r] >= epoch` for every owner r of its rows.
 
 `gemm_signalling`
-    A tile that is stored adds its elements that rank r owns to `done[r]`, for every other owner r
-    of its rows, with release at system scope. Who acquires the sum of all elements of its rows, on
-    any GPU, sees them whole; that sum is the same whatever tiles a rank has. Those of `rank` itself
-    are added to `made[i]`, where i is the piece of its rows (`pieces`) in which the tile lies.
+    After storing a tile, the block adds the number of its elements that rank r owns to `done[r]`,
+    for every other owner r, with release at system scope. A reader that acquires the total over its
+    rows, on any GPU, sees them complete; the total does not depend on the tile size. Elements of
+    `rank` itself are added to `made[i]`, where i is the segment of its rows (see `segments`).
 
-How TileLang 0.1.15 assembles them for sm_90a: as `gemm_kernel`, with 128 threads that load by TMA
-beside 256 that multiply, and the same loops (test_assembly.py). All threads wait before the roles
-split; the sum is raised by the threads that store (see `signals`). What a tile adds is a load of
-a flag that is nearly always there, and one atomic.
+In TileLang 0.1.15 for sm_90a they compile to the loops of `gemm_kernel`, with 128 TMA producer
+threads and 256 consumer threads (test_assembly.py). All threads wait before the warp roles split;
+the consumers add to the flags (see `signals`). The cost per tile is the load of a flag that is
+nearly always set, and one atomic.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ __all__ = ["gemm_on_arrival", "gemm_signalling"]
 
 @dataclass(frozen=True)
 class _Config:
-    """What a kernel is compiled for; M, N and K are symbolic."""
+    """Compile-time configuration of a kernel; M, N and K are symbolic."""
 
     tiles: Tiles
     transpose_b: bool
@@ -68,19 +68,19 @@ def _config(dtype, transpose_b, whole_rows, size):
 
 
 def _begin(rows, world, rank):
-    """The first of the rows of `rank`, as `shares.share` has it, of expressions."""
+    """The first row of `rank`, like `partition.row_range` for expressions."""
     return rank * (rows // world) + T.min(rank, rows % world)
 
 
 def _ordered(tile, first, panel, cfg):
-    """The row and column of tiles at which block `tile` is, as expressions."""
+    """The tile row and tile column of block `tile`, as expressions."""
     tiles_m, tiles_n = T.ceildiv(cfg.M, cfg.tiles.block_m), T.ceildiv(cfg.N, cfg.tiles.block_n)
     return ordered_tile(tile, tiles_m, tiles_n, first, panel, T.min)
 
 
 @T.macro
 def _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg):
-    """`acc` = the tile of A @ op(B) whose first element is [m, n]."""
+    """Accumulate the tile of A @ op(B) at [m, n] into `acc`."""
     tiles, turned = cfg.tiles, cfg.transpose_b
     T.clear(acc)
     for step in T.Pipelined(T.ceildiv(cfg.K, tiles.block_k), num_stages=tiles.num_stages):
@@ -98,7 +98,7 @@ def _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg):
 def gemm_on_arrival(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
-    """Build the kernel; it is called with (A, B, C, ready, epoch, first, panel)."""
+    """Build the kernel, called with (A, B, C, ready, epoch, first, panel)."""
     cfg = _config(dtype, transpose_b, whole_rows, size)
     M, N, world = cfg.M, cfg.N, T.dynamic("world")
     block_m, block_n = cfg.tiles.block_m, cfg.tiles.block_n
@@ -125,7 +125,7 @@ def gemm_on_arrival(
             T.assume(first >= 0)
             T.assume(world > 0)
             at_m, at_n = _ordered(tile, first, panel, cfg)
-            # Variables, or the divisions would be made again wherever a row or column is used.
+            # Variables, or TileLang would repeat the divisions at each use.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
             m, n = bm * block_m, bn * block_n
@@ -143,7 +143,7 @@ def gemm_on_arrival(
 def gemm_signalling(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
-    """Build the kernel; it is called with (A, B, C, done, made, first, panel, rank, base, step)."""
+    """Build the kernel, called with (A, B, C, done, made, first, panel, rank, base, step)."""
     cfg = _config(dtype, transpose_b, whole_rows, size)
     M, N = cfg.M, cfg.N
     world, segments = T.dynamic("world"), T.dynamic("segments")
@@ -174,7 +174,7 @@ def gemm_signalling(
             T.assume(world > 0)
             T.assume(step > 0)
             at_m, at_n = _ordered(tile, first, panel, cfg)
-            # Variables, or the divisions would be made again wherever a row or column is used.
+            # Variables, or TileLang would repeat the divisions at each use.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
             m, n = bm * block_m, bn * block_n

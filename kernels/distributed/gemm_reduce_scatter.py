@@ -1,4 +1,4 @@
-"""GEMM and reduce-scatter at once: parts of the product travel while others are made."""
+"""Overlapped GEMM and reduce-scatter: rows of the product travel while others are computed."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.pull import wait_by_kernel, wait_by_stream
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS, own_segments, segment_count
-from tlmatrix_kernels.distributed.validate import check_bias, check_share
+from tlmatrix_kernels.distributed.validate import check_bias, check_partition
 from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.gemm.validate import (
     check_dtypes,
@@ -28,7 +28,7 @@ from tlmatrix_kernels.gemm.validate import (
 __all__ = ["gemm_reduce_scatter"]
 
 MAX_ELEMENTS = 2**30
-"""Of a rank's share: peers count them, modulo 2^32, and may be up to two calls ahead."""
+"""Per rank's rows: peers count elements modulo 2^32, and may be up to two calls ahead."""
 
 
 def gemm_reduce_scatter(
@@ -42,29 +42,29 @@ def gemm_reduce_scatter(
     k: int | None = None,
     overlap: bool | None = None,
 ) -> torch.Tensor:
-    """This rank's share of the rows of `sum over ranks of a @ op(b)`, plus `bias`.
+    """This rank's rows of `sum over ranks of a @ op(b)`, plus `bias`.
 
     Each rank has a slice of k. Its product is rounded once, to the dtype of the result; the sum
-    over ranks, and the bias, is float32, and rounded once more.
+    over ranks, with the bias, is float32, and rounded once more.
 
     Args:
-        a: [m, my k]; float16 or bfloat16.
-        b: [my k, n], or [n, my k] with `transpose_b`; the dtype of `a`.
+        a: [m, local k]; float16 or bfloat16.
+        b: [local k, n], or [n, local k] with `transpose_b`; the dtype of `a`.
         bias: [n], the same on all ranks, added once; float16, bfloat16 or float32.
         context: see `create_context`.
         transpose_b: whether `b` is stored transposed.
-        out_dtype: of the result: that of `a`, unless given (float16, bfloat16 or float32).
-        k: of all ranks together, of which each has its share: so all ranks make the same choice of
-            `overlap` without a word to each other.
-        overlap: whether parts travel while others are made; by default where that is faster than a
-            kernel and then a collective (`choose`). All ranks must agree.
+        out_dtype: dtype of the result: float16, bfloat16 or float32; by default the dtype of `a`.
+        k: the total over all ranks, split as by `torch.tensor_split`; with it, ranks agree on
+            `overlap` without communication.
+        overlap: whether to overlap computation and communication, or run a GEMM and then a
+            collective; by default the faster one (see `overlap`). Must be the same on all ranks.
 
     Returns:
-        [my rows, n] in `out_dtype`, a new tensor; m rows are shared as `torch.tensor_split` does.
+        [local rows, n] in `out_dtype`, a new tensor; m is split as by `torch.tensor_split`.
 
     Raises:
-        ValueError: a shape, dtype or device that does not fit; the message names the argument.
-        RuntimeError: `overlap` while a CUDA graph is captured.
+        ValueError: an invalid shape, dtype or device; the message names the argument.
+        RuntimeError: overlap=True while a CUDA graph is captured.
     """
     key = call_key(a, b, "gemm_reduce_scatter", transpose_b, out_dtype, k)
     call = context.cached(
@@ -76,13 +76,13 @@ def gemm_reduce_scatter(
         return reduce_scatter_rows(parts, context, bias)
     if -(-call.m // context.world) * call.n > MAX_ELEMENTS:
         raise ValueError(
-            f"a rank's share of [{call.m}, {call.n}] must have at most {MAX_ELEMENTS} elements, "
-            f"which it counts in 32 bits: use overlap=False"
+            f"a rank's rows of [{call.m}, {call.n}] must have at most {MAX_ELEMENTS} elements, "
+            f"which are counted in 32 bits: use overlap=False"
         )
     begin, end = call.cuts[context.rank]
     out = torch.empty(end - begin, call.n, dtype=call.out_dtype, device=a.device)
     if call.m > 0 and call.n > 0:
-        if call.k == 0:  # a slice of nothing: zeros to add
+        if call.k == 0:  # an empty slice: add zeros
             a = a.new_zeros(call.m, 8)
             b = b.new_zeros((call.n, 8) if transpose_b else (8, call.n))
         if bias is not None:
@@ -93,9 +93,11 @@ def gemm_reduce_scatter(
 
 @dataclass(frozen=True)
 class _Half:
-    """Products in one half of the symmetric memory; of each rank's our rows, and its counts.
+    """One half of the double-buffered symmetric memory, with the counters.
 
-    `done` has those that tell other ranks of their rows, `made` those of pieces of our own.
+    `product` is the local [m, n] product, `ours` this rank's rows in the product of each rank.
+    `done` are the counters of each rank for the rows of other ranks, `made` those of the segments
+    of this rank's own rows.
     """
 
     buffer: SymmetricBuffer
@@ -118,12 +120,12 @@ def _checked(
     m, n, mine = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     if k is not None:
-        check_share("a", "columns", mine, k, context, "k")
+        check_partition("a", "columns", mine, k, context, "k")
     return CheckedCall(m, n, mine, out_dtype, transpose_b, row_ranges(m, context.world))
 
 
 def _half(call: CheckedCall, number: int, context: Context) -> _Half:
-    """That half of the buffer for such a call."""
+    """The half `number` of the buffer, with the views of this call."""
     shape, dtype = [call.m, call.n], call.out_dtype
     buffer = context.buffer(f"gemm_reduce_scatter/{number}", call.m * call.n * dtype.itemsize)
     half = call.halves.get(number)
@@ -148,14 +150,15 @@ def _overlapped(
     out: torch.Tensor,
     context: Context,
 ) -> None:
-    """`out` = my rows of the sum over ranks of a @ op(b).
+    """Compute `out` = this rank's rows of the sum over ranks of a @ op(b).
 
-    Tiles are made rank by rank: first those of the next rank, ours last. So what rank r has for us
-    is ready the earlier, the closer r is before us, and no rank is asked by two at once. A second
-    stream waits until a rank has made all of our rows and pulls them by the copy engine; then it
-    adds our own rows piece by piece, while the kernel makes the next piece (`pieces`). The kernel
-    waits for nobody, so nothing is starved of a place to run. Its blocks are one a tile: those of a
-    sum, which come first, take the places of tiles that are done.
+    Tiles are computed rank by rank, starting with the next rank and ending with the own rows. So
+    the rows that rank r has for this rank complete earlier the closer r precedes it, and no two
+    ranks pull from the same rank at once. The side stream waits until a rank has completed all rows
+    for this rank and pulls them by the copy engine; then it adds the own rows segment by segment,
+    while the kernel computes the next one (`segments`). The kernel waits for no other rank, so it
+    always makes progress. It has one block per tile: blocks of the reduction, which have priority,
+    replace tiles that are done.
     """
     rank, world = context.rank, context.world
     epoch = context.next_epoch("gemm_reduce_scatter")
@@ -192,8 +195,8 @@ def _overlapped(
             for slot, peer in enumerate(ring(rank, world)):
                 wait_by_kernel(half.done[peer], rank, total)
                 parts[slot].copy_(half.ours[peer])
-            for piece, (first, last) in enumerate(own.cuts):
-                wait_by_stream(half.made, piece, made[piece])
+            for segment, (first, last) in enumerate(own.cuts):
+                wait_by_stream(half.made, segment, made[segment])
                 mine = half.ours[rank][first:last]
                 add_in_ring_order(parts, mine, bias, out[first:last], first)
     torch.cuda.current_stream().wait_stream(side)

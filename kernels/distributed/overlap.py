@@ -1,6 +1,6 @@
-"""Where overlapping pays: by the operator, the number of ranks and the size of the product.
+"""When to overlap communication and computation, by operator, world size and problem size.
 
-Below a size, a kernel after a collective is faster: barriers, flags and copies of small pieces cost
+For small products a collective and then a GEMM is faster: barriers, flags and small copies cost
 some tens of microseconds, however little there is to overlap.
 """
 
@@ -12,14 +12,14 @@ MIN_FLOP = {
     "all_gather_gemm": {2: 6.0e10, 4: 8.0e10},
     "gemm_reduce_scatter": {2: 1.0e11, 4: 8.0e10},
 }
-"""By operator and ranks: floating point operations of *one rank's* product from which on it pays.
+"""Minimum floating-point operations of *one rank's* product, by operator and world size.
 
-Other numbers of ranks take the line of the next smaller one. Measured with
-`benchmarks/distributed.py`, M = N = K of the whole product, bfloat16, H200 with NVLink, 2026-11-22:
-milliseconds overlapped, and of NCCL and our GEMM or torch.matmul in turn.
+Other world sizes use the entry of the next smaller one. Measured with `benchmarks/distributed.py`,
+M = N = K of the whole product, bfloat16, H200 with NVLink, 2026-11-22. Milliseconds: overlapped;
+NCCL and then the project's GEMM; NCCL and then torch.matmul.
 
     =====  =====  =============  =====================  =====================
-    ranks  size   flop a rank    all_gather_gemm        gemm_reduce_scatter
+    ranks  size   flop per rank  all_gather_gemm        gemm_reduce_scatter
     =====  =====  =============  =====================  =====================
     2      8192   5.5e11         0.916  1.175  1.020    1.062  1.279  1.053
     2      6144   2.3e11         0.464  0.594  0.476    0.509  0.637  0.490
@@ -32,13 +32,13 @@ milliseconds overlapped, and of NCCL and our GEMM or torch.matmul in turn.
     4      2048   4.3e9          0.175  0.085  0.053    0.229  0.150  0.063
     =====  =====  =============  =====================  =====================
 
-At 4096^3 and below the host is not fast enough for the launches, so times scatter (0.22 to 0.31 ms
-of gemm_reduce_scatter on two). More than four ranks have not been measured.
+At 4096^3 and below host launch overhead dominates, so times vary (0.22 to 0.31 ms of
+gemm_reduce_scatter on two ranks). More than four ranks have not been measured.
 """
 
 
 def overlap_pays(operator: str, world: int, m: int, n: int, k: int) -> bool:
-    """Whether `operator` overlaps a product of [m, k] and [k, n] on each of `world` ranks."""
+    """Whether overlap is faster for a product [m, k] @ [k, n] on each of `world` ranks."""
     if world == 1:
         return False
     table = MIN_FLOP[operator]
@@ -48,31 +48,31 @@ def overlap_pays(operator: str, world: int, m: int, n: int, k: int) -> bool:
 
 def should_overlap(
     operator: str,
-    asked: bool | None,
+    requested: bool | None,
     context: Context,
     sizes: tuple[int, int],
     mine: int,
     total: int | None,
 ) -> bool:
-    """Whether a call overlaps: as `asked`, else where it pays; a world of one never does.
+    """Whether a call overlaps: as `requested`, else if it pays; never with a world of one.
 
-    All ranks answer alike, also where their shares differ.
+    The result is the same on all ranks, even if their parts differ in size.
 
     Args:
-        operator: as in `MIN_FLOP`.
-        asked: what the caller wants; None leaves it to this function.
+        operator: a key of `MIN_FLOP`.
+        requested: the caller's choice, or None.
         context: see `create_context`.
-        sizes: m, and that of n and k that all ranks have alike.
-        mine: the other one, this rank's share of it.
-        total: of `mine` on all ranks. Without it the ranks agree on the largest share in the first
-            call with such a second size, and keep to it.
+        sizes: m, and the one of n and k that is not split over ranks.
+        mine: this rank's part of the other one.
+        total: the total of `mine` over all ranks. Without it the ranks agree on the largest part in
+            the first call with this second size (a collective), and reuse it.
 
     Raises:
-        RuntimeError: asked for while a CUDA graph is captured.
+        RuntimeError: requested while a CUDA graph is captured.
     """
     if context.world == 1:
         return False
-    if asked is None:
+    if requested is None:
         if context.capturing():
             return False
         if total is None:
@@ -80,9 +80,9 @@ def should_overlap(
         else:
             most = -(-total // context.world)
         return overlap_pays(operator, context.world, *sizes, most)
-    if asked and context.capturing():
+    if requested and context.capturing():
         raise RuntimeError(
-            "overlap=True cannot be captured to a graph, whose replays would wait for the epoch of "
-            "the capture: use overlap=False"
+            "overlap=True cannot be captured in a CUDA graph: replays would wait for the epoch of "
+            "the capture; use overlap=False"
         )
-    return asked
+    return requested

@@ -1,10 +1,10 @@
-"""How rows are shared among ranks: as evenly as they go, the first ranks one row more."""
+"""Partition of rows over ranks, as by `torch.tensor_split`: the first ranks have one row more."""
 
 __all__ = ["row_range", "row_ranges"]
 
 
 def row_range(total: int, world: int, rank: int) -> tuple[int, int]:
-    """Rows `begin` to `end` of `total` are those of `rank`, as `torch.tensor_split` cuts.
+    """The rows [begin, end) of `rank` among `total` rows.
 
     >>> [row_range(10, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
@@ -15,5 +15,5 @@ def row_range(total: int, world: int, rank: int) -> tuple[int, int]:
 
 
 def row_ranges(total: int, world: int) -> list[tuple[int, int]]:
-    """Those of all ranks."""
+    """The row ranges of all ranks."""
     return [row_range(total, world, rank) for rank in range(world)]

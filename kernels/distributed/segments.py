@@ -1,12 +1,12 @@
-"""Pieces of a rank's own rows, each of which is added as soon as its tiles are made.
+"""Segments of a rank's own rows, each of which is reduced as soon as its tiles are computed.
 
-`gemm_reduce_scatter` makes the own rows last. What the others have for them is there by then, so
-the sum of a piece needs nothing but its own tiles, and is made beside those of the next piece. What
-comes after the product is the sum of one piece.
+`gemm_reduce_scatter` computes the own rows last, when the rows of the other ranks have arrived. The
+reduction of a segment then only waits for its own tiles, and runs beside the tiles of the next
+segment; only the reduction of the last segment is not overlapped.
 
-A piece is one panel of the order of tiles (`swizzle`) or several, as a panel is made all at once.
-(A tile with rows of the next rank as well is made before all of them, and counts where it lies.)
-No other rank looks at pieces, so ranks need not agree on them.
+A segment is one or more panels of the tile order (`swizzle`), since a panel is computed at once. (A
+tile that also has rows of the next rank is computed earlier; it counts for the segment that
+contains it.) Segments are local: ranks need not agree on them.
 """
 
 import functools
@@ -18,24 +18,24 @@ from tlmatrix_kernels.distributed.gemm_launch import GemmLaunch
 __all__ = ["MAX_SEGMENTS", "Segments", "own_segments", "segment_count", "segments"]
 
 MAX_SEGMENTS = 4
-"""Of a share: each costs a small launch of the host."""
+"""Per rank; each costs a small kernel launch."""
 MIN_ELEMENTS = 2**20
-"""Of a piece: a sum of fewer takes no longer than a launch (3 us on an H200, of four ranks)."""
+"""Per segment: a smaller reduction takes no longer than a launch (3 us on an H200, four ranks)."""
 MIN_FLOP = 1e11
-"""Of a rank's product that is summed in pieces: below, the host is not ahead of the GPU as it is.
+"""Per rank's product: for smaller ones the host is not ahead of the GPU anyway.
 
-(4096^3 on two H200, 6.9e10 a rank, took 0.35 ms in four pieces, 0.18 to 0.26 ms in one.)
+(4096^3 on two H200, 6.9e10 per rank, took 0.35 ms in four segments, 0.18 to 0.26 ms in one.)
 """
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Piece i has the rows from `base + i * step` to the next of those that are the rank's own.
+    """Segment i is the rank's rows from `base + i * step` up to the next segment.
 
     Attributes:
-        base: a row of m with which a tile begins, the first own one or before; may be negative.
-        step: rows of a piece, whole tiles.
-        cuts: by piece its first row and the one behind its last, counted from the first own row.
+        base: the first row of a tile, at or before the first own row; may be negative.
+        step: rows of a segment, whole tiles.
+        cuts: the row range (begin, end) of each segment, relative to the first own row.
     """
 
     base: int
@@ -44,12 +44,12 @@ class Segments:
 
 
 def segment_count(rows: int, n: int, flop: float) -> int:
-    """In how many pieces a share of [rows, n] is added at most, of a product of so many operations.
+    """The maximum number of segments of a rank's [rows, n] part.
 
     Args:
-        rows: of the share.
-        n: its columns.
-        flop: floating point operations of the rank's whole product.
+        rows: of the rank.
+        n: columns.
+        flop: floating-point operations of the rank's whole product.
     """
     return max(1, min(MAX_SEGMENTS, rows * n // MIN_ELEMENTS)) if flop >= MIN_FLOP else 1
 
@@ -58,15 +58,15 @@ def segment_count(rows: int, n: int, flop: float) -> int:
 def segments(
     own: tuple[int, int], tiles_m: int, first: int, panel: int, block_m: int, most: int
 ) -> Segments:
-    """Whole panels in at most `most` pieces, about as many in each.
+    """Divide the own rows into at most `most` segments of about equally many whole panels.
 
     Args:
-        own: the own rows, from and to.
-        tiles_m: rows of tiles of the product.
+        own: the own rows (begin, end).
+        tiles_m: tile rows of the product.
         first: see `swizzle.ordered_tile`.
-        panel: likewise.
+        panel: see `swizzle.ordered_tile`.
         block_m: rows of a tile.
-        most: 1 or more.
+        most: at least 1.
     """
     begin, end = own
     tile = begin // block_m
@@ -82,5 +82,5 @@ def segments(
 
 
 def own_segments(own: tuple[int, int], m: int, launch: GemmLaunch, most: int) -> Segments:
-    """Of a product of m rows, the `own` ones in the order in which `launch` makes their tiles."""
+    """The segments of the rows `own` of a product with m rows, in the tile order of `launch`."""
     return segments(own, -(-m // launch.block_m), launch.first, launch.panel, launch.block_m, most)

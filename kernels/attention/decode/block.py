@@ -1,8 +1,8 @@
-"""What a block of a decode kernel computes: some keys of a sequence against one query position.
+"""One thread block of a decode kernel: one query against one split of the keys of a sequence.
 
-All query heads of a kv head attend to the same keys, so they are the rows of one tile, and each
-key is read from memory once for all of them. The rest is the forward pass of `attention.forward`
-(online softmax, see `attention.softmax`) over the block's share of the keys:
+All query heads of a kv head attend to the same keys, so they are the rows of one tile and each key
+is loaded once for all of them. Otherwise it is the forward pass of `attention.forward` (online
+softmax, see `attention.softmax`) over the keys of the split. Fragments:
 
 ========  ======================  ===========================================================
 s         [rows, keys]            scores q k^T, then the weights p
@@ -10,8 +10,8 @@ m, l      [rows]                  running maximum and sum of a head
 acc       [rows, head_dim_v]      running sum of weights times values
 ========  ======================  ===========================================================
 
-A block leaves out = acc / l and lse of its share: those of the whole where there is one share,
-else a part for `combine` (Dao, Haziza, Massa and Sizov, Flash-Decoding, 2023,
+The block writes out = acc / l and lse of its split: the result if there is one split, else a part
+for `combine` (Dao, Haziza, Massa and Sizov, Flash-Decoding, 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 """
 
@@ -41,7 +41,7 @@ __all__ = ["decode_block", "empty_split"]
 
 @dataclass(frozen=True)
 class State:
-    """What a block keeps in registers over its tiles; see above and `softmax.absorb`."""
+    """The fragments of a block; see the module and `softmax.online_softmax`."""
 
     s: object
     p: object
@@ -55,8 +55,8 @@ class State:
 
 
 @T.macro
-def _weights(state, key, span, scale):
-    """Scores to weights: the mask, the running maximum and sum, and what they make of acc."""
+def _softmax_step(state, key, span, scale):
+    """Mask a tile of scores, replace it by weights, and update m, l and acc."""
     s, acc, decay = state.s, state.acc, state.decay
     if span.needs_mask(key):
         for i, j in T.Parallel(*s.shape):
@@ -71,7 +71,7 @@ def _weights(state, key, span, scale):
 
 @T.macro
 def _pipelined_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
-    """The tiles from `first` on, loaded ahead by TileLang's own pipeline."""
+    """Iterate over the tiles from `first`, with TileLang's software pipeline."""
     dtype, columns = q_shared.dtype, tiles.keys
     k_shared = T.alloc_shared([columns, q_shared.shape[1]], dtype)
     v_shared = T.alloc_shared([columns, state.acc.shape[1]], dtype)
@@ -81,7 +81,7 @@ def _pipelined_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, st
         load(keys, k, k_shared, kv_head, key)
         T.clear(s)
         T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-        _weights(state, key, span, scale)
+        _softmax_step(state, key, span, scale)
         load(keys, v, v_shared, kv_head, key)
         if span.needs_mask(key):
             for j, d in T.Parallel(*v_shared.shape):
@@ -93,10 +93,10 @@ def _pipelined_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, st
 
 @T.macro
 def _paged_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
-    """The same where a tile is several pages: all threads copy, `stages` - 1 tiles ahead.
+    """Iterate over tiles that span several pages, loaded `stages` - 1 tiles ahead by all threads.
 
-    Copies are waited for by the number of groups begun since, so there are as many of them, if
-    empty ones, where there is no tile left to copy.
+    `cp.async.wait_group` counts the groups committed since, so empty groups are committed if there
+    is no tile left to load.
     """
     dtype, columns, stages = q_shared.dtype, tiles.keys, tiles.stages
     k_shared = T.alloc_shared([stages, columns, q_shared.shape[1]], dtype)
@@ -106,7 +106,7 @@ def _paged_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state,
     s, p, acc = state.s, state.p, state.acc
     load_page_indices(keys, entries, first, columns, span)
     for step in T.serial(1 - stages, count):
-        # The pages of a tile are known one step before they are copied.
+        # The page indices of a tile are loaded one iteration before its copies start.
         ahead = step + (stages - 1)
         if ahead < count:
             copy_pages(keys, entries, k, k_shared, T.truncmod(ahead, stages), kv_head)
@@ -125,14 +125,14 @@ def _paged_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state,
                 q_shared, k_shared[stage, :, :], s,
                 transpose_B=True, policy=T.GemmWarpPolicy.FullRow,
             )  # fmt: skip
-            _weights(state, key, span, scale)
+            _softmax_step(state, key, span, scale)
             if span.needs_mask(key):
                 for j, d in T.Parallel(columns, acc.shape[1]):
                     v_shared[stage, j, d] = T.if_then_else(
                         span.visible(key + j), v_shared[stage, j, d], T.cast(0, dtype)
                     )
             T.gemm(p, v_shared[stage, :, :], acc, policy=T.GemmWarpPolicy.FullRow)
-            # The tile that is copied next takes the place of this one.
+            # The next copy overwrites this stage.
             T.sync_threads()
 
 
@@ -140,13 +140,14 @@ def _paged_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state,
 def decode_block(
     q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, scale, dims, tiles
 ):
-    """Attention of the `heads` query heads from `head` on to the share `split` of `splits`.
+    """Attention of `heads` query heads from `head` to the keys of split `split` of `splits`.
 
-    `keys` says where the keys lie and `span` which are seen. The share must have a tile.
+    `keys` is their memory layout and `span` the visible range. The split must have at least one
+    tile.
     """
     dtype = q.dtype
     sequence = keys.sequence
-    # Held in variables here, under the condition that there is work: see `attention.rows.bound`.
+    # A kernel variable inside the condition that there is work: see `attention.rows.bind_rows`.
     length = span.length
     span = Span(length, span.window, span.columns)
     head_dim, head_dim_v = dims
@@ -165,7 +166,7 @@ def decode_block(
     l = T.alloc_fragment([rows], "float32")
     state = State(s, p, acc, m, m_before, shift, decay, added, l)
 
-    # Rows past the group are other heads, or zeros: they are computed and not stored.
+    # Rows past the group are other heads or zeros; they are computed but not stored.
     T.copy(q[sequence, head : head + rows, 0:width], q_shared)
     T.fill(acc, 0)
     init_state(m, l, no_sink(head, scale))
@@ -192,7 +193,7 @@ def decode_block(
 
 @T.macro
 def empty_split(out, lse, sequence, split, head, heads, dims, tiles):
-    """What a share without keys leaves: out 0 and lse -inf."""
+    """Write out = 0 and lse = -inf of a split without keys."""
     for i, d in T.Parallel(tiles.rows, padded(dims[1])):
         if T.And(i < heads, d < dims[1]):
             out[split, sequence, head + i, d] = 0

@@ -1,19 +1,19 @@
-"""The decode kernels: one query position of each sequence against its keys, cached or in pages.
+"""The decode kernels, for a contiguous and for a paged KV cache.
 
 ========================  ==================================================================
 q                         [batch, heads, head_dim]
-k, v of a cache           [batch, max_seqlen, kv_heads, head_dim], and head_dim_v
-k, v of pages             [pages, page_size, kv_heads, head_dim], and head_dim_v
+k, v, contiguous          [batch, max_seqlen, kv_heads, head_dim], and head_dim_v
+k, v, paged               [pages, page_size, kv_heads, head_dim], and head_dim_v
 block_table               [batch, max_pages] int32
 seqlens_k                 [batch] int32
 out, lse                  [splits, batch, heads, head_dim_v], [splits, batch, heads] float32
 ========================  ==================================================================
 
-The grid is (splits, kv heads, sequences): block (i, h, b) takes the i-th share of the keys of
-sequence b, in whole tiles, for the query heads of kv head h. Where a group has more heads than a
-tile has rows, a kv head has several blocks. Batch, lengths, pages, heads and splits are symbolic:
-one compiled kernel serves all. With one split out has the dtype of q and is the result, with more
-it is float32, for `combine`. What a block does is in `block`.
+The grid is (splits, head tiles, sequences): a block processes one split of the keys of a sequence,
+in whole tiles, for the query heads of one kv head; a group with more heads than a tile has rows
+takes several blocks. Batch, lengths, pages, heads and splits are symbolic: one compiled kernel
+serves all shapes. With one split out has the dtype of q and is the result; with more it is float32,
+for `combine`. The algorithm of one block is in `block`.
 """
 
 import tilelang
@@ -29,7 +29,7 @@ __all__ = ["cache_decode", "paged_decode"]
 
 @T.macro
 def _block(q, k, v, out, lse, keys, span, split, tile, groups, scale, dims, tiles):
-    """One block; `place` counts the tiles of heads of all kv heads."""
+    """One block; `tile` is the index of a tile of heads among those of all kv heads."""
     head_tiles = -(-groups // tiles.rows)
     kv_head = T.truncdiv(tile, head_tiles)
     inner = T.truncmod(tile, head_tiles) * tiles.rows
@@ -46,7 +46,7 @@ def _block(q, k, v, out, lse, keys, span, split, tile, groups, scale, dims, tile
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def cache_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, tiles=None):
-    """Build the kernel that reads a cache."""
+    """Build the kernel for a contiguous cache."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed)
     batch, max_seqlen, heads, kv_heads = T.dynamic("batch, max_seqlen, heads, kv_heads")
     splits = T.dynamic("splits")
@@ -76,7 +76,7 @@ def cache_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, tiles
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def paged_decode(dtype, out_dtype, groups, head_dim, head_dim_v, windowed, page_size, tiles=None):
-    """Build the kernel that reads pages; `page_size` divides the keys of a tile, or they it."""
+    """Build the kernel for pages; `page_size` must divide the keys of a tile, or be a multiple."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, page_size, windowed=windowed)
     batch, pages, max_pages, heads, kv_heads = T.dynamic("batch, pages, max_pages, heads, kv_heads")
     splits = T.dynamic("splits")

@@ -1,30 +1,30 @@
-"""The backward pass of one block on Blackwell (sm_100a): a tile of keys against its queries.
+"""The backward pass of one thread block on Blackwell (sm_100a): a tile of keys against its queries.
 
-The mathematics is that of strategy `atomic` in `attention.backward`: with p = exp(scale * q k^T -
-lse) made anew and ds = p * (do v^T - delta),
+The algorithm is strategy `atomic` of `attention.backward`: with p = exp(scale * q k^T - lse)
+recomputed and ds = p * (do v^T - delta),
 
     dv = p^T do        dk = scale * ds^T q        dq = scale * ds k
 
-A block owns 128 keys of one query head. It adds up their dv and dk in tensor memory while it walks
-over tiles of 128 queries, adds what it gives to dq to global memory with float32 atomics, tile by
-tile, and at its end its dk and dv: the heads of a group share them.
+A block owns 128 keys of one query head. It accumulates dv and dk in tensor memory while it iterates
+over tiles of 128 queries, and adds dq of each tile to global memory with float32 atomics. At the
+end it adds dk and dv, which the heads of a group share.
 
-Tensor memory is full: 512 columns of 32 bits.
+All 512 columns (of 32 bits) of tensor memory are used:
 
 ==========  =======  ========================================================================
 name        columns  holds
 ==========  =======  ========================================================================
-scores      128      q k^T [queries, keys]; once p is made of it, the tile's share of dq
+scores      128      q k^T [queries, keys]; after p is computed, dq of the tile
 products    128      do v^T [queries, keys]
-dv, dk      128 each  sums over the tiles of queries, [keys, head_dim]
+dv, dk      128 each  accumulators over the tiles of queries, [keys, head_dim]
 ==========  =======  ========================================================================
 
-All threads do the same; what overlaps are the five products of a tile with one another, with p and
-ds being made, and with the loads of the next tile's q and do, which start when the last product
-that reads the present ones is complete. Each product has a barrier of its own, at which the
-hardware arrives when it is complete, once a tile.
+There is no warp specialization. The five MMAs of a tile overlap with one another, with the
+computation of p and ds, and with the loads of the next tile's q and do, which start when the last
+MMA that reads the current ones is complete. Each MMA has its own mbarrier, which completes one
+phase per tile.
 
-p and ds are 16 bits wide in shared memory, [queries, keys]; the products for dv and dk read them
+p and ds are 16 bits wide in shared memory, [queries, keys]; the MMAs for dv and dk read them
 transposed.
 """
 
@@ -41,7 +41,7 @@ __all__ = ["key_block"]
 
 @T.macro
 def add_rows(total, sums, acc, wide, rows, row, head, factor, head_dim):
-    """Add `wide` columns of the rows of a tile that exist, times `factor`, to global memory."""
+    """Add `factor` times `wide` columns of an accumulator to rows of `total`."""
     count, width = acc.shape
     for part in T.unroll(wide // width):
         T.copy(sums[:, part * width : (part + 1) * width], acc)
@@ -55,9 +55,9 @@ def key_block(
     q, k, v, do, row_lse, row_delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key, head, groups,
     scale, dims, tiles,
 ):  # fmt: skip
-    """Add one query head's dk and dv of the keys from `key`, and what they give to dq.
+    """Add dk and dv of the tile of keys from `key`, for one query head, and its dq.
 
-    There must be at least one tile of queries that sees them.
+    At least one tile of queries must attend to the keys.
     """
     dtype = q.dtype
     queries, keys = bind_rows(queries), bind_rows(keys)
@@ -145,5 +145,5 @@ def key_block(
 
     add_rows(dk_sum, dk, acc, width, keys, key, head // groups, scale, head_dim)
     add_rows(dv_sum, dv, acc, width_v, keys, key, head // groups, 1.0, head_dim_v)
-    # The first warp frees tensor memory at its end: not before all have read it.
+    # The first warp deallocates tensor memory when it ends; all warps must have read it.
     T.sync_threads()

@@ -9,20 +9,20 @@ from tlmatrix_kernels.attention.masks import Mask, query_tile
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
 from tlmatrix_kernels.attention.sm100.backward import key_block
-from tlmatrix_kernels.attention.sm100.forward import specialised_block, uniform_block
+from tlmatrix_kernels.attention.sm100.forward import uniform_block, warp_specialized_block
 from tlmatrix_kernels.attention.sm100.tiles import backward_tiles, sm100_tiles
 from tlmatrix_kernels.attention.softmax import no_sink
 
 __all__ = ["atomic_gradients", "forward", "prepare"]
 
-# Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
-# product is issued, not when it is complete: the next load would overwrite what it reads.
+# Warp specialization is written by hand: TileLang's automatic one releases a stage when the tcgen05
+# MMA is issued, not when it is complete, so the next load would overwrite its operands.
 SM100_CONFIGS = PASS_CONFIGS | {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
 
 
 @tilelang.jit(pass_configs=SM100_CONFIGS)
 def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build a variant of the forward kernel: q, k, v to out and lse."""
+    """Build one variant of the forward kernel: q, k, v to out and lse."""
     tiles = tiles or sm100_tiles(variant, head_dim, head_dim_v, causal=causal, windowed=windowed)
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
@@ -49,7 +49,7 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             if mask.any_key_visible(query, tiles.queries, tiles.keys):
                 if variant == "wasp":
-                    specialised_block(
+                    warp_specialized_block(
                         q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
                         scale, (head_dim, head_dim_v), tiles,
                     )  # fmt: skip
@@ -68,7 +68,7 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
 
 @tilelang.jit(pass_configs=SM100_CONFIGS)
 def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build the backward kernel: dq, dk and dv added up in float32 tensors that start as zeros."""
+    """Build the backward kernel: adds dq, dk and dv to zero-initialized float32 tensors."""
     tiles = tiles or backward_tiles(head_dim, head_dim_v)
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")

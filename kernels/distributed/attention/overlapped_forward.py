@@ -1,24 +1,24 @@
-"""The forward kernel that begins with the rank's own keys and waits for others when it needs them.
+"""The overlapped forward kernel: local keys first, then remote keys as they arrive.
 
-Rows and runs are as in `kernels`; the keys of both ranges are rows of one memory. A row of the
-table, [count, 8] int32, has for the blocks of one run
+Rows and runs are as in `kernels`; local and remote keys are rows of one buffer. A row of the table
+`ranges`, [count, 8] int32, describes the blocks of one run:
 
 ======  =========================================================================================
 column  meaning
 ======  =========================================================================================
-0 to 2  its queries, as in `kernels`
-3 to 5  its own keys: the first row, how many there are, and the offset of the diagonal
-6, 7    those that come: the first row, and how many there are; every query sees all of them
+0 to 2  the queries of the run, as in `kernels`
+3 to 5  local keys: first row, number of rows, and the offset of the causal diagonal
+6, 7    remote keys: first row, number of rows; visible to every query of the run
 ======  =========================================================================================
 
-A block walks over tiles of own keys, then over tiles of the others, in one loop, so that the next
-tile is always on its way while one is computed. Its positions are those of the loop: the others
-begin at the first whole tile behind the own ones that the block sees. The others come in slices of
-the memory; before a tile of them is loaded that reaches into another slice, it waits for the flag
-with which the stream of the pulls counts the slices that are there.
+A block iterates over tiles of local keys and then over tiles of remote keys in one loop, so that
+loads are pipelined across both. Key positions are those of the loop: remote keys start at the first
+whole tile after the visible local keys. Remote keys arrive in slices of the buffer; before loading
+a tile that reaches into a new slice, the block waits for the flag that counts the slices that have
+arrived.
 
-(How TileLang 0.1.15 assembles it for sm_90a: the threads that load wait, the others do not, and no
-register spills. A diagonal among the keys that come would take registers that are not there.)
+(In TileLang 0.1.15 for sm_90a only the producer warps wait, and no register spills; a causal
+diagonal among the remote keys would.)
 """
 
 from dataclasses import dataclass, replace
@@ -44,19 +44,20 @@ __all__ = ["COLUMNS", "overlapped_forward"]
 
 COLUMNS = 8
 _EVERYTHING = 1 << 30
-"""An offset that hides nothing."""
+"""A diagonal offset with which every key is visible."""
 
 
 @dataclass(frozen=True)
 class LocalThenRemoteRows(Rows):
-    """Own keys, then others from position `first` on: `own` and `others` are the rows of each.
+    """Local keys, then remote keys from loop position ``first``.
 
-    ``ready`` is [1] int32. The first ``fetched`` rows of the memory come in slices of
-    ``2 ** slice_bits`` rows; slice n is there when the flag is at least ``epoch + n + 1``.
+    ``local`` and ``remote`` are their rows. ``ready`` is [1] int32. The first ``fetched`` rows of
+    the buffer arrive in slices of ``2 ** slice_bits`` rows; slice n has arrived when the flag is at
+    least ``epoch + n + 1``.
     """
 
-    own: object = None
-    others: object = None
+    local: object = None
+    remote: object = None
     first: object = 0
     ready: object = None
     epoch: object = 0
@@ -65,17 +66,17 @@ class LocalThenRemoteRows(Rows):
     columns: int = 1
 
     def load_row(self, row):
-        """The row of the memory at which the tile lies; that of the others once they are there."""
+        """The buffer row of the tile at position `row`; waits until a remote tile has arrived."""
         tile, first = row // self.columns, self.first // self.columns
-        start = T.if_then_else(tile < first, self.own.start, self.others.start - self.first)
+        start = T.if_then_else(tile < first, self.local.start, self.remote.start - self.first)
         slices = self._slices(start + row + self.columns)
-        # The tile before has waited for what it shares with this one.
-        further = T.Or(tile == first, slices != self._slices(start + row))
-        waits = T.And(tile >= first, further)
+        # The previous tile has already waited for slices that both need.
+        new_slice = T.Or(tile == first, slices != self._slices(start + row))
+        waits = T.And(tile >= first, new_slice)
         return signals.given(self.ready, 0, self.epoch + slices, start, waits) + row
 
     def _slices(self, end):
-        """How many slices hold the rows before `end`; behind those that come are the own ones."""
+        """The number of slices with rows before `end`; local rows follow the fetched ones."""
         return T.shift_right(T.min(end, self.fetched) - 1, self.slice_bits) + 1
 
 
@@ -83,62 +84,67 @@ class LocalThenRemoteRows(Rows):
 class _Diagonal(RangeMask):
     """The causal mask of one tile of keys.
 
-    It does not ask whether a query is one of the run: others see what they like, as nothing of them
-    is stored. With that question the registers do not suffice.
+    It does not test whether the query is in the run, which would need too many registers; rows past
+    the run are computed but not stored.
     """
 
     def visible(self, query, key):
-        """Whether `query` sees `key`."""
+        """Whether `query` attends to `key`."""
         return T.And(key < self.seqlen_k, key <= query + self.offset)
 
     def needs_mask(self, query, _queries, key, keys):
-        """Whether some pair of the tiles from `query` and from `key` is masked."""
+        """Whether the tiles from `query` and from `key` contain a masked pair."""
         return T.Or(key + keys > self.seqlen_k, key + keys - 1 > query + self.offset)
 
 
 @dataclass(frozen=True)
 class LocalThenRemoteMask(Mask):
-    """The mask of a run over both: `own` that of its own keys, and `others` how many come."""
+    """The mask of a run: `local` is that of its local keys, `remote` the number of remote keys."""
 
-    own: object = None
-    others: object = 0
+    local: object = None
+    remote: object = 0
     first: object = 0
     columns: int = 1
 
     def with_lengths(self, _seqlen_q, _seqlen_k):
-        """The same: it knows the lengths of both ranges."""
+        """Returns self, which has the lengths of both ranges."""
         return self
 
     def for_key_tile(self, key):
-        """The mask of one tile, which has keys of one range."""
-        is_own, end = key // self.columns < self.first // self.columns, self.first + self.others
+        """The mask of one tile, whose keys are all local or all remote."""
+        is_local, end = key // self.columns < self.first // self.columns, self.first + self.remote
         if not self.causal:
-            return replace(self.own, seqlen_k=T.if_then_else(is_own, self.own.seqlen_k, end))
-        # The diagonal ends with the own keys, so behind them nothing is seen.
-        length = T.if_then_else(is_own, _EVERYTHING, end)
-        offset = T.if_then_else(is_own, self.own.diagonal_offset, _EVERYTHING)
-        return _Diagonal(True, False, self.own.seqlen_q, length, 0, offset)
+            return replace(self.local, seqlen_k=T.if_then_else(is_local, self.local.seqlen_k, end))
+        # The diagonal ends within the local keys, so no key past them is visible.
+        length = T.if_then_else(is_local, _EVERYTHING, end)
+        offset = T.if_then_else(is_local, self.local.diagonal_offset, _EVERYTHING)
+        return _Diagonal(True, False, self.local.seqlen_q, length, 0, offset)
 
     def key_tiles(self, _query, _queries, keys):
-        """All tiles of both."""
-        return 0, self.first // keys + T.ceildiv(self.others, keys)
+        """All tiles of both ranges."""
+        return 0, self.first // keys + T.ceildiv(self.remote, keys)
 
 
 @T.macro
-def _walk(q, k, v, ranges, place, initial, out, lse, queries, query, head, coming, scale, cfg):
-    """What a block does that sees some key; inside, what it reads of its row is in variables."""
+def _run_block(
+    q, k, v, ranges, entry, initial, out, lse, queries, query, head, arrival, scale, cfg
+):
+    """The work of a block with visible keys; `arrival` is (ready, epoch, slice_bits, fetched).
+
+    Inside the condition, the table entries are bound to kernel variables (see `rows.bind_rows`).
+    """
     dims, causal, tiles, groups = cfg
     queries = bind_rows(queries)
-    own = bind_rows(Rows("thd", 0, ranges[place, 3], ranges[place, 4], k.shape[0]))
-    others = bind_rows(Rows("thd", 0, ranges[place, 6], ranges[place, 7], k.shape[0]))
-    offset = ranges[place, 5]
-    diagonal = RangeMask(causal, False, queries.length, own.length, 0, offset)
+    local = bind_rows(Rows("thd", 0, ranges[entry, 3], ranges[entry, 4], k.shape[0]))
+    remote = bind_rows(Rows("thd", 0, ranges[entry, 6], ranges[entry, 7], k.shape[0]))
+    offset = ranges[entry, 5]
+    diagonal = RangeMask(causal, False, queries.length, local.length, 0, offset)
     first = T.max(diagonal.key_tiles(query, tiles.queries, tiles.keys)[1], 0) * tiles.keys
     keys = LocalThenRemoteRows(
-        "thd", 0, 0, 0, k.shape[0], False, own, others, first, *coming, tiles.keys
+        "thd", 0, 0, 0, k.shape[0], False, local, remote, first, *arrival, tiles.keys
     )
     mask = LocalThenRemoteMask(
-        causal, False, queries.length, 0, 0, diagonal, others.length, first, tiles.keys
+        causal, False, queries.length, 0, 0, diagonal, remote.length, first, tiles.keys
     )
     fwd.forward_block(
         q, k, v, initial, out, lse, queries, keys, mask, query, head, head // groups,
@@ -148,7 +154,7 @@ def _walk(q, k, v, ranges, place, initial, out, lse, queries, query, head, comin
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def overlapped_forward(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
-    """Build the kernel: q, k, v, the table and what is said of those that come to out and lse."""
+    """Build the kernel: q, k, v, `ranges` and the arrival state of remote keys to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
     total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
@@ -173,23 +179,23 @@ def overlapped_forward(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         with T.Kernel(*block_order(causal, tile_count, heads), count, threads=tiles.threads) as (
             one,
             two,
-            place,
+            entry,
         ):
             T.annotate_restrict_buffers(k, v)
             T.import_source(signals.source(tiles.threads))
             tile, head = tile_and_head(causal, one, two)
             queries = Run(
-                "thd", 0, ranges[place, 0], ranges[place, 1], total_q, first_padded=ranges[place, 2]
+                "thd", 0, ranges[entry, 0], ranges[entry, 1], total_q, first_padded=ranges[entry, 2]
             )
             query, queries = query_tile(causal, tile, tiles.queries, queries)
-            own = RangeMask(causal, False, queries.length, ranges[place, 4], 0, ranges[place, 5])
+            local = RangeMask(causal, False, queries.length, ranges[entry, 4], 0, ranges[entry, 5])
             nothing = -T.infinity("float32")
             initial = InitialState(m=nothing, l=0, lse=nothing)
-            sees_own = own.any_key_visible(query, tiles.queries, tiles.keys)
-            sees_others = T.And(query < queries.length, ranges[place, 7] > 0)
-            if T.Or(sees_own, sees_others):
-                _walk(
-                    q, k, v, ranges, place, initial, out, lse, queries, query, head,
+            local_visible = local.any_key_visible(query, tiles.queries, tiles.keys)
+            remote_visible = T.And(query < queries.length, ranges[entry, 7] > 0)
+            if T.Or(local_visible, remote_visible):
+                _run_block(
+                    q, k, v, ranges, entry, initial, out, lse, queries, query, head,
                     (ready, epoch, slice_bits, fetched), scale, cfg,
                 )  # fmt: skip
             else:

@@ -55,7 +55,7 @@ def test_views_are_of_the_buffer_and_refuse_what_it_does_not_hold(context):
         buffer.on(1, [1], torch.float32)
     with pytest.raises(ValueError, match="offset must be a multiple of 4 bytes, got 6"):
         buffer.local([1], torch.float32, offset=6)
-    with pytest.raises(ValueError, match="bytes 65532 to 65540 are asked of a buffer of 65536"):
+    with pytest.raises(ValueError, match="bytes 65532 to 65540 exceed the buffer of 65536"):
         buffer.local([2], torch.float32, offset=65532)
 
 
@@ -83,7 +83,7 @@ def test_what_a_graph_cannot_hold_is_refused(context, monkeypatch):
     context.buffer("a", 100)
     monkeypatch.setattr(type(context), "capturing", lambda self: True)
     context.buffer("a", 100)
-    with pytest.raises(RuntimeError, match=r"buffer 'a' is to grow to 65537 bytes while a graph"):
+    with pytest.raises(RuntimeError, match=r"buffer 'a' has to grow to 65537 bytes while a CUDA graph"):
         context.buffer("a", 65537)
     a = torch.zeros(8, 8, dtype=torch.float16)
     context.world = 2  # one alone does not overlap

@@ -177,7 +177,7 @@ def test_lengths_are_not_captured_to_a_graph():
         q, k, v = (t.detach() for t in case.shards(rank)[0])
         sequence_attention_varlen(q, k, v, *case.bounds, context=context)
         torch.cuda.synchronize()
-        words = "cannot be captured to a CUDA graph.* use sequence_attention where all lengths"
+        words = "cannot be captured to a CUDA graph.* use sequence_attention if all lengths"
         with pytest.raises(RuntimeError, match=words), torch.cuda.graph(torch.cuda.CUDAGraph()):
             sequence_attention_varlen(q, k, v, *case.bounds, context=context)
         return sequence_attention_varlen(q, k, v, *case.bounds, context=context)[0].shape

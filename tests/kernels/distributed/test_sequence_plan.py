@@ -31,9 +31,9 @@ def met(plan, lengths_q, lengths_k):
     before = [0, *itertools.accumulate(lengths_k)]
     for step in plan.steps:
         places = torch.full((step.rows,), -1)
-        for piece in step.pieces:
-            begin = before[piece.sequence] + piece.position
-            places[piece.row : piece.row + piece.length] = torch.arange(begin, begin + piece.length)
+        for segment in step.segments:
+            begin = before[segment.sequence] + segment.position
+            places[segment.row : segment.row + segment.length] = torch.arange(begin, begin + segment.length)
         assert (places >= 0).all()
         for launch in step.launches:
             assert len({each.run for each in launch.ranges}) == len(launch.ranges)
@@ -100,7 +100,7 @@ def test_equal_lengths_need_one_launch_a_step(order):
 def test_what_comes_while_one_launch_runs_comes_from_another_rank_each_at_first():
     """What both runs of a zigzag shard see comes first, from the rank before on backwards."""
     plans = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), True, 2) for r in range(4)]
-    order = [[(p.owner, p.chunk) for p in plan.steps[1].pieces] for plan in plans]
+    order = [[(p.owner, p.chunk) for p in plan.steps[1].segments] for plan in plans]
     assert order == [
         [(3, 3), (3, 4), (2, 2), (2, 5), (1, 1), (1, 6)],
         [(0, 0), (3, 3), (3, 4), (2, 2), (2, 5)],
@@ -108,7 +108,7 @@ def test_what_comes_while_one_launch_runs_comes_from_another_rank_each_at_first(
         [(2, 2), (1, 1), (0, 0)],
     ]
     full = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), False, 2) for r in range(4)]
-    assert [plan.steps[1].pieces[0].owner for plan in full] == [3, 0, 1, 2]
+    assert [plan.steps[1].segments[0].owner for plan in full] == [3, 0, 1, 2]
 
 
 def test_slices_have_every_row_once_and_in_order():
@@ -120,7 +120,7 @@ def test_slices_have_every_row_once_and_in_order():
             assert at == list(range(step.rows))
             for number, cut in enumerate(found):
                 assert sum(n for *_, n in cut) == min(rows, step.rows - number * rows)
-            cut = [copy for pieces in found for copy in pieces]
+            cut = [copy for segments in found for copy in segments]
             assert _rows(cut) == _rows(copies(step))
 
 
