@@ -1,7 +1,7 @@
-"""A process a GPU that run steps together, each with a time limit, for the scripts beside this one.
+"""A pool of worker processes, one per GPU, that run steps together, each with a time limit.
 
-A step that fails on any rank, or does not end in time, ends the processes; new ones go on with the
-step after it. So one hang costs one step.
+If a step fails on any rank or times out, the pool is killed and a new one continues with the next
+step, so one hang costs one step.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 START_LIMIT = 180
-"""Seconds for processes to start and meet."""
+"""Seconds for processes to start and join the process group."""
 GRACE = 5
-"""Seconds that the other ranks get to answer once one has failed."""
+"""Seconds for the other ranks to answer after one has failed."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """`call(context, *arguments)` on every rank; what rank 0 returns is the result."""
+    """`call(context, *arguments)` on every rank; the result is that of rank 0."""
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     limit: float = 120
-    """Seconds, compiling included."""
+    """Seconds, including compilation."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step."""
+    """The result or the error of a step."""
 
     step: Step
     result: Any = None
@@ -54,19 +54,19 @@ class Outcome:
 
 @dataclass
 class _WorkerPool:
-    """Processes that work through steps, and what they say of it."""
+    """Worker processes, and the queue of their messages."""
 
     processes: list[Any]
     messages: Any
     early: list[tuple[int, int, str, Any]] = field(default_factory=list)
     kill: bool = True
-    """Whether they are not to end by themselves."""
+    """Whether to kill the processes at the end, instead of waiting for them."""
 
     def next_of(self, number: int, deadline: float) -> tuple[int, str, Any]:
-        """What a rank says next of the step of that number.
+        """The next message of any rank about step `number`: (rank, kind, value).
 
         Raises:
-            queue.Empty: nothing until the deadline.
+            queue.Empty: there is none until the deadline.
         """
         for index, (rank, of, kind, value) in enumerate(self.early):
             if of <= number:
@@ -77,10 +77,10 @@ class _WorkerPool:
             rank, of, kind, value = self.messages.get(timeout=wait)
             if of <= number:
                 return rank, kind, value
-            self.early.append((rank, of, kind, value))  # it is a step ahead of others
+            self.early.append((rank, of, kind, value))  # this rank is a step ahead
 
     def end(self) -> None:
-        """End what still runs."""
+        """End all processes."""
         for process in self.processes:
             process.join(0.1 if self.kill else 10)
             if process.is_alive():
@@ -91,9 +91,9 @@ class _WorkerPool:
 def run_steps(
     steps: list[Step], world: int, make_context: Callable[[int, int], Context] | None = None
 ) -> Iterator[Outcome]:
-    """The outcome of every step, as it comes; `world` processes run them, with a GPU each.
+    """Yield the outcome of every step; `world` processes run them, with one GPU each.
 
-    `make_context(rank, world)` makes the context; `gpu_context` unless given.
+    `make_context(rank, world)` creates the context of a rank; `gpu_context` by default.
     """
     done = 0
     while done < len(steps):
@@ -130,7 +130,7 @@ def _start(
 
 
 def _await(pool: _WorkerPool, step: Step, number: int, world: int) -> Outcome:
-    """Gather the ranks' answers of the step of that number, until its limit."""
+    """Collect the ranks' results of step `number`, until its limit."""
     begun = time.monotonic()
     deadline = begun + step.limit + START_LIMIT
     results: dict[int, Any] = {}
@@ -140,8 +140,8 @@ def _await(pool: _WorkerPool, step: Step, number: int, world: int) -> Outcome:
             rank, kind, value = pool.next_of(number, deadline)
         except queue.Empty:
             silent = [rank for rank in range(world) if rank not in results and rank not in errors]
-            told = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
-            error = f"no answer of ranks {silent} in {time.monotonic() - begun:.0f} s{told}"
+            failures = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
+            error = f"no answer of ranks {silent} in {time.monotonic() - begun:.0f} s{failures}"
             return Outcome(step, error=error, seconds=time.monotonic() - begun)
         if kind == "begun":
             deadline = min(deadline, time.monotonic() + step.limit)
@@ -152,8 +152,8 @@ def _await(pool: _WorkerPool, step: Step, number: int, world: int) -> Outcome:
             deadline = min(deadline, time.monotonic() + GRACE)
     seconds = time.monotonic() - begun
     if errors:
-        told = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
-        return Outcome(step, error=told.strip(), seconds=seconds)
+        failures = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
+        return Outcome(step, error=failures.strip(), seconds=seconds)
     return Outcome(step, result=results[0], seconds=seconds)
 
 
@@ -182,11 +182,11 @@ def _work(
             dist.barrier()
             messages.put((rank, number, "result", result if rank == 0 else None))
         dist.destroy_process_group()
-    except BaseException:  # noqa: BLE001  (whatever it is, the first process prints it)
+    except BaseException:  # noqa: BLE001  (the parent prints it)
         messages.put((rank, number, "error", traceback.format_exc(limit=-6)))
         messages.close()
         messages.join_thread()
-        os._exit(1)  # the group may never end by itself
+        os._exit(1)  # destroying the process group may hang
 
 
 def gpu_context(rank: int, world: int) -> Context:
@@ -205,7 +205,7 @@ def gpu_context(rank: int, world: int) -> Context:
 
 
 def slowest(seconds: float) -> float:
-    """The largest of what the ranks measured."""
+    """The maximum over ranks of a measured time."""
     value = torch.tensor(seconds, dtype=torch.float64, device="cuda")
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value)
@@ -214,9 +214,9 @@ def slowest(seconds: float) -> float:
 def efficiency(
     compute: Sequence[float], comm: Sequence[float], taken: Sequence[float]
 ) -> list[float]:
-    """(T_compute + T_comm - T) / min(T_compute, T_comm) of the times of each round.
+    """Overlap efficiency (T_compute + T_comm - T) / min(T_compute, T_comm) over rounds.
 
-    With 1 the shorter is wholly hidden behind the longer. Lower quartile, median, upper quartile.
+    1 if the shorter is completely hidden. Returns the lower quartile, median and upper quartile.
     """
     rounds = zip(compute, comm, taken, strict=True)
     rates = [(one + other - time) / min(one, other) for one, other, time in rounds]

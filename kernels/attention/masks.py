@@ -1,13 +1,13 @@
 """The causal and window mask, as a function of (query, key) used by forward and backward alike.
 
 Positions count from the start of their sequence. Causal attention with different lengths is aligned
-bottom-right: with ``offset = seqlen_k - seqlen_q``, query i attends to the keys ``j <= i +
-offset``. A window of w keys (including the query's own position) also requires ``j > i + offset -
-w``.
+bottom-right: with ``offset = seqlen_k - seqlen_q``, query i attends to the keys
+``j <= i + offset``. A window of w keys, including the query's own position, also requires
+``j > i + offset - w``.
 
 A kernel makes one `Mask` from the lengths of the block's sequence while it is traced. `visible`
 tests one pair; `key_tiles` and `query_tiles` are the ranges of tiles with visible pairs,
-`any_key_visible` and `any_query_visible` whether these ranges are non-empty; `needs_mask` tells
+`any_key_visible` and `any_query_visible` whether these ranges are non-empty; `needs_mask` is
 whether a pair of tiles has a masked pair.
 """
 
@@ -76,12 +76,12 @@ class Mask:
 
     def visible(self, query, key):
         """Whether `query` attends to `key`; False past the end of either sequence."""
-        seen = T.And(query < self.seqlen_q, key < self.seqlen_k)
+        visible = T.And(query < self.seqlen_q, key < self.seqlen_k)
         if self.causal:
-            seen = T.And(seen, key <= query + self.offset)
+            visible = T.And(visible, key <= query + self.offset)
         if self.windowed:
-            seen = T.And(seen, key > query + self.offset - self.window)
-        return seen
+            visible = T.And(visible, key > query + self.offset - self.window)
+        return visible
 
     def needs_mask(self, query, queries, key, keys):
         """Whether the tiles from `query` and from `key` contain a masked pair.

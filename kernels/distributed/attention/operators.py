@@ -249,7 +249,10 @@ def _launches(plan: Plan, tables: Tables) -> list[tuple[int, Launch, torch.Tenso
 def attend(
     q, plan: Plan, tables: Tables, fetch: Fetch, call: Call, one_launch: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute out and lse of this rank's queries; in one launch if `one_launch` and the plan allows it."""
+    """Compute out and lse of this rank's queries.
+
+    In one launch if `one_launch`, the plan allows it and kernels may wait for flags.
+    """
     attention = call.attention
     launches = _launches(plan, tables)
     possible = len(launches) > 1 and tables.overlapped is not None and fetch.may_wait

@@ -88,5 +88,5 @@ def test_what_a_graph_cannot_hold_is_refused(context, monkeypatch):
     a = torch.zeros(8, 8, dtype=torch.float16)
     context.world = 2  # one alone does not overlap
     for operator in (all_gather_gemm, gemm_reduce_scatter):
-        with pytest.raises(RuntimeError, match=r"captured .*: use overlap=False"):
+        with pytest.raises(RuntimeError, match=r"captured .*; use overlap=False"):
             operator(a, a, context=context, overlap=True)
