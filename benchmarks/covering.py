@@ -1,10 +1,10 @@
-"""Covering arrays: how many rows, how long from nothing and from the cache, and is all covered?
+"""Covering arrays: number of rows, and time to generate them without and with the cache.
 
     python benchmarks/covering.py [SPEC.yaml] [--strength 2 3] [--repeat 3]
 
-Without a spec it takes `covering.yaml` beside it. The targets there, after "of": pairwise at
-most 76 rows in 1 s, 3-wise at most 490 rows in 10 s, proof included, and 0.1 s from the cache.
-Each time is the best of `--repeat` runs; "cold" starts with an empty cache.
+Without a spec it uses `covering.yaml` beside this file. The targets, printed after "of": pairwise
+at most 76 rows in 1 s, 3-wise at most 490 rows in 10 s, including the proof of coverage, and 0.1 s
+from the cache. Each time is the best of `--repeat` runs; "cold" starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TARGETS = {2: (76, 1.0), 3: (490, 10.0)}
 
 
 def main() -> None:
-    """Print a row a strength."""
+    """Print one row per strength."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("spec", nargs="?", type=Path, default=Path(__file__).with_suffix(".yaml"))
     parser.add_argument("--strength", nargs="+", type=int, default=[2, 3])
@@ -45,7 +45,7 @@ def main() -> None:
                 cold.append(seconds)
                 warm.append(timed(spec)[0])
         proof = expansion.proof
-        assert proof is not None, f"{strength} axes or fewer: that is the product"
+        assert proof is not None, f"{strength} axes or fewer: the tier is the full product"
         rows, seconds = TARGETS.get(strength, ("?", "?"))
         table.add_row(
             str(strength),
@@ -64,14 +64,14 @@ def main() -> None:
 
 
 def read(path: Path, strength: int) -> Spec:
-    """The axes and rules in a file, with one tier of the strength."""
+    """A spec with the axes and constraints of a file, and one tier of the strength."""
     text = path.read_text(encoding="utf-8")
     head = "" if "\nproblem:" in text else HEAD
     return parse_spec(f"{head}{text}\ntiers: {{quick: {strength}-wise}}\n", path)
 
 
 def timed(spec: Spec) -> tuple[float, Expansion]:
-    """Expand and count."""
+    """Expand the spec and count its cases: seconds, and the expansion."""
     start = time.perf_counter()
     expansion = expand(spec, "quick")
     expansion.count()

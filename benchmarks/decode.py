@@ -1,20 +1,18 @@
-"""Decoding on a GPU: milliseconds, and how much of the memory's speed is used.
+"""Decode attention on a GPU: milliseconds, and the fraction of peak memory bandwidth.
 
     python benchmarks/decode.py [--dtype float16] [--rounds 20] [--only TEXT] [--roof 4.8]
     python benchmarks/decode.py --sweep [--only TEXT] [--pick 'pages of 16']
 
-Prints for each case the cache, pages of several sizes, and PyTorch's SDPA on the cache. Bytes are
-those that must move: keys and values once for each kv head, q, out and lse. The roof is that of the
-GPU's data sheet in TB/s (4.8: H200). `--sweep` tries tiles, stages and shares instead and says what
-each reaches, to choose the configuration by. `--pick` narrows both to the candidates whose name
-contains the text.
+For each case it times the contiguous cache, pages of several sizes, and PyTorch's SDPA on the
+cache. Bandwidth counts the minimum traffic: keys and values once per kv head, q, out and lse.
+`--roof` is the GPU's peak in TB/s (4.8: H200). `--sweep` times tile sizes, stages and numbers of
+splits instead, to tune the configuration. `--pick` selects the candidates whose name contains the
+text.
 
-Kernels are compiled side by side first, in processes of their own; TileLang's cache on disk hands
-them over.
+Kernels are compiled first, in parallel processes; TileLang's disk cache makes them available here.
 
-Times are medians of single calls by device events, the candidates called in turn. Before each call
-the GPU is kept busy, so that the kernels are queued when the clock starts: what is timed is the
-GPU's work, and not the host's.
+Times are medians of single calls by CUDA events, with the candidates interleaved. Before each call
+the GPU is kept busy until the kernels are queued, so host time is not included.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from tlmatrix_kernels.attention import decode_attention, paged_attention
 from tlmatrix_kernels.attention.decode import kernels
 from tlmatrix_kernels.attention.decode.combine import combine
-from tlmatrix_kernels.attention.decode.operators import choose_splits, launch
-from tlmatrix_kernels.attention.decode.splits import MOST
+from tlmatrix_kernels.attention.decode.operators import launch, splits_for_call
+from tlmatrix_kernels.attention.decode.splits import MAX_SPLITS
 from tlmatrix_kernels.attention.decode.tiles import DecodeTiles, tiles_for
 from tlmatrix_kernels.attention.decode.validate import check_cache
 
@@ -53,7 +51,7 @@ SLEEP = 2_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """A decode step: every sequence has `length` keys."""
+    """A decode step; every sequence has `length` keys."""
 
     batch: int
     kv_heads: int
@@ -68,7 +66,7 @@ class Case:
         )
 
     def bytes(self, element: int) -> int:
-        """What must be read and written."""
+        """The minimum number of bytes read and written."""
         keys = self.batch * self.length * self.kv_heads * self.head_dim
         queries = self.batch * self.kv_heads * self.groups * self.head_dim
         return element * (2 * keys + 2 * queries) + 4 * queries // self.head_dim
@@ -98,12 +96,12 @@ GATHERED = tuple(
         (64, 3, 2), (64, 2, 2), (64, 5, 1), (32, 6, 2), (32, 3, 3), (32, 2, 4),
     )
 )  # fmt: skip
-"""For pages smaller than a tile: no warps beside those that compute, so more blocks fit."""
+"""For pages smaller than a tile: there is no producer warp group, so more blocks fit."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """A kernel in one configuration (None: the default), but for the dtype of its out."""
+    """A kernel factory with its arguments except out_dtype; `tiles` None for the default."""
 
     kernel: str
     dtype: str
@@ -111,14 +109,14 @@ class Build:
     tiles: DecodeTiles | None
 
     def __call__(self, out_dtype: str) -> object:
-        """The kernel, compiled or from the cache."""
+        """The compiled kernel."""
         build = getattr(kernels, self.kernel)
         return build(self.dtype, out_dtype, *self.static, tiles=self.tiles)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of a case; pages hold the rows of the cache, in shuffled pages."""
+    """The tensors of a case; `pages` are shuffled pages with the rows of the cache."""
 
     case: Case
     q: torch.Tensor
@@ -128,7 +126,7 @@ class Inputs:
 
     @classmethod
     def of(cls, case: Case, dtype: torch.dtype) -> Inputs:
-        """Drawn on the GPU."""
+        """Random tensors on the GPU."""
         torch.manual_seed(0)
         shape = (case.batch, case.length, case.kv_heads, case.head_dim)
         k, v = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
@@ -138,7 +136,7 @@ class Inputs:
         return cls(case, q, k, v, lengths)
 
     def pages(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """k, v in pages, and the block table."""
+        """K and v in pages, and the block table."""
         count = self.k.shape[0] * self.k.shape[1] // size
         order = torch.randperm(count, device="cuda")
         table = order.argsort().int().view(self.k.shape[0], -1)
@@ -147,7 +145,7 @@ class Inputs:
 
 
 def main() -> None:
-    """Print one table a case."""
+    """Print one table per case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -159,7 +157,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     given = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("no GPU here, and nothing else is worth timing")
+        parser.error("needs a GPU, found none")
     console = Console(width=120)
     console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.dtype}")
     for case in SWEPT if given.sweep else CASES:
@@ -170,20 +168,21 @@ def main() -> None:
         compile_all(builds, console)
         console.print(f"[bold]{case}[/]  (ms, TB/s, of the roof)")
         if given.sweep:
-            # One after the other, so that each is told as soon as it is known.
+            # One at a time, to print each result at once.
             for name, call in calls.items():
-                times = in_turn(right({name: call}, inputs, console), given.rounds)
-                tell(times, inputs, given.roof, console)
+                times = timed(correct({name: call}, inputs, console), given.rounds)
+                report(times, inputs, given.roof, console)
         else:
-            tell(in_turn(right(calls, inputs, console), given.rounds), inputs, given.roof, console)
+            times = timed(correct(calls, inputs, console), given.rounds)
+            report(times, inputs, given.roof, console)
         del inputs, calls
         torch.cuda.empty_cache()
 
 
 def compile_all(builds: list[tuple[Build, str]], console: Console) -> None:
-    """Compile kernels, each for a dtype of its out, as many at once as there are cores."""
+    """Compile kernels in parallel, each for an out_dtype, with one process per core."""
     begin, builds = time.perf_counter(), list(dict.fromkeys(builds))
-    # A process that has used the GPU must not be forked.
+    # CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn")
     workers = min(len(builds), os.cpu_count() or 1)
     with ProcessPoolExecutor(max(1, workers), mp_context=context) as pool:
@@ -202,34 +201,34 @@ def _compiled(build: Build, out_dtype: str) -> None:
 
 
 def _compiled_combine(dtype: str, head_dim_v: object) -> None:
-    combine(dtype, head_dim_v, MOST)
+    combine(dtype, head_dim_v, MAX_SPLITS)
 
 
 Plan = tuple[dict[str, "Call"], list[tuple[Build, str]]]
-"""Calls by name, and what they need compiled."""
+"""Calls by name, and the kernels to compile for them."""
 
 
 def planned(
     inputs: Inputs, store: str, size: int | None, stored: tuple[torch.Tensor, ...],
     tiles: DecodeTiles | None, factor: float, plan: Plan,
 ) -> None:  # fmt: skip
-    """Add one configuration (None: the default) to a plan, in `factor` times the usual shares."""
+    """Add one configuration (None: the default) to a plan, with `factor` times the usual splits."""
     q, k = inputs.q, inputs.k
     call = check_cache(q, k, inputs.v, inputs.lengths, None, None, None, None)
     static: tuple[object, ...] = (call.groups, call.head_dim, call.head_dim_v, False)
     if size is not None:
         static = (*static, size)
-    shares = choose_splits(call, q, k.shape[1], tiles or tiles_for(*static[1:3], size))
-    splits = max(1, int(shares * factor))
+    usual = splits_for_call(call, q, k.shape[1], tiles or tiles_for(*static[1:3], size))
+    splits = max(1, int(usual * factor))
     build = Build("cache_decode" if size is None else "paged_decode", call.dtype, static, tiles)
     calls, builds = plan
-    name = store if tiles is None else f"{store}: {shape_of(tiles)}, {splits} shares"
+    name = store if tiles is None else f"{store}: {shape_of(tiles)}, {splits} splits"
     calls[name] = partial(launch, call, q, stored, None, splits, build)
     builds.append((build, call.dtype if splits == 1 else "float32"))
 
 
 def candidates(inputs: Inputs, pick: str) -> Plan:
-    """The operators as they are, and SDPA."""
+    """The operators with their default configuration, and SDPA."""
     q, k, v, lengths = inputs.q, inputs.k, inputs.v, inputs.lengths
     plan: Plan = ({}, [])
     calls, _ = plan
@@ -251,7 +250,7 @@ def candidates(inputs: Inputs, pick: str) -> Plan:
 
 
 def swept(inputs: Inputs, pick: str) -> Plan:
-    """The cache, and pages of 64, 32 and 16 in every configuration; the cache in more shares."""
+    """All configurations for the cache, with several numbers of splits, and for small pages."""
     plan: Plan = ({}, [])
     if pick in "cache":
         for tiles in TILES:
@@ -269,12 +268,12 @@ def swept(inputs: Inputs, pick: str) -> Plan:
 
 
 def shape_of(tiles: DecodeTiles) -> str:
-    """A configuration in words."""
+    """A configuration as text."""
     return f"{tiles.keys} keys, {tiles.stages} stages, {tiles.blocks} blocks"
 
 
-def right(calls: dict[str, Call], inputs: Inputs, console: Console) -> dict[str, Call]:
-    """The calls that run and agree with the definition on the first sequence; the rest is said."""
+def correct(calls: dict[str, Call], inputs: Inputs, console: Console) -> dict[str, Call]:
+    """The calls that run and match a reference on the first sequence; reports the others."""
     case = inputs.case
     k, v = (each[0].float().repeat_interleave(case.groups, 1) for each in (inputs.k, inputs.v))
     scores = torch.einsum("hd,jhd->hj", inputs.q[0].float(), k) * case.head_dim**-0.5
@@ -284,7 +283,7 @@ def right(calls: dict[str, Call], inputs: Inputs, console: Console) -> dict[str,
         try:
             got = call()
             torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001 - whatever a candidate raises, others go on
+        except Exception as error:  # noqa: BLE001 - other candidates go on
             console.print(f"{name}: {type(error).__name__}: {str(error).splitlines()[-1][:200]}")
             continue
         out = got[0] if isinstance(got, tuple) else got
@@ -296,8 +295,8 @@ def right(calls: dict[str, Call], inputs: Inputs, console: Console) -> dict[str,
     return found
 
 
-def in_turn(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """The median milliseconds of each call; one of each a round, after three to warm up."""
+def timed(calls: dict[str, Call], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each call, interleaved, after three warm-up rounds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for each in range(rounds + 3):
         for name, call in calls.items():
@@ -312,8 +311,8 @@ def in_turn(calls: dict[str, Call], rounds: int) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def tell(times: dict[str, float], inputs: Inputs, roof: float, console: Console) -> None:
-    """One line a candidate."""
+def report(times: dict[str, float], inputs: Inputs, roof: float, console: Console) -> None:
+    """Print one line per candidate."""
     moved = inputs.case.bytes(inputs.q.element_size())
     for name, each in times.items():
         speed = moved / each / 1e9

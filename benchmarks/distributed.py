@@ -1,28 +1,28 @@
-"""Overlapped operators beside NCCL and a kernel in turn, and beside PyTorch's, in one run.
+"""Overlapped operators against NCCL and a GEMM in sequence, and against PyTorch's fused operators.
 
     python benchmarks/distributed.py [--world 2] [--operators all_gather_gemm,...]
         [--sizes 8192,8192x28672x8192] [--dtype float16] [--rounds 5] [--json results.jsonl]
 
 For every operator and size (M = N = K of the whole product, or MxNxK) on `world` GPUs, milliseconds
-a call of
+per call of
 
-    ours        overlapped, as this project does it
-    in turn     NCCL's collective and this project's GEMM
+    ours        this project's overlapped operator
+    in turn     NCCL's collective and this project's GEMM, in sequence
     torch       torch.ops.symm_mem.fused_all_gather_matmul, fused_matmul_reduce_scatter
-    torch seq   NCCL's collective and torch.matmul
+    torch seq   NCCL's collective and torch.matmul, in sequence
     gemm        this project's GEMM alone: T_compute
     nccl        the collective alone: T_comm
-    tiles       the overlapped kernel alone, its rows there already, or nobody waiting for them
-    pulls       the copies alone that it overlaps with, and a barrier
-    sum         the sum in the order of the ring alone
+    tiles       the overlapped kernel alone, with its flags already set or not awaited
+    pulls       the overlapped copies alone, and a barrier
+    sum         the reduction in ring order alone
 
-and the efficiency of the overlapped ones, (T_compute + T_comm - T) / min(T_compute, T_comm): with 1
-the shorter is wholly hidden behind the longer, with 0 it is no better than both in turn. Of the
-efficiencies of all rounds the median is told, and the quartiles.
+and the overlap efficiency (T_compute + T_comm - T) / min(T_compute, T_comm): 1 if the shorter is
+completely hidden, 0 if it is no faster than in sequence. Reports median and quartiles over rounds.
 
-A time is the median over rounds of the slowest rank's mean of calls back to back, the candidates in
-turn in every round. Each is compared with the product by PyTorch first. A line of JSON for every
-size is printed, and written, as soon as it is measured. What fails or hangs is said, and left out.
+A time is the median over rounds of the slowest rank's mean of back-to-back calls, with the
+candidates interleaved. Each candidate is first compared with PyTorch's product. One line of JSON
+per size is printed, and written, as soon as it is measured. Candidates that fail or hang are
+reported and skipped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from distributed_crew import Step, efficiency, run_steps, slowest
+from distributed_workers import Step, efficiency, run_steps, slowest
 
 from tlmatrix_kernels.distributed import (
     Context,
@@ -55,11 +55,11 @@ from tlmatrix_kernels.distributed.baselines import (
     torch_then_reduce_scatter,
 )
 from tlmatrix_kernels.distributed.collectives import gather_single, reduce_scatter_single
+from tlmatrix_kernels.distributed.gemm_launch import gemm_launch
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival, gemm_signalling
-from tlmatrix_kernels.distributed.ordered import ordered_gemm
-from tlmatrix_kernels.distributed.pieces import MOST_PIECES, most_pieces, own_pieces
+from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.ring import add_in_ring_order
-from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS, own_segments, segment_count
 from tlmatrix_kernels.gemm import gemm
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     Call = Callable[[], torch.Tensor]
 
 TARGET = 0.1
-"""Seconds of calls a candidate and round."""
+"""Seconds per candidate and round."""
 FUSED = ("ours", "torch")
 
 
 def _all_gather_gemm(context: Context, m: int, n: int, k: int, dtype: torch.dtype) -> Candidates:
-    """Of a [M/W, K] times w [N/W, K] transposed."""
+    """Operands a [M/W, K] times w [N/W, K] transposed."""
     world = context.world
     a = torch.randn(m // world, k, device="cuda", dtype=dtype)
     w = torch.randn(n // world, k, device="cuda", dtype=dtype)
@@ -98,10 +98,10 @@ def _all_gather_gemm(context: Context, m: int, n: int, k: int, dtype: torch.dtyp
 
 
 def _tiles_on_arrival(context: Context, whole: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The kernel of all_gather_gemm, whose flags are all up."""
-    world, rows = context.world, shares(whole.shape[0], context.world)
+    """The kernel of all_gather_gemm, with all flags set."""
+    world, rows = context.world, row_ranges(whole.shape[0], context.world)
     out = whole.new_empty(whole.shape[0], w.shape[0])
-    launch = ordered_gemm(
+    launch = gemm_launch(
         gemm_on_arrival,
         w,
         out,
@@ -119,7 +119,7 @@ def _tiles_on_arrival(context: Context, whole: torch.Tensor, w: torch.Tensor) ->
 def _gemm_reduce_scatter(
     context: Context, m: int, n: int, k: int, dtype: torch.dtype
 ) -> Candidates:
-    """Of a [M, K/W] times w [N, K/W] transposed, my rows of the sum."""
+    """Operands a [M, K/W] times w [N, K/W] transposed; the rank's rows of the sum."""
     world = context.world
     a = torch.randn(m, k // world, device="cuda", dtype=dtype)
     w = torch.randn(n, k // world, device="cuda", dtype=dtype)
@@ -145,12 +145,12 @@ def _gemm_reduce_scatter(
 
 
 def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The kernel of gemm_reduce_scatter, for which nobody waits."""
+    """The kernel of gemm_reduce_scatter, with no rank waiting for its flags."""
     (m, n), world, rank = (a.shape[0], w.shape[0]), context.world, context.rank
-    rows = shares(m, world)
+    rows = row_ranges(m, world)
     out = a.new_empty(m, n)
-    most = most_pieces(-(-m // world), n, 2.0 * m * n * a.shape[1])
-    launch = ordered_gemm(
+    most = segment_count(-(-m // world), n, 2.0 * m * n * a.shape[1])
+    launch = gemm_launch(
         gemm_signalling,
         w,
         out,
@@ -161,16 +161,16 @@ def _tiles_signalling(context: Context, a: torch.Tensor, w: torch.Tensor) -> tor
         whole_tile=False,
         panels=most,
     )
-    own = own_pieces(rows[rank], m, launch, most)
+    own = own_segments(rows[rank], m, launch, most)
     done = torch.zeros(world, dtype=torch.int32, device="cuda")
-    made = torch.zeros(MOST_PIECES, dtype=torch.int32, device="cuda")
+    made = torch.zeros(MAX_SEGMENTS, dtype=torch.int32, device="cuda")
     order = launch.first, launch.panel, rank, own.base, own.step
     launch.kernel(a, w, out, done, made, *order)
     return out
 
 
 def _summed(context: Context, product: torch.Tensor) -> torch.Tensor:
-    """The sum of as many rows as a rank gets, of as many parts as there are ranks."""
+    """The reduction of a rank's rows, over as many parts as there are ranks."""
     parts = product.view(context.world, -1, product.shape[1])
     out = torch.empty_like(parts[0])
     add_in_ring_order(parts[:-1], parts[-1], None, out)
@@ -178,7 +178,7 @@ def _summed(context: Context, product: torch.Tensor) -> torch.Tensor:
 
 
 def _all_gather(context: Context, m: int, n: int, _k: int, dtype: torch.dtype) -> Candidates:
-    """Of x [M/W, N]."""
+    """All-gather of x [M/W, N]."""
     x = torch.randn(m // context.world, n, device="cuda", dtype=dtype)
     whole = torch.empty(m, n, device="cuda", dtype=dtype)
 
@@ -190,7 +190,7 @@ def _all_gather(context: Context, m: int, n: int, _k: int, dtype: torch.dtype) -
 
 
 def _reduce_scatter(context: Context, m: int, n: int, _k: int, dtype: torch.dtype) -> Candidates:
-    """Of x [M, N] on every rank."""
+    """Reduce-scatter of x [M, N] on every rank."""
     x = torch.randn(m, n, device="cuda", dtype=dtype)
     out = torch.empty(m // context.world, n, device="cuda", dtype=dtype)
 
@@ -213,7 +213,7 @@ OPERATORS = {
 def measure(
     context: Context, operator: str, size: tuple[int, int, int], dtype: str, rounds: int
 ) -> dict[str, Any]:
-    """Milliseconds of every candidate, on every rank; and what went wrong, by candidate."""
+    """Milliseconds of every candidate, on every rank; and errors by candidate."""
     torch.manual_seed(context.rank)
     candidates = OPERATORS[operator](context, *size, getattr(torch, dtype))
     reference = next(iter(candidates.values()))().double()
@@ -222,9 +222,9 @@ def measure(
     for name, call in candidates.items():
         try:
             counts[name] = _prepare(name, call, reference, problems)
-        except Exception as error:  # noqa: BLE001  (of one candidate: the others are measured)
+        except Exception as error:  # noqa: BLE001  (the other candidates go on)
             problems[name] = f"{type(error).__name__}: {error}"[:500]
-        if slowest(float(name not in counts)) > 0:  # no rank goes on alone
+        if slowest(float(name not in counts)) > 0:  # all ranks must skip it
             counts.pop(name, None)
             problems.setdefault(name, "failed on another rank")
     times: dict[str, list[float]] = {name: [] for name in counts}
@@ -236,7 +236,7 @@ def measure(
 
 
 def _prepare(name: str, call: Call, reference: torch.Tensor, problems: dict[str, str]) -> int:
-    """Check a candidate's result, and say how many calls a round has."""
+    """Check a candidate's result, and return the number of calls per round."""
     out = call()
     torch.cuda.synchronize()
     if name in (*FUSED, "in turn"):
@@ -248,7 +248,7 @@ def _prepare(name: str, call: Call, reference: torch.Tensor, problems: dict[str,
 
 
 def _seconds(call: Call, count: int) -> float:
-    """A call's share of `count` calls back to back on this rank."""
+    """Mean seconds of `count` back-to-back calls on this rank."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     dist.barrier()
@@ -276,8 +276,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=90, help="seconds for a size")
-    parser.add_argument("--budget", type=float, default=540, help="seconds for all; then it ends")
+    parser.add_argument("--limit", type=float, default=90, help="seconds per size")
+    parser.add_argument("--budget", type=float, default=540, help="seconds in total")
     parser.add_argument("--json", help="append lines of JSON to this file")
     return parser.parse_args()
 
@@ -291,10 +291,10 @@ def _report(row: dict[str, Any], path: Path | str | None) -> None:
 
 
 def main() -> int:
-    """Measure, and print as it goes."""
+    """Run the benchmark and print results as they are measured."""
     options = _arguments()
     if options.world < 2:
-        print(f"needs two GPUs, and there are {torch.cuda.device_count()}")
+        print(f"needs two GPUs, found {torch.cuda.device_count()}")
         return 1
     print(
         f"{options.world} x {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
@@ -341,7 +341,7 @@ def main() -> int:
             failed += 1
             print(f"    {name}: {problem}", flush=True)
         if time.monotonic() - begun > options.budget:
-            print(f"stopped: {options.budget:.0f} s are over")
+            print(f"stopped: budget of {options.budget:.0f} s exhausted")
             break
     return 1 if failed else 0
 

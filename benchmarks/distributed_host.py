@@ -1,10 +1,10 @@
-"""Host time of a call of the overlapped operators: what Python does before the GPU has work.
+"""Host time per call of the overlapped operators: Python overhead before the GPU has work.
 
     python benchmarks/distributed_host.py [--profile]
 
-No GPU is needed: kernels, copies, streams and peers are replaced by what does nothing, so what is
-left is the operators' own checks, views and look-ups. On a GPU the launches come on top, some 5 us
-each (`benchmarks/distributed.py` times whole calls).
+Needs no GPU: kernels, copies, streams and peers are replaced by stubs that do nothing, so only the
+operators' checks, views and cache look-ups remain. On a GPU, launches add some 5 us each
+(`benchmarks/distributed.py` times whole calls).
 """
 
 import argparse
@@ -29,14 +29,14 @@ SIZE = 64
 
 
 class Stream:
-    """Orders nothing."""
+    """A stub stream."""
 
     def wait_stream(self, stream: object) -> None:
-        """Nothing is enqueued."""
+        """Do nothing."""
 
 
 class Peers:
-    """A handle of symmetric memory in which every rank is this one."""
+    """A symmetric memory handle whose peers are all this process."""
 
     def __init__(self, storage: torch.Tensor) -> None:
         self.storage = storage
@@ -44,28 +44,28 @@ class Peers:
     def get_buffer(
         self, _peer: int, shape: Sequence[int], dtype: torch.dtype, offset: int
     ) -> torch.Tensor:
-        """What this rank has."""
+        """A view of the local buffer."""
         count = torch.Size(shape).numel()
         return self.storage.view(dtype)[offset : offset + count].view(shape)
 
     def barrier(self, channel: int) -> None:
-        """Nobody is waited for."""
+        """Do nothing."""
 
 
 def allocate(
     size: int, device: torch.device, _group: object, rank: int, world: int
 ) -> SymmetricBuffer:
-    """Memory of this process."""
+    """A buffer in the memory of this process."""
     storage = torch.zeros(size, dtype=torch.uint8, device=device)
     return SymmetricBuffer(storage, Peers(storage), rank, world)
 
 
 def nothing(*_args: object, **_options: object) -> None:
-    """In the place of whatever the GPU does."""
+    """Stub of GPU work."""
 
 
 def replaced() -> list[Any]:
-    """What the GPU would do, replaced."""
+    """The patches that replace GPU work."""
     caller = Stream()
     streams = mock.patch.multiple(
         torch.cuda,
@@ -85,7 +85,7 @@ def replaced() -> list[Any]:
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:
-    """An operator's name and a call of it, each."""
+    """(name, call) of each operator."""
     context = Context(None, 0, WORLD, torch.device("cpu"))
     rows, whole = (torch.zeros(m, SIZE, dtype=torch.float16) for m in (SIZE // WORLD, SIZE))
     columns = torch.zeros(SIZE, SIZE // WORLD, dtype=torch.float16)
@@ -97,7 +97,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
 def main() -> None:
     """Time both operators."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--profile", action="store_true", help="say where the time goes")
+    parser.add_argument("--profile", action="store_true", help="profile the calls")
     profile = parser.parse_args().profile
     patches = replaced()
     for patch in patches:

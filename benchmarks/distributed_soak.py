@@ -1,12 +1,12 @@
-"""Thousands of calls back to back, with random stragglers, on real GPUs: right, and no hang.
+"""Stress test of the multi-GPU operators: thousands of back-to-back calls with random stragglers.
 
     python benchmarks/distributed_soak.py [--world 2] [--calls 10000] [--seed 0]
 
-Every operator of several ranks, in a random order that all ranks share, with random shapes, on one
-context. A random rank is often late by up to some milliseconds, on its main stream, before the call
-or behind it. Nothing synchronises but every 250th call, which says how many were wrong. Factors are
--1, 0 and 1, so sums are exact and results must be equal in every bit; those of attention and their
-gradients, within 0.02 of what PyTorch's attention of the gathered keys gives.
+Calls every multi-GPU operator, in a random order that all ranks share, with random shapes, on one
+context. A random rank is often delayed by up to some milliseconds on its main stream, before or
+after the call. Only every 250th call synchronizes and counts wrong results. Operands are -1, 0 and
+1, so sums are exact and results must match bitwise; attention and its gradients must be within 0.02
+of PyTorch's attention over the gathered keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_crew import Step, run_steps
+from distributed_workers import Step, run_steps
 
 from tlmatrix_kernels.distributed import (
     Context,
@@ -27,20 +27,20 @@ from tlmatrix_kernels.distributed import (
     all_gather,
     all_gather_gemm,
     gemm_reduce_scatter,
-    pieces,
     reduce_scatter,
     reduce_scatter_two_level,
+    segments,
 )
 from tlmatrix_kernels.distributed.attention import sequence_attention
 from tlmatrix_kernels.distributed.attention.reference import gathered_attention
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.partition import row_range
 
-pieces.LEAST_FLOP = 0.0  # large shares are added in pieces, however quickly they are made
+segments.MIN_FLOP = 0.0  # reduce in segments for small products too
 
-PIECE = 250
-"""Calls between two looks at the results."""
+CALLS_PER_STEP = 250
+"""Calls between two checks of the results."""
 MOST_TICKS = 4_000_000
-"""Of the clock, some 2 milliseconds: how late a rank is at most."""
+"""The maximum delay of a rank in clock ticks, some 2 milliseconds."""
 SHAPES = [
     (512, 256, 128),
     (130, 72, 40),
@@ -50,9 +50,9 @@ SHAPES = [
     (3, 5, 7),
 ]
 """m, n and k of a rank; sums of up to 8 * 256 units are exact in float16."""
-IN_PIECES = (4096, 2048, 64)
-"""Likewise; a rank adds its own rows in several pieces."""
-IN_SLICES = 4608
+SEGMENTED_SHAPE = (4096, 2048, 64)
+"""m, n and k for which a rank reduces its own rows in several segments."""
+SLICED_ROWS = 4608
 """Rows of a rank's keys that arrive in several slices."""
 
 
@@ -62,26 +62,26 @@ def _signs(source: torch.Generator, *shape: int) -> torch.Tensor:
 
 def _gather(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
     x = _signs(source, m, n)
-    mine = x[slice(*share(m, context.world, context.rank))]
+    mine = x[slice(*row_range(m, context.world, context.rank))]
     return all_gather(mine, context=context, rows=m) != x
 
 
 def _scatter(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
     x = _signs(source, context.world, m, n)
     out = reduce_scatter(x[context.rank], context=context)
-    return out != x.sum(0)[slice(*share(m, context.world, context.rank))]
+    return out != x.sum(0)[slice(*row_range(m, context.world, context.rank))]
 
 
 def _levels(context: Context, m: int, n: int, _k: int, source: torch.Generator) -> torch.Tensor:
     rows = -(-m // context.world) * context.world
     x = _signs(source, context.world, rows, n)
     out = reduce_scatter_two_level(x[context.rank], context=TwoLevelContext(context, None))
-    return out != x.sum(0)[slice(*share(rows, context.world, context.rank))]
+    return out != x.sum(0)[slice(*row_range(rows, context.world, context.rank))]
 
 
 def _gather_gemm(context: Context, m: int, n: int, k: int, source: torch.Generator) -> torch.Tensor:
     a, b = _signs(source, m, k), _signs(source, k, n)
-    mine = a[slice(*share(m, context.world, context.rank))]
+    mine = a[slice(*row_range(m, context.world, context.rank))]
     out = all_gather_gemm(mine, b, context=context, m=m, overlap=True)
     return out != (a.float() @ b.float()).half()
 
@@ -92,13 +92,13 @@ def _gemm_scatter(
     a, b = _signs(source, context.world, m, k), _signs(source, context.world, k, n)
     out = gemm_reduce_scatter(a[context.rank], b[context.rank], context=context, overlap=True)
     whole = (a.float() @ b.float()).sum(0).half()
-    return out != whole[slice(*share(m, context.world, context.rank))]
+    return out != whole[slice(*row_range(m, context.world, context.rank))]
 
 
 def _attention(
     context: Context, rows: int, mask: int, steps: int, source: torch.Generator
 ) -> torch.Tensor:
-    """Forward and backward of `rows` of a rank: with 4 masks and orders, and 4 ways of steps."""
+    """Forward and backward with `rows` rows per rank, for 4 masks and shardings and 4 schedules."""
     shape = (context.world, 1, rows, 4, 64)
     q, keys, values = (
         torch.randn(shape, generator=source, device="cuda").half()[context.rank] for _ in range(3)
@@ -129,15 +129,15 @@ CHECKS: dict[str, Any] = {
 
 
 def shapes(name: str) -> list[tuple[int, int, int]]:
-    """What an operator is called with."""
+    """The shapes with which an operator is called."""
     if name == "sequence_attention":
-        rows = [*(2 * (m % 190 + 1) for m, _, _ in SHAPES), IN_SLICES]
+        rows = [*(2 * (m % 190 + 1) for m, _, _ in SHAPES), SLICED_ROWS]
         return list(itertools.product(rows, range(4), range(4)))
-    return [*SHAPES, IN_PIECES] if name == "gemm_reduce_scatter" else SHAPES
+    return [*SHAPES, SEGMENTED_SHAPE] if name == "gemm_reduce_scatter" else SHAPES
 
 
 def prepare(context: Context) -> dict[str, int]:
-    """Compile every kernel, so that no later step waits for that; how many elements were wrong."""
+    """Compile every kernel, so that no later step waits for it; the number of wrong elements."""
     torch.backends.cuda.matmul.allow_tf32 = False
     source = torch.Generator(device="cuda").manual_seed(0)
     wrong = sum(
@@ -151,7 +151,7 @@ def prepare(context: Context) -> dict[str, int]:
 
 
 def soak(context: Context, seed: int, calls: int) -> dict[str, int]:
-    """So many calls without a synchronisation; elements that were wrong, by operator."""
+    """Run `calls` calls without synchronization; the number of wrong elements by operator."""
     draws = random.Random(seed)  # the same on every rank
     source = torch.Generator(device="cuda").manual_seed(seed)
     wrong = {name: torch.zeros((), dtype=torch.int64, device="cuda") for name in CHECKS}
@@ -171,28 +171,33 @@ def soak(context: Context, seed: int, calls: int) -> dict[str, int]:
 
 
 def main() -> int:
-    """Soak, and print as it goes."""
+    """Run the stress test and print results as they come."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--world", type=int, default=torch.cuda.device_count())
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=60, help="seconds for a piece")
+    parser.add_argument("--limit", type=float, default=60, help="seconds per step")
     options = parser.parse_args()
     if options.world < 2:
-        print(f"needs two GPUs, and there are {torch.cuda.device_count()}")
+        print(f"needs two GPUs, found {torch.cuda.device_count()}")
         return 1
-    pieces = range(0, options.calls, PIECE)
+    firsts = range(0, options.calls, CALLS_PER_STEP)
     steps = [Step("compile", prepare, limit=600)]
     steps += [
-        Step(f"{first} to {min(first + PIECE, options.calls) - 1}", soak, arguments, options.limit)
-        for first in pieces
-        for arguments in [(options.seed + first, min(PIECE, options.calls - first))]
+        Step(
+            f"{first} to {min(first + CALLS_PER_STEP, options.calls) - 1}",
+            soak,
+            arguments,
+            options.limit,
+        )
+        for first in firsts
+        for arguments in [(options.seed + first, min(CALLS_PER_STEP, options.calls - first))]
     ]
     right, bad = 0, 0
     for outcome in run_steps(steps, options.world):
         clean = outcome.error is None and not any(outcome.result.values())
-        said = "right" if clean else f"WRONG {outcome.error or outcome.result}"
-        print(f"{outcome.step.name}: {said} ({outcome.seconds:.1f} s)", flush=True)
+        verdict = "right" if clean else f"WRONG {outcome.error or outcome.result}"
+        print(f"{outcome.step.name}: {verdict} ({outcome.seconds:.1f} s)", flush=True)
         bad += not clean
         right += outcome.step.arguments[1] if clean and outcome.step.arguments else 0
     print(f"{right} of {options.calls} calls right on {options.world} GPUs")

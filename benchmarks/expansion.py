@@ -1,13 +1,14 @@
-"""Expansion of large products: counting, the first hundred cases, and all of them.
+"""Expansion of large products: counting cases, the first hundred cases, and all cases.
 
     python benchmarks/expansion.py
 
-Seconds to count the cases, to count what each rule removes, to make the first hundred cases and
-to make all of them; and the most memory that counting took.
+Seconds to count the cases, to count those that each constraint removes, to generate the first
+hundred cases and to generate all of them; and the peak memory of counting.
 
-The targets: a product of a million cases counts in 10 s without holding them, and its first
-hundred appear at once. The rows differ in what the rules make hard: nothing, a few axes, one
-rule over all axes (each of a million combinations has to be asked), and a product nobody can walk.
+The targets: a product of a million cases is counted in 10 s without holding them in memory, and its
+first hundred cases are available at once. The rows differ in their constraints: none, over few
+axes, over all axes (evaluated for each of a million combinations), and a product too large to
+enumerate.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WALKABLE = 2_000_000
 
 
 def main() -> None:
-    """Print a row a spec."""
+    """Print one row per spec."""
     table = Table("product", "cases", "count s", "removed s", "100 s", "all s", "MB")
     for name, (axes, rules) in SPECS.items():
         first = seconds(lambda spec: list(islice(expand(spec, "full").cases, 100)), axes, rules)
@@ -66,14 +67,14 @@ def main() -> None:
 
 
 def make(axes: dict[str, list[int]], rules: list[str]) -> Spec:
-    """A spec of these axes and rules, which expands and never runs."""
+    """A spec of these axes and constraints, for expansion only."""
     where = "\n".join(f"  - {{expr: '{rule}', because: the benchmark}}" for rule in rules)
     text = f"name: large\nproblem: attention\nentry: none.here:nothing\naxes: {axes}\n"
     return parse_spec(text + (f"where:\n{where}\n" if rules else ""), "large.yaml")
 
 
 def seconds(what, axes, rules) -> float:  # noqa: ANN001
-    """How long it takes on a spec that nothing is known of yet; reading it is not counted."""
+    """Seconds that `what` takes on a freshly parsed spec, without parsing."""
     spec = make(axes, rules)
     start = time.perf_counter()
     what(spec)

@@ -1,9 +1,9 @@
-"""Random tile programs: do the interpreter and TileLang's C backend agree?
+"""Random tile programs: compares the interpreter with TileLang's C backend.
 
     python benchmarks/fidelity.py [--programs 300] [--seed 0] [--only K]
 
-Each program costs a C compilation (about a second). A program on which they differ is printed;
-`--only K` runs program K alone and prints it whatever comes.
+Each program costs a C compilation (about a second). Programs with different results are printed;
+`--only K` runs program K alone and always prints it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tile_programs import NotCompiledError, differences, tile_program
 
 
 def main() -> int:
-    """Run the programs; the exit code says whether all agree."""
+    """Run the programs; the exit code is 0 if all agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -49,7 +49,7 @@ def main() -> int:
     count = len(numbers) - unknown
     print(
         f"{count - bad} of {count} programs agree ({exact} compared to the bit), "
-        f"{unknown} that C cannot compile, "
+        f"{unknown} not compilable by the C backend, "
         f"{time.perf_counter() - start:.0f} s"
     )
     return 1 if bad else 0

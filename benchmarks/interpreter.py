@@ -1,12 +1,12 @@
-"""How fast kernels run interpreted: causal flash attention beside Triton's interpreter and SDPA.
+"""Speed of interpreted kernels: causal flash attention, against Triton's interpreter and SDPA.
 
     python benchmarks/interpreter.py
 
 One process, one thread, the same shapes and tiles for all: batch 1, 4 heads, head dim 64,
-float16, tiles of 64 x 64; sanitized is with every default sanitizer. Then the project's packed
-attention, forward and backward, sanitized with its sequences declared; and how the cost grows with
-the number of tiles. Triton is timed if it is installed. Triton 3.5's interpreter fails with numpy
-2.4; an environment with numpy 2.2 works.
+float16, tiles of 64 x 64; "sanitized" is with all default sanitizers. Then the project's packed
+attention, forward and backward, sanitized with declared sequences; and the cost by number of tiles.
+Triton is timed if it is installed. Triton 3.5's interpreter fails with numpy 2.4; it works with
+2.2.
 """
 
 import os
@@ -35,10 +35,10 @@ GROWING = (128, 256, 512, 1024, 2048)
 
 
 @tilelang.jit(out_idx=[3])
-def tilelang_forward(  # noqa: ANN201  # what it returns is TileLang's to say
+def tilelang_forward(  # noqa: ANN201  # a JIT kernel
     seq: int, block_m: int = BLOCK, block_n: int = BLOCK
 ):
-    """Causal flash attention in TileLang: q, k, v [1, heads, seq, dim] to out, the same."""
+    """Causal flash attention in TileLang: q, k, v and out are [1, heads, seq, dim]."""
     scale = DIM**-0.5 * 1.4426950408889634
     shape = (1, HEADS, seq, DIM)
 
@@ -136,7 +136,7 @@ if triton is not None:
 
 
 def triton_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The same in Triton, on its interpreter."""
+    """Causal flash attention in Triton, run by its interpreter."""
     out = torch.empty_like(q)
     seq = q.shape[2]
     grid = ((seq + BLOCK - 1) // BLOCK, HEADS)
@@ -145,7 +145,7 @@ def triton_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
 
 
 def milliseconds(call, seconds: float = 1.5) -> float:  # noqa: ANN001  # any callable
-    """The best time of a call: what other processes take is not the interpreter's."""
+    """The best time of a call, which is least affected by other processes."""
     call()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -157,7 +157,7 @@ def milliseconds(call, seconds: float = 1.5) -> float:  # noqa: ANN001  # any ca
 
 
 def packed() -> None:
-    """Print what the sanitizers cost in packed attention, forward and backward."""
+    """Print the cost of the sanitizers in packed attention, forward and backward."""
     print("packed attention, causal, groups of 2, ms a call, forward + backward")
     print(f"{'lengths':>16} {'backward':>8} {'interpreter':>12} {'sanitized':>10} {'ratio':>6}")
     for lengths in PACKED:
@@ -182,7 +182,7 @@ def packed() -> None:
             with interpret(sanitize=True, sequences=sequences) as run:
                 sanitized = milliseconds(call)
                 if run.reports:
-                    raise SystemExit(f"the kernels are clean, but: {run.reports[0]}")
+                    raise SystemExit(f"false positive: {run.reports[0]}")
             shown = ", ".join(map(str, lengths))
             print(
                 f"{shown:>16} {backward:>8} {ours:12.2f} {sanitized:10.2f} {sanitized / ours:6.2f}"
@@ -190,7 +190,7 @@ def packed() -> None:
 
 
 def growth() -> None:
-    """Print the cost of the causal forward by the number of tiles it computes."""
+    """Print the time of the causal forward by its number of tiles."""
     print(f"{'sequence':>8} {'tiles':>6} {'ms':>8} {'us a tile':>10}")
     for seq in GROWING:
         q, k, v = (torch.randn(1, HEADS, seq, DIM).half() for _ in range(3))
@@ -220,19 +220,19 @@ def main() -> None:
             kernel = tilelang_forward(seq)
             error = (kernel(q, k, v).float() - sdpa()).abs().max().item()
             if error > 5e-3:
-                raise SystemExit(f"the interpreted kernel is wrong by {error}")
+                raise SystemExit(f"the interpreted kernel has an error of {error}, at most 5e-3")
             ours = milliseconds(lambda: kernel(q, k, v))  # noqa: B023  # called at once
         with interpret(sanitize=True) as run:
             sanitized = milliseconds(lambda: kernel(q, k, v))  # noqa: B023  # called at once
             if run.reports:
-                raise SystemExit(f"the kernel is clean, but: {run.reports[0]}")
+                raise SystemExit(f"false positive: {run.reports[0]}")
         line = f"{seq:8d} {ours:12.2f} {sanitized:10.2f} {milliseconds(sdpa):13.2f}"
         if triton is None:
             print(line + f" {'not installed':>19}")
             continue
         error = (triton_forward(q, k, v).float() - sdpa()).abs().max().item()
         if error > 5e-3:
-            raise SystemExit(f"the Triton kernel is wrong by {error}")
+            raise SystemExit(f"the Triton kernel has an error of {error}, at most 5e-3")
         theirs = milliseconds(lambda: triton_forward(q, k, v))  # noqa: B023  # called at once
         print(line + f" {theirs:19.1f} {theirs / ours:6.0f}x {theirs / sanitized:3.0f}x")
     packed()

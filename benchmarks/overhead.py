@@ -1,16 +1,16 @@
-"""What the framework itself costs a case, beside the code under test and the reference.
+"""Overhead of the framework per case, without the code under test and the reference.
 
     python benchmarks/overhead.py [--cases 200] [--specs SPEC.yaml ...]
 
-Runs cases of the quick tier in this process and splits the time of each: the entry (kernels,
-gradients), the reference and its low-precision twin, making inputs, judging (comparing, guards,
-explaining), and what pytest adds (collection, hooks, recording, reporting; measured on cases that
-do next to nothing). The target is 5 ms a case for all that is neither entry nor reference.
+Runs cases of the quick tier in this process and breaks down the time of each: the entry (kernels,
+gradients), the reference and its low-precision counterpart, generating inputs, judging (comparison,
+guards, explanations), and pytest (collection, hooks, recording, reporting; measured with cases that
+do almost nothing). The target is 5 ms per case without entry and reference.
 
-What is counted where: building a relation's problems and making buffers with guards while the
-entry runs are judging; the reference, its twin, and the sizes of the terms that they sum
-(`magnitude`, `spread`, `exponent`) are the reference. `own` is inputs and judging. All of these
-are CPU time in one thread, which a busy machine changes less; what pytest adds is wall time.
+Building a relation's problems, and creating buffers with guards while the entry runs, count as
+judging. The sizes of summed terms (`magnitude`, `spread`, `exponent`) count as reference. `own` is
+inputs and judging. All are CPU time in one thread, which depends less on other load; pytest is wall
+time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def entry(x):
 
 
 class Clock:
-    """Adds up the CPU time of nested parts; a part does not count in what is around it."""
+    """CPU time of nested parts; the time of a nested part is not counted in the outer one."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
@@ -94,7 +94,7 @@ class Clock:
 
 
 def main() -> None:
-    """Print a row a spec, in milliseconds a case."""
+    """Print one row per spec, in milliseconds per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--specs", nargs="+", default=[str(ROOT / "specs")])
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def measure(path: Path, most: int) -> list[dict[str, float]]:
-    """Seconds by part, of every case that ran."""
+    """Seconds by part of every case that ran."""
     make_importable(path)
     spec = load_spec(path)
     backend = backend_named()
@@ -151,8 +151,8 @@ def measure(path: Path, most: int) -> list[dict[str, float]]:
 
 @contextmanager
 def guards_counted(clock: Clock) -> Iterator[None]:
-    """Charges what the guards do with an entry's tensor operations to judging, not to the entry."""
-    mode = memory._Mode  # noqa: SLF001 - where an entry's operations come by
+    """Charge the guards' work on an entry's tensor operations to judging."""
+    mode = memory._Mode  # noqa: SLF001 - it dispatches the entry's operations
     plain = mode.__torch_dispatch__
     timed = clock.timed("judge", plain)
 
@@ -167,14 +167,14 @@ def guards_counted(clock: Clock) -> Iterator[None]:
 
 
 class Timed:
-    """An operation that is the entry's own; the guards take it for the operation itself."""
+    """A timed operation of the entry; equal to the operation itself for the guards."""
 
     def __init__(self, operation: Any, clock: Clock) -> None:
         self.operation = operation
         self.call = clock.timed("entry", operation)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Run it, at the entry's cost."""
+        """Run the operation, charged to the entry."""
         return self.call(*arguments, **keywords)
 
     def __hash__(self) -> int:
@@ -185,11 +185,11 @@ class Timed:
 
 
 def clocked(problem: Problem, clock: Clock) -> Problem:
-    """The problem, with the time of its references charged to them, in its relations too."""
+    """The problem, with the time of its references, and of its relations', charged to them."""
 
     def relations(kind: RelationKind) -> Iterator[Relation]:
         for relation in problem.relations(kind):
-            if not relation.judge:  # nobody asks for the references of its problems
+            if not relation.judge:  # the references of its problems are not used
                 yield relation
                 continue
             inner = tuple(clocked(each, clock) for each in relation.problems)
@@ -214,13 +214,13 @@ def clocked(problem: Problem, clock: Clock) -> Problem:
 
 
 def around() -> float:
-    """Seconds a case that pytest and the plugin take around cases that do next to nothing."""
+    """Seconds per case of pytest and the plugin, measured with cases that do almost nothing."""
     few, many = (min(tiny_run(count) for _ in range(2)) for count in (1, 21))
     return (many - few) / 2000
 
 
 def tiny_run(repeats: int) -> float:
-    """Seconds to run 100 cases for each repeat, in a process of its own."""
+    """Seconds to run 100 cases per repeat, in a subprocess."""
     with tempfile.TemporaryDirectory() as folder:
         spec = Path(folder) / "tiny.yaml"
         spec.write_text(TINY % list(range(repeats)), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Generated calls of the project's own kernels: do the sanitizers report where nothing is wrong?
+"""False positives of the sanitizers, on generated calls of the project's own kernels.
 
     python benchmarks/sanitized.py [--cases 5000] [--first 0]
 
-Dense and packed attention forward and backward, gemm and RMS norm, with drawn shapes, lengths,
-dtypes and options, under all default sanitizers and with declared sequences. A case that has a
-report is printed with it; the numbers `--first` and on may run in several processes.
+Dense and packed attention forward and backward, gemm and RMS norm, with random shapes, lengths,
+dtypes and options, under all default sanitizers and with declared sequences. Cases with a report
+are printed. `--first` selects the first case number, to split a run over several processes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "interpreter"))
 from sanitized_cases import sanitized_case
 
 _INTERVAL = 250
-"""Cases between two lines of progress."""
+"""Cases per progress line."""
 
 
 def main() -> int:
-    """Run the cases; the exit code says whether none has a report."""
+    """Run the cases; the exit code is 0 if none has a report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--first", type=int, default=0)
@@ -49,9 +49,9 @@ def main() -> int:
             print(f"case {number}: {case.name}", *found, "", sep="\n", flush=True)
         if count % _INTERVAL == 0:
             print(f"{count} cases, {bad} with reports", flush=True)
-    told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     print(
-        f"{arguments.cases - bad} of {arguments.cases} cases without a report ({told}), "
+        f"{arguments.cases - bad} of {arguments.cases} cases without a report ({counts}), "
         f"{time.process_time() - spent:.0f} s of CPU, {time.perf_counter() - begin:.0f} s"
     )
     return 1 if bad else 0

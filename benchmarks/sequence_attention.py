@@ -1,28 +1,28 @@
-"""Sequence-parallel attention on 2, 4 or 8 GPUs: how much of the gathering attention hides.
+"""Sequence-parallel attention on 2, 4 or 8 GPUs: how much of the communication attention hides.
 
     python benchmarks/sequence_attention.py [--world 4] [--tokens 4096 16384 32768]
         [--heads 32] [--kv-heads 8 32] [--masks full causal] [--backward] [--json FILE]
 
-One sequence in zigzag order. For each size, in one run and in turns, in milliseconds:
+One sequence in zigzag order. For each size, interleaved in one run, in milliseconds:
 
-compute    our kernel, one launch, with all keys already there
-nccl       NCCL's all-gather of k and v, and nothing else
-pulls      a copy to symmetric memory, a barrier, and the copy engine's pulls, and nothing else
-in turn    nccl, the chunks put in order, compute
-sdpa       nccl, the chunks put in order, PyTorch's scaled_dot_product_attention
-steps n    `sequence_attention` in n steps: 1 fetches all keys first, 2 attends to its own meanwhile
-apart      the same in 2 steps, but a launch for each, as where a CUDA graph is captured
-chosen     the same with the steps that the operator chooses
+compute    this project's kernel, one launch, with all keys already local
+nccl       NCCL's all-gather of k and v alone
+pulls      a copy to symmetric memory, a barrier, and the copy engine's pulls alone
+in turn    nccl, reordering of the chunks, and compute, in sequence
+sdpa       nccl, reordering of the chunks, and PyTorch's scaled_dot_product_attention, in sequence
+steps n    `sequence_attention` in n steps: 1 fetches all keys first, 2 starts with the local ones
+apart      2 steps with one launch each, as while a CUDA graph is captured
+chosen     the number of steps that the operator chooses
 
-The efficiency of overlapping is (compute + nccl - time) / min(compute, nccl): 1 where the shorter
-of the two is hidden whole, 0 where both are done in turn. It is taken in every round, from the
-three times of that round; what is told is the median, and the middle half of the rounds.
+The overlap efficiency is (compute + nccl - time) / min(compute, nccl): 1 if the shorter of the two
+is completely hidden, 0 if both run in sequence. It is computed for every round from the times of
+that round; median and quartiles are reported.
 
-A time is the median over the rounds of the slowest rank's. A round makes a few calls back to back,
-enqueued while the GPUs sleep, so what is timed is the GPUs' work and not the host's. Long calls
-heat a GPU and lower its clock by more than a gather costs, so each has a rest before it, and every
-round another order. What fails is told, and the rest goes on; results are printed as they are
-there, and as JSON with --json.
+A time is the median over rounds of the slowest rank's. A round makes a few back-to-back calls,
+enqueued while the GPUs sleep, so host time is not included. Long calls heat a GPU and lower its
+clock by more than a gather costs; therefore each measurement is preceded by a rest, and every round
+has a random order. Failures are reported and skipped; results are printed as they are measured, and
+as JSON with --json.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from distributed_crew import efficiency, slowest
+from distributed_workers import efficiency, slowest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,18 +55,18 @@ if TYPE_CHECKING:
     Call = Callable[[], object]
 
 TICKS_PER_MS = 2_000_000
-"""Of `torch.cuda._sleep`, about, on an H200."""
+"""Of `torch.cuda._sleep`, approximately, on an H200."""
 DIM = 128
-"""Of every head."""
+"""Head dimension."""
 HOST_MS = 1.5
-"""What the host may take to enqueue a call."""
+"""Upper bound of the host time to enqueue a call, in milliseconds."""
 REST = 0.03
-"""Seconds without work before each measurement."""
+"""Seconds of rest before each measurement."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One sequence, and who attends to it."""
+    """One sequence, and how it is sharded."""
 
     world: int
     tokens: int
@@ -85,13 +85,13 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Of the forward on one rank."""
+        """FLOP of the forward on one rank."""
         whole = 4 * self.tokens**2 * self.heads * self.dim / (2 if self.causal else 1)
         return whole / self.world
 
 
 class Bench:
-    """One rank: its shards of a case, and the contenders."""
+    """One rank: its shards of a case, and the candidates."""
 
     def __init__(self, case: Case, context: Any, dtype: torch.dtype) -> None:
         from tlmatrix_kernels.distributed.attention import operators, reference, validate
@@ -105,56 +105,56 @@ class Bench:
         shape = (1, case.tokens, case.kv_heads, case.dim)
         k, v = (torch.randn(shape, generator=source, device="cuda", dtype=dtype) for _ in range(2))
         order = Sharding(case.sharding, world)
-        mine = order.places([case.tokens], rank).cuda()
+        mine = order.positions([case.tokens], rank).cuda()
         self.k, self.v = k[:, mine].contiguous(), v[:, mine].contiguous()
         self.whole = k, v
         shape = (1, rows, case.heads, case.dim)
         self.q = torch.randn(shape, device="cuda", dtype=dtype)
         self.order = order
-        # One launch over keys that are all there, in the order of their positions.
+        # One launch over keys that are all local, in order of position.
         self.call = validate.check_dense_call(
             self.q, self.k, self.v, None, None, case.causal, None, case.sharding, 1, rank, world
         )
-        self.plan = operators.plans_of(self.call, 1)[rank]
-        self.tables = operators.tables_of(self.call, 1, self.q.device)
+        self.plan = operators.all_plans(self.call, 1)[rank]
+        self.tables = operators.device_tables(self.call, 1, self.q.device)
         self.results: dict[str, torch.Tensor] = {}
 
     def attend(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Our kernel on whole keys; a rank that sees only some of them reads only those."""
-        from tlmatrix_kernels.distributed.attention.exchange import Pair
+        """This project's kernel on whole keys; a rank reads only those visible to it."""
+        from tlmatrix_kernels.distributed.attention.exchange import KeyValues
 
         rows = self.plan.fetched or k.shape[1]
-        there = _There(Pair(k[0, :rows], v[0, :rows]))
+        there = _LocalKeys(KeyValues(k[0, :rows], v[0, :rows]))
         out, _ = self.operators.attend(
             self.q.flatten(0, 1), self.plan, self.tables, there, self.call
         )
         return out[None]
 
     def compute(self) -> torch.Tensor:
-        """See the module, as of the other contenders."""
+        """The kernel alone."""
         return self.attend(*self.whole)
 
     def nccl(self) -> tuple[torch.Tensor, torch.Tensor]:
         """NCCL's all-gather."""
-        return self.reference.gathered(self.k), self.reference.gathered(self.v)
+        return self.reference.all_gather(self.k), self.reference.all_gather(self.v)
 
     def in_turn(self) -> torch.Tensor:
-        """Gather, then attend."""
-        k, v = (self.reference.in_order(found, self.order) for found in self.nccl())
+        """All-gather, then the kernel."""
+        k, v = (self.reference.in_sequence_order(found, self.order) for found in self.nccl())
         return self.attend(k, v)
 
     def sdpa(self) -> torch.Tensor:
-        """Gather, then attend by PyTorch."""
+        """All-gather, then PyTorch's SDPA."""
         return self.reference.gathered_sdpa(
             self.q, self.k, self.v, causal=self.case.causal, sharding=self.case.sharding
         )
 
     def pulls(self) -> None:
-        """Fetch, and attend to nothing."""
-        from tlmatrix_kernels.distributed.attention.exchange import Fetch, Pair
+        """The communication alone."""
+        from tlmatrix_kernels.distributed.attention.exchange import Fetch, KeyValues
 
-        plans = self.operators.plans_of(self.call, min(2, self.case.world))
-        fetch = Fetch(plans, Pair(self.k[0], self.v[0]), self.context)
+        plans = self.operators.all_plans(self.call, min(2, self.case.world))
+        fetch = Fetch(plans, KeyValues(self.k[0], self.v[0]), self.context)
         fetch.pull()
         fetch.wait_all()
 
@@ -167,7 +167,7 @@ class Bench:
         return out
 
     def apart(self) -> torch.Tensor:
-        """The operator in 2 steps, each a launch of its own."""
+        """The operator in 2 steps with one launch each."""
         from tlmatrix_kernels.distributed.attention.schedule import Schedule
 
         choose = self.operators.choose_schedule
@@ -178,7 +178,7 @@ class Bench:
             self.operators.choose_schedule = choose
 
     def both_ways(self, steps: int | None) -> None:
-        """The operator and its backward."""
+        """Forward and backward of the operator."""
         leaves = [t.detach().requires_grad_() for t in (self.q, self.k, self.v)]
         out, _ = self.operators.sequence_attention(
             *leaves, context=self.context, causal=self.case.causal, sharding=self.case.sharding,
@@ -187,7 +187,7 @@ class Bench:
         torch.autograd.grad(out, leaves, self.q)
 
     def chosen(self) -> str:
-        """What the operator does by itself, as contenders are called."""
+        """The candidate name of the schedule that the operator chooses."""
         case = self.case
         lengths = (case.tokens,)
         heads, dims = (case.heads, case.kv_heads), (case.dim, case.dim)
@@ -197,8 +197,8 @@ class Bench:
         return f"steps {found.steps}" if found.one_launch else "apart"
 
 
-class _There:
-    """Keys that need no fetching, in the place of a `Fetch`."""
+class _LocalKeys:
+    """Local keys in place of a `Fetch`."""
 
     may_wait = False
 
@@ -206,17 +206,17 @@ class _There:
         self.keys = keys
 
     def pull(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def wait(self, _step: int) -> Any:
         return self.keys
 
 
 def timed(call: Call, calls: int) -> float:
-    """Milliseconds of one call on the slowest rank, of `calls` back to back."""
+    """Milliseconds per call on the slowest rank, for `calls` back-to-back calls."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(int(TICKS_PER_MS * HOST_MS * calls))  # noqa: SLF001 - no public name
-    # Behind it, as GPUs of other clocks sleep for other times: so all start together, about.
+    # GPUs with different clocks sleep for different times; this aligns their start.
     dist.all_reduce(torch.zeros(1, device="cuda"))
     begin.record()
     for _ in range(calls):
@@ -226,29 +226,29 @@ def timed(call: Call, calls: int) -> float:
     return slowest(begin.elapsed_time(end) / calls)
 
 
-def works(name: str, call: Call, tell: Callable[[dict], None]) -> bool:
-    """Whether a first call, which compiles, goes well on every rank."""
+def works(name: str, call: Call, report: Callable[[dict], None]) -> bool:
+    """Whether a first call, which compiles, succeeds on every rank."""
     wrong = 0.0
     try:
         call()
         torch.cuda.synchronize()
-    except Exception as error:  # noqa: BLE001 - told, and the rest goes on
+    except Exception as error:  # noqa: BLE001 - reported; others go on
         wrong = 1.0
-        tell({"failed": name, "error": f"{type(error).__name__}: {error}"[:2000]})
+        report({"failed": name, "error": f"{type(error).__name__}: {error}"[:2000]})
         traceback.print_exc()
     return slowest(wrong) == 0.0
 
 
 def off(got: torch.Tensor, want: torch.Tensor) -> float:
-    """The largest difference of all ranks."""
+    """The maximum absolute difference over all ranks."""
     return slowest(float((got.float() - want.float()).abs().max()))
 
 
-def measure(case: Case, context: Any, options: argparse.Namespace, tell: Callable) -> None:
-    """All contenders of a case, in turns; what they take is told by rank 0."""
+def measure(case: Case, context: Any, options: argparse.Namespace, report: Callable) -> None:
+    """Time all candidates of a case, interleaved; rank 0 reports."""
     bench = Bench(case, context, getattr(torch, options.dtype))
     steps = sorted({1, min(2, case.world), case.world})
-    contenders: dict[str, Call] = {
+    candidates: dict[str, Call] = {
         "compute": bench.compute, "nccl": bench.nccl, "pulls": bench.pulls,
         "in turn": bench.in_turn, "sdpa": bench.sdpa,
         **{f"steps {count}": partial(bench.fused, count) for count in steps},
@@ -257,32 +257,32 @@ def measure(case: Case, context: Any, options: argparse.Namespace, tell: Callabl
     }  # fmt: skip
     if options.backward:
         for count in steps:
-            contenders[f"both ways, steps {count}"] = partial(bench.both_ways, count)
-    contenders = {name: call for name, call in contenders.items() if works(name, call, tell)}
+            candidates[f"both ways, steps {count}"] = partial(bench.both_ways, count)
+    candidates = {name: call for name, call in candidates.items() if works(name, call, report)}
     difference = {
-        name: off(contenders[name](), contenders["compute"]())
-        for name in contenders
+        name: off(candidates[name](), candidates["compute"]())
+        for name in candidates
         if name not in {"compute", "nccl", "pulls"}
         and not name.startswith("both")
-        and "compute" in contenders
+        and "compute" in candidates
     }
-    times: dict[str, list[float]] = {name: [timed(call, 2)] for name, call in contenders.items()}
+    times: dict[str, list[float]] = {name: [timed(call, 2)] for name, call in candidates.items()}
     order = random.Random(case.tokens)
     for _ in range(options.rounds):
-        for name in order.sample(list(contenders), len(contenders)):
+        for name in order.sample(list(candidates), len(candidates)):
             time.sleep(REST)
             calls = max(2, min(20, int(30 / max(times[name][0], 0.05))))
-            times[name].append(timed(contenders[name], calls))
+            times[name].append(timed(candidates[name], calls))
     times = {name: found[1:] for name, found in times.items()}
     medians = {name: statistics.median(found) for name, found in times.items()}
-    tell({"case": asdict(case), "named": str(case), "ms": medians, "off": difference,
+    report({"case": asdict(case), "named": str(case), "ms": medians, "off": difference,
           "chosen": bench.chosen(), "spread": {n: [min(f), max(f)] for n, f in times.items()},
           "tflops": case.flops / 1e9 / medians["compute"] if "compute" in medians else None,
           "efficiency": efficiencies(times)})  # fmt: skip
 
 
 def efficiencies(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Of whatever overlaps, against the kernel and NCCL in turn: lower quartile, median, upper."""
+    """Overlap efficiency of each overlapped candidate: lower quartile, median, upper quartile."""
     if not {"compute", "nccl"} <= times.keys():
         return {}
     return {
@@ -292,8 +292,8 @@ def efficiencies(times: dict[str, list[float]]) -> dict[str, list[float]]:
     }
 
 
-def moments(case: Case, context: Any, options: argparse.Namespace, tell: Callable) -> None:
-    """When, in milliseconds from the start of a call in 2 steps, each part of it was done."""
+def moments(case: Case, context: Any, options: argparse.Namespace, report: Callable) -> None:
+    """A timeline of a call in 2 steps: when each part was done, in milliseconds from its start."""
     from tlmatrix_kernels.distributed.attention import exchange
 
     bench = Bench(case, context, getattr(torch, options.dtype))
@@ -309,7 +309,7 @@ def moments(case: Case, context: Any, options: argparse.Namespace, tell: Callabl
     def barrier(*arguments: Any) -> None:
         mark("copied")
         real_barrier(*arguments)
-        mark("met")
+        mark("barrier")
 
     def write_flag(*arguments: Any) -> None:
         real_flag(*arguments)
@@ -329,19 +329,19 @@ def moments(case: Case, context: Any, options: argparse.Namespace, tell: Callabl
         torch.cuda.synchronize()
     start = marks[0][1]
     found = {name: slowest(start.elapsed_time(event)) for name, event in marks[1:]}
-    tell({"moments": found, "named": str(case)})
+    report({"moments": found, "named": str(case)})
 
 
-def rank_main(rank: int, world: int, port: int, options: argparse.Namespace, told: Any) -> None:
-    """One rank, from its start to its end."""
+def rank_main(rank: int, world: int, port: int, options: argparse.Namespace, messages: Any) -> None:
+    """The main function of one rank."""
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_NVLS_ENABLE="0",
         TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
     )  # fmt: skip
 
-    def tell(what: dict) -> None:
+    def report(what: dict) -> None:
         if rank == 0 or "failed" in what or "died" in what:
-            told.put({"rank": rank, **what})
+            messages.put({"rank": rank, **what})
 
     try:
         from tlmatrix_kernels.distributed import create_context
@@ -356,19 +356,19 @@ def rank_main(rank: int, world: int, port: int, options: argparse.Namespace, tol
             for mask in options.masks:
                 for tokens in options.tokens:
                     case = Case(world, tokens, options.heads, kv_heads, mask == "causal")
-                    measure(case, context, options, tell)
+                    measure(case, context, options, report)
                     if tokens == max(options.tokens):
-                        moments(case, context, options, tell)
+                        moments(case, context, options, report)
         dist.barrier()
-        tell({"done": True})
+        report({"done": True})
         dist.destroy_process_group()
     except BaseException:
-        tell({"died": traceback.format_exc()[-3000:]})
+        report({"died": traceback.format_exc()[-3000:]})
         raise
 
 
 def variants(options: argparse.Namespace, world: int) -> list[tuple]:
-    """The kernels that all cases need: (name of the factory, what it is called with)."""
+    """The kernels that all cases need: (factory name, arguments)."""
     from tlmatrix_kernels.distributed.attention.plan import plan_for
     from tlmatrix_kernels.distributed.attention.shards import Sharding
 
@@ -384,10 +384,10 @@ def variants(options: argparse.Namespace, world: int) -> list[tuple]:
             launches = [launch for step in plan.steps for launch in step.launches]
             if plan.in_one_launch:
                 causal = any(launch.causal for launch in launches)
-                found["forward_on_arrival", dtype, *shape, causal] = None
+                found["overlapped_forward", dtype, *shape, causal] = None
             for place, launch in enumerate(launches):
                 last = dtype if place == len(launches) - 1 else "float32"
-                name = "forward_again" if place else "forward"
+                name = "forward_continued" if place else "forward"
                 found[name, dtype, last, *shape, launch.causal] = None
                 if options.backward:
                     found["key_sums", dtype, *shape, launch.causal] = None
@@ -396,7 +396,7 @@ def variants(options: argparse.Namespace, world: int) -> list[tuple]:
 
 
 def build(name: str, *arguments: Any) -> float:
-    """Compile one kernel, which the cache on disk then has; the seconds it took."""
+    """Compile one kernel into the disk cache; returns the seconds it took."""
     from tlmatrix_kernels.distributed.attention import arrival, kernels
 
     begin = time.monotonic()
@@ -405,21 +405,21 @@ def build(name: str, *arguments: Any) -> float:
 
 
 def build_all(needed: list[tuple], limit: float) -> None:
-    """Compile side by side, before there are ranks that would each do it."""
+    """Compile kernels in parallel, before the ranks start."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(needed), os.cpu_count() or 1), mp_context=spawn) as pool:
         jobs = {pool.submit(build, *each): each for each in needed}
         try:
             for job in as_completed(jobs, timeout=limit):
-                told = f"{job.result():.0f} s" if job.exception() is None else job.exception()
-                print(f"  {' '.join(map(str, jobs[job]))}: {told}", flush=True)
+                outcome = f"{job.result():.0f} s" if job.exception() is None else job.exception()
+                print(f"  {' '.join(map(str, jobs[job]))}: {outcome}", flush=True)
         except TimeoutError:
-            print(f"! compiling took more than {limit:.0f} s; ranks do the rest", flush=True)
+            print(f"! compiling exceeded {limit:.0f} s; the ranks compile the rest", flush=True)
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def show(what: dict) -> None:
-    """A result as lines of text."""
+    """Print a result."""
     if "failed" in what:
         print(f"! rank {what['rank']}: {what['failed']} failed: {what['error']}", flush=True)
     elif "died" in what:
@@ -441,9 +441,9 @@ def show(what: dict) -> None:
 
 
 def main() -> None:
-    """Start the ranks, and print what they tell."""
+    """Start the ranks, and print their results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--world", type=int, default=0, help="GPUs; all there are by default")
+    parser.add_argument("--world", type=int, default=0, help="number of GPUs; by default all")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768])
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, nargs="+", default=[8, 32])
@@ -458,7 +458,7 @@ def main() -> None:
     options = parser.parse_args()
     world = options.world or torch.cuda.device_count()
     if world < 2 or torch.cuda.device_count() < world:
-        parser.error(f"{max(world, 2)} GPUs are needed, there are {torch.cuda.device_count()}")
+        parser.error(f"needs {max(world, 2)} GPUs, found {torch.cuda.device_count()}")
     begin = time.monotonic()
     needed = variants(options, world)
     print(f"compiling {len(needed)} kernels", flush=True)
@@ -468,9 +468,9 @@ def main() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spawn = multiprocessing.get_context("spawn")
-    told, found, until = spawn.Queue(), [], begin + options.limit
+    messages, found, until = spawn.Queue(), [], begin + options.limit
     ranks = [
-        spawn.Process(target=rank_main, args=(rank, world, port, options, told))
+        spawn.Process(target=rank_main, args=(rank, world, port, options, messages))
         for rank in range(world)
     ]
     for process in ranks:
@@ -478,7 +478,7 @@ def main() -> None:
     try:
         while time.monotonic() < until:
             try:
-                what = told.get(timeout=2)
+                what = messages.get(timeout=2)
             except queue.Empty:
                 if not any(process.is_alive() for process in ranks):
                     break
@@ -490,7 +490,7 @@ def main() -> None:
             if "done" in what or "died" in what:
                 break
         else:
-            print(f"! stopped: {options.limit} s are over", flush=True)
+            print(f"! stopped: limit of {options.limit} s reached", flush=True)
     finally:
         for process in ranks:
             process.join(5)

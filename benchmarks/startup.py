@@ -1,9 +1,9 @@
-"""How long until something happens: --help, list, collecting, the first cases of a huge matrix.
+"""Startup latency: --help, list, test collection, and the first cases of a huge matrix.
 
     python benchmarks/startup.py [--repeat 3]
 
-Each line is the best of `--repeat` runs in fresh processes, interpreter start included, except
-the last two, which run in this one. "of" is the target.
+Each line is the best of `--repeat` runs in fresh processes, including interpreter startup, except
+the last two, which run in this process. "of" is the target.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ tiers: {quick: product}
 
 
 def main() -> None:
-    """Print a row a measurement."""
+    """Print one row per measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=3)
     repeat = parser.parse_args().repeat
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def numbers(count: int) -> str:
-    """A flow sequence of different sizes."""
+    """A YAML flow sequence of the numbers from 1 to `count`."""
     return "[" + ", ".join(str(value) for value in range(1, count + 1)) + "]"
 
 
@@ -85,7 +85,7 @@ def command(module: str, *arguments: str) -> float:
 
 
 def first(text: str) -> float:
-    """Seconds until a hundred cases are there."""
+    """Seconds until the first hundred cases are generated."""
     spec = parse_spec(text)
     begin = time.perf_counter()
     assert len(list(islice(expand(spec).cases, 100))) == 100
@@ -93,7 +93,7 @@ def first(text: str) -> float:
 
 
 def counted(text: str) -> float:
-    """Seconds until it is known how many cases there are."""
+    """Seconds until the cases are counted."""
     spec = parse_spec(text)
     begin = time.perf_counter()
     assert expand(spec).count() == 1_000_000

@@ -1,14 +1,14 @@
-"""What a sliding window and a sink cost on a GPU, and which tiles suit a window.
+"""Cost of sliding windows and sinks on a GPU, and tile sizes for windows.
 
     python benchmarks/windows.py [--seqlen 16384] [--head-dim 64] [--rounds 15]
 
-Kernels are compiled side by side first; TileLang's cache on disk hands them over. Then the dense
-forward kernel alone, bfloat16, causal, 64 query heads on 8 kv heads, with a sink (as in gpt-oss)
-and without, in the tiles that `kernels/attention/tiles.py` chooses and in others. A row is
-a window; operations are those of the pairs it lets see, so a kernel whose time were in proportion
-to them would have one figure in all rows. "pairs" is what the chosen tiles compute of what is seen:
-the rest of the tiles at the edges of the window is masked away. Times are medians of device events,
-the candidates called in turn.
+Times the dense forward kernel, bfloat16, causal, 64 query heads on 8 kv heads, with a sink (as in
+gpt-oss) and without, with the tiles that `kernels/attention/tiles.py` selects and with others. One
+row per window. TFLOP/s count the visible pairs only, so a kernel whose time is proportional to them
+has the same figure in all rows. "pairs" is the ratio of computed pairs to visible pairs with the
+selected tiles; the difference is masked at the edges of the window. Times are medians of CUDA
+events, with the candidates interleaved. Kernels are compiled first, in parallel processes, into
+TileLang's disk cache.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("no GPU here, and nothing else is worth timing")
+        parser.error("needs a GPU, found none")
     others = {
         f"{tiles.queries}x{tiles.keys}, {tiles.stages}, {tiles.threads}": tiles for tiles in OTHERS
     }
@@ -64,10 +64,10 @@ def main() -> None:
         chosen = chosen_tiles(given.head_dim, windowed=window is not None)
         named = dict(zip(columns, (chosen, chosen, *OTHERS), strict=True))
         calls = candidates(given.seqlen, given.head_dim, window, named)
-        times = in_turn(calls, given.rounds)
-        pairs = seen(given.seqlen, window)
+        times = timed(calls, given.rounds)
+        pairs = visible_pairs(given.seqlen, window)
         operations = 4 * pairs * HEADS * given.head_dim
-        share = computed(given.seqlen, window, chosen) / pairs
+        share = computed_pairs(given.seqlen, window, chosen) / pairs
         cells = [f"{operations / ms / 1e9:.0f} ({ms:.3f})" for ms in times.values()]
         table.add_row(str(window or "none"), f"{share:.2f}", *cells)
     console = Console(width=140)
@@ -76,12 +76,12 @@ def main() -> None:
 
 
 def chosen_tiles(dim: int, *, windowed: bool) -> Tiles:
-    """What the kernels choose by themselves."""
+    """The tiles that the kernels select."""
     return tiles_for(dim, dim, windowed=windowed).forward
 
 
 def build(dim: int, windowed: bool, sink: bool, tiles: Tiles) -> Callable[..., object]:
-    """The forward kernel, compiled."""
+    """The compiled forward kernel."""
     static = ("bshd", "bfloat16", HEADS // KV_HEADS, dim, dim, True, windowed)
     if sink:
         return dense.forward_with_sink(*static, "float32", tiles)
@@ -89,8 +89,8 @@ def build(dim: int, windowed: bool, sink: bool, tiles: Tiles) -> Callable[..., o
 
 
 def compile_all(dim: int) -> None:
-    """Compile every kernel that is timed, as many at once as there are cores."""
-    # A process that has used the GPU must not be forked.
+    """Compile every timed kernel, in parallel."""
+    # CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         begun = []
@@ -111,7 +111,7 @@ def _compiled(dim: int, windowed: bool, sink: bool, tiles: Tiles) -> None:
 def candidates(
     seqlen: int, dim: int, window: int | None, named: dict[str, Tiles]
 ) -> dict[str, Callable[[], object]]:
-    """The forward kernel in each of the tiles, its arguments bound."""
+    """Calls of the forward kernel with each of the tiles."""
 
     def tensor(heads: int) -> torch.Tensor:
         return torch.randn(1, seqlen, heads, dim, device="cuda", dtype=torch.bfloat16)
@@ -129,23 +129,23 @@ def candidates(
     return calls
 
 
-def seen(seqlen: int, window: int | None) -> int:
-    """The (query, key) pairs of one head that a causal mask with the window lets through."""
+def visible_pairs(seqlen: int, window: int | None) -> int:
+    """The number of visible (query, key) pairs of one head."""
     window = min(window or seqlen, seqlen)
     return window * (window + 1) // 2 + (seqlen - window) * window
 
 
-def computed(seqlen: int, window: int | None, tiles: Tiles) -> int:
-    """The pairs of the tiles that a block of each tile of queries walks over."""
+def computed_pairs(seqlen: int, window: int | None, tiles: Tiles) -> int:
+    """The number of pairs in the tiles that the kernel computes."""
     total = 0
-    for end in range(seqlen, 0, -tiles.queries):  # cut from the end, as the kernels do
+    for end in range(seqlen, 0, -tiles.queries):  # counted from the end, as in the kernels
         first = max(end - tiles.queries - (window or seqlen) + 1, 0) // tiles.keys
         total += tiles.queries * tiles.keys * (-(-end // tiles.keys) - first)
     return total
 
 
-def in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median milliseconds of each call; one of each a round, after three to warm up."""
+def timed(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each call, interleaved, after three warm-up rounds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for each in range(rounds + 3):
         for name, call in calls.items():

@@ -1,14 +1,14 @@
-"""Where in memory kernels take their tensors from."""
+"""Alignment of the tensors that kernels load."""
 
 import torch
 
-__all__ = ["ALIGNMENT", "ready"]
+__all__ = ["ALIGNMENT", "aligned"]
 
 ALIGNMENT = 16
-"""Bytes: the copy engine, and a thread's widest load, read from multiples of it."""
+"""Bytes. TMA and the widest load of a thread (128 bits) need addresses that are multiples of it."""
 
 
-def ready(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as kernels take it: contiguous and aligned, copied if it is not."""
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor contiguous and 16-byte aligned; copies it only if it is not."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

@@ -1,4 +1,4 @@
-"""Dtypes of PyTorch by the names that TileLang has for them."""
+"""Names of PyTorch dtypes in TileLang."""
 
 import torch
 
@@ -6,5 +6,5 @@ __all__ = ["dtype_name"]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The dtype as TileLang and people spell it: float16 for torch.float16."""
+    """The TileLang name of a dtype, e.g. float16 for torch.float16."""
     return str(dtype).removeprefix("torch.")

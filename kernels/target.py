@@ -1,4 +1,4 @@
-"""The GPU that kernels are compiled for, as far as their tiles depend on it."""
+"""Compute capability and multiprocessor count of the target, for the choice of tiles."""
 
 import functools
 
@@ -8,16 +8,16 @@ from tilelang.backend.target import determine_target
 
 __all__ = ["BLACKWELL", "HOPPER", "capability", "multiprocessors"]
 
-# What tiles are tuned for first; meant where nothing is being compiled, in benchmarks and tests.
+# Compute capabilities. Without a GPU and outside of compilation, tiles are chosen for HOPPER.
 HOPPER = 90
 BLACKWELL = 100
 
 
 def capability():
-    """The compute capability of the target in force: 80 for sm_80, 90 for sm_90a, 100 for sm_100a.
+    """The compute capability of the current target: 80 for sm_80, 90 for sm_90a, 100 for sm_100a.
 
-    While a kernel is traced that is the architecture it is traced for; outside of that the GPU of
-    this machine, and Hopper where there is none.
+    While a kernel is traced, this is the architecture that the kernel is compiled for. Otherwise it
+    is that of the current GPU, or Hopper's if there is no GPU.
     """
     target = tvm.target.Target.current(allow_none=True)
     if target is None:
@@ -27,7 +27,7 @@ def capability():
 
 @functools.cache
 def _of_device(_number):
-    """Of the current GPU, whose number that is; looking takes as long as launching a kernel."""
+    """The capability of the current GPU; `_number`, its index, is the cache key."""
     try:
         return _of_target(determine_target("auto", return_object=True))
     except ValueError:  # there is no GPU
@@ -38,12 +38,12 @@ def _of_target(target):
     return int(str(target.attrs["arch"]).removeprefix("sm_").rstrip("af"))
 
 
-# Of a device that is no GPU: those of an A100, an H100 and a B200.
+# By compute capability, if there is no GPU: A100, H100 and B200.
 MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors a GPU has; those of the target in force where there is none."""
+    """The number of multiprocessors of a GPU; without a GPU, that of the current target."""
     if device.type == "cuda" and torch.cuda.is_available():
         return _processors(device)
     return MULTIPROCESSORS.get(capability(), MULTIPROCESSORS[HOPPER])

@@ -1,7 +1,7 @@
-"""Atomics as kernels use them: sums into memory in any order of its elements, and single cells.
+"""Operators that test a compiler's atomics: sums into annotated layouts, and single cells.
 
-No algorithm needs these operators: they are the smallest kernels that show whether a compiler gets
-atomics right, on which the gradients of `attention` rely.
+No model needs them. They are the smallest kernels that use atomics the way the backward pass of
+`attention` does.
 """
 
 from tlmatrix_kernels.atomics.cells import atomic_cells

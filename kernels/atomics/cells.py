@@ -1,24 +1,24 @@
-"""Atomics on single cells: how many meet at one, in which memory order, and what they found there.
+"""Atomic operations on single cells: contention, memory orders and returned previous values.
 
-`count` operations are done on `cells`, operation i on cell ``i % len(cells)``. Their order is not
-determined, and so neither is which of them finds which previous value. What is determined:
+The kernel runs `count` operations on `cells`; operation i works on cell ``i % len(cells)``. Their
+order is not determined, so neither is which operation returns which previous value. Determined are:
 
-==========  =========================  ========================================================
-operation   cells                      found, of what the operations of a cell found there
-==========  =========================  ========================================================
-add         start + number of them     all of it, sorted: start, start + 1, ... (each adds 1)
-max         largest, start included    the smallest: start, which the first of them found
-min         smallest, start included   the largest: start
-or          all bits                   nothing: the operation returns nothing
-load        start                      what each loaded: start
-store       the one value stored       nothing
-==========  =========================  ========================================================
+==========  =======================  ==========================================================
+operation   cells                    found: previous values of a cell, reduced
+==========  =======================  ==========================================================
+add         start + operations       all, sorted: start, start + 1, ... (each operation adds 1)
+max         maximum with start       the minimum, which is start
+min         minimum with start       the maximum, which is start
+or          bitwise or with start    empty: the operation returns nothing
+load        start                    the loaded value of each operation, which is start
+store       the stored value         empty
+==========  =======================  ==========================================================
 
-Operations without previous values find nothing, either; then `found` is empty.
+`found` is empty if previous values are not requested.
 
-x and found are [count], cells [cells], all as usual in memory. A block is 64 threads with one
-operation each: few, so that operations meet within a warp, between the two warps of a block and
-between blocks. Their count is symbolic; the number of cells is part of the kernel, as a modulus.
+x and found are [count], cells [cells], all contiguous. A block has 64 threads with one operation
+each, so that operations contend within a warp, between the two warps of a block and between blocks.
+`count` is symbolic; the number of cells is a compile-time constant.
 """
 
 import tilelang
@@ -35,14 +35,14 @@ ACCEPTED = {
     "load": ("relaxed", "consume", "acquire", "seq_cst"),
     "store": ("relaxed", "release", "seq_cst"),
 }
-"""Of the others all, and None."""
+"""Accepted memory orders; the other operations accept all of `ORDERS`, and None."""
 DTYPES = (torch.int32, torch.float32, torch.float16, torch.bfloat16)
 THREADS = 64
 
 
 @tilelang.jit
 def operate(operation, dtype, memory_order, cells_count):
-    """Build the kernel of operations that return nothing."""
+    """Build the kernel of operations without a return value."""
     count = T.dynamic("count")
 
     @T.prim_func
@@ -67,7 +67,7 @@ def operate(operation, dtype, memory_order, cells_count):
 
 @tilelang.jit
 def operate_and_find(operation, dtype, memory_order, cells_count):
-    """Build the kernel of operations that return what they found."""
+    """Build the kernel of operations that return the previous value."""
     count = T.dynamic("count")
 
     @T.prim_func
@@ -106,23 +106,23 @@ def atomic_cells(
     memory_order: str | None = None,
     previous: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do one operation for each element of x, on the cell of its number modulo their number.
+    """Run one atomic operation for each element of x, on cell ``i % len(start)``.
 
     Args:
-        x: [count], the operands; `add` adds 1 instead, `store` stores those of the first cells.
-        start: [cells], what the cells hold before, of the dtype of x.
-        operation: add, max, min, or (int32), load or store.
-        memory_order: relaxed, consume, acquire, release, acq_rel or seq_cst, as far as TileLang
-            accepts it for the operation; None for its default, not for load and store.
-        previous: whether operations return what they found; a load always does.
+        x: [count], the operands. `add` ignores them and adds 1; `store` to cell c stores x[c].
+        start: [cells], the initial values, in the dtype of x.
+        operation: add, max, min, or (int32 only), load or store.
+        memory_order: relaxed, consume, acquire, release, acq_rel or seq_cst, if TileLang accepts it
+            for the operation; None for TileLang's default (not for load and store).
+        previous: whether operations return the previous value; a load always does.
 
     Returns:
-        cells [cells], and what is determined of what was found (see the module): of `add` [count],
-        each cell's sorted and the cells in turn; of `max` and `min` one a cell, of those with an
-        operation; of `load` [count]; else [0].
+        cells [cells], and the determined part of the previous values (see the module): of `add`
+        [count], sorted within each cell, cell after cell; of `max` and `min` [min(cells, count)];
+        of `load` [count]; otherwise [0].
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     _check(x, start, operation, memory_order, previous)
     cells = start.clone()
@@ -162,6 +162,6 @@ def _check(x, start, operation, memory_order, previous) -> None:
             f"got {memory_order!r}"
         )
     if operation == "or" and x.dtype != torch.int32:
-        raise ValueError(f"x must be int32 where operation is or, got {x.dtype}")
+        raise ValueError(f"x must be int32 for operation or, got {x.dtype}")
     if previous and operation in ("or", "store"):
-        raise ValueError(f"previous must be False where operation is {operation}")
+        raise ValueError(f"previous must be False for operation {operation}, got True")

@@ -1,32 +1,34 @@
-"""A sum by atomics into memory whose elements an annotated layout puts in another order.
+"""Reduction by atomics into global memory with an annotated layout.
 
-parts [parts, rows, columns] are added up to total [rows, columns]: a block takes a tile of one
-part to shared memory and adds it, so that as many blocks as there are parts meet at an element.
-The sum lies in memory as `order` says; a second kernel with the same annotation reads it back.
+`add_parts` reduces x [parts, rows, columns] to total [rows, columns]: each block loads a tile of
+one part into shared memory and adds it atomically, so `parts` blocks contend for each element.
+total is stored in the layout `order`; a second kernel with the same annotation copies it to
+row-major memory.
 
 =========  ==================================================================================
-order      where element (i, j) lies
+order      layout of element (i, j)
 =========  ==================================================================================
-rows       as usual
-pitch      as usual, in rows that are 8 elements longer
-swizzle    units of 8 columns exchanged within 64, by the row: what shared memory is spared
-           bank conflicts with
-quads      as tensor cores leave them: blocks of 16 rows and 8 columns, in which a thread has two
-           columns of two rows (see `attention.reordered`)
+rows       row-major
+pitch      row-major, with rows padded by 8 elements
+swizzle    units of 8 columns XOR-swizzled within 64 columns by i % 8, as in shared memory
+           without bank conflicts
+quads      the accumulator fragments of mma.m16n8: blocks of 16 rows and 8 columns, in which a
+           thread holds two columns of two rows (see `attention.reordered`)
 =========  ==================================================================================
 
-`form` is how the kernel says it: a `tile` at once, with `width` as a wish of the vectors' length;
-an `element` at a time, where the compiler chooses it; or a `vector`, which says it itself. The
-compiler may only put elements into one atomic that are neighbours in memory: up to four of
-float32, on Hopper and later, and two of 16 bits. Tiles are 16 x 64 or parts of it, of 128 threads:
-a block of `quads` and a unit of `swizzle` fit, and small sums have edges in both dimensions.
+`form` is what one `T.atomic_add` covers: a whole `tile`, with `width` as a hint for the vector
+width; an `element`, where the compiler chooses the vector width; or a `vector` of `width` elements.
+One atomic can only cover elements that are contiguous in memory: up to four float32 on Hopper and
+later, and two of 16 bits. Tiles are 16 x 64 or a divisor of it, with 128 threads: a tile then holds
+whole blocks of `quads` and units of `swizzle`, and small sums have partial tiles in both
+dimensions.
 """
 
 import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix_kernels.alignment import ready
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = ["atomic_add_layout"]
@@ -35,18 +37,18 @@ ORDERS = ("rows", "pitch", "swizzle", "quads")
 FORMS = ("tile", "element", "vector")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 THREADS = 128
-# Rows and columns of the sum are rounded up to these, by which each order is whole.
+# Rows and columns of the sum are padded to multiples of these, for which every layout is complete.
 ROWS, COLUMNS = 16, 64
 PITCH = 8
 
 
 def layout_of(order, shape):
-    """The layout of a sum of that shape."""
+    """The `T.Layout` of a sum of the shape."""
     place = {
         "rows": lambda i, j: [i, j],
         "pitch": lambda i, j: [i, j],
-        # Within 64 columns: of (j // 8 ^ i % 8) the compiler takes the next power of two of units
-        # for the bound, and with 24 of them would lay rows out beyond what is allocated.
+        # Swizzled within 64 columns: the compiler bounds (j // 8 ^ i % 8) by the next power of two,
+        # so with 24 units in a row the layout would exceed the allocation.
         "swizzle": lambda i, j: [i, j // 64, (j % 64 // 8 ^ i % 8) * 8 + j % 8],
         "quads": lambda i, j: [i // 16, j // 8, i % 8 * 4 + j % 8 // 2, i % 16 // 8 * 2 + j % 2],
     }[order]
@@ -54,14 +56,14 @@ def layout_of(order, shape):
 
 
 def sum_shape(order, rows, columns):
-    """The shape of the sum: whole tiles, and the longer rows of `pitch`."""
+    """The padded shape of the sum in memory, including the longer rows of `pitch`."""
     shape = (-(-rows // ROWS) * ROWS, -(-columns // COLUMNS) * COLUMNS)
     return (shape[0], shape[1] + PITCH) if order == "pitch" else shape
 
 
 @T.macro
 def add_tile(total, tile, row, column, form, width):
-    """Add a shared tile to the sum from `row` and `column` on."""
+    """Atomically add a shared tile to `total` at [row, column]."""
     rows, columns = tile.shape
     if form == "tile":
         T.atomic_add(
@@ -82,7 +84,7 @@ def add_tile(total, tile, row, column, form, width):
 
 @tilelang.jit
 def add_parts(dtype, order, form, width, rows, columns, tile_rows, tile_columns):
-    """Build the kernel that adds parts to the sum, which starts as zeros."""
+    """Build the kernel that reduces x [parts, rows, columns] to total, which must be zero."""
     parts = T.dynamic("parts")
     shape = sum_shape(order, rows, columns)
 
@@ -102,7 +104,7 @@ def add_parts(dtype, order, form, width, rows, columns, tile_rows, tile_columns)
 
 @tilelang.jit
 def read_sum(dtype, order, rows, columns):
-    """Build the kernel that copies the sum to where its elements lie as usual."""
+    """Build the kernel that copies total from its layout to row-major out [rows, columns]."""
     shape = sum_shape(order, rows, columns)
 
     @T.prim_func
@@ -127,22 +129,22 @@ def atomic_add_layout(
     width: int = 4,
     tile: tuple[int, int] = (ROWS, COLUMNS),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum over the first dimension, added up with atomics in memory of another order.
+    """Sum over the first dimension, reduced by atomics in memory of the given layout.
 
     Args:
         x: [parts, rows, columns]; float32, float16 or bfloat16.
-        order: how the sum lies in memory: rows, pitch, swizzle or quads (see the module).
-        form: what the kernel adds at a time: tile, element or vector.
-        width: elements of a vector, 1, 2 or 4; `element` leaves it to the compiler.
-        tile: rows and columns of a block: divisors of 16 and 64, so that no tile reaches out of
-            the sum.
+        order: layout of the sum in memory: rows, pitch, swizzle or quads (see the module).
+        form: what one atomic add covers: tile, element or vector.
+        width: vector width in elements, 1, 2 or 4; ignored for `element`.
+        tile: rows and columns of a block's tile, divisors of 16 and 64, so that no tile exceeds the
+            padded sum.
 
     Returns:
-        total [rows, columns] in the dtype of x, in which it was added up; and the memory
-        [elements] that it was added up in, in its order there.
+        total [rows, columns] in the dtype of x, which is also the accumulator's; and the
+        accumulator [elements] in its memory order.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     _check(x, order, form, width, tile)
     _, rows, columns = x.shape
@@ -152,7 +154,7 @@ def atomic_add_layout(
         return out, total.flatten()
     dtype = dtype_name(x.dtype)
     if x.numel():
-        add_parts(dtype, order, form, width, rows, columns, *tile)(ready(x), total)
+        add_parts(dtype, order, form, width, rows, columns, *tile)(aligned(x), total)
     read_sum(dtype, order, rows, columns)(total, out)
     return out, total.flatten()
 
@@ -168,8 +170,8 @@ def _check(x, order, form, width, tile) -> None:
     if width not in (1, 2, 4):
         raise ValueError(f"width must be 1, 2 or 4, got {width!r}")
     if form == "vector" and width == 1:
-        raise ValueError("width must be 2 or 4 where form is vector, got 1")
+        raise ValueError("width must be 2 or 4 for form vector, got 1")
     if form == "vector" and width == 4 and order == "quads":
-        raise ValueError("width must be 2 where vectors are added in quads: 4 are not neighbours")
+        raise ValueError("width must be 2 for form vector in order quads, got 4: not contiguous")
     if len(tile) != 2 or ROWS % tile[0] or COLUMNS % tile[1]:
         raise ValueError(f"tile must divide ({ROWS}, {COLUMNS}), got {tuple(tile)}")

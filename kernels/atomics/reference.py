@@ -1,4 +1,4 @@
-"""What the atomics must come to, in plain PyTorch."""
+"""PyTorch references of the operators in `atomics`."""
 
 import torch
 
@@ -6,7 +6,7 @@ __all__ = ["cells_after", "sum_of_parts"]
 
 
 def sum_of_parts(x: torch.Tensor, order: str = "rows") -> tuple[torch.Tensor, torch.Tensor]:
-    """What `atomic_add_layout` returns: the parts added one after the other in the dtype of x."""
+    """Reference of `atomic_add_layout`: adds the parts one after another in the dtype of x."""
     _, rows, columns = x.shape
     total = x.new_zeros(rows, columns)
     for part in x:
@@ -15,13 +15,13 @@ def sum_of_parts(x: torch.Tensor, order: str = "rows") -> tuple[torch.Tensor, to
     whole[:rows, :columns] = total
     if order == "pitch":
         return total, torch.nn.functional.pad(whole, (0, 8)).flatten()
-    if order == "swizzle":  # unit u of row i lies where unit u ^ (i % 8) lay
+    if order == "swizzle":  # unit u of row i moves to unit u ^ (i % 8)
         units = whole.unflatten(1, (-1, 8, 8))
         row = torch.arange(len(whole), device=x.device)[:, None] % 8
         from_unit = torch.arange(8, device=x.device) ^ row
         index = from_unit[:, None, :, None].expand_as(units)
         return total, units.gather(2, index).flatten()
-    if order == "quads":  # [blocks, half, 8 rows, blocks of columns, 4 pairs, 2]
+    if order == "quads":  # [row blocks, half, 8 rows, column blocks, 4 pairs, 2]
         parts = whole.unflatten(1, (-1, 4, 2)).unflatten(0, (-1, 2, 8))
         return total, parts.permute(0, 3, 2, 4, 1, 5).flatten()
     return total, whole.flatten()
@@ -30,9 +30,9 @@ def sum_of_parts(x: torch.Tensor, order: str = "rows") -> tuple[torch.Tensor, to
 def cells_after(
     x: torch.Tensor, start: torch.Tensor, operation: str = "add", previous: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `atomic_cells` returns, whatever the order of its operations.
+    """Reference of `atomic_cells`, for any order of its operations.
 
-    It adds ones, each rounded to the dtype of x: in bfloat16 a cell of 256 stays what it is.
+    `add` rounds to the dtype of x after each operation: a bfloat16 cell of 256 stays 256.
     """
     cells, nothing = start.clone(), x.new_empty(0)
     count, operands = len(start), [x[cell :: len(start)] for cell in range(len(start))]

@@ -1,19 +1,20 @@
 """Softmax attention, dense and packed, forward and backward, in TileLang.
 
 ========================  =====================================================================
-`operators`               the two autograd operators: what to call
-`validate`                what they accept
+`operators`               the two autograd operators: the public API
+`validate`                argument checks
+`cu_seqlens`              host copies of cu_seqlens
 `dense`, `packed`         the kernels: signatures and grids
-`forward`, `backward`     what a block of a kernel computes: the algorithm
-`softmax`                 the online softmax of a tile of queries, and how a sink starts it
-`combine`, `reordered`    the backward post-passes, and a sum of dq in an order of its own
+`forward`, `backward`     the algorithm of one thread block
+`softmax`                 online softmax, and the initial state with or without a sink
+`combine`, `reordered`    backward post-passes; the dq accumulator in MMA fragment order
 `sink`                    the gradient of the sinks
-`masks`                   which query sees which key
-`rows`                    where the rows of a sequence lie in memory
+`masks`                   the causal and window mask
+`rows`                    the memory layout of a sequence
 `tiles`, `options`        tile sizes and compiler options, with their reasons
-`sm100`                   the same on Blackwell: an operator of its own
-`padded`                  packed attention of padded tensors with masks: an operator of its own
-`decode`                  one query against many keys, cached or in pages: operators of its own
+`sm100`                   dense attention on Blackwell: an operator of its own
+`padded`                  attention of padded tensors with masks: an operator of its own
+`decode`                  one query per sequence against cached or paged keys: two operators
 ========================  =====================================================================
 """
 

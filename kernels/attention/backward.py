@@ -1,45 +1,43 @@
-"""The backward pass of one block, in pieces that the strategies put together.
+"""The backward pass of one thread block, in parts that the strategies combine.
 
 With p = exp(scale * q k^T - lse) recomputed tile by tile, and
 
     delta = rowsum(out * do)                    [queries] float32
-    dp    = do v^T
-    ds    = p * (dp - delta)
+    dp    = do v^T                              [queries, keys]
+    ds    = p * (dp - delta)                    [queries, keys]
 
 the gradients are (FlashAttention-2, Dao, 2023, algorithm 2)
 
     dv = p^T do        dk = scale * ds^T q        dq = scale * ds k
 
-The scale multiplies the float32 sums at the end, so that the 16-bit ds is neither shrunk into
-subnormals nor multiplied element by element.
+The scale multiplies the float32 accumulators at the end, so that the 16-bit ds does not become
+subnormal and no elementwise product is needed.
 
 The *pre-pass* computes delta, and writes it and lse * log2(e) to padded rows (see `rows`). A
-*key block* owns a tile of keys, accumulates their dk and dv, and walks over the tiles of queries
-that see them. It works on transposed tiles, s^T and dp^T [keys, queries], because the
-accumulators' rows are then keys and p^T and ds^T feed the tensor cores from registers. A *query
-block* owns a tile of queries, accumulates their dq, and walks over tiles of keys.
+*key block* owns a tile of keys, accumulates their dk and dv, and iterates over the tiles of queries
+that attend to them. It uses transposed tiles s^T and dp^T [keys, queries]: the rows of its
+accumulators are keys, and p^T and ds^T are MMA operands in registers. A *query block* owns a tile
+of queries, accumulates their dq, and iterates over tiles of keys.
 
 =========== ===============================================================================
-strategy    what runs
+strategy    kernels
 =========== ===============================================================================
-`atomic`    a key block for each query head: it adds its share of dq, and the heads of a group
-            their dk and dv, with float32 atomics; then a cast. Fewest products (5); the order
-            of the additions, and so the last bits, differ from run to run.
-`split`     a key block for each query head keeps dk and dv apart, in float32, summed over the
-            group afterwards; query blocks compute dq. Two products more, but every sum has
-            one order: the same bits every time.
-`grouped`   a key block for each kv head walks over all query heads of the group, one after the
-            other, and stores dk and dv once; query blocks compute dq. As `split`, with nothing
-            left to sum, but with fewer and longer blocks: for much work, not for little.
-`reordered` key blocks as in `grouped`, so with one order of the sums dk and dv, which also add
-            their share of dq, with float32 atomics of four elements each, to a sum in an order
-            of its own (see `reordered`); then a pass that restores the order of q. 5 products;
-            of dq the last bits differ from run to run.
+`atomic`    One key block per query head. It adds its part of dq, and the heads of a group add
+            dk and dv, with float32 atomics; a post-pass casts. 5 GEMMs, the fewest; the order
+            of the additions, and so the last bits, vary from run to run.
+`split`     One key block per query head stores float32 dk and dv, which a post-pass sums over
+            the group; query blocks compute dq. 7 GEMMs, bitwise reproducible.
+`grouped`   One key block per kv head iterates over the query heads of the group and stores
+            dk and dv once; query blocks compute dq. Like `split` without the post-pass, but
+            with fewer, longer blocks: faster for large problems only.
+`reordered` Key blocks as in `grouped`, so dk and dv are reproducible. They add dq with float32
+            atomics of four elements to an accumulator in MMA fragment order (see `reordered`);
+            a post-pass restores the layout of q. 5 GEMMs; the last bits of dq vary.
 =========== ===============================================================================
 
-A masked pair, and a row beyond its sequence, is selected away in p and in dp, never multiplied
-away: what was read there may be huge, and its product infinite. lse is -inf in a row that sees
-no key; all pairs of such a row are masked.
+p and dp of masked pairs, and of rows past the end of the sequence, are set to 0 by select and not
+by multiplication: what such a row reads may be huge, and its product infinite. lse is -inf in a row
+with no visible key; all pairs of such a row are masked.
 """
 
 from dataclasses import dataclass
@@ -47,27 +45,27 @@ from dataclasses import dataclass
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.reordered import add_tile
-from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.rows import bind_rows
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
 
 __all__ = [
     "KeyGradients",
-    "blank_key_block",
-    "blank_query_block",
     "key_block",
     "load_statistic",
     "prepare_block",
     "query_block",
+    "zero_key_block",
+    "zero_query_block",
 ]
 
 
 @T.macro
 def prepare_block(out, do, lse, row_lse, row_delta, queries, query, head, rows, head_dim_v):
-    """The pre-pass of `rows` queries from `query`: padded rows beyond the sequence become 0.
+    """The pre-pass of `rows` queries from `query`; padded rows past the sequence become 0.
 
-    The columns are added in steps of 32: the compiler finds a layout for a tile of threads and
-    elements only where its width is a power of two.
+    Sums columns in steps of 32: TileLang only infers a layout for a fragment [rows, width] if the
+    width is a power of two.
     """
     step = 32
     product = T.alloc_fragment([rows, step], "float32")
@@ -75,27 +73,28 @@ def prepare_block(out, do, lse, row_lse, row_delta, queries, query, head, rows, 
     T.clear(product)
     for part in T.serial(T.ceildiv(head_dim_v, step)):
         for i, d in T.Parallel(rows, step):
-            if T.And(queries.holds(query + i), part * step + d < head_dim_v):
+            if T.And(queries.contains(query + i), part * step + d < head_dim_v):
                 here = queries.index(head, query + i, part * step + d)
                 product[i, d] += T.cast(out[here], "float32") * T.cast(do[here], "float32")
     T.reduce_sum(product, total, dim=1)
     for i in T.Parallel(rows):
         row_delta[queries.padded_statistic(head, query + i)] = T.if_then_else(
-            queries.holds(query + i), total[i], 0.0
+            queries.contains(query + i), total[i], 0.0
         )
     for i in T.Parallel(rows):
         row_lse[queries.padded_statistic(head, query + i)] = T.if_then_else(
-            queries.holds(query + i), lse[queries.statistic(head, query + i)] * LOG2_E, 0.0
+            queries.contains(query + i), lse[queries.statistic(head, query + i)] * LOG2_E, 0.0
         )
 
 
 @dataclass(frozen=True)
 class KeyGradients:
-    """Where a key block's results go.
+    """The outputs of a key block.
 
-    dk and dv are [parts, ...], of which the block writes `part`, and `heads` query heads
-    contribute to it; without a `part` they are float32 sums like k and v. `dq` is a float32 sum
-    too, if there is one: like q, or `reordered`. All sums start as zeros.
+    dk and dv are [parts, ...], of which the block writes index `part`; `heads` query heads
+    contribute. With `part` None they are float32 accumulators with the shapes of k and v. `dq`, if
+    not None, is a float32 accumulator with the shape of q, or in fragment order if `reordered`.
+    Accumulators must be zero-initialized.
     """
 
     dk: object
@@ -108,7 +107,7 @@ class KeyGradients:
 
 @T.macro
 def store_key_gradient(gradients, target, index, value):
-    """One element of dk or dv; `index` is that of a k-like tensor."""
+    """Store or add one element of dk or dv; `index` is that of a k-like tensor."""
     if gradients.part is None:
         T.atomic_add(target[index], value)
     else:
@@ -117,30 +116,30 @@ def store_key_gradient(gradients, target, index, value):
 
 @T.macro
 def add_queries(dq_sum, tile, tile_shared, queries, head, query, head_dim, scale):
-    """Add a tile of dq, in registers, to a sum like q; whole ones by the copy engine."""
+    """Add scale * dq [rows, width], a fragment, to `dq_sum`; full tiles by TMA reduction."""
     rows, width = tile.shape
     for i, d in T.Parallel(rows, width):
         tile[i, d] *= scale
-    if tile_shared is not None and queries.fits(query, rows):
+    if tile_shared is not None and queries.can_store_tile(query, rows):
         T.copy(tile, tile_shared)
         T.atomic_add(queries.tile(dq_sum, head, query, rows, width), tile_shared, use_tma=True)
     else:
         for i, d in T.Parallel(rows, width):
-            if T.And(queries.holds(query + i), d < head_dim):
+            if T.And(queries.contains(query + i), d < head_dim):
                 T.atomic_add(dq_sum[queries.index(head, query + i, d)], tile[i, d])
 
 
-def pair_seen(mask, query, key, i, j, transposed):
-    """Whether the pair at i, j of a tile [queries, keys], or its transpose, is not masked."""
-    return mask.sees(query + j, key + i) if transposed else mask.sees(query + i, key + j)
+def pair_visible(mask, query, key, i, j, transposed):
+    """Whether the pair (i, j) of a tile [queries, keys], or of its transpose, is visible."""
+    return mask.visible(query + j, key + i) if transposed else mask.visible(query + i, key + j)
 
 
 @T.macro
-def weigh(a, b, a_v, b_v, s, dp, lse, mask, query, key, scale, tiles, transposed):
-    """Tiles p (in `s`) and dp, 0 where a pair is masked: `a b^T` are scores, `a_v b_v^T` is dp.
+def compute_p_dp(a, b, a_v, b_v, s, dp, lse, mask, query, key, scale, tiles, transposed):
+    """Compute p (in `s`) and dp, both 0 for masked pairs: s = a b^T and dp = a_v b_v^T.
 
-    They are [queries, keys] from `query` and `key` on, or [keys, queries] when transposed; `lse`
-    [queries] is in powers of two.
+    Tiles start at `query` and `key`, and are [queries, keys], or [keys, queries] if `transposed`.
+    `lse` [queries] is in base 2.
     """
     rows, columns = tiles.queries, tiles.keys
     height, width = (columns, rows) if transposed else (rows, columns)
@@ -148,11 +147,13 @@ def weigh(a, b, a_v, b_v, s, dp, lse, mask, query, key, scale, tiles, transposed
     T.gemm(a_v, b_v, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
     for i, j in T.Parallel(height, width):
         s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse[j if transposed else i])
-    if mask.cuts(query, rows, key, columns):
+    if mask.needs_mask(query, rows, key, columns):
         for i, j in T.Parallel(height, width):
-            s[i, j] = T.if_then_else(pair_seen(mask, query, key, i, j, transposed), s[i, j], 0.0)
+            s[i, j] = T.if_then_else(pair_visible(mask, query, key, i, j, transposed), s[i, j], 0.0)
         for i, j in T.Parallel(height, width):
-            dp[i, j] = T.if_then_else(pair_seen(mask, query, key, i, j, transposed), dp[i, j], 0.0)
+            dp[i, j] = T.if_then_else(
+                pair_visible(mask, query, key, i, j, transposed), dp[i, j], 0.0
+            )
 
 
 @T.macro
@@ -160,13 +161,13 @@ def key_block(
     q, k, v, do, row_lse, row_delta, gradients,
     queries, keys, mask, key, head, kv_head, scale, dims, tiles,
 ):  # fmt: skip
-    """Gradients dk and dv of the keys from `key`, from the query heads that begin at `head`.
+    """Compute dk and dv of the tile of keys from `key`, for query heads from `head` on.
 
-    `gradients` says what becomes of them, and how many heads there are. There must be at least
-    one tile of queries that sees the keys.
+    `gradients` holds the outputs and the number of heads. At least one tile of queries must attend
+    to the keys.
     """
-    queries, keys = bound(queries), bound(keys)
-    mask = mask.over(queries.length, keys.length)
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    mask = mask.with_lengths(queries.length, keys.length)
     head_dim, head_dim_v = dims
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
@@ -187,8 +188,8 @@ def key_block(
     dv = T.alloc_fragment([columns, width_v], "float32")
     if gradients.dq is not None:
         dq = T.alloc_fragment([rows, width], "float32")
-        reduces = tiles.reduces and not gradients.reordered
-        dq_shared = T.alloc_shared([rows, width], "float32") if reduces else None
+        tma_reduce = tiles.tma_reduce and not gradients.reordered
+        dq_shared = T.alloc_shared([rows, width], "float32") if tma_reduce else None
         ds_shared = ds if tiles.staged else T.alloc_shared([columns, rows], dtype)
 
     T.copy(keys.tile(k, kv_head, key, columns, width), k_shared)
@@ -197,7 +198,7 @@ def key_block(
     T.clear(dv)
     first, count = mask.query_tiles(key, columns, rows)
     for step in T.Pipelined(count * gradients.heads, num_stages=tiles.stages):
-        # (Truncating: with a floor in every index the compiler takes twice as long.)
+        # Truncated division: floor division in every index doubles the compile time.
         query = (first + (T.truncmod(step, count) if gradients.heads > 1 else step)) * rows
         here = head + (T.truncdiv(step, count) if gradients.heads > 1 else 0)
         T.copy(queries.tile(q, here, query, rows, width), q_shared)
@@ -205,8 +206,8 @@ def key_block(
         T.copy(queries.tile(do, here, query, rows, width_v), do_shared)
         T.copy(queries.padded_tile(row_delta, here, query, rows), delta_shared)
 
-        # p^T and ds^T [keys, queries], in float32 (s, dp) and in 16 bits (p, ds)
-        weigh(
+        # p^T and ds^T [keys, queries], in float32 (s, dp) and in 16 bits (p, ds)...
+        compute_p_dp(
             k_shared, q_shared, v_shared, do_shared, s, dp, lse_shared,
             mask, query, key, scale, tiles, transposed=True,
         )  # fmt: skip
@@ -226,41 +227,42 @@ def key_block(
                 add_queries(gradients.dq, dq, dq_shared, queries, here, query, head_dim, scale)
 
     for i, d in T.Parallel(columns, width):
-        if T.And(keys.holds(key + i), d < head_dim):
+        if T.And(keys.contains(key + i), d < head_dim):
             here = keys.index(kv_head, key + i, d)
             store_key_gradient(gradients, gradients.dk, here, dk[i, d] * scale)
     for i, d in T.Parallel(columns, width_v):
-        if T.And(keys.holds(key + i), d < head_dim_v):
+        if T.And(keys.contains(key + i), d < head_dim_v):
             here = keys.index(kv_head, key + i, d)
             store_key_gradient(gradients, gradients.dv, here, dv[i, d])
 
 
 @T.macro
-def blank_key_block(gradients, keys, key, kv_head, dims, tiles):
-    """Keys that no query sees have gradient 0; `key_block` wants at least one tile."""
+def zero_key_block(gradients, keys, key, kv_head, dims, tiles):
+    """Write zero gradients of keys that no query attends to; `key_block` needs a query tile."""
     head_dim, head_dim_v = dims
     for i, d in T.Parallel(tiles.keys, head_dim):
-        if keys.holds(key + i):
+        if keys.contains(key + i):
             gradients.dk[gradients.part, *keys.index(kv_head, key + i, d)] = 0.0
     for i, d in T.Parallel(tiles.keys, head_dim_v):
-        if keys.holds(key + i):
+        if keys.contains(key + i):
             gradients.dv[gradients.part, *keys.index(kv_head, key + i, d)] = 0.0
 
 
 @T.macro
 def load_statistic(statistic, tile, queries, head, query):
-    """Load lse or delta of a tile of queries into registers; 0 beyond the sequence.
+    """Load lse or delta of a tile of queries into a fragment; 0 past the end of the sequence.
 
-    By way of shared memory the compiler would give the load, which is done once, to extra warps.
+    Directly from global memory: TileLang would assign a load through shared memory, needed only
+    once, to a producer warp group.
     """
     for j in T.Parallel(tile.shape[0]):
         tile[j] = T.if_then_else(
-            queries.holds(query + j), statistic[queries.padded_statistic(head, query + j)], 0.0
+            queries.contains(query + j), statistic[queries.padded_statistic(head, query + j)], 0.0
         )
 
 
-def with_earlier(dq_out, index, value, dtype):
-    """What is stored as an element of dq: a float32 sum of several kernels keeps what it has."""
+def accumulated(dq_out, index, value, dtype):
+    """The value to store in dq: added to the old one if dq is a float32 sum of several kernels."""
     return value if dq_out.dtype == dtype else dq_out[index] + value
 
 
@@ -269,12 +271,12 @@ def query_block(
     q, k, v, do, row_lse, row_delta, dq_out,
     queries, keys, mask, query, head, kv_head, scale, dims, tiles,
 ):  # fmt: skip
-    """Dq of the queries from `query` on, stored once, in the dtype of q; or added to float32.
+    """Compute dq of the tile of queries from `query`; stored in the dtype of q or added in float32.
 
-    There must be at least one tile of keys to see.
+    At least one tile of keys must be visible.
     """
-    queries, keys = bound(queries), bound(keys)
-    mask = mask.over(queries.length, keys.length)
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    mask = mask.with_lengths(queries.length, keys.length)
     head_dim, head_dim_v = dims
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
@@ -301,7 +303,7 @@ def query_block(
         key = (first + step) * columns
         T.copy(keys.tile(k, kv_head, key, columns, width), k_shared)
         T.copy(keys.tile(v, kv_head, key, columns, width_v), v_shared)
-        weigh(
+        compute_p_dp(
             q_shared, k_shared, do_shared, v_shared, s, dp, lse_tile,
             mask, query, key, scale, tiles, transposed=False,
         )  # fmt: skip
@@ -310,15 +312,15 @@ def query_block(
         T.gemm(ds, k_shared, dq, policy=T.GemmWarpPolicy.FullRow)
 
     for i, d in T.Parallel(rows, width):
-        if T.And(queries.holds(query + i), d < head_dim):
-            dq_out[queries.index(head, query + i, d)] = with_earlier(
+        if T.And(queries.contains(query + i), d < head_dim):
+            dq_out[queries.index(head, query + i, d)] = accumulated(
                 dq_out, queries.index(head, query + i, d), dq[i, d] * scale, dtype
             )
 
 
 @T.macro
-def blank_query_block(dq_out, queries, query, head, head_dim, tiles):
-    """Queries that see no key have gradient 0; `query_block` wants at least one tile."""
+def zero_query_block(dq_out, queries, query, head, head_dim, tiles):
+    """Write zero dq of queries with no visible key; `query_block` needs at least one tile."""
     for i, d in T.Parallel(tiles.queries, head_dim):
-        if queries.holds(query + i):
+        if queries.contains(query + i):
             dq_out[queries.index(head, query + i, d)] = 0

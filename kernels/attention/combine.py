@@ -1,8 +1,8 @@
-"""The backward post-pass: float32 sums, or parts of sums, to gradients in 16 bits.
+"""The backward post-pass: sums float32 partial gradients and casts them to 16 bits.
 
-`atomic` leaves one float32 sum of dq, dk and dv each, which is a single part; `split` leaves a
-part of dk and dv for each query head of a group. Parts are added in the order of the heads, in
-float32, so the same parts give the same bits.
+`atomic` leaves one float32 sum each of dq, dk and dv, i.e. one part; `split` leaves one part of dk
+and dv for each query head of a group. Parts are added in float32 in the order of the heads, so the
+result is bitwise reproducible.
 """
 
 import tilelang
@@ -10,13 +10,13 @@ import tilelang.language as T
 
 __all__ = ["UNIT", "combine_parts"]
 
-# Elements a thread moves at once: head dimensions are multiples of it.
+# Elements per thread and load; head dimensions are multiples of it.
 UNIT = 8
 
 
 @tilelang.jit
 def combine_parts(parts_count, dtype, threads):
-    """Build the kernel: parts [parts_count, units, UNIT] float32 to total [units, UNIT]."""
+    """Build the kernel: sums parts [parts_count, units, UNIT] float32 to total [units, UNIT]."""
     units = T.dynamic("units")
 
     @T.prim_func

@@ -1,8 +1,8 @@
-"""The kernels of dense attention: every sequence of the batch has the same lengths.
+"""The kernels of dense attention: all sequences of the batch have the same lengths.
 
 Layouts bshd and bhsd (see `rows`). Batch, heads and lengths are symbolic: one compiled kernel
-serves them all, and the scale and the window are arguments. A kernel's grid is (tiles of its own
-rows, query heads, sequences); what a block does is written in `forward` and `backward`.
+serves all shapes; scale and window are runtime arguments. The grid is (tiles, heads, sequences);
+the algorithm of one block is in `forward` and `backward`.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from tlmatrix_kernels.attention.reordered import (
     restore_block,
 )
 from tlmatrix_kernels.attention.rows import PADDING, Rows, matrix_shape, statistic_shape
-from tlmatrix_kernels.attention.softmax import nothing_seen, sink_seen
+from tlmatrix_kernels.attention.softmax import no_sink, with_sink
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
 __all__ = [
@@ -37,8 +37,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _Static:
-    """What the forward kernels are compiled for, and their sizes."""
+class _Config:
+    """Compile-time configuration of the forward kernels, and their symbolic sizes."""
 
     layout: str
     groups: int
@@ -53,29 +53,30 @@ class _Static:
 
 
 @T.macro
-def _forward(q, k, v, origin_of, out, lse, scale, window, of):
-    """All blocks of a forward kernel; `origin_of` tells how the rows of a head start."""
-    tiles = of.tiles
-    count = T.ceildiv(of.seqlen_q, tiles.queries)
-    with T.Kernel(*block_order(of.causal, count, of.heads), of.batch, threads=tiles.threads) as (
+def _forward(q, k, v, initial_of, out, lse, scale, window, cfg):
+    """The launch of a forward kernel; `initial_of(head, scale)` is the initial softmax state."""
+    tiles = cfg.tiles
+    count = T.ceildiv(cfg.seqlen_q, tiles.queries)
+    with T.Kernel(*block_order(cfg.causal, count, cfg.heads), cfg.batch, threads=tiles.threads) as (
         first,
         second,
         sequence,
     ):
-        tile, head = tile_and_head(of.causal, first, second)
+        tile, head = tile_and_head(cfg.causal, first, second)
         query, queries, keys = query_tile(
-            of.causal, tile, tiles.queries,
-            Rows(of.layout, sequence, 0, of.seqlen_q), Rows(of.layout, sequence, 0, of.seqlen_k),
+            cfg.causal, tile, tiles.queries,
+            Rows(cfg.layout, sequence, 0, cfg.seqlen_q),
+            Rows(cfg.layout, sequence, 0, cfg.seqlen_k),
         )  # fmt: skip
-        mask = Mask(of.causal, of.windowed, queries.length, keys.length, window)
-        origin = origin_of(head, scale)
-        if mask.sees_keys(query, tiles.queries, tiles.keys):
+        mask = Mask(cfg.causal, cfg.windowed, queries.length, keys.length, window)
+        initial = initial_of(head, scale)
+        if mask.any_key_visible(query, tiles.queries, tiles.keys):
             fwd.forward_block(
-                q, k, v, origin, out, lse, queries, keys, mask, query, head, head // of.groups,
-                scale, of.dims, tiles,
+                q, k, v, initial, out, lse, queries, keys, mask, query, head, head // cfg.groups,
+                scale, cfg.dims, tiles,
             )  # fmt: skip
         else:
-            fwd.blank_block(origin, out, lse, queries, query, head, of.dims[1], tiles)
+            fwd.masked_block(initial, out, lse, queries, query, head, cfg.dims[1], tiles)
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -87,7 +88,7 @@ def forward(
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
     dims = head_dim, head_dim_v
-    of = _Static(layout, groups, dims, causal, windowed, tiles, batch, heads, seqlen_q, seqlen_k)
+    cfg = _Config(layout, groups, dims, causal, windowed, tiles, batch, heads, seqlen_q, seqlen_k)
 
     @T.prim_func
     def dense_forward(
@@ -99,7 +100,7 @@ def forward(
         scale: T.float32,
         window: T.int32,
     ):
-        _forward(q, k, v, nothing_seen, out, lse, scale, window, of)
+        _forward(q, k, v, no_sink, out, lse, scale, window, cfg)
 
     return dense_forward
 
@@ -108,12 +109,12 @@ def forward(
 def forward_with_sink(
     layout, dtype, groups, head_dim, head_dim_v, causal, windowed, sink_dtype, tiles=None
 ):
-    """Build the forward kernel whose heads have sinks: q, k, v and sink to out and lse."""
+    """Build the forward kernel with sinks: q, k, v and sink [heads] to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).forward
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
     dims = head_dim, head_dim_v
-    of = _Static(layout, groups, dims, causal, windowed, tiles, batch, heads, seqlen_q, seqlen_k)
+    cfg = _Config(layout, groups, dims, causal, windowed, tiles, batch, heads, seqlen_q, seqlen_k)
 
     @T.prim_func
     def dense_sink_forward(
@@ -126,14 +127,14 @@ def forward_with_sink(
         scale: T.float32,
         window: T.int32,
     ):
-        _forward(q, k, v, partial(sink_seen, sink), out, lse, scale, window, of)
+        _forward(q, k, v, partial(with_sink, sink), out, lse, scale, window, cfg)
 
     return dense_sink_forward
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def prepare(layout, dtype, head_dim_v, rows, threads):
-    """Build the backward pre-pass: out, do and lse to padded rows of lse and delta."""
+    """Build the backward pre-pass: out, do and lse to padded rows of lse * log2(e) and delta."""
     batch, heads, seqlen_q, padded_q = T.dynamic("batch, heads, seqlen_q, padded_q")
 
     @T.prim_func
@@ -159,7 +160,7 @@ def prepare(layout, dtype, head_dim_v, rows, threads):
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
+    """Build strategy `atomic`: adds dq, dk and dv to zero-initialized float32 tensors."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
@@ -192,7 +193,7 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
             gradients = bwd.KeyGradients(dk_sum, dv_sum, dq=dq_sum)
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     head, head // groups, scale, (head_dim, head_dim_v), tiles,
@@ -205,10 +206,10 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
 def key_gradients(
     layout, dtype, groups, head_dim, head_dim_v, causal, windowed, strategy, tiles=None
 ):
-    """Build the key blocks of `split`, or of `grouped`, which write dk and dv.
+    """Build the key blocks of `split` or `grouped`, which store dk and dv.
 
-    `split`: one float32 part for each query head of a group, [groups, ...]; `grouped`: a single
-    part, [1, ...], which is the gradient.
+    `split`: one float32 part per query head of a group, [groups, ...]; `grouped`: the gradient
+    itself, [1, ...].
     """
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
@@ -243,13 +244,13 @@ def key_gradients(
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
             gradients = bwd.KeyGradients(dk_parts, dv_parts, part=head % parts, heads=walked)
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     head, head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:
-                bwd.blank_key_block(
+                bwd.zero_key_block(
                     gradients, keys, key, head // groups, (head_dim, head_dim_v), tiles
                 )
 
@@ -258,7 +259,7 @@ def key_gradients(
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build dq of `split` and `grouped`: each tile of queries walks over its keys by itself."""
+    """Build the query blocks of `split` and `grouped`, which store dq."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).query_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
@@ -287,20 +288,20 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
                 Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.sees_keys(query, tiles.queries, tiles.keys):
+            if mask.any_key_visible(query, tiles.queries, tiles.keys):
                 bwd.query_block(
                     q, k, v, do, row_lse, row_delta, dq, queries, keys, mask, query, head,
                     head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:
-                bwd.blank_query_block(dq, queries, query, head, head_dim, tiles)
+                bwd.zero_query_block(dq, queries, query, head, head_dim, tiles)
 
     return dense_query_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `reordered`: dk and dv [1, ...] stored, dq added up in an order of its own."""
+    """Build strategy `reordered`: stores dk and dv [1, ...], adds dq_sum in fragment order."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q, blocks = T.dynamic("seqlen_q, seqlen_k, padded_q, blocks")
@@ -333,20 +334,20 @@ def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, win
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
             gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, reordered=True, part=0, heads=groups)
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     kv_head * groups, kv_head, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:
-                bwd.blank_key_block(gradients, keys, key, kv_head, (head_dim, head_dim_v), tiles)
+                bwd.zero_key_block(gradients, keys, key, kv_head, (head_dim, head_dim_v), tiles)
 
     return dense_reordered_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def restore(layout, dtype, head_dim):
-    """Build the post-pass of `reordered`: dq_sum to dq."""
+    """Build the post-pass of `reordered`: dq = scale * dq_sum, in the layout of q."""
     batch, heads, seqlen_q, blocks = T.dynamic("batch, heads, seqlen_q, blocks")
 
     @T.prim_func

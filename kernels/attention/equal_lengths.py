@@ -1,4 +1,4 @@
-"""Packed sequences of one length as a dense batch: what packing is timed against."""
+"""Packed sequences of equal length run as a dense batch: a baseline for the cost of packing."""
 
 from tlmatrix_kernels.attention.operators import dense_attention
 
@@ -17,7 +17,7 @@ def equal_lengths_attention(
     scale=None,
     backward=None,
 ):
-    """`dense_attention` of packed tensors: the same work, with no `cu_seqlens` to look at.
+    """`dense_attention` of packed tensors: the same computation without cu_seqlens.
 
     Args:
         q: [total_q, heads, head_dim]; every sequence has max_seqlen_q rows.
@@ -25,16 +25,16 @@ def equal_lengths_attention(
         v: [total_k, kv_heads, head_dim_v].
         max_seqlen_q: the length of every query sequence.
         max_seqlen_k: the length of every key sequence.
-        causal: as of `dense_attention`, like the rest.
-        window: see there.
-        scale: see there.
-        backward: see there.
+        causal: as in `dense_attention`.
+        window: as in `dense_attention`.
+        scale: as in `dense_attention`.
+        backward: as in `dense_attention`.
 
     Returns:
         out, [total_q, heads, head_dim_v], and lse, [heads, total_q].
 
     Raises:
-        NotImplementedError: the rows are no such batch.
+        NotImplementedError: the sequences differ in length.
     """
     batch = q.shape[0] // max(max_seqlen_q, 1)
     if q.shape[0] != batch * max_seqlen_q or k.shape[0] != batch * max_seqlen_k:

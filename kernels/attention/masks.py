@@ -1,14 +1,14 @@
-"""Which query sees which key: written once, used by forward and backward alike.
+"""The causal and window mask, as a function of (query, key) used by forward and backward alike.
 
-Positions count from the start of their own sequence. When the lengths differ, causal attention
-is aligned bottom-right: the last query stands beside the last key, so query i stands at key
-position ``i + offset`` with ``offset = seqlen_k - seqlen_q``, and sees the keys up to there. A
-window of w keys (the query's own included) hides those at or before ``i + offset - w``.
+Positions count from the start of their sequence. Causal attention with different lengths is aligned
+bottom-right: with ``offset = seqlen_k - seqlen_q``, query i attends to the keys
+``j <= i + offset``. A window of w keys, including the query's own position, also requires
+``j > i + offset - w``.
 
-A kernel makes one `Mask` while it is traced, from the lengths of the sequence its block works
-on, and asks: does this query see this key (`sees`), which tiles of keys does a tile of queries
-need, if any (`key_tiles`, `sees_keys`), and the reverse (`query_tiles`, `seen_by_queries`), and
-does any pair of two tiles need the first question at all (`cuts`).
+A kernel makes one `Mask` from the lengths of the block's sequence while it is traced. `visible`
+tests one pair; `key_tiles` and `query_tiles` are the ranges of tiles with visible pairs,
+`any_key_visible` and `any_query_visible` whether these ranges are non-empty; `needs_mask` is
+whether a pair of tiles has a masked pair.
 """
 
 from dataclasses import dataclass, replace
@@ -19,31 +19,31 @@ __all__ = ["Mask", "block_order", "query_tile", "tile_and_head"]
 
 
 def block_order(causal, tiles, heads):
-    """The first two dimensions of a grid of `tiles` tiles of each of `heads` heads.
+    """The first two grid dimensions, for `tiles` tiles of each of `heads` heads.
 
-    Blocks start in order, the first dimension fastest. Tiles of one head after the other share
-    its keys in the cache; but where causal tiles differ in their work, the longest of all heads
-    start first, so that little of it is left for a few blocks at the end.
+    Blocks start in order, first dimension fastest. Non-causal: tiles of one head are consecutive
+    and share its keys in L2. Causal: tiles differ in work, so the longest tiles of all heads start
+    first, which balances the last wave.
     """
     return (heads, tiles) if causal else (tiles, heads)
 
 
 def tile_and_head(causal, first, second):
-    """The tile and the head of the block at these two places of the grid."""
+    """The (tile, head) of the block with these two grid indices."""
     return (second, first) if causal else (first, second)
 
 
 def query_tile(causal, tile, rows, queries, keys):
-    """The first row of the block `tile` of `rows` queries, and the sequence that it works on.
+    """The first row of tile `tile` of `rows` queries, and the queries and keys that its block uses.
 
-    Causal queries see more keys the later they stand, so the tiles are cut from the end: the block
-    0 of a sequence has the most work, and of a length that is no multiple the short tile has the
-    least. The queries before a later tile, with the keys that these see, are a shorter sequence
-    aligned as the whole one is; a block works on that, at its end.
+    Causal tiles are counted from the end: tile 0 of a sequence is the longest, and a partial tile
+    is at the start, where it has the least work. The queries up to the end of a tile, with the keys
+    visible to them, form a shorter sequence with the same alignment; the block works on its last
+    rows.
     """
     if not causal:
         return tile * rows, queries, keys
-    queries, keys = queries.without(tile * rows), keys.without(tile * rows)
+    queries, keys = queries.without_last(tile * rows), keys.without_last(tile * rows)
     return T.max(queries.length - rows, 0), queries, keys
 
 
@@ -51,8 +51,8 @@ def query_tile(causal, tile, rows, queries, keys):
 class Mask:
     """The mask of one sequence.
 
-    ``causal`` and ``windowed`` are known when the kernel is compiled; the lengths and the window
-    are int32 expressions of the running kernel.
+    ``causal`` and ``windowed`` are compile-time constants; the lengths and the window are int32
+    expressions.
     """
 
     causal: bool
@@ -61,33 +61,33 @@ class Mask:
     seqlen_k: object
     window: object
 
-    def over(self, seqlen_q, seqlen_k):
-        """The same mask over other expressions of the lengths."""
+    def with_lengths(self, seqlen_q, seqlen_k):
+        """The same mask with other expressions for the lengths."""
         return replace(self, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
 
-    def at(self, _key):
-        """The mask of the tile of keys from this one on: the same, where keys are one sequence."""
+    def for_key_tile(self, _key):
+        """The mask of the key tile at `_key`; subclasses with several key ranges override it."""
         return self
 
     @property
     def offset(self):
-        """The key position at which query 0 stands."""
+        """The key position aligned with query 0."""
         return self.seqlen_k - self.seqlen_q
 
-    def sees(self, query, key):
-        """Whether `query` sees `key`; neither exists beyond its own sequence."""
-        seen = T.And(query < self.seqlen_q, key < self.seqlen_k)
+    def visible(self, query, key):
+        """Whether `query` attends to `key`; False past the end of either sequence."""
+        visible = T.And(query < self.seqlen_q, key < self.seqlen_k)
         if self.causal:
-            seen = T.And(seen, key <= query + self.offset)
+            visible = T.And(visible, key <= query + self.offset)
         if self.windowed:
-            seen = T.And(seen, key > query + self.offset - self.window)
-        return seen
+            visible = T.And(visible, key > query + self.offset - self.window)
+        return visible
 
-    def cuts(self, query, queries, key, keys):
-        """Whether some pair of the tiles from `query` and from `key` is masked.
+    def needs_mask(self, query, queries, key, keys):
+        """Whether the tiles from `query` and from `key` contain a masked pair.
 
-        A tile in the middle of the sequence, where every query sees every key, skips the
-        per-element test. (May say yes for a tile that needs none, never the reverse.)
+        Interior tiles then skip the elementwise test. Conservative: it may be True without a masked
+        pair.
         """
         cut = T.Or(query + queries > self.seqlen_q, key + keys > self.seqlen_k)
         if self.causal:
@@ -97,36 +97,37 @@ class Mask:
         return cut
 
     def key_tiles(self, query, queries, keys):
-        """The tiles of `keys` keys that the `queries` queries from `query` see.
+        """The tiles of `keys` keys visible to the `queries` queries from `query`.
 
-        Returns the first tile and their number, which is zero or less when the tile sees nothing.
+        Returns the first tile and the number of tiles, which is zero or negative if none is
+        visible.
         """
         first = 0
         end = self.seqlen_k
-        if self.causal:  # the last query of the tile sees furthest
+        if self.causal:  # the last query of the tile has the last visible key
             end = T.min(end, T.min(query + queries, self.seqlen_q) + self.offset)
-        if self.windowed:  # the first query of the tile sees furthest back
+        if self.windowed:  # the first query of the tile has the first visible key
             first = T.max(query + self.offset - self.window + 1, 0) // keys
         return first, T.ceildiv(end, keys) - first
 
     def query_tiles(self, key, keys, queries):
-        """The tiles of `queries` queries that see any of the `keys` keys from `key`.
+        """The tiles of `queries` queries that attend to any of the `keys` keys from `key`.
 
-        Returns the first tile and their number, which is zero or less when the tile sees nothing.
+        Returns the first tile and the number of tiles, which is zero or negative if there is none.
         """
         first = 0
         end = self.seqlen_q
-        if self.causal:  # the first key of the tile is the first to be seen
+        if self.causal:  # the first key of the tile is visible to the first query
             first = T.max(key - self.offset, 0) // queries
-        if self.windowed:  # the last key of the tile is the last to leave the window
+        if self.windowed:  # the last key of the tile is visible to the last query
             last_key = T.min(key + keys, self.seqlen_k) - 1
             end = T.min(end, last_key + self.window - self.offset)
         return first, T.ceildiv(end, queries) - first
 
-    def sees_keys(self, query, queries, keys):
-        """Whether the tile of queries begins in its sequence, and sees a tile of `keys` keys."""
+    def any_key_visible(self, query, queries, keys):
+        """Whether the tile of queries starts inside its sequence and has a visible tile of keys."""
         return T.And(query < self.seqlen_q, self.key_tiles(query, queries, keys)[1] > 0)
 
-    def seen_by_queries(self, key, keys, queries):
-        """Whether the tile of keys begins in its sequence, and a tile of `queries` sees it."""
+    def any_query_visible(self, key, keys, queries):
+        """Whether the tile of keys starts inside its sequence and any query attends to it."""
         return T.And(key < self.seqlen_k, self.query_tiles(key, keys, queries)[1] > 0)

@@ -1,8 +1,8 @@
-"""Attention as PyTorch operators: checked arguments in, buffers allocated, kernels called.
+"""Attention as PyTorch operators: argument checks, allocation and kernel launches.
 
-Each operator is an autograd function of q, k, v and sink with the outputs out and lse; lse is for
-use beside the graph (merging, diagnostics) and carries no gradient. Nothing is computed here: the
-mathematics is in `forward` and `backward`, the kernels in `dense` and `packed`.
+Each operator is an autograd function of q, k, v and sink with the outputs out and lse. lse is for
+use outside of autograd (merging, diagnostics) and has no gradient. The algorithm is in `forward`
+and `backward`, the kernels are in `dense` and `packed`.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch.autograd.function import once_differentiable
 
-from tlmatrix_kernels.alignment import ready
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.attention import dense, packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.reordered import BLOCK_ROWS, block_shape
@@ -47,26 +47,25 @@ def dense_attention(
         q: [batch, seqlen_q, heads, head_dim] in layout bshd, [batch, heads, seqlen_q, head_dim]
             in layout bhsd; float16 or bfloat16.
         k: like q, with seqlen_k and kv_heads; heads must be a multiple of kv_heads, and query
-            head h reads kv head ``h // (heads // kv_heads)``.
+            head h uses kv head ``h // (heads // kv_heads)``.
         v: like k, with head_dim_v. Both head dimensions are multiples of 8 up to 256.
-        causal: query i sees the keys ``j <= i + seqlen_k - seqlen_q`` (aligned bottom-right).
-        window: with causal, how many keys a query sees at most, its own included.
-        sink: [heads] float32 or in the dtype of q, contributes ``exp(sink[head])`` to the softmax
-            denominator of every row: a key of its head with that logit (the scale does not apply)
-            and the value 0. Finite, or -inf, which is none. It has a gradient.
-        scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
+        causal: query i attends to the keys ``j <= i + seqlen_k - seqlen_q`` (aligned bottom-right).
+        window: the most keys that a query attends to, including its own position; needs causal.
+        sink: [heads], float32 or the dtype of q: adds ``exp(sink[head])`` to the softmax
+            denominator of every row, like a key with that logit (unscaled) and the value 0. Finite,
+            or -inf for no sink. Differentiable.
+        scale: multiplies q k^T; positive; ``head_dim ** -0.5`` if None.
         layout: "bshd" or "bhsd".
-        backward: "split" or "grouped", which give the same bits every time, or "atomic" or
-            "reordered" (see the module `backward`); None takes one of the first two, by the work
-            there is.
+        backward: "split" or "grouped", which are bitwise reproducible, or "atomic" or "reordered",
+            which are not (see the module `backward`); None selects "split" or "grouped" by size.
 
     Returns:
-        out, like q with head_dim_v in the dtype of q; and lse [batch, heads, seqlen_q] float32,
-        the natural logarithm of each row's softmax denominator. A query that sees no key has out
-        0, lse -inf (or the sink of its head) and gradients 0.
+        out, like q with head_dim_v, in the dtype of q; and lse [batch, heads, seqlen_q] float32,
+        the natural logarithm of the softmax denominator of each row. A query with no visible key
+        has out 0, lse -inf (or the sink of its head) and zero gradients.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     call = check_dense(q, k, v, causal, window, scale, layout, backward, sink)
     return _DenseAttention.apply(q, k, v, sink, call)
@@ -87,36 +86,34 @@ def varlen_attention(
     scale=None,
     backward=None,
 ):
-    """Softmax attention of sequences of any lengths, packed one after the other.
+    """Softmax attention of packed sequences of any lengths.
 
     Args:
         q: [total_q, heads, head_dim], float16 or bfloat16.
         k: [total_k, kv_heads, head_dim]; heads must be a multiple of kv_heads.
         v: [total_k, kv_heads, head_dim_v].
-        cu_seqlens_q: [batch + 1] int32, from 0 to total_q: sequence b owns the rows from
+        cu_seqlens_q: [batch + 1] int32, from 0 to total_q: sequence b is the rows from
             cu_seqlens_q[b] up to cu_seqlens_q[b + 1]. Sequences may be empty.
-        cu_seqlens_k: the same of k and v.
-        max_seqlen_q: no length may exceed it; the longest length is taken if None.
-        max_seqlen_k: the same of k and v.
-        causal: within its sequence, query i sees the keys ``j <= i + seqlen_k - seqlen_q``.
-        window: with causal, how many keys a query sees at most, its own included.
-        sink: as in `dense_attention`: [heads] float32 or in the dtype of q.
-        scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
-        backward: "split" or "grouped", which give the same bits every time, or "atomic" or
-            "reordered" (see the module `backward`); None takes one of the first two, by the work
-            there is.
+        cu_seqlens_k: the same for k and v.
+        max_seqlen_q: an upper bound of the query lengths; computed if None.
+        max_seqlen_k: the same for k and v.
+        causal: within a sequence, query i attends to the keys ``j <= i + seqlen_k - seqlen_q``.
+        window: the most keys that a query attends to, including its own position; needs causal.
+        sink: as in `dense_attention`: [heads] float32 or the dtype of q.
+        scale: multiplies q k^T; positive; ``head_dim ** -0.5`` if None.
+        backward: as in `dense_attention`.
 
-    Checking cu_seqlens copies them to the host, which waits for the GPU: once for each tensor, and
-    again when PyTorch has changed it in place. Where a kernel of your own writes into one, pass a
-    new tensor.
+    The check of cu_seqlens copies them to the host, which synchronizes with the GPU: once per
+    tensor, and again after PyTorch has modified it in place. If your own kernel writes to one, pass
+    a new tensor.
 
     Returns:
         out [total_q, heads, head_dim_v] in the dtype of q; and lse [heads, total_q] float32, the
-        natural logarithm of each row's softmax denominator. A query that sees no key has out 0,
-        lse -inf (or the sink of its head) and gradients 0.
+        natural logarithm of the softmax denominator of each row. A query with no visible key has
+        out 0, lse -inf (or the sink of its head) and zero gradients.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     call, lengths = check_packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
@@ -126,7 +123,7 @@ def varlen_attention(
 
 
 def attention_buffers(q: torch.Tensor, call: Attention) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for out and lse of dense attention, not filled."""
+    """Uninitialized out and lse of dense attention."""
     rows, heads = (1, 2) if call.layout == "bshd" else (2, 1)
     out = torch.empty((*q.shape[:3], call.head_dim_v), dtype=q.dtype, device=q.device)
     shape = (q.shape[0], q.shape[heads], q.shape[rows])
@@ -142,7 +139,7 @@ def _parts(like: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _padded_rows(lse: torch.Tensor, bounds: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padded rows (see `rows`) for lse and delta; the pre-pass writes them all."""
+    """Uninitialized padded rows (see `rows`) for lse and delta, which the pre-pass fills."""
     if bounds:
         rows = padded_start(lse.shape[-1], len(bounds[0]) - 1)
     else:
@@ -152,14 +149,14 @@ def _padded_rows(lse: torch.Tensor, bounds: tuple) -> tuple[torch.Tensor, torch.
 
 
 def reordered_sum(row_lse: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Zeros for dq of padded rows such as those of `row_lse`, in the order of `reordered`."""
+    """A zero dq accumulator in fragment order (see `reordered`) for the rows of `row_lse`."""
     *outer, rows = row_lse.shape
     shape = (*outer, rows // BLOCK_ROWS, *block_shape(head_dim))
     return torch.zeros(shape, dtype=torch.float32, device=row_lse.device)
 
 
 def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.Tensor:
-    """Sum float32 parts [groups, *like.shape], or cast one, to a gradient of `like`."""
+    """Sum float32 parts [groups, *like.shape], or cast a single one, to a gradient of `like`."""
     gradient = torch.empty_like(like)
     count = parts.numel() // like.numel()
     kernel = combine_parts(count, call.dtype, COMBINE_THREADS)
@@ -170,7 +167,7 @@ def _combine(parts: torch.Tensor, like: torch.Tensor, call: Attention) -> torch.
 def _sink_gradient(
     sink: torch.Tensor, row_lse: torch.Tensor, row_delta: torch.Tensor
 ) -> torch.Tensor:
-    """Dsink [heads] from padded rows of lse and delta."""
+    """Compute dsink [heads] from padded rows of lse and delta."""
     if row_lse.dim() == 2:  # packed
         row_lse, row_delta = row_lse[None], row_delta[None]
     sequences, heads, rows = row_lse.shape
@@ -184,7 +181,7 @@ def _sink_gradient(
 
 
 def static_of(call: Attention) -> tuple:
-    """What the big kernels are compiled for; their tiles follow from it and the target."""
+    """The compile-time parameters of the forward and backward kernels."""
     return (
         call.dtype,
         call.groups,
@@ -196,11 +193,11 @@ def static_of(call: Attention) -> tuple:
 
 
 def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
-    """dq, dk and dv by the strategy of the call, and dsink; None where not wanted.
+    """Compute dq, dk, dv by the strategy of the call, and dsink; None for each not wanted.
 
-    `kernels` is a module such as `dense` or `packed`, `prefix` the leading arguments of its
-    factories; `bounds` are the cu_seqlens and `lengths` (max_seqlen_q, max_seqlen_k), empty where
-    dense.
+    `kernels` is the module `dense` or `packed` (or one with the same factories), `prefix` the
+    leading arguments of its factories. `bounds` are the cu_seqlens and `lengths` (max_seqlen_q,
+    max_seqlen_k); both are empty for dense attention.
     """
     q, k, v, sink, out, lse, do = tensors
     static = (*prefix, *static_of(call))
@@ -249,14 +246,14 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
 
 
 def forward_kernel(kernels, sink: torch.Tensor | None, static: tuple):
-    """The forward kernel of the module `kernels`, for heads with sinks or without."""
+    """The forward kernel of the module `kernels`, with or without sinks."""
     if sink is None:
         return kernels.forward(*static)
     return kernels.forward_with_sink(*static, dtype_name(sink.dtype))
 
 
 def no_gradients(tensors, wanted):
-    """Gradients where there is no query or no key."""
+    """Zero gradients, for calls without queries or without keys."""
     return tuple(
         torch.zeros_like(tensor) if want else None
         for tensor, want in zip(tensors, wanted, strict=True)
@@ -264,17 +261,17 @@ def no_gradients(tensors, wanted):
 
 
 def no_keys(sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Fill out and lse [.., heads, rows] of queries none of which sees a key."""
+    """Fill out and lse [.., heads, rows] for queries that all have no visible key."""
     out.zero_()
     lse.fill_(float("-inf")) if sink is None else lse.copy_(sink[:, None])
 
 
 def forward_pass(ctx, q, k, v, sink, call: Attention, build):
-    """Out and lse of dense attention, saved in `ctx` with what made them.
+    """Compute out and lse of dense attention; save the tensors for backward in `ctx`.
 
-    `build` makes the kernel; it is called where there is something to compute.
+    `build` returns the kernel; it is only called if there is something to compute.
     """
-    q, k, v = ready(q), ready(k), ready(v)
+    q, k, v = aligned(q), aligned(k), aligned(v)
     sinks = () if sink is None else (sink.contiguous(),)
     out, lse = attention_buffers(q, call)
     if k.numel() == 0:
@@ -288,17 +285,17 @@ def forward_pass(ctx, q, k, v, sink, call: Attention, build):
 
 
 def backward_pass(ctx, do, kernels):
-    """Dq, dk, dv and dsink of what `forward_pass` saved, with kernels of the module `kernels`."""
+    """Compute dq, dk, dv and dsink of a `forward_pass`, with the kernels of `kernels`."""
     q, k, v, sink, out, lse = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:4]
     if out.numel() == 0 or k.numel() == 0:
         return no_gradients((q, k, v, sink), wanted)
-    tensors = (q, k, v, sink, out, lse, ready(do))
+    tensors = (q, k, v, sink, out, lse, aligned(do))
     return gradients(kernels, (ctx.call.layout,), ctx.call, tensors, (), (), wanted)
 
 
 class _DenseAttention(torch.autograd.Function):
-    """`dense_attention`, its arguments checked."""
+    """Autograd function of `dense_attention`, after the argument checks."""
 
     @staticmethod
     def forward(ctx, q, k, v, sink, call: Attention):
@@ -312,11 +309,11 @@ class _DenseAttention(torch.autograd.Function):
 
 
 class _PackedAttention(torch.autograd.Function):
-    """`varlen_attention`, its arguments checked."""
+    """Autograd function of `varlen_attention`, after the argument checks."""
 
     @staticmethod
     def forward(ctx, q, k, v, sink, cu_seqlens_q, cu_seqlens_k, lengths: Lengths, call: Attention):
-        q, k, v = ready(q), ready(k), ready(v)
+        q, k, v = aligned(q), aligned(k), aligned(v)
         sinks = () if sink is None else (sink.contiguous(),)
         cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
         out = torch.empty((*q.shape[:2], call.head_dim_v), dtype=q.dtype, device=q.device)
@@ -343,5 +340,5 @@ class _PackedAttention(torch.autograd.Function):
         if out.numel() == 0 or k.numel() == 0:
             return *no_gradients((q, k, v, sink), wanted), *rest
         lengths = (ctx.lengths.max_seqlen_q, ctx.lengths.max_seqlen_k)
-        tensors = (q, k, v, sink, out, lse, ready(do))
+        tensors = (q, k, v, sink, out, lse, aligned(do))
         return *gradients(packed, (), ctx.call, tensors, bounds, lengths, wanted), *rest

@@ -1,9 +1,9 @@
-"""Compiler options that every attention kernel shares."""
+"""Compiler options of the attention kernels."""
 
 import tilelang
 
 __all__ = ["PASS_CONFIGS"]
 
-# exp2, log and division by the hardware's approximations (about 2 units in the last place of
-# float32, far below the rounding of the 16-bit inputs); infinities keep their meaning.
+# Hardware approximations of exp2, log and division (about 2 ulp in float32, far below the rounding
+# of the 16-bit inputs). Infinities are still handled correctly.
 PASS_CONFIGS = {tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True}

@@ -1,11 +1,11 @@
-"""The kernels of packed (varlen) attention: sequences of any lengths, one after the other.
+"""The kernels of packed (varlen) attention.
 
 q, out and do are [total_q, heads, dim], k and v [total_k, kv_heads, dim], lse and delta
 [heads, total_q] (layout thd, see `rows`). Sequence b owns the query rows from cu_seqlens_q[b] up
-to cu_seqlens_q[b + 1], and the same of the keys. Totals, heads and the number of sequences are
-symbolic: one compiled kernel serves every batch. A kernel's grid is (tiles of the longest
-sequence, query heads, sequences); the longest is an argument, queries or keys by what the kernel
-walks its blocks over. What a block does is written in `forward` and `backward`.
+to cu_seqlens_q[b + 1], and likewise the keys. Totals, heads and the number of sequences are
+symbolic: one compiled kernel serves every batch. The grid is (tiles of the longest sequence, heads,
+sequences); the longest length is an argument, of queries or of keys depending on the kernel. The
+algorithm of one block is in `forward` and `backward`.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from tlmatrix_kernels.attention.reordered import (
     restore_block,
 )
 from tlmatrix_kernels.attention.rows import PADDING, Rows
-from tlmatrix_kernels.attention.softmax import nothing_seen, sink_seen
+from tlmatrix_kernels.attention.softmax import no_sink, with_sink
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
 __all__ = [
@@ -45,8 +45,8 @@ def _rows(cu_seqlens, sequence, total):
 
 
 @dataclass(frozen=True)
-class _Static:
-    """What the forward kernels are compiled for, and their sizes."""
+class _Config:
+    """Compile-time configuration of the forward kernels, and their symbolic sizes."""
 
     groups: int
     dims: tuple[int, int]
@@ -59,30 +59,30 @@ class _Static:
 
 @T.macro
 def _forward(
-    q, k, v, origin_of, cu_seqlens_q, cu_seqlens_k, out, lse, max_seqlen_q, scale, window, of
+    q, k, v, initial_of, cu_seqlens_q, cu_seqlens_k, out, lse, max_seqlen_q, scale, window, cfg
 ):
-    """All blocks of a forward kernel; `origin_of` tells how the rows of a head start."""
-    tiles = of.tiles
+    """The launch of a forward kernel; `initial_of(head, scale)` is the initial softmax state."""
+    tiles = cfg.tiles
     count = T.ceildiv(max_seqlen_q, tiles.queries)
-    with T.Kernel(*block_order(of.causal, count, of.heads), of.batch, threads=tiles.threads) as (
+    with T.Kernel(*block_order(cfg.causal, count, cfg.heads), cfg.batch, threads=tiles.threads) as (
         first,
         second,
         sequence,
     ):
-        tile, head = tile_and_head(of.causal, first, second)
+        tile, head = tile_and_head(cfg.causal, first, second)
         query, queries, keys = query_tile(
-            of.causal, tile, tiles.queries,
+            cfg.causal, tile, tiles.queries,
             _rows(cu_seqlens_q, sequence, q.shape[0]), _rows(cu_seqlens_k, sequence, k.shape[0]),
         )  # fmt: skip
-        mask = Mask(of.causal, of.windowed, queries.length, keys.length, window)
-        origin = origin_of(head, scale)
-        if mask.sees_keys(query, tiles.queries, tiles.keys):
+        mask = Mask(cfg.causal, cfg.windowed, queries.length, keys.length, window)
+        initial = initial_of(head, scale)
+        if mask.any_key_visible(query, tiles.queries, tiles.keys):
             fwd.forward_block(
-                q, k, v, origin, out, lse, queries, keys, mask, query, head, head // of.groups,
-                scale, of.dims, tiles,
+                q, k, v, initial, out, lse, queries, keys, mask, query, head, head // cfg.groups,
+                scale, cfg.dims, tiles,
             )  # fmt: skip
         else:
-            fwd.blank_block(origin, out, lse, queries, query, head, of.dims[1], tiles)
+            fwd.masked_block(initial, out, lse, queries, query, head, cfg.dims[1], tiles)
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -91,7 +91,7 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).forward
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
-    of = _Static(groups, (head_dim, head_dim_v), causal, windowed, tiles, heads, bounds - 1)
+    cfg = _Config(groups, (head_dim, head_dim_v), causal, windowed, tiles, heads, bounds - 1)
 
     @T.prim_func
     def packed_forward(
@@ -107,8 +107,8 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
         window: T.int32,
     ):
         _forward(
-            q, k, v, nothing_seen, cu_seqlens_q, cu_seqlens_k, out, lse,
-            max_seqlen_q, scale, window, of,
+            q, k, v, no_sink, cu_seqlens_q, cu_seqlens_k, out, lse,
+            max_seqlen_q, scale, window, cfg,
         )  # fmt: skip
 
     return packed_forward
@@ -118,11 +118,11 @@ def forward(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
 def forward_with_sink(
     dtype, groups, head_dim, head_dim_v, causal, windowed, sink_dtype, tiles=None
 ):
-    """Build the forward kernel whose heads have sinks: q, k, v and sink to out and lse."""
+    """Build the forward kernel with sinks: q, k, v and sink [heads] to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).forward
     total_q, total_k, bounds = T.dynamic("total_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
-    of = _Static(groups, (head_dim, head_dim_v), causal, windowed, tiles, heads, bounds - 1)
+    cfg = _Config(groups, (head_dim, head_dim_v), causal, windowed, tiles, heads, bounds - 1)
 
     @T.prim_func
     def packed_sink_forward(
@@ -139,8 +139,8 @@ def forward_with_sink(
         window: T.int32,
     ):
         _forward(
-            q, k, v, partial(sink_seen, sink), cu_seqlens_q, cu_seqlens_k, out, lse,
-            max_seqlen_q, scale, window, of,
+            q, k, v, partial(with_sink, sink), cu_seqlens_q, cu_seqlens_k, out, lse,
+            max_seqlen_q, scale, window, cfg,
         )  # fmt: skip
 
     return packed_sink_forward
@@ -148,7 +148,7 @@ def forward_with_sink(
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def prepare(dtype, head_dim_v, rows, threads):
-    """Build the backward pre-pass: out, do and lse to padded rows of lse and delta."""
+    """Build the backward pre-pass: out, do and lse to padded rows of lse * log2(e) and delta."""
     total_q, padded_q, bounds, heads = T.dynamic("total_q, padded_q, bounds, heads")
 
     @T.prim_func
@@ -161,7 +161,7 @@ def prepare(dtype, head_dim_v, rows, threads):
         row_delta: T.Tensor((heads, padded_q), "float32"),
         max_seqlen_q: T.int32,
     ):
-        # A sequence can own a tile of padded rows more than it fills.
+        # A sequence may own one more tile of padded rows than its length fills.
         with T.Kernel(T.ceildiv(max_seqlen_q, rows) + 1, heads, bounds - 1, threads=threads) as (
             tile,
             head,
@@ -178,7 +178,7 @@ def prepare(dtype, head_dim_v, rows, threads):
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `atomic`: dq, dk and dv added up in float32 tensors that start as zeros."""
+    """Build strategy `atomic`: adds dq, dk and dv to zero-initialized float32 tensors."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
@@ -213,7 +213,7 @@ def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tile
             keys = _rows(cu_seqlens_k, sequence, total_k)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             gradients = bwd.KeyGradients(dk_sum, dv_sum, dq=dq_sum)
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     head, head // groups, scale, (head_dim, head_dim_v), tiles,
@@ -224,10 +224,10 @@ def atomic_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tile
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, strategy, tiles=None):
-    """Build the key blocks of `split`, or of `grouped`, which write dk and dv.
+    """Build the key blocks of `split` or `grouped`, which store dk and dv.
 
-    `split`: one float32 part for each query head of a group, [groups, ...]; `grouped`: a single
-    part, [1, ...], which is the gradient.
+    `split`: one float32 part per query head of a group, [groups, ...]; `grouped`: the gradient
+    itself, [1, ...].
     """
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
@@ -264,13 +264,13 @@ def key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, strateg
             keys = _rows(cu_seqlens_k, sequence, total_k)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             gradients = bwd.KeyGradients(dk_parts, dv_parts, part=head % parts, heads=walked)
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     head, head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:
-                bwd.blank_key_block(
+                bwd.zero_key_block(
                     gradients, keys, key, head // groups, (head_dim, head_dim_v), tiles
                 )
 
@@ -279,7 +279,7 @@ def key_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, strateg
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build dq of `split` and `grouped`: each tile of queries walks over its keys by itself."""
+    """Build the query blocks of `split` and `grouped`, which store dq."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).query_block
     total_q, padded_q, total_k, bounds = T.dynamic("total_q, padded_q, total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
@@ -311,20 +311,20 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
                 _rows(cu_seqlens_q, sequence, total_q), _rows(cu_seqlens_k, sequence, total_k),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.sees_keys(query, tiles.queries, tiles.keys):
+            if mask.any_key_visible(query, tiles.queries, tiles.keys):
                 bwd.query_block(
                     q, k, v, do, row_lse, row_delta, dq, queries, keys, mask, query, head,
                     head // groups, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:
-                bwd.blank_query_block(dq, queries, query, head, head_dim, tiles)
+                bwd.zero_query_block(dq, queries, query, head, head_dim, tiles)
 
     return packed_query_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `reordered`: dk and dv [1, ...] stored, dq added up in an order of its own."""
+    """Build strategy `reordered`: stores dk and dv [1, ...], adds dq_sum in fragment order."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     total_q, padded_q, blocks = T.dynamic("total_q, padded_q, blocks")
     total_k, bounds = T.dynamic("total_k, bounds")
@@ -360,20 +360,20 @@ def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, t
             keys = _rows(cu_seqlens_k, sequence, total_k)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
             gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, reordered=True, part=0, heads=groups)
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
                     kv_head * groups, kv_head, scale, (head_dim, head_dim_v), tiles,
                 )  # fmt: skip
             else:
-                bwd.blank_key_block(gradients, keys, key, kv_head, (head_dim, head_dim_v), tiles)
+                bwd.zero_key_block(gradients, keys, key, kv_head, (head_dim, head_dim_v), tiles)
 
     return packed_reordered_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def restore(dtype, head_dim):
-    """Build the post-pass of `reordered`: dq_sum to dq."""
+    """Build the post-pass of `reordered`: dq = scale * dq_sum, in the layout of q."""
     total_q, blocks, bounds, heads = T.dynamic("total_q, blocks, bounds, heads")
 
     @T.prim_func

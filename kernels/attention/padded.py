@@ -1,9 +1,8 @@
-"""Attention of padded tensors with masks: packed attention between an unpad and a pad.
+"""Attention of padded tensors with masks: unpad, packed attention, pad.
 
-What stands where no token is (it may be NaN) is never read by a kernel, and no query spends time
-on it. The tokens' rows, heads * dim elements each, are gathered and scattered by PyTorch's
-`index_select` and `index_copy_`: they move whole rows at the speed of memory, which a kernel of
-one's own could not better. Each is the other's gradient, exactly, for no row is taken twice.
+Kernels never read padding, which may be NaN, and spend no time on it. PyTorch's `index_select` and
+`index_copy_` gather and scatter the rows of tokens, heads * dim elements each, at memory bandwidth.
+No row is gathered twice, so each of the two is exactly the gradient of the other.
 """
 
 import torch
@@ -29,32 +28,32 @@ def padded_attention(
     scale=None,
     backward=None,
 ):
-    """Softmax attention of sequences in padded tensors; masks say which positions are tokens.
+    """Softmax attention of padded sequences; masks mark the positions that are tokens.
 
-    The tokens of a sequence are its positions with a true mask, in their order: padding may stand
-    at the right, at the left or between them. They count from 0 among themselves, for the causal
-    mask and the window as well.
+    The tokens of a sequence are its positions with a true mask, in order; padding may be at the
+    right, at the left or in between. Token positions, for the causal mask and the window, do not
+    count padding.
 
     Args:
         q: [batch, seqlen_q, heads, head_dim], float16 or bfloat16.
         k: [batch, seqlen_k, kv_heads, head_dim]; heads must be a multiple of kv_heads.
         v: [batch, seqlen_k, kv_heads, head_dim_v].
-        mask_q: [batch, seqlen_q] bool, true where q has a token; everywhere if None.
-        mask_k: [batch, seqlen_k] bool, the same of k and v.
-        max_seqlen_q: no sequence may have more query tokens; the most of any is taken if None.
-        max_seqlen_k: the same of k and v.
-        causal: query token i sees the key tokens ``j <= i + keys - queries`` of its sequence.
-        window: with causal, how many keys a query sees at most, its own included.
-        scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
+        mask_q: [batch, seqlen_q] bool, true where q has a token; all true if None.
+        mask_k: [batch, seqlen_k] bool, the same for k and v.
+        max_seqlen_q: an upper bound of the query tokens of a sequence; computed if None.
+        max_seqlen_k: the same for k and v.
+        causal: query token i attends to the key tokens ``j <= i + keys - queries`` of its sequence.
+        window: the most keys that a query attends to, including its own position; needs causal.
+        scale: multiplies q k^T; positive; ``head_dim ** -0.5`` if None.
         backward: as in `varlen_attention`.
 
     Returns:
         out [batch, seqlen_q, heads, head_dim_v] in the dtype of q; and lse [batch, heads,
-        seqlen_q] float32. Where no token is, and of a query that sees no key, out is 0, lse -inf,
-        and gradients are 0.
+        seqlen_q] float32. At padding, and for a query with no visible key, out is 0, lse -inf and
+        the gradients are 0.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     check_padded(q, k, v, mask_q, mask_k)
     queries, cu_seqlens_q = _tokens(mask_q, q)
@@ -72,7 +71,7 @@ def padded_attention(
 
 
 def _tokens(mask: torch.Tensor | None, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of the tokens among batch * seqlen, in order, and the cu_seqlens of them packed."""
+    """The flat indices of the tokens among batch * seqlen positions, and their cu_seqlens."""
     if mask is None:
         mask = torch.ones(tensor.shape[:2], dtype=torch.bool, device=tensor.device)
     counts = mask.sum(1, dtype=torch.int32)
@@ -87,13 +86,13 @@ def _gathered(padded: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _scattered(tokens: torch.Tensor, rows: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
-    """[tokens, heads, dim] to [batch, seqlen, heads, dim], 0 where there is none."""
+    """[tokens, heads, dim] to [batch, seqlen, heads, dim], with 0 at padding."""
     padded = tokens.new_zeros((batch * seqlen, *tokens.shape[1:]))
     return padded.index_copy_(0, rows, tokens).unflatten(0, (batch, seqlen))
 
 
 class _Unpad(torch.autograd.Function):
-    """Padded rows to packed ones."""
+    """Gathers packed rows from padded ones."""
 
     @staticmethod
     def forward(ctx, padded, rows):
@@ -109,7 +108,7 @@ class _Unpad(torch.autograd.Function):
 
 
 class _Pad(torch.autograd.Function):
-    """Packed rows to padded ones."""
+    """Scatters packed rows to padded ones."""
 
     @staticmethod
     def forward(ctx, tokens, rows, batch, seqlen):

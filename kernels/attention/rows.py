@@ -1,4 +1,4 @@
-"""Where the rows of one sequence lie: the only difference between dense and packed attention.
+"""The memory layout of one sequence: the only difference between dense and packed attention.
 
 =======  ==================================  ===============================  ==================
 layout   q, k, v, out and their gradients    lse, delta (float32)             a sequence's rows
@@ -8,15 +8,15 @@ bhsd     [batch, heads, seqlen, dim]         [batch, heads, seqlen_q]         a 
 thd      [total, heads, dim]                 [heads, total_q]                 from cu_seqlens[b]
 =======  ==================================  ===============================  ==================
 
-The backward keeps lse and delta once more in *padded rows*: every sequence begins at a multiple
-of `PADDING` rows and owns all up to the next, so that a tile of them is one aligned copy that
-never meets another sequence. Dense: [batch, heads, padded]; packed: [heads, padded], sequence b
-from ``padded_start(cu_seqlens_q[b], b)``.
+The backward copies lse and delta to *padded rows*: every sequence starts at a multiple of `PADDING`
+rows and owns all rows up to the next sequence, so that a tile of statistics is one aligned copy
+within one sequence. Dense: [batch, heads, padded]; packed: [heads, padded], with sequence b
+starting at ``padded_start(cu_seqlens_q[b], b)``.
 
-A tile that runs past the end of a tensor reads zeros there and stores nothing: TileLang guards
-each dimension. Past the end of its own sequence, though, a packed tile is still inside the
-tensor, among the rows of the next sequence: what it reads there must be masked by select, not by
-arithmetic (it may be huge), and every store asks `holds` first.
+TileLang guards each dimension: past the end of a tensor a tile reads zeros and stores nothing. But
+past the end of its sequence a packed tile is inside the tensor, in the rows of the next sequence.
+What it reads there may be huge and must be masked by select, not by arithmetic; stores are guarded
+by `contains`.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ __all__ = [
     "LAYOUTS",
     "PADDING",
     "Rows",
-    "bound",
+    "bind_rows",
     "matrix_shape",
     "padded_start",
     "statistic_shape",
@@ -35,12 +35,13 @@ __all__ = [
 
 LAYOUTS = ("bshd", "bhsd", "thd")
 PADDING = 64
-"""Rows: those of a block of the pre-pass, which writes them; a tile of queries divides them, and
-they are far more than the 16 bytes that copies align to."""
+"""Rows of a block of the pre-pass, which writes the padded rows. Tiles of queries divide it, and it
+is a multiple of the 16 bytes to which copies align.
+"""
 
 
 def padded_start(start, sequence):
-    """The padded row at which a packed sequence begins: there is room for all before it."""
+    """The padded row at which a packed sequence starts."""
     return (start + PADDING * sequence) // PADDING * PADDING
 
 
@@ -54,7 +55,7 @@ def matrix_shape(layout, batch, rows, heads, dim):
 
 
 def statistic_shape(layout, batch, rows, heads):
-    """The shape of lse and delta: one float32 for each query row of each head."""
+    """The shape of lse and delta: one float32 per query row and head."""
     return (heads, rows) if layout == "thd" else (batch, heads, rows)
 
 
@@ -62,9 +63,10 @@ def statistic_shape(layout, batch, rows, heads):
 class Rows:
     """The rows of one sequence in the global tensors of one layout.
 
-    ``sequence`` is the batch index, ``start`` the packed row at which the sequence begins (0 in
-    a dense layout) and ``length`` its number of rows; ``total`` are the rows of a packed tensor.
-    ``shortened`` if the tensor has rows past them that are the sequence's, but not this block's.
+    ``sequence`` is the batch index, ``start`` the packed row at which the sequence starts (0 in a
+    dense layout), ``length`` its number of rows and ``total`` the number of rows of a packed
+    tensor. ``shortened``: the tensor has rows after the last one that belong to other blocks of the
+    sequence.
     """
 
     layout: str
@@ -74,38 +76,38 @@ class Rows:
     total: object = None
     shortened: bool = False
 
-    def without(self, rows):
-        """The same but for its last `rows` rows: none are left where it has no more."""
+    def without_last(self, rows):
+        """The same without the last `rows` rows; the length may become zero or negative."""
         return replace(self, length=self.length - rows, shortened=True)
 
     @property
     def padded(self):
-        """The first of the sequence's padded rows."""
+        """The first padded row of the sequence."""
         return padded_start(self.start, self.sequence) if self.layout == "thd" else 0
 
     @property
     def padded_length(self):
-        """How many padded rows a packed sequence owns, up to the next."""
+        """The number of padded rows that a packed sequence owns."""
         return padded_start(self.start + self.length, self.sequence + 1) - self.padded
 
-    def holds(self, row):
-        """Whether `row`, counted from the start of the sequence, belongs to it."""
+    def contains(self, row):
+        """Whether `row`, relative to the start of the sequence, is in the sequence."""
         return row < self.length
 
-    def fits(self, row, rows):
-        """Whether a tile of `rows` rows from `row` may be stored whole.
+    def can_store_tile(self, row, rows):
+        """Whether a tile of `rows` rows from `row` can be stored without row guards.
 
-        A dense tile may: what is past the end of the sequence is outside of the tensor.
+        A dense tile always can: past the end of the sequence it is outside of the tensor.
         """
         followed = self.layout == "thd" or self.shortened
         return row + rows <= self.length if followed else True
 
-    def place(self, row):
-        """The row that `tile` is to be asked for: this one, where rows are in one piece."""
+    def load_row(self, row):
+        """The argument of `tile` that loads from `row`; `Rows` of several ranges override it."""
         return row
 
     def tile(self, tensor, head, row, rows, width):
-        """The region of `rows` rows from `row`, `width` wide, of one head."""
+        """The region of `rows` rows from `row` and `width` columns of one head."""
         here = slice(self.start + row, self.start + row + rows)
         wide = slice(0, width)
         if self.layout == "bshd":
@@ -123,13 +125,13 @@ class Rows:
         return (self.start + row, head, column)
 
     def statistic(self, head, row):
-        """The index of one row's lse or delta."""
+        """The index of lse or delta of one row."""
         if self.layout == "thd":
             return (head, self.start + row)
         return (self.sequence, head, self.start + row)
 
     def padded_statistic(self, head, row):
-        """The index of one padded row's lse or delta."""
+        """The index of lse or delta of one padded row."""
         here = self.padded + row
         return (head, here) if self.layout == "thd" else (self.sequence, head, here)
 
@@ -142,18 +144,17 @@ class Rows:
 
 
 @T.macro
-def bound(rows):
-    """The same rows, with start and length held in variables of the running kernel.
+def bind_rows(rows):
+    """The same rows, with start and length bound to kernel variables.
 
-    To be called inside the condition under which a block works, not before it: the compiler
-    gives the warps that load and those that compute a copy each of such variables, and would
-    leave the condition around both without.
+    Call it inside the condition under which the block works: TileLang copies such variables into
+    the producer and the consumer branch, and would otherwise duplicate the condition too.
     """
     start = rows.start
     length = rows.length
     if rows.layout == "thd":
-        # The operator has checked cu_seqlens. Told so, the compiler leaves out a test of each row
-        # against either end of the tensor, and so registers: without it kernels spill.
+        # The operator has checked cu_seqlens. With these assumptions the compiler drops the bounds
+        # checks of each row; without them the kernels spill registers.
         T.assume(start >= 0)
         T.assume(start + length <= rows.total)
     return replace(rows, start=start, length=length)

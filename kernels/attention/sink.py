@@ -1,17 +1,17 @@
-"""The gradient of the sinks, in two passes over the rows of the backward.
+"""The gradient of the sinks, in two passes over the padded rows of the backward.
 
-A sink is a key of its head with the value 0 (see `softmax`), so its dp is 0, and with the weight
-p[i] = exp(sink - lse[i]) that it takes of row i
+A sink is a key with the value 0 (see `softmax`), so its dp is 0. With its weight in row i,
+p[i] = exp(sink - lse[i]),
 
     dsink = sum over the rows i of the head, of all sequences: -p[i] * delta[i]
 
-The rows are the padded rows that the pre-pass has written (see `rows`): lse * log2(e) and delta,
-float32 [sequences, heads, rows] where dense, [1, heads, rows] where packed. Rows beyond a sequence
-and rows that see no key have delta 0. They are selected away, for their lse is 0 or -inf, and the
-exponential may be infinite.
+The rows are the padded rows of the pre-pass (see `rows`): lse * log2(e) and delta, float32,
+[sequences, heads, rows] for dense attention, [1, heads, rows] for packed. Rows past the end of a
+sequence and rows with no visible key have delta 0. They are masked by select: their lse is 0 or
+-inf, and the exponential may be infinite.
 
 A block of the first pass sums `PART` rows of one head; the second pass sums the parts of a head.
-Everything is float32 and has one order, so the same rows give the same bits.
+All sums are float32 in a fixed order, so dsink is bitwise reproducible.
 """
 
 import tilelang
@@ -23,13 +23,13 @@ from tlmatrix_kernels.attention.softmax import LOG2_E
 __all__ = ["PART", "sink_parts", "sink_total"]
 
 PART = 2048
-"""Rows of a block: 16 KiB to read, enough of them in flight; half a million rows are 256 parts."""
+"""Rows per block: 16 KiB of loads in flight; half a million rows are 256 parts."""
 THREADS = 256
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def sink_parts(sink_dtype):
-    """Build the first pass: what each `PART` rows add to dsink, parts [heads, sequences, parts]."""
+    """Build the first pass: sums over `PART` rows each, parts [heads, sequences, parts]."""
     heads, sequences, rows, count = T.dynamic("heads, sequences, rows, count")
 
     @T.prim_func

@@ -1,30 +1,29 @@
-"""The online softmax of a tile of queries: what every forward block does between its two products.
+"""Online softmax of a tile of queries, shared by all forward kernels.
 
-Milakov and Gimelshein, 2018 (https://arxiv.org/abs/1805.02867), as FlashAttention-2 arranges it. A
-block holds for each of its query rows, in float32 fragments of [queries]:
+Milakov and Gimelshein, 2018 (https://arxiv.org/abs/1805.02867), as in FlashAttention-2. Fragments
+[queries], in float32:
 
 ==========  ====================================================================================
-m           running maximum of the unscaled scores the row has seen
-l           running sum of the row's weights exp(scale * s - scale * m)
-m_before    m before the tile at hand
-shift       scale * m in base 2, or 0 in a row that has seen no key
-decay       what sums made before the tile must be multiplied by, now that m has grown
-added       the tile's share of l
+m           running row maximum of the unscaled scores
+l           running row sum of the weights exp(scale * s - scale * m)
+m_before    m before the current tile of keys
+shift       scale * m in base 2, or 0 in a row with no visible key so far
+decay       factor exp2(scale * m_before - shift) that rescales l and acc when m grows
+added       row sum of the weights of the current tile
 ==========  ====================================================================================
 
-Exponentials are taken in base 2, with log2(e) folded into the scale: that is what the hardware
-has. A row that has seen no key holds m = -inf, and -inf minus -inf is NaN, so the exponent is
-shifted by 0 instead: all its weights are exp2(-inf) = 0, its l stays 0, and it stores out 0 and
-lse -inf.
+Exponentials are in base 2, with log2(e) folded into the scale, as the hardware computes exp2. A row
+with no visible key has m = -inf, and -inf - -inf is NaN; its exponent is shifted by 0 instead: all
+weights are exp2(-inf) = 0, l stays 0, and the row stores out = 0 and lse = -inf.
 
-A row may have a *sink*: a key of its head with a logit of its own and the value 0, which takes
-weight from all others (as in gpt-oss; Xiao et al., 2023, https://arxiv.org/abs/2309.17453, have a
-token for it). That is all in how a row starts, with m = logit / scale and l = 1: a row that then
-sees no key stores out 0 and the logit as its lse.
+A *sink* is a key of its head with a logit of its own and the value 0, which takes weight from all
+other keys (as in gpt-oss; Xiao et al., 2023, https://arxiv.org/abs/2309.17453, use a token). It
+only changes the initial state, to m = logit / scale and l = 1: a row with no visible key then
+stores out = 0 and the logit as lse.
 
-A row may go on from where another kernel left it, with other keys: what that has stored is one key
-more, whose logit is its lse and whose value is its out. So attention to keys in several parts needs
-no pass of its own to merge them.
+A row can also continue from the out and lse of another kernel over other keys. Together they act as
+one key whose logit is lse and whose value is out, so attention to several ranges of keys needs no
+merge pass.
 """
 
 from dataclasses import dataclass
@@ -33,25 +32,25 @@ import tilelang.language as T
 
 __all__ = [
     "LOG2_E",
-    "Origin",
-    "absorb",
-    "hide",
-    "nothing_seen",
-    "resume",
-    "sink_seen",
-    "start",
+    "InitialState",
+    "apply_mask",
+    "init_state",
+    "load_state",
+    "no_sink",
+    "normalize",
+    "online_softmax",
     "store_lse",
-    "weigh",
+    "with_sink",
 ]
 
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
-class Origin:
-    """How the rows of a head start: m and l, and the lse of a row that never sees a key.
+class InitialState:
+    """The initial m and l of the rows of a head, and the lse of a row with no visible key.
 
-    Where ``before`` is given, (out, lse) of other keys in float32, they start from that instead.
+    ``before``, if not None, is (out, lse) of other keys in float32, from which the rows continue.
     """
 
     m: object
@@ -60,37 +59,37 @@ class Origin:
     before: tuple | None = None
 
 
-def nothing_seen(_head, _scale):
-    """Rows start with nothing seen."""
+def no_sink(_head, _scale):
+    """The initial state without a sink."""
     nothing = -T.infinity("float32")
-    return Origin(m=nothing, l=0, lse=nothing)
+    return InitialState(m=nothing, l=0, lse=nothing)
 
 
-def sink_seen(logits, head, scale):
-    """Rows start with the sink of their head seen, of `logits` [heads].
+def with_sink(logits, head, scale):
+    """The initial state with the sink of the head, from `logits` [heads].
 
-    A logit is finite, or -inf, which is no sink: with m = -inf the first tile's decay is 0, and
-    takes its l away. So it does with one so low that float32 has no unscaled score for it, which is
-    still the lse of a row that sees no key.
+    A logit is finite, or -inf for no sink: with m = -inf, decay is 0 in the first tile and removes
+    the initial l. A logit so low that logit / scale overflows behaves the same, and is still the
+    lse of a row with no visible key.
     """
     logit = T.cast(logits[head], "float32")
-    return Origin(m=logit / scale, l=1, lse=logit)
+    return InitialState(m=logit / scale, l=1, lse=logit)
 
 
 @T.macro
-def start(m, l, origin):
-    """No key seen yet."""
-    T.fill(l, origin.l)
-    T.fill(m, origin.m)
+def init_state(m, l, initial):
+    """Set m and l to the initial state."""
+    T.fill(l, initial.l)
+    T.fill(m, initial.m)
 
 
 @T.macro
-def resume(acc, m, l, before, queries, query, head, scale, head_dim_v):
-    """Go on from out and lse of other keys; a row that saw none of them has lse -inf."""
+def load_state(acc, m, l, before, queries, query, head, scale, head_dim_v):
+    """Continue from (out, lse) of other keys; lse is -inf in a row that had no visible key."""
     rows, width = acc.shape
     for i in T.Parallel(rows):
         m[i] = T.if_then_else(
-            queries.holds(query + i),
+            queries.contains(query + i),
             before[1][queries.statistic(head, query + i)] / scale,
             -T.infinity("float32"),
         )
@@ -98,27 +97,26 @@ def resume(acc, m, l, before, queries, query, head, scale, head_dim_v):
         l[i] = T.if_then_else(m[i] == -T.infinity("float32"), 0.0, 1.0)
     for i, d in T.Parallel(rows, width):
         acc[i, d] = T.if_then_else(
-            T.And(queries.holds(query + i), d < head_dim_v),
+            T.And(queries.contains(query + i), d < head_dim_v),
             before[0][queries.index(head, query + i, d)],
             0.0,
         )
 
 
 @T.macro
-def hide(s, mask, query, key):
-    """Set the scores [queries, keys] of pairs that do not see each other to -inf.
-
-    Tiles in which every query sees every key skip the test.
-    """
+def apply_mask(s, mask, query, key):
+    """Set the scores [queries, keys] of masked pairs to -inf; skipped if the tile has none."""
     rows, columns = s.shape
-    if mask.cuts(query, rows, key, columns):
+    if mask.needs_mask(query, rows, key, columns):
         for i, j in T.Parallel(rows, columns):
-            s[i, j] = T.if_then_else(mask.sees(query + i, key + j), s[i, j], -T.infinity("float32"))
+            s[i, j] = T.if_then_else(
+                mask.visible(query + i, key + j), s[i, j], -T.infinity("float32")
+            )
 
 
 @T.macro
-def absorb(s, m, m_before, shift, decay, added, l, scale_log2):
-    """Turn a tile of scores into weights, and take it into m and l."""
+def online_softmax(s, m, m_before, shift, decay, added, l, scale_log2):
+    """Replace a tile of scores by weights, and update m and l."""
     rows, columns = s.shape
     T.copy(m, m_before)
     T.reduce_max(s, m, dim=1, clear=False)
@@ -134,18 +132,18 @@ def absorb(s, m, m_before, shift, decay, added, l, scale_log2):
 
 
 @T.macro
-def weigh(acc, l):
-    """Divide the sums of weighted values [queries, head_dim_v] by the sums of weights."""
+def normalize(acc, l):
+    """Divide acc [queries, head_dim_v] by l; 0 in rows with l = 0."""
     rows, width = acc.shape
     for i, d in T.Parallel(rows, width):
         acc[i, d] = T.if_then_else(l[i] == 0.0, 0.0, acc[i, d] / l[i])
 
 
 @T.macro
-def store_lse(lse, m, l, origin, queries, query, head, scale):
-    """Write scale * m + ln(l) of the rows that exist."""
+def store_lse(lse, m, l, initial, queries, query, head, scale):
+    """Write lse = scale * m + ln(l) of the rows in the sequence."""
     for i in T.Parallel(m.shape[0]):
-        if queries.holds(query + i):
+        if queries.contains(query + i):
             lse[queries.statistic(head, query + i)] = T.if_then_else(
-                l[i] == 0.0, origin.lse, m[i] * scale + T.log(l[i])
+                l[i] == 0.0, initial.lse, m[i] * scale + T.log(l[i])
             )

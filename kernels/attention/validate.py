@@ -1,7 +1,7 @@
-"""Argument checks of the attention operators: once, before any kernel, in words a user needs.
+"""Argument checks of the attention operators.
 
-Every refusal is a ValueError that names the argument, the rule and the value it has. The kernels
-behind trust what passes here: they guard tensor ends, not nonsense.
+Each check raises a ValueError with the argument, the rule and the value. The kernels rely on these
+checks: they only guard the ends of tensors and sequences.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tlmatrix_kernels.attention.bounds import on_host
+from tlmatrix_kernels.attention.cu_seqlens import host_values
 from tlmatrix_kernels.attention.tiles import strategy_for
 from tlmatrix_kernels.dtypes import dtype_name
 
@@ -28,21 +28,20 @@ __all__ = [
 STRATEGIES = ("atomic", "split", "grouped", "reordered")
 SM100_VARIANTS = ("ss", "ts", "wasp")
 SM100_MAJOR = 10
-# Four results of the backward pass share the 512 columns of tensor memory.
+# Four accumulators of the backward pass share the 512 columns of tensor memory.
 SM100_GRADIENT_DIM_MAX = 128
 DENSE_LAYOUTS = ("bshd", "bhsd")
 DTYPES = (torch.float16, torch.bfloat16)
-# Rows of 16 bytes are what the copy engine and 128-bit loads take; 256 columns are what the
-# accumulators of a block can hold.
+# TMA and 128-bit loads need rows of 16-byte multiples; accumulators hold at most 256 columns.
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
-# The most blocks CUDA launches in the y and z dimension of a grid: heads and sequences.
+# CUDA's limit for the y and z dimensions of a grid: heads and sequences.
 GRID_MAX = 65535
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What a call asks for, checked: everything the kernels take beside tensors."""
+    """The checked options of a call: all kernel parameters that are not tensors."""
 
     layout: str
     dtype: str
@@ -57,7 +56,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Lengths:
-    """The longest query and the longest key sequence of a packed batch."""
+    """The longest query sequence and the longest key sequence of a packed batch."""
 
     max_seqlen_q: int
     max_seqlen_k: int
@@ -152,8 +151,7 @@ def _attention(layout, q, k, heads, kv_heads, dims, causal, window, scale, backw
         dtype=dtype_name(q.dtype),
         groups=heads // kv_heads,
         causal=causal,
-        # A window that reaches past any sequence is no window, and must not overflow when
-        # positions are added to it.
+        # Clamped so that window + position does not overflow int32.
         window=window if window is None else min(window, 2**30),
         scale=scale,
         backward=backward or strategy_for(k.numel() // dims["head_dim"]),
@@ -162,10 +160,10 @@ def _attention(layout, q, k, heads, kv_heads, dims, causal, window, scale, backw
 
 
 def check_dense(q, k, v, causal, window, scale, layout, backward, sink=None) -> Attention:
-    """Check the arguments of `dense_attention`; see there.
+    """Check the arguments of `dense_attention`.
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     if layout not in DENSE_LAYOUTS:
         _refuse(f"layout must be one of {', '.join(DENSE_LAYOUTS)}, got {layout!r}")
@@ -188,10 +186,10 @@ def check_dense(q, k, v, causal, window, scale, layout, backward, sink=None) -> 
 
 
 def check_padded(q, k, v, mask_q, mask_k) -> None:
-    """Check the shapes and masks of `padded_attention`; the rest `check_packed` does.
+    """Check the shapes and masks of `padded_attention`; `check_packed` checks the rest.
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     _check_tensors({"q": q, "k": k, "v": v}, "batch, seqlen, heads, dim")
     for name, tensor in {"k": k, "v": v}.items():
@@ -216,10 +214,10 @@ def check_padded(q, k, v, mask_q, mask_k) -> None:
 
 
 def check_sm100(q, k, v, causal, window, scale, layout, variant) -> Attention:
-    """Check the arguments of `sm100_attention`; see there.
+    """Check the arguments of `sm100_attention`.
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     if variant not in SM100_VARIANTS:
         _refuse(f"variant must be one of {', '.join(SM100_VARIANTS)}, got {variant!r}")
@@ -228,15 +226,15 @@ def check_sm100(q, k, v, causal, window, scale, layout, variant) -> Attention:
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
     if wanted and wide > SM100_GRADIENT_DIM_MAX:
         _refuse(
-            f"head_dim must be at most {SM100_GRADIENT_DIM_MAX} where gradients are wanted, got "
-            f"{wide}; dense_attention has them up to {HEAD_DIM_MAX}"
+            f"head_dim must be at most {SM100_GRADIENT_DIM_MAX} if inputs require gradients, got "
+            f"{wide}; dense_attention supports up to {HEAD_DIM_MAX}"
         )
     if q.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(q.device)
         if major != SM100_MAJOR:
             _refuse(
                 f"q must be on a GPU of compute capability {SM100_MAJOR}, got {major}.{minor}; "
-                "dense_attention runs on any"
+                "dense_attention supports any GPU"
             )
     return call
 
@@ -259,11 +257,11 @@ def _longest(name: str, bounds: list[int], total: int, tensor_name: str) -> int:
     if bounds[0] != 0:
         _refuse(f"{name} must begin with 0, got {bounds[0]}")
     lengths = [after - before for before, after in itertools.pairwise(bounds)]
-    for place, length in enumerate(lengths):
+    for index, length in enumerate(lengths):
         if length < 0:
             _refuse(
-                f"{name} must not decrease, got {bounds[place]} then {bounds[place + 1]} "
-                f"at index {place + 1}"
+                f"{name} must not decrease, got {bounds[index]} then {bounds[index + 1]} "
+                f"at index {index + 1}"
             )
     if bounds[-1] != total:
         _refuse(f"{name} must end with the rows of {tensor_name}, {total}, got {bounds[-1]}")
@@ -277,12 +275,12 @@ def _max_seqlen(name: str, given, longest: int) -> int:
         _refuse(f"{name} must be an int or None, got {given!r}")
     if given < longest:
         _refuse(f"{name} must be at least the longest sequence, {longest}, got {given}")
-    # Blocks beyond the longest sequence would find nothing to do.
+    # A larger bound would only launch blocks without work.
     return longest
 
 
 def _check_packed_tensors(q, k, v) -> dict[str, int]:
-    """The head dimensions of packed tensors, checked."""
+    """Checks q, k and v, and returns the head dimensions."""
     _check_tensors({"q": q, "k": k, "v": v}, "total, heads, dim")
     if v.shape[0] != k.shape[0]:
         _refuse(f"v must have the rows of k, {k.shape[0]}, got {v.shape[0]}")
@@ -292,7 +290,7 @@ def _check_packed_tensors(q, k, v) -> dict[str, int]:
 
 
 def _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k) -> list[list[int]]:
-    """Both cu_seqlens, checked as tensors."""
+    """Checks both cu_seqlens as tensors, and returns their values."""
     _check_bounds("cu_seqlens_q", cu_seqlens_q, "q", q)
     _check_bounds("cu_seqlens_k", cu_seqlens_k, "k and v", q)
     size = cu_seqlens_q.shape[0]
@@ -303,22 +301,22 @@ def _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k) -> list[list[int]]:
         )
     if size - 1 > GRID_MAX:
         _refuse(f"cu_seqlens_q must bound at most {GRID_MAX} sequences, got {size - 1}")
-    return on_host(cu_seqlens_q, cu_seqlens_k)
+    return host_values(cu_seqlens_q, cu_seqlens_k)
 
 
 def check_packed_shards(
     q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale
 ) -> tuple[Attention, tuple[int, ...], tuple[int, ...]]:
-    """Check packed tensors that are a rank's shards, and cu_seqlens of the whole batch.
+    """Check packed shards of one rank, with the cu_seqlens of the whole batch.
 
-    Returns what the call asks for, and the whole lengths of queries and of keys.
+    Returns the options of the call, and the whole lengths of the query and key sequences.
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     dims = _check_packed_tensors(q, k, v)
     bounds_q, bounds_k = _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k)
-    # How many rows there are of the whole is what the bounds say.
+    # The total of the whole batch is not known otherwise: its last bound.
     _longest("cu_seqlens_q", bounds_q, bounds_q[-1], "q")
     _longest("cu_seqlens_k", bounds_k, bounds_k[-1], "k and v")
     attention = _attention(
@@ -335,12 +333,12 @@ def check_packed(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     causal, window, scale, backward, sink,
 ) -> tuple[Attention, Lengths]:  # fmt: skip
-    """Check the arguments of `varlen_attention`; see there.
+    """Check the arguments of `varlen_attention`.
 
-    Copies both cu_seqlens to the host, once and together (see `bounds`).
+    Copies both cu_seqlens to the host, once and together (see `cu_seqlens`).
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     dims = _check_packed_tensors(q, k, v)
     _check_sink(sink, q, q.shape[1])

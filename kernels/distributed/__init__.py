@@ -1,4 +1,4 @@
-"""Kernels and operators of several ranks, a GPU each, over PyTorch's symmetric memory."""
+"""Multi-GPU kernels and operators over PyTorch's symmetric memory, one rank per GPU."""
 
 from tlmatrix_kernels.distributed.all_gather import all_gather
 from tlmatrix_kernels.distributed.all_gather_gemm import all_gather_gemm

@@ -1,30 +1,30 @@
-"""All-gather by the copy engines: every rank pulls the parts of the others."""
+"""All-gather by the copy engines: every rank pulls the rows of its peers."""
 
 import torch
 
 from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.context import Context
-from tlmatrix_kernels.distributed.pull import arrivals, pull
-from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed.partition import row_ranges
+from tlmatrix_kernels.distributed.pull import pull, pull_order
 from tlmatrix_kernels.distributed.validate import check_rows
 
 __all__ = ["all_gather"]
 
 
 def all_gather(x: torch.Tensor, *, context: Context, rows: int | None = None) -> torch.Tensor:
-    """The rows of all ranks, in the order of ranks. May be captured to a CUDA graph.
+    """Concatenate the rows of all ranks in rank order. Can be captured in a CUDA graph.
 
     Args:
-        x: [my rows, ...], of one dtype on all ranks.
+        x: [local rows, ...], of the same dtype on all ranks.
         context: see `create_context`.
-        rows: of all ranks together, where they do not all have as many: then each has its share
-            (`torch.tensor_split`).
+        rows: the total over all ranks; required if ranks have different numbers of rows, which must
+            then be those of `torch.tensor_split`.
 
     Returns:
         [rows, ...], a new tensor, the same on every rank.
 
     Raises:
-        ValueError: x without dimensions, or of other rows than its share.
+        ValueError: x is a scalar, or has not this rank's number of rows.
     """
     if x.ndim == 0:
         raise ValueError("x must have at least 1 dimension, got a scalar")
@@ -33,20 +33,20 @@ def all_gather(x: torch.Tensor, *, context: Context, rows: int | None = None) ->
     out = x.new_empty(rows, *x.shape[1:])
     if out.numel() == 0:
         return out
-    parts = [out[begin:end] for begin, end in shares(rows, world)]
+    parts = [out[begin:end] for begin, end in row_ranges(rows, world)]
     parts[rank].copy_(x)
     if world == 1:
         return out
-    epoch = context.begin("all_gather")
+    epoch = context.next_epoch("all_gather")
     most = -(-rows // world) * out[0].numel() * out.element_size()
     buffer = context.buffer(f"all_gather/{epoch % 2}", most)
-    with context.using(buffer):
-        buffer.mine(x.shape, x.dtype).copy_(x)
+    with context.graph_barriers(buffer):
+        buffer.local(x.shape, x.dtype).copy_(x)
         barrier(buffer)
-        side = context.side()
+        side = context.side_stream()
         with torch.cuda.stream(side):
             pull(
-                [peer for peer in arrivals(rank, world) if parts[peer].numel() > 0],
+                [peer for peer in pull_order(rank, world) if parts[peer].numel() > 0],
                 source=lambda peer: buffer.on(peer, parts[peer].shape, x.dtype),
                 target=lambda peer: parts[peer],
             )

@@ -1,20 +1,20 @@
-"""All-gather and GEMM at once: tiles of the rows that are here are made while others arrive."""
+"""Overlapped all-gather and GEMM: tiles whose rows are present are computed while others arrive."""
 
 from dataclasses import dataclass
 
 import torch
 
-from tlmatrix_kernels.alignment import ready as aligned
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.distributed.barriers import barrier
-from tlmatrix_kernels.distributed.choose import overlaps
-from tlmatrix_kernels.distributed.collectives import gathered
+from tlmatrix_kernels.distributed.collectives import all_gather_rows
 from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.gemm_launch import CheckedCall, call_key, gemm_launch
 from tlmatrix_kernels.distributed.gemm_ordered import gemm_on_arrival
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.ordered import OrderedCall, ordered_gemm, signature
-from tlmatrix_kernels.distributed.pull import arrivals, pull, signed, write_flag
-from tlmatrix_kernels.distributed.shares import shares
-from tlmatrix_kernels.distributed.validate import check_rows, check_share
+from tlmatrix_kernels.distributed.overlap import should_overlap
+from tlmatrix_kernels.distributed.partition import row_ranges
+from tlmatrix_kernels.distributed.pull import pull, pull_order, to_int32, write_flag
+from tlmatrix_kernels.distributed.validate import check_partition, check_rows
 from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.gemm.validate import (
     check_dtypes,
@@ -37,34 +37,34 @@ def all_gather_gemm(
     n: int | None = None,
     overlap: bool | None = None,
 ) -> torch.Tensor:
-    """`all_gather(a) @ op(b)`: the rows of all ranks times what each has of the columns.
+    """`all_gather(a) @ op(b)`: the rows of all ranks times this rank's columns of op(b).
 
     Args:
-        a: [my rows, k]; float16 or bfloat16.
+        a: [local rows, k]; float16 or bfloat16.
         b: [k, n], or [n, k] with `transpose_b`: this rank's columns; the dtype of `a`.
         context: see `create_context`.
         transpose_b: whether `b` is stored transposed.
-        out_dtype: of the result: that of `a`, unless given (float16, bfloat16 or float32).
-        m: rows of `a` on all ranks together, where they do not all have as many: then each has its
-            share (`torch.tensor_split`).
-        n: columns of `b` on all ranks together, of which each has its share: so all ranks make the
-            same choice of `overlap` without a word to each other.
-        overlap: whether tiles are made while rows arrive; by default where that is faster than a
-            collective and then a kernel (`choose`). All ranks must agree.
+        out_dtype: dtype of the result: float16, bfloat16 or float32; by default the dtype of `a`.
+        m: total rows of `a` over all ranks; required if ranks have different numbers of rows, which
+            must then be those of `torch.tensor_split`.
+        n: total columns of op(b) over all ranks, split as by `torch.tensor_split`; with it, ranks
+            agree on `overlap` without communication.
+        overlap: whether to overlap communication and computation, or run a collective and then a
+            GEMM; by default the faster one (see `overlap`). Must be the same on all ranks.
 
     Returns:
-        [m, n] in `out_dtype`, a new tensor.
+        [m, local n] in `out_dtype`, a new tensor.
 
     Raises:
-        ValueError: a shape, dtype or device that does not fit; the message names the argument.
-        RuntimeError: `overlap` while a CUDA graph is captured.
+        ValueError: an invalid shape, dtype or device; the message names the argument.
+        RuntimeError: overlap=True while a CUDA graph is captured.
     """
-    key = signature(a, b, "all_gather_gemm", transpose_b, out_dtype, m, n)
-    call = context.prepared(
+    key = call_key(a, b, "all_gather_gemm", transpose_b, out_dtype, m, n)
+    call = context.cached(
         key, lambda: _checked(a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, m=m, n=n)
     )
-    if not overlaps("all_gather_gemm", overlap, context, (call.m, call.k), call.n, n):
-        whole = gathered(a, call.m, context)
+    if not should_overlap("all_gather_gemm", overlap, context, (call.m, call.k), call.n, n):
+        whole = all_gather_rows(a, call.m, context)
         return gemm(whole, b, transpose_b=transpose_b, out_dtype=call.out_dtype)
     out = torch.empty(call.m, call.n, dtype=call.out_dtype, device=a.device)
     if call.k == 0 or call.m == 0:
@@ -75,7 +75,11 @@ def all_gather_gemm(
 
 @dataclass(frozen=True)
 class _Half:
-    """The gathered rows in one half of the symmetric memory, where each rank's are, and flags."""
+    """One half of the double-buffered symmetric memory.
+
+    `whole` is the local [m, k] buffer and `parts` its rows by rank; `theirs` are the rows of each
+    rank in its own buffer; `ready` [world] int32 are the flags of the rows that have arrived.
+    """
 
     buffer: SymmetricBuffer
     ready: torch.Tensor
@@ -93,52 +97,52 @@ def _checked(
     out_dtype: torch.dtype | None,
     m: int | None,
     n: int | None,
-) -> OrderedCall:
+) -> CheckedCall:
     check_dtypes(a, b)
     _, columns, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     rows = check_rows("a", a.shape[0], m, context, "m")
     if n is not None:
-        check_share("b", "columns", columns, n, context, "n")
-    return OrderedCall(rows, columns, k, out_dtype, transpose_b, shares(rows, context.world))
+        check_partition("b", "columns", columns, n, context, "n")
+    return CheckedCall(rows, columns, k, out_dtype, transpose_b, row_ranges(rows, context.world))
 
 
-def _half(call: OrderedCall, dtype: torch.dtype, number: int, context: Context) -> _Half:
-    """That half of the buffer for such a call."""
+def _half(call: CheckedCall, dtype: torch.dtype, number: int, context: Context) -> _Half:
+    """The half `number` of the buffer, with the views of this call."""
     shape = [call.m, call.k]
     buffer = context.buffer(f"all_gather_gemm/{number}", call.m * call.k * dtype.itemsize)
     half = call.halves.get(number)
     if half is None or half.buffer is not buffer:
-        whole = buffer.mine(shape, dtype)
+        whole = buffer.local(shape, dtype)
         parts = [whole[begin:end] for begin, end in call.cuts]
         theirs = [
             buffer.on(peer, shape, dtype)[begin:end] for peer, (begin, end) in enumerate(call.cuts)
         ]
         world = context.world
-        ready = context.flags("all_gather_gemm/ready", world).mine([world], torch.int32)
+        ready = context.flags("all_gather_gemm/ready", world).local([world], torch.int32)
         half = call.halves[number] = _Half(buffer, ready, whole, parts, theirs)
     return half
 
 
 def _overlapped(
-    call: OrderedCall, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, context: Context
+    call: CheckedCall, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, context: Context
 ) -> None:
-    """`out` = all rows of `a` times op(b).
+    """Compute `out` = all rows of `a` times op(b).
 
-    The gathered rows are a symmetric buffer, in which every rank puts its own: peers pull them from
-    there to the same place in theirs, once the barrier says that they are there. Copies, and the
-    flags behind them, take no multiprocessor, so tiles may fill the GPU and wait.
+    The gathered rows are a symmetric buffer. Every rank copies its own rows into it; after the
+    barrier peers pull them into the same rows of their buffers. Copies and the flags behind them
+    need no multiprocessor, so tiles can fill the GPU while they wait.
     """
     rank, world = context.rank, context.world
-    epoch = context.begin("all_gather_gemm")
+    epoch = context.next_epoch("all_gather_gemm")
     half = _half(call, a.dtype, epoch % 2, context)
     half.parts[rank].copy_(a)
     barrier(half.buffer)
     write_flag(half.ready, rank, epoch)
-    side = context.side()
+    side = context.side_stream()
     with torch.cuda.stream(side):
         pull(
-            arrivals(rank, world),
+            pull_order(rank, world),
             source=half.theirs.__getitem__,
             target=half.parts.__getitem__,
             arrived=lambda peer: write_flag(half.ready, peer, epoch),
@@ -147,8 +151,8 @@ def _overlapped(
         whole_rows = rows_aligned(half.whole, b)
         launch = call.launches.get(whole_rows)
         if launch is None:
-            # First the tiles that have only rows of ours, or the one that has some.
-            launch = call.launches[whole_rows] = ordered_gemm(
+            # Start with the tiles that have only local rows, or with the one that has some.
+            launch = call.launches[whole_rows] = gemm_launch(
                 gemm_on_arrival,
                 b,
                 out,
@@ -158,5 +162,5 @@ def _overlapped(
                 whole_rows=whole_rows,
                 whole_tile=True,
             )
-        launch.kernel(half.whole, b, out, half.ready, signed(epoch), launch.first, launch.panel)
+        launch.kernel(half.whole, b, out, half.ready, to_int32(epoch), launch.first, launch.panel)
     torch.cuda.current_stream().wait_stream(side)

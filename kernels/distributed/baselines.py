@@ -1,13 +1,13 @@
-"""What the overlapped operators are timed beside: a collective and a kernel in turn, and PyTorch's.
+"""Baselines: a collective and a GEMM in sequence, and PyTorch's fused operators.
 
-Each is called like the operator, and does the same. PyTorch's fused operators take shares that are
-all equal.
+Each has the signature of its operator and computes the same. PyTorch's fused operators need equal
+rows on all ranks.
 """
 
 import torch
 
 from tlmatrix_kernels.distributed.all_gather_gemm import all_gather_gemm
-from tlmatrix_kernels.distributed.collectives import gathered, reduce_scatter_single
+from tlmatrix_kernels.distributed.collectives import all_gather_rows, reduce_scatter_single
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_reduce_scatter import gemm_reduce_scatter
 
@@ -24,47 +24,49 @@ __all__ = [
 def all_gather_then_gemm(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, m: int, transpose_b: bool = False
 ) -> torch.Tensor:
-    """The collective of `torch.distributed`, then the project's kernel."""
+    """NCCL's all-gather, then the project's GEMM."""
     return all_gather_gemm(a, b, context=context, m=m, transpose_b=transpose_b, overlap=False)
 
 
 def all_gather_then_torch(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, m: int, transpose_b: bool = False
 ) -> torch.Tensor:
-    """The collective of `torch.distributed`, then `torch.matmul`."""
-    return gathered(a, m, context) @ _turned(b, transpose_b)
+    """NCCL's all-gather, then `torch.matmul`."""
+    return all_gather_rows(a, m, context) @ _transposed(b, transpose_b)
 
 
 def torch_all_gather_matmul(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, m: int, transpose_b: bool = False
 ) -> torch.Tensor:
-    """PyTorch's own, over symmetric memory.
+    """PyTorch's fused all-gather and matmul over symmetric memory.
 
     Raises:
-        NotImplementedError: ranks with different shares, or one rank.
+        NotImplementedError: a world of one, or ranks with different numbers of rows.
     """
     _refuse_uneven(m, context)
     fused = torch.ops.symm_mem.fused_all_gather_matmul
-    return fused(a, [_turned(b, transpose_b)], 0, context.group.group_name, return_A=False)[1][0]
+    return fused(a, [_transposed(b, transpose_b)], 0, context.group.group_name, return_A=False)[1][
+        0
+    ]
 
 
 def gemm_then_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, transpose_b: bool = False
 ) -> torch.Tensor:
-    """The project's kernel, then a collective of `torch.distributed` and sums in float32."""
+    """The project's GEMM, then an all-to-all and float32 sums."""
     return gemm_reduce_scatter(a, b, context=context, transpose_b=transpose_b, overlap=False)
 
 
 def torch_then_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, m: int, transpose_b: bool = False
 ) -> torch.Tensor:
-    """`torch.matmul`, then the reduce-scatter of `torch.distributed`, which rounds as it adds.
+    """`torch.matmul`, then NCCL's reduce-scatter, which rounds each partial sum.
 
     Raises:
-        NotImplementedError: ranks with different shares, or one rank.
+        NotImplementedError: a world of one, or ranks with different numbers of rows.
     """
     _refuse_uneven(m, context)
-    product = a @ _turned(b, transpose_b)
+    product = a @ _transposed(b, transpose_b)
     out = product.new_empty(m // context.world, product.shape[1])
     reduce_scatter_single(out, product, group=context.group)
     return out
@@ -73,23 +75,23 @@ def torch_then_reduce_scatter(
 def torch_matmul_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, m: int, transpose_b: bool = False
 ) -> torch.Tensor:
-    """PyTorch's own, over symmetric memory.
+    """PyTorch's fused matmul and reduce-scatter over symmetric memory.
 
     Raises:
-        NotImplementedError: ranks with different shares, or one rank.
+        NotImplementedError: a world of one, or ranks with different numbers of rows.
     """
     _refuse_uneven(m, context)
     fused = torch.ops.symm_mem.fused_matmul_reduce_scatter
-    return fused(a, _turned(b, transpose_b), "sum", 0, context.group.group_name)
+    return fused(a, _transposed(b, transpose_b), "sum", 0, context.group.group_name)
 
 
-def _turned(b: torch.Tensor, transpose_b: bool) -> torch.Tensor:
-    """[k, n], whichever way it is stored."""
+def _transposed(b: torch.Tensor, transpose_b: bool) -> torch.Tensor:
+    """op(b) [k, n]."""
     return b.T if transpose_b else b
 
 
 def _refuse_uneven(m: int, context: Context) -> None:
     if context.group is None or m % context.world:
         raise NotImplementedError(
-            f"shares {m} rows among several ranks evenly; there are {context.world}"
+            f"needs {m} rows split evenly over at least 2 ranks, got {context.world} ranks"
         )

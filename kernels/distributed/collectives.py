@@ -1,21 +1,21 @@
-"""The collectives of `torch.distributed`, of shares that may differ by a row."""
+"""Collectives of `torch.distributed` for rows that may be split unevenly over the ranks."""
 
 import torch
 import torch.distributed as dist
 
 from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.ring import add_in_ring_order
-from tlmatrix_kernels.distributed.shares import shares
 
-__all__ = ["gather_single", "gathered", "reduce_scatter_single", "scattered_sum"]
+__all__ = ["all_gather_rows", "gather_single", "reduce_scatter_rows", "reduce_scatter_single"]
 
-# What PyTorch 2.13 renames; earlier ones know only the second names.
+# PyTorch 2.13 renamed them; earlier versions have only the second names.
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def gathered(x: torch.Tensor, rows: int, context: Context) -> torch.Tensor:
-    """The rows of all ranks: x [my share of rows, ...] -> [rows, ...]."""
+def all_gather_rows(x: torch.Tensor, rows: int, context: Context) -> torch.Tensor:
+    """All-gather: x [local rows, ...] -> [rows, ...]."""
     if context.world == 1:
         return x
     x = x.contiguous()
@@ -26,23 +26,23 @@ def gathered(x: torch.Tensor, rows: int, context: Context) -> torch.Tensor:
     padded = _padded(x, -(-rows // context.world))
     parts = x.new_empty(context.world, *padded.shape)
     gather_single(parts.flatten(0, 1), padded, group=context.group)
-    for part, (begin, end) in zip(parts, shares(rows, context.world), strict=True):
+    for part, (begin, end) in zip(parts, row_ranges(rows, context.world), strict=True):
         out[begin:end] = part[: end - begin]
     return out
 
 
-def scattered_sum(
+def reduce_scatter_rows(
     x: torch.Tensor, context: Context, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """My share of the sum over ranks, plus `bias`: x [rows, n] -> [my share of rows, n], x's dtype.
+    """This rank's rows of the sum over ranks, plus `bias` [n]: x [rows, n] -> [local rows, n].
 
-    As many bytes travel as in a reduce-scatter. That one rounds to 16 bits at every rank that it
-    comes by; so each rank is sent its rows of all, adds them in float32, and rounds once.
+    Moves as many bytes as a reduce-scatter, which would round to 16 bits at every hop of the ring.
+    Here each rank receives its rows of all ranks, adds them in float32, and rounds once.
     """
     rows, world = x.shape[0], context.world
     if world == 1 and bias is None:
         return x
-    most, cuts = -(-rows // world), shares(rows, world)
+    most, cuts = -(-rows // world), row_ranges(rows, world)
     if rows % world == 0:
         parts = x.contiguous().view(world, most, x.shape[1])
     else:
@@ -59,5 +59,5 @@ def scattered_sum(
 
 
 def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """Zeros behind the rows of x, up to so many."""
+    """x, padded with zero rows to `rows` rows."""
     return torch.cat([x, x.new_zeros(rows - x.shape[0], *x.shape[1:])])

@@ -1,4 +1,4 @@
-"""What the operators of several ranks keep from call to call: buffers, flags, a stream, epochs."""
+"""State that multi-GPU operators keep between calls: buffers, flags, a side stream and epochs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ from tlmatrix_kernels.distributed.memory import SymmetricBuffer, allocate
 __all__ = ["Context", "create_context"]
 
 SMALLEST = 1 << 16
-"""Bytes of the smallest buffer: growing costs a synchronisation."""
-MOST_PREPARED = 256
-"""Calls that are kept ready: more kinds than a model has layers."""
+"""Bytes of the smallest buffer; growing a buffer synchronizes."""
+MAX_CACHED_CALLS = 256
+"""Cached checked calls; more than the distinct calls of a model."""
 _GRAPH_CHANNEL = 1
 
 Prepared = TypeVar("Prepared")
@@ -25,22 +25,21 @@ Prepared = TypeVar("Prepared")
 class Context:
     """Buffers, flags, a side stream and epochs of one process group, on one device.
 
-    Made once by every rank (`create_context`), then passed to every call; shapes may change from
-    call to call. All ranks make the same calls in the same order, as with any collective.
+    Every rank creates one (`create_context`) and passes it to every call; shapes may differ between
+    calls. All ranks make the same calls in the same order, as with any collective.
 
-    *Epochs.* Each operator counts its calls, by its name; flags are raised to the epoch and never
-    lowered.
+    *Epochs.* Each operator counts its calls; flags are set to the epoch and never decrease.
 
-    *Two halves.* Buffers that peers read are there twice, and calls take turns (`epoch % 2`). An
-    operator has one barrier of all ranks in each call, and its stream has waited for its pulls when
-    the call ends. So when the barrier of a call has let a rank pass, every peer is done with what
-    it pulled in the call before, and the half that the next call writes is nobody's.
+    *Double buffering.* Buffers that peers read exist twice, and calls alternate (`epoch % 2`). Each
+    call of an operator has one barrier of all ranks, and its stream waits for its pulls before it
+    ends. When the barrier of a call lets a rank pass, all peers have therefore finished the pulls
+    of the previous call, and the half that the next call writes is free.
 
     Attributes:
         group: the process group; None with a world of one.
         rank: of this process in the group.
-        world: ranks of the group.
-        device: where its buffers lie.
+        world: the number of ranks in the group.
+        device: the device of the buffers.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class Context:
     def __repr__(self) -> str:
         return f"Context(rank={self.rank}, world={self.world}, device={self.device})"
 
-    def begin(self, operator: str) -> int:
-        """The epoch of a call of `operator` that begins now, counted from 1.
+    def next_epoch(self, operator: str) -> int:
+        """Start a call of `operator`: returns its epoch, counted from 1.
 
-        Where the caller's stream is another than in the last call, it waits for that one.
+        If the current stream is not that of the previous call, it waits for that one.
         """
-        if self.world > 1 and not self.capturing():  # a graph waits for nothing outside of it
+        if self.world > 1 and not self.capturing():  # a graph cannot wait for outside work
             stream = torch.cuda.current_stream()
             if self._last is not None and self._last != stream:
                 stream.wait_stream(self._last)
@@ -74,35 +73,35 @@ class Context:
         self._epochs[operator] = epoch = self._epochs.get(operator, 0) + 1
         return epoch
 
-    def count(self, operator: str, added: list[int]) -> list[int]:
-        """What the counters of `operator` will have come to when `added` to each was counted.
+    def expected_counts(self, operator: str, added: list[int]) -> list[int]:
+        """The values of the counters of `operator` after each has increased by `added`.
 
-        Every rank keeps these sums of all ranks' counters itself: equal calls add equally.
+        Every rank tracks these totals itself: equal calls add the same on all ranks.
         """
         before = self._counts.get(operator, [0] * len(added))
         self._counts[operator] = after = [old + new for old, new in zip(before, added, strict=True)]
         return after
 
-    def prepared(self, key: tuple[Any, ...], make: Callable[[], Prepared]) -> Prepared:
-        """What `make` gave when a call with this key was first made: checked, and its kernel found.
+    def cached(self, key: tuple[Any, ...], make: Callable[[], Prepared]) -> Prepared:
+        """The result of `make` for this key: a checked call, with its kernel and views.
 
-        Nothing of a key depends on what its tensors hold. What peers' memory it has must be looked
-        up again once a buffer has grown: then all is forgotten.
+        Keys do not depend on tensor values. The cache is cleared when a buffer grows, since results
+        hold views of peers' memory.
         """
         found = self._prepared.get(key)
         if found is None:
             found = make()
-            if len(self._prepared) >= MOST_PREPARED:
+            if len(self._prepared) >= MAX_CACHED_CALLS:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[key] = found
         return found
 
-    def largest(self, key: tuple[Any, ...], mine: int) -> int:
-        """The largest `mine` of all ranks in the first call with this key; a collective in that.
+    def agreed_max(self, key: tuple[Any, ...], mine: int) -> int:
+        """The maximum of `mine` over ranks in the first call with this key, which is a collective.
 
         Args:
-            key: of values that are the same on all ranks, or some would wait for the others.
-            mine: of this rank.
+            key: the same on all ranks, or ranks would wait for each other forever.
+            mine: the value of this rank.
         """
         if self.world == 1:
             return mine
@@ -112,10 +111,10 @@ class Context:
             self._agreed[key] = int(most)
         return self._agreed[key]
 
-    def side(self) -> torch.cuda.Stream:
-        """The stream of pulls and reductions; it waits for what is enqueued on the current one.
+    def side_stream(self) -> torch.cuda.Stream:
+        """The stream of pulls and reductions; it waits for work enqueued on the current stream.
 
-        Of high priority: what it launches goes before waiting blocks of the main kernel.
+        It has high priority: its kernels are scheduled before waiting blocks of the main kernel.
         """
         if self._stream is None:
             self._stream = torch.cuda.Stream(priority=-1)
@@ -126,17 +125,17 @@ class Context:
         """Whether the current stream is being captured to a CUDA graph."""
         if self.device.type != "cuda" and self.group is None:
             return False
-        try:  # simulated ranks have streams as well, CPU processes none
+        try:  # simulated ranks have streams too; CPU processes have none
             return torch.cuda.is_current_stream_capturing()
         except RuntimeError:
             return False
 
     @contextmanager
-    def using(self, buffer: SymmetricBuffer) -> Iterator[None]:
-        """Around what a call does with a buffer, so that it may be captured to a CUDA graph.
+    def graph_barriers(self, buffer: SymmetricBuffer) -> Iterator[None]:
+        """Wraps a call's use of a buffer so that it can be captured in a CUDA graph.
 
-        Replays of a graph do not take turns: all use the half that was captured. So a graph has
-        barriers of its own, before the half is written and behind its last reader.
+        Replays of a graph do not alternate: all use the captured half. A captured call therefore
+        has two more barriers, before the half is written and after its last read.
         """
         captured = self.capturing()
         if captured:
@@ -146,25 +145,25 @@ class Context:
             barrier(buffer, _GRAPH_CHANNEL)
 
     def buffer(self, name: str, size: int) -> SymmetricBuffer:
-        """The symmetric buffer of that name, of at least `size` bytes; contents are not kept.
+        """The symmetric buffer `name` with at least `size` bytes; growing discards its contents.
 
-        All ranks ask for the same sizes. Growing waits for all ranks and for the device, so that
-        nobody reads what is given up.
+        All ranks request the same sizes. Growing waits for all ranks and for the device, so that no
+        rank reads the old buffer.
 
         Raises:
-            RuntimeError: it is to grow while a graph is captured.
+            RuntimeError: the buffer has to grow while a CUDA graph is captured.
         """
         old = self._buffers.get(name)
         if old is not None and old.storage.numel() >= size:
             return old
         if self.capturing():
             raise RuntimeError(
-                f"buffer {name!r} is to grow to {size} bytes while a graph is captured: "
-                "call the operator twice with such shapes before"
+                f"buffer {name!r} has to grow to {size} bytes while a CUDA graph is captured: "
+                "call the operator twice with these shapes before the capture"
             )
         if old is not None:
             barrier(old)
-            if self.device.type == "cuda":  # among ranks `allocate` waits as well
+            if self.device.type == "cuda":  # with several ranks, `allocate` synchronizes too
                 torch.cuda.synchronize(self.device)
             self._prepared.clear()
         grown = max(SMALLEST, 1 << (size - 1).bit_length())
@@ -173,10 +172,10 @@ class Context:
         return new
 
     def flags(self, name: str, count: int) -> SymmetricBuffer:
-        """`count` int32 flags on every rank, zero when they are made and kept from then on.
+        """`count` int32 flags on every rank, zero when created and kept from then on.
 
         Raises:
-            ValueError: more flags than the first call asked for.
+            ValueError: count exceeds that of the first call.
         """
         old = self._buffers.get(name)
         if old is not None:
@@ -187,7 +186,7 @@ class Context:
             return old
         new = allocate(max(4 * count, 64), self.device, self.group, self.rank, self.world)
         new.storage.zero_()
-        barrier(new)  # nobody raises a flag of ours before it is zero
+        barrier(new)  # peers must not set flags before they are zero
         self._buffers[name] = new
         return new
 
@@ -195,13 +194,13 @@ class Context:
 def create_context(
     group: ProcessGroup | None = None, *, device: torch.device | str | None = None
 ) -> Context:
-    """The context of this process in `group`, by default all processes; every rank calls it.
+    """The context of this process in `group`, by default all processes; every rank must call it.
 
-    Without an initialised `torch.distributed` it is a world of one.
+    Without an initialized `torch.distributed` it is a world of one.
 
     Args:
-        group: whose ranks take part: those of one node, connected by NVLink.
-        device: where buffers lie; by default the current GPU, or the CPU where there is none.
+        group: the ranks, which must be on one node, connected by NVLink.
+        device: the device of buffers; by default the current GPU, or the CPU without a GPU.
     """
     if device is None:
         gpu = torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Matrix products whose tiles wait for rows of A to arrive, or tell their owners that they exist.
+"""GEMM kernels that wait for rows of A to arrive, or signal the rows of C that are complete.
 
 Shapes and layout are those of `tlmatrix_kernels.gemm.kernel`, and so is the loop over K:
 
@@ -6,22 +6,22 @@ Shapes and layout are those of `tlmatrix_kernels.gemm.kernel`, and so is the loo
     B [K, N], or [N, K] transposed    the dtype of A
     C [M, N]                          out_dtype
 
-The M rows belong to `world` ranks as `shares.share` has it; a tile may have rows of several. The
-tiles are taken in the order of `swizzle.ordered_tile`. M, N, K and world are symbolic.
+The M rows are partitioned over `world` ranks (`partition.row_range`); a tile may have rows of
+several. Tiles are computed in the order of `swizzle.ordered_tile`. M, N, K and world are symbolic.
 
 `gemm_on_arrival`
     A tile waits until `ready[r] >= epoch` for every owner r of its rows.
 
 `gemm_signalling`
-    A tile that is stored adds its elements that rank r owns to `done[r]`, for every other owner r
-    of its rows, with release at system scope. Who acquires the sum of all elements of its rows, on
-    any GPU, sees them whole; that sum is the same whatever tiles a rank has. Those of `rank` itself
-    are added to `made[i]`, where i is the piece of its rows (`pieces`) in which the tile lies.
+    After storing a tile, the block adds the number of its elements that rank r owns to `done[r]`,
+    for every other owner r, with release at system scope. A reader that acquires the total over its
+    rows, on any GPU, sees them complete; the total does not depend on the tile size. Elements of
+    `rank` itself are added to `made[i]`, where i is the segment of its rows (see `segments`).
 
-How TileLang 0.1.15 assembles them for sm_90a: as `gemm_kernel`, with 128 threads that load by TMA
-beside 256 that multiply, and the same loops (test_assembly.py). All threads wait before the roles
-split; the sum is raised by the threads that store (see `signals`). What a tile adds is a load of
-a flag that is nearly always there, and one atomic.
+In TileLang 0.1.15 for sm_90a they compile to the loops of `gemm_kernel`, with 128 TMA producer
+threads and 256 consumer threads (test_assembly.py). All threads wait before the warp roles split;
+the consumers add to the flags (see `signals`). The cost per tile is the load of a flag that is
+nearly always set, and one atomic.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ import tilelang.language as T
 
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.swizzle import ordered_tile
-from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
 from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
 from tlmatrix_kernels.target import capability
 
@@ -40,8 +40,8 @@ __all__ = ["gemm_on_arrival", "gemm_signalling"]
 
 
 @dataclass(frozen=True)
-class _Static:
-    """What a kernel is compiled for; M, N and K are symbolic."""
+class _Config:
+    """Compile-time configuration of a kernel; M, N and K are symbolic."""
 
     tiles: Tiles
     transpose_b: bool
@@ -50,43 +50,47 @@ class _Static:
     K: Any
     a_shape: Any
     b_shape: Any
-    a_box: Any
-    b_box: Any
+    a_tile_shape: Any
+    b_tile_shape: Any
     options: Any
 
 
-def _static(dtype, transpose_b, whole_rows, size):
+def _config(dtype, transpose_b, whole_rows, size):
     orientation = (False, transpose_b)
     tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
-    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
-    return _Static(
+    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
+    return _Config(
         tiles, transpose_b, M, N, K,
-        *shapes(orientation, M, N, K),
-        *shapes(orientation, tiles.block_m, tiles.block_n, tiles.block_k),
+        *op_shapes(orientation, M, N, K),
+        *op_shapes(orientation, tiles.block_m, tiles.block_n, tiles.block_k),
         {} if whole_rows else NO_TMA,
     )  # fmt: skip
 
 
 def _begin(rows, world, rank):
-    """The first of the rows of `rank`, as `shares.share` has it, of expressions."""
+    """The first row of `rank`, like `partition.row_range` for expressions."""
     return rank * (rows // world) + T.min(rank, rows % world)
 
 
-def _ordered(tile, first, panel, of):
-    """The row and column of tiles at which block `tile` is, as expressions."""
-    tiles_m, tiles_n = T.ceildiv(of.M, of.tiles.block_m), T.ceildiv(of.N, of.tiles.block_n)
+def _ordered(tile, first, panel, cfg):
+    """The tile row and tile column of block `tile`, as expressions."""
+    tiles_m, tiles_n = T.ceildiv(cfg.M, cfg.tiles.block_m), T.ceildiv(cfg.N, cfg.tiles.block_n)
     return ordered_tile(tile, tiles_m, tiles_n, first, panel, T.min)
 
 
 @T.macro
-def _sum_tile(A, B, a_tile, b_tile, acc, m, n, of):
-    """`acc` = the tile of A @ op(B) whose first element is [m, n]."""
-    tiles, turned = of.tiles, of.transpose_b
+def _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg):
+    """Accumulate the tile of A @ op(B) at [m, n] into `acc`."""
+    tiles, turned = cfg.tiles, cfg.transpose_b
     T.clear(acc)
-    for step in T.Pipelined(T.ceildiv(of.K, tiles.block_k), num_stages=tiles.num_stages):
+    for step in T.Pipelined(T.ceildiv(cfg.K, tiles.block_k), num_stages=tiles.num_stages):
         k = step * tiles.block_k
-        T.copy(box(A, False, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=of.options)
-        T.copy(box(B, turned, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=of.options)
+        T.copy(
+            op_tile(A, False, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=cfg.options
+        )
+        T.copy(
+            op_tile(B, turned, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=cfg.options
+        )
         T.gemm(a_tile, b_tile, acc, transpose_B=turned)
 
 
@@ -94,15 +98,15 @@ def _sum_tile(A, B, a_tile, b_tile, acc, m, n, of):
 def gemm_on_arrival(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
-    """Build the kernel; it is called with (A, B, C, ready, epoch, first, panel)."""
-    of = _static(dtype, transpose_b, whole_rows, size)
-    M, N, world = of.M, of.N, T.dynamic("world")
-    block_m, block_n = of.tiles.block_m, of.tiles.block_n
+    """Build the kernel, called with (A, B, C, ready, epoch, first, panel)."""
+    cfg = _config(dtype, transpose_b, whole_rows, size)
+    M, N, world = cfg.M, cfg.N, T.dynamic("world")
+    block_m, block_n = cfg.tiles.block_m, cfg.tiles.block_n
 
     @T.prim_func
     def gemm_arrival(
-        A: T.Tensor(of.a_shape, dtype),
-        B: T.Tensor(of.b_shape, dtype),
+        A: T.Tensor(cfg.a_shape, dtype),
+        B: T.Tensor(cfg.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         ready: T.Tensor([world], "int32"),
         epoch: T.int32,
@@ -110,18 +114,18 @@ def gemm_on_arrival(
         panel: T.int32,
     ):
         with T.Kernel(
-            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=of.tiles.threads
+            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=cfg.tiles.threads
         ) as tile:
             T.annotate_restrict_buffers(A)
-            T.import_source(signals.source(of.tiles.threads))
-            a_tile = T.alloc_shared(of.a_box, dtype)
-            b_tile = T.alloc_shared(of.b_box, dtype)
+            T.import_source(signals.source(cfg.tiles.threads))
+            a_tile = T.alloc_shared(cfg.a_tile_shape, dtype)
+            b_tile = T.alloc_shared(cfg.b_tile_shape, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
-            at_m, at_n = _ordered(tile, first, panel, of)
-            # Variables, or the divisions would be made again wherever a row or column is used.
+            at_m, at_n = _ordered(tile, first, panel, cfg)
+            # Variables, or TileLang would repeat the divisions at each use.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
             m, n = bm * block_m, bn * block_n
@@ -129,7 +133,7 @@ def gemm_on_arrival(
                 begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)
                 if begin < m + block_m and end > m and begin < end:
                     signals.wait(ready, owner, epoch)
-            _sum_tile(A, B, a_tile, b_tile, acc, m, n, of)
+            _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg)
             T.copy(acc, C[bm * block_m, bn * block_n])
 
     return gemm_arrival
@@ -139,19 +143,19 @@ def gemm_on_arrival(
 def gemm_signalling(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
-    """Build the kernel; it is called with (A, B, C, done, made, first, panel, rank, base, step)."""
-    of = _static(dtype, transpose_b, whole_rows, size)
-    M, N = of.M, of.N
-    world, pieces = T.dynamic("world"), T.dynamic("pieces")
-    block_m, block_n = of.tiles.block_m, of.tiles.block_n
+    """Build the kernel, called with (A, B, C, done, made, first, panel, rank, base, step)."""
+    cfg = _config(dtype, transpose_b, whole_rows, size)
+    M, N = cfg.M, cfg.N
+    world, segments = T.dynamic("world"), T.dynamic("segments")
+    block_m, block_n = cfg.tiles.block_m, cfg.tiles.block_n
 
     @T.prim_func
     def gemm_signals(
-        A: T.Tensor(of.a_shape, dtype),
-        B: T.Tensor(of.b_shape, dtype),
+        A: T.Tensor(cfg.a_shape, dtype),
+        B: T.Tensor(cfg.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         done: T.Tensor([world], "int32"),
-        made: T.Tensor([pieces], "int32"),
+        made: T.Tensor([segments], "int32"),
         first: T.int32,
         panel: T.int32,
         rank: T.int32,
@@ -159,22 +163,22 @@ def gemm_signalling(
         step: T.int32,
     ):
         with T.Kernel(
-            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=of.tiles.threads
+            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=cfg.tiles.threads
         ) as tile:
-            T.import_source(signals.source(of.tiles.threads))
-            a_tile = T.alloc_shared(of.a_box, dtype)
-            b_tile = T.alloc_shared(of.b_box, dtype)
+            T.import_source(signals.source(cfg.tiles.threads))
+            a_tile = T.alloc_shared(cfg.a_tile_shape, dtype)
+            b_tile = T.alloc_shared(cfg.b_tile_shape, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
             T.assume(step > 0)
-            at_m, at_n = _ordered(tile, first, panel, of)
-            # Variables, or the divisions would be made again wherever a row or column is used.
+            at_m, at_n = _ordered(tile, first, panel, cfg)
+            # Variables, or TileLang would repeat the divisions at each use.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
             m, n = bm * block_m, bn * block_n
-            _sum_tile(A, B, a_tile, b_tile, acc, m, n, of)
+            _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg)
             T.copy(acc, C[bm * block_m, bn * block_n])
             for owner in T.serial(world):
                 begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)

@@ -1,10 +1,10 @@
-"""Copies from peers by the copy engines, on a stream of their own, with flags that tell of them.
+"""Copies from peers by the copy engines, on a stream of their own, with completion flags.
 
-`Tensor.copy_` between contiguous tensors of one dtype is a `cudaMemcpyAsync`, which between GPUs
-the copy engines do: no multiprocessor is needed, so a copy goes on beside kernels that fill the
-GPU, even with blocks that wait for it. For the same reason the flag behind a copy is written by the
-stream itself (`cuStreamWriteValue32`, behind a fence of system scope) and not by a kernel, and may
-be awaited by a stream itself (`cuStreamWaitValue32`).
+`Tensor.copy_` between contiguous tensors of one dtype is a `cudaMemcpyAsync`; between GPUs the copy
+engines run it. It needs no multiprocessor, so it proceeds beside kernels that fill the GPU, even
+with blocks that wait for the copy. For the same reason flags are set by the stream
+(`cuStreamWriteValue32`, after a system-scope fence) and not by a kernel, and can be awaited by a
+stream (`cuStreamWaitValue32`).
 """
 
 from collections.abc import Callable, Iterable
@@ -16,13 +16,13 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix_kernels.distributed import signals
 
-__all__ = ["arrivals", "pull", "signed", "wait_by_kernel", "wait_by_stream", "write_flag"]
+__all__ = ["pull", "pull_order", "to_int32", "wait_by_kernel", "wait_by_stream", "write_flag"]
 
 
-def arrivals(rank: int, world: int) -> list[int]:
-    """The other ranks in the order in which `rank` pulls from them: the next one first.
+def pull_order(rank: int, world: int) -> list[int]:
+    """The other ranks in the order in which `rank` pulls from them: rank + 1, rank + 2, ...
 
-    Every rank begins with another, so no GPU is asked by all at once.
+    All ranks start with a different peer, which balances the links.
     """
     return [(rank + step) % world for step in range(1, world)]
 
@@ -33,13 +33,13 @@ def pull(
     target: Callable[[int], torch.Tensor],
     arrived: Callable[[int], None] | None = None,
 ) -> None:
-    """Enqueue, on the current stream, `target(p).copy_(source(p))` for each of `peers` in turn.
+    """Enqueue `target(p).copy_(source(p))` on the current stream for each of `peers`, in order.
 
     Args:
-        peers: the ranks to copy from, in order.
-        source: a peer's tensor, contiguous, in symmetric memory.
-        target: where it goes, contiguous, of its shape and dtype.
-        arrived: called behind each copy, to enqueue what tells of it (`write_flag`).
+        peers: the ranks to copy from.
+        source: the tensor of a peer, contiguous, in symmetric memory.
+        target: its destination, contiguous, with the same shape and dtype.
+        arrived: called after each copy, to enqueue its completion flag (`write_flag`).
     """
     for peer in peers:
         target(peer).copy_(source(peer), non_blocking=True)
@@ -48,23 +48,23 @@ def pull(
 
 
 def write_flag(flags: torch.Tensor, index: int, value: int) -> None:
-    """Enqueue `flags[index] = value` on the current stream, behind a fence of system scope.
+    """Enqueue `flags[index] = value` on the current stream, after a system-scope fence.
 
     Args:
         flags: [n] int32, on this device or a peer's.
-        index: which.
+        index: of the flag.
         value: any integer; its low 32 bits are written.
     """
     unsigned, low = flags.view(torch.uint32), value & 0xFFFFFFFF
     write = symm_mem._SymmetricMemory.stream_write_value32  # noqa: SLF001  (has no public name)
     if torch.cuda.is_current_stream_capturing():
-        write = symm_mem._SymmetricMemory.memset32  # noqa: SLF001  (what a graph can hold)
+        write = symm_mem._SymmetricMemory.memset32  # noqa: SLF001  (supported in graphs)
     write(unsigned, index, low)
 
 
 @tilelang.jit
 def wait_kernel():
-    """A kernel of one warp that ends when `flags[index]` is at least `value`."""
+    """Build a kernel of one warp that waits until `flags[index]` is at least `value`."""
     size = T.dynamic("size")
 
     @T.prim_func
@@ -77,31 +77,31 @@ def wait_kernel():
 
 
 def wait_by_kernel(flags: torch.Tensor, index: int, value: int) -> None:
-    """Enqueue on the current stream a wait until `flags[index]` is at least `value`.
+    """Enqueue a wait on the current stream until `flags[index]` is at least `value`.
 
-    A kernel of one warp, which needs a place on a multiprocessor: do not enqueue it where blocks
-    that wait for what comes behind it may hold every place.
+    A kernel of one warp, which needs a multiprocessor: deadlocks if blocks that wait for later work
+    on this stream occupy all of them.
 
     Args:
         flags: [n] int32, on this device or a peer's.
-        index: which.
-        value: any integer, compared as `signals` compares, by its low 32 bits.
+        index: of the flag.
+        value: any integer; its low 32 bits are compared as in `signals`.
     """
-    wait_kernel()(flags, index, signed(value))
+    wait_kernel()(flags, index, to_int32(value))
 
 
 def wait_by_stream(flags: torch.Tensor, index: int, value: int) -> None:
-    """As `wait_by_kernel`, but the stream itself waits: no kernel, so no place on a multiprocessor.
+    """Like `wait_by_kernel`, with a stream memory operation, which needs no multiprocessor.
 
-    Not while a CUDA graph is captured: each replay would wait for the same value.
+    Not possible while a CUDA graph is captured: each replay would wait for the same value.
 
     Args:
         flags: [n] int32 in symmetric memory, on this device.
-        index: which.
-        value: any integer, compared as `signals` compares, by its low 32 bits.
+        index: of the flag.
+        value: any integer; its low 32 bits are compared as in `signals`.
 
     Raises:
-        RuntimeError: the driver refuses.
+        RuntimeError: the driver returns an error.
     """
     from cuda.bindings import driver  # comes with PyTorch for GPUs; simulated ranks have it too
 
@@ -109,13 +109,13 @@ def wait_by_stream(flags: torch.Tensor, index: int, value: int) -> None:
     address = flags.data_ptr() + index * flags.element_size()
     (status,) = driver.cuStreamWaitValue32(stream, address, value & 0xFFFFFFFF, _AT_LEAST)
     if int(status) != 0:
-        raise RuntimeError(f"cuStreamWaitValue32 of flag {index} gave {status}")
+        raise RuntimeError(f"cuStreamWaitValue32 failed for flag {index}: {status}")
 
 
 _AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ."""
 
 
-def signed(value: int) -> int:
-    """The low 32 bits of an integer as an int32."""
+def to_int32(value: int) -> int:
+    """The low 32 bits of an integer, as an int32."""
     return (value + 2**31) % 2**32 - 2**31

@@ -1,4 +1,4 @@
-"""Reduce-scatter by the copy engines: every rank pulls what the others have for it, and adds."""
+"""Reduce-scatter by the copy engines: every rank pulls its rows from its peers and adds them."""
 
 import torch
 
@@ -6,9 +6,9 @@ from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.collectives import reduce_scatter_single
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
+from tlmatrix_kernels.distributed.partition import row_range
 from tlmatrix_kernels.distributed.pull import pull
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
-from tlmatrix_kernels.distributed.shares import share
 from tlmatrix_kernels.distributed.two_level import TwoLevelContext
 from tlmatrix_kernels.distributed.validate import check_reducible
 
@@ -16,22 +16,22 @@ __all__ = ["reduce_scatter", "reduce_scatter_two_level"]
 
 
 def reduce_scatter(x: torch.Tensor, *, context: Context) -> torch.Tensor:
-    """This rank's share of the rows of the sum over ranks. May be captured to a CUDA graph.
+    """This rank's rows of the sum over ranks. Can be captured in a CUDA graph.
 
-    Sums are float32, in the order of the ring, and rounded once: equal inputs give equal bits.
+    Sums are float32, in ring order, and rounded once: bitwise reproducible.
 
     Args:
-        x: [rows, ...], of equal shape and dtype on all ranks; float16, bfloat16 or float32.
+        x: [rows, ...], with the same shape and dtype on all ranks; float16, bfloat16 or float32.
         context: see `create_context`.
 
     Returns:
-        [my rows, ...], a new tensor; rows are shared as `torch.tensor_split` does.
+        [local rows, ...], a new tensor; rows are split as by `torch.tensor_split`.
 
     Raises:
-        ValueError: a dtype that is not summed, or no dimensions.
+        ValueError: an unsupported dtype, or x is a scalar.
     """
     check_reducible("x", x)
-    begin, end = share(x.shape[0], context.world, context.rank)
+    begin, end = row_range(x.shape[0], context.world, context.rank)
     out = x.new_empty(end - begin, *x.shape[1:])
     if x.numel() > 0:
         flat, columns = x.reshape(x.shape[0], -1).contiguous(), x[0].numel()
@@ -40,24 +40,24 @@ def reduce_scatter(x: torch.Tensor, *, context: Context) -> torch.Tensor:
 
 
 def reduce_scatter_two_level(x: torch.Tensor, *, context: TwoLevelContext) -> torch.Tensor:
-    """Reduce-scatter over several nodes: inside each by copy engines, then between them.
+    """Reduce-scatter over several nodes: within each node by copy engines, then between nodes.
 
-    May be captured to a CUDA graph where the collectives of `torch.distributed` may, as with NCCL.
+    Can be captured in a CUDA graph if the collectives of `torch.distributed` can, as with NCCL.
 
-    Of W ranks on each of V nodes, rank r of node v gets share v * W + r of V * W of the rows. First
-    it sums, over the ranks of its own node, the rows that rank r of *every* node gets, in float32;
-    then `torch.distributed` sums those over nodes. So a row crosses nodes once, not W times.
+    With V nodes of W ranks, rank r of node v gets part v * W + r of V * W equal parts of the rows.
+    First it sums, over the ranks of its node, the rows for rank r of *every* node, in float32; then
+    `torch.distributed` sums those over nodes. A row crosses nodes once instead of W times.
 
     Args:
-        x: [rows, ...], of equal shape and dtype on all ranks; float16, bfloat16 or float32; rows a
-            multiple of V * W.
+        x: [rows, ...], with the same shape and dtype on all ranks; float16, bfloat16 or float32;
+            rows must be a multiple of V * W.
         context: see `create_two_level_context`.
 
     Returns:
         [rows / (V * W), ...], a new tensor.
 
     Raises:
-        ValueError: a dtype that is not summed, no dimensions, or rows that do not divide.
+        ValueError: an unsupported dtype, x is a scalar, or V * W does not divide its rows.
     """
     check_reducible("x", x)
     count, node = context.nodes, context.node
@@ -86,16 +86,16 @@ def reduce_scatter_two_level(x: torch.Tensor, *, context: TwoLevelContext) -> to
 def _reduce(
     ranges: list[tuple[int, int]], x: torch.Tensor, out: torch.Tensor, context: Context
 ) -> None:
-    """Sum `ranges` of rows of x [rows, columns] over ranks: out [ranges, rows, columns]."""
+    """Sum row `ranges` of x [rows, columns] over ranks: out [ranges, rows, columns]."""
     rank, world = context.rank, context.world
     if world == 1:
         for (begin, end), target in zip(ranges, out, strict=True):
             target.copy_(x[begin:end])
         return
-    epoch = context.begin("reduce_scatter")
+    epoch = context.next_epoch("reduce_scatter")
     buffer = context.buffer(f"reduce_scatter/{epoch % 2}", x.numel() * x.element_size())
-    with context.using(buffer):
-        buffer.mine(x.shape, x.dtype).copy_(x)
+    with context.graph_barriers(buffer):
+        buffer.local(x.shape, x.dtype).copy_(x)
         barrier(buffer)
         for (begin, end), target in zip(ranges, out, strict=True):
             parts = x.new_empty(world - 1, end - begin, x.shape[1])
@@ -107,7 +107,7 @@ def _reduce(
 def _pull_rows(
     buffer: SymmetricBuffer, x: torch.Tensor, begin: int, parts: torch.Tensor, rank: int
 ) -> None:
-    """parts[i] = rows from `begin` on of what the i-th rank of the ring has."""
+    """parts[i] = the rows from `begin` of the i-th rank of the ring."""
     slots = {peer: slot for slot, peer in enumerate(ring(rank, buffer.world))}
     pull(
         slots,

@@ -1,4 +1,4 @@
-"""What the operators compute, in plain PyTorch and on one device."""
+"""PyTorch reference of `gemm_reduce_scatter`, on one device."""
 
 import torch
 
@@ -6,9 +6,10 @@ __all__ = ["gemm_bias"]
 
 
 def gemm_bias(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, world: int) -> torch.Tensor:
-    """`a @ b + bias` as ranks add it up that share out k as `torch.tensor_split` does.
+    """`a @ b + bias`, with k split over `world` ranks as by `torch.tensor_split`.
 
-    The dtype of `a` is what a rank's product is rounded to; the sum is float32, or float64.
+    Each rank's product is rounded to the dtype of `a`; the sum is float32, or float64 for float64
+    inputs.
 
     a: [m, k], b: [k, n], bias: [n] -> [m, n]
     """

@@ -1,13 +1,13 @@
-"""The sum of what ranks have for one of them, in float32 and in the order of the ring.
+"""Reduction of the parts of all ranks for this rank's rows, in float32 and in ring order.
 
-    parts [slots, held, N]   what came from the others, in the order of `ring`; the rows from
+    parts [slots, held, N]   the parts of the other ranks, in the order of `ring`; the rows from
                              `first` on are added
-    own   [rows, N]          what this rank has itself, added last
-    bias  [N]                float32, added once, where there is one
+    own   [rows, N]          this rank's part, added last
+    bias  [N]                float32, added once, optional
     out   [rows, N]
 
-A sum is rounded once. The order is that in which a GEMM's parts are ready (see
-`gemm_reduce_scatter`), and depends on the rank alone, so equal inputs make equal bits.
+The sum is rounded once. The order is that in which the parts of a GEMM complete (see
+`gemm_reduce_scatter`) and depends on the rank alone, so the result is bitwise reproducible.
 """
 
 import tilelang
@@ -19,10 +19,10 @@ from tlmatrix_kernels.dtypes import dtype_name
 __all__ = ["add_in_ring_order", "ring", "ring_sum"]
 
 COLUMNS = 1024
-"""Of a row that one block adds: 8 elements a thread, 16 bytes of a 16-bit part."""
+"""Columns per block: 8 elements per thread, 16 bytes of a 16-bit part."""
 THREADS = 128
 STEP = 8
-"""Elements that a row is a multiple of with `whole_rows`, so that loads are of 16 bytes."""
+"""With `whole_rows`, row lengths are multiples of it, for 16-byte loads."""
 
 
 @tilelang.jit
@@ -42,7 +42,7 @@ def ring_sum(dtype: str, out_dtype: str, bias: bool, whole_rows: bool):
     ):
         with T.Kernel(rows, T.ceildiv(N, COLUMNS), threads=THREADS) as (row, block):
             T.assume(first >= 0)
-            T.assume(first + row < held)  # or a guard would keep loads from being in flight
+            T.assume(first + row < held)  # without it, a guard would serialize the loads
             acc = T.alloc_fragment([COLUMNS], "float32")
             begin = block * COLUMNS
             T.clear(acc)
@@ -65,7 +65,7 @@ def ring_sum(dtype: str, out_dtype: str, bias: bool, whole_rows: bool):
 
 
 def ring(rank: int, world: int) -> list[int]:
-    """The other ranks in the order in which their parts are added: the rank before, and so on."""
+    """The other ranks in the order in which their parts are added: rank - 1, rank - 2, ..."""
     return [(rank - step) % world for step in range(1, world)]
 
 
@@ -79,11 +79,11 @@ def add_in_ring_order(
     """Enqueue `out` = the sum of `parts`, `own` and `bias` on the current stream.
 
     Args:
-        parts: [slots, rows or more, n], contiguous; float16, bfloat16 or float32.
-        own: [rows, n], contiguous, of the dtype of `parts`.
+        parts: [slots, held, n] with held >= first + rows, contiguous; float16, bfloat16 or float32.
+        own: [rows, n], contiguous, in the dtype of `parts`.
         bias: [n] float32, or None.
-        out: [rows, n], contiguous, what is written.
-        first: of the rows of `parts`, that for the first of `own`.
+        out: [rows, n], contiguous, the output.
+        first: the row of `parts` that is added to row 0 of `own`.
     """
     if out.numel() == 0:
         return

@@ -1,24 +1,24 @@
-"""Flags that blocks of one GPU raise and blocks of another wait for, in TileLang kernels.
+"""Flags between the blocks of different GPUs, for TileLang kernels.
 
-TileLang's own `T.atomic_*` are of device scope in the code they become, so another GPU need not see
-in order what they order. These are of the scope that their name says, `gpu` or `sys`, and each is
-one instruction of PTX's memory model; flags are int32:
+TileLang's `T.atomic_*` compile to device scope, which does not order memory accesses for other
+GPUs. These functions have the scope in their name, `gpu` or `sys`, and each is one instruction of
+the PTX memory model. Flags are int32:
 
 ==============================================  ================================================
 `tlm_load_{relaxed|acquire}_{scope}`            ld.relaxed, ld.acquire
 `tlm_store_{relaxed|release}_{scope}`           st.relaxed, st.release
-`tlm_fetch_add_{order}_{scope}`                 atom.add, relaxed, acquire, release or acq_rel;
-                                                gives the value before
-`tlm_wait_{ge|eq}_{relaxed|acquire}_{scope}`    loads until the flag is at least, or equals, a value
-`tlm_given_ge_acquire_{scope}`                  a number, and if asked to behind such a wait
-`tlm_block_store_{order}_{scope}`,              all threads meet, then the first one does it: what
-`tlm_block_fetch_add_{order}_{scope}`           any thread of the block wrote before is released
+`tlm_fetch_add_{order}_{scope}`                 atom.add: relaxed, acquire, release or acq_rel;
+                                                returns the previous value
+`tlm_wait_{ge|eq}_{relaxed|acquire}_{scope}`    spins until the flag is at least, or equals, a value
+`tlm_given_ge_acquire_{scope}`                  returns a number, after such a wait if requested
+`tlm_block_store_{order}_{scope}`,              block barrier, then one thread stores or adds:
+`tlm_block_fetch_add_{order}_{scope}`           releases the earlier writes of all threads
 ==============================================  ================================================
 
-Loads and waits are made by every thread that meets them, so each has acquired what it reads next.
-A store or an addition of a block is one: use `tlm_block_*`, through `post` and `add`.
+All threads execute loads and waits, so each thread acquires what it reads next. A store or an
+addition is done once per block: use `tlm_block_*`, through `post` and `add`.
 
-A kernel includes them by `T.import_source(signals.source(threads))` inside its `T.Kernel`, and
+A kernel includes them with `T.import_source(signals.source(threads))` inside its `T.Kernel`, and
 calls them with the address of a flag, or through the functions here:
 
     signals.wait(flags, owner, epoch)         # acquire, system
@@ -26,25 +26,23 @@ calls them with the address of a flag, or through the functions here:
     signals.post(flags, rank, epoch)          # release, system
     signals.add(flags, rank, 1)
 
-- Flags only grow. Who waits asks for *at least* a value (`ge`), never for equality with a flag that
-  somebody resets: a rank that runs ahead may have raised it again. The comparison is of the
-  difference, as sequence numbers are compared, so a flag may overflow.
-- A wait ends with `fence.proxy.async`, for the copy engine of the multiprocessor (TMA) reads by
-  another path than threads do.
-- TileLang may split a kernel whose loads are pipelined into roles: with `threads=256` it launches
-  384 threads, of which the first 128 only load, and leaves what follows the loop to the other 256.
-  `__syncthreads` and "thread 0" are then wrong: that thread never gets there, and the flag is never
-  raised. So `tlm_block_*` meet at a named barrier of as many threads as `T.Kernel` was given
-  (`source(threads)`), and the last thread of the block raises the flag: it always takes part.
-  Waits stand before the loop, where the roles are not split yet. Inside of it a statement is left
-  to the threads that multiply, and those that load would not wait: there the row to load must be
-  `given`. That is an expression, which goes where it is needed and nowhere else. (Read in what
-  TileLang 0.1.15 makes of such kernels; `test_assembly.py` and `test_sequence_assembly.py` in
-  `tests/kernels/distributed` hold it.)
-- What arrives while a kernel runs must not be read as what never changes: TileLang declares tensors
-  that a kernel only reads `const __restrict__`, and the compiler then loads them by a path that is
-  not coherent, or early. Name such tensors in `T.annotate_restrict_buffers(...)`. What TMA loads is
-  not concerned: it is loaded as asked, behind the wait.
+- Flags only increase. Wait for *at least* a value (`ge`), never for equality with a flag that is
+  reset: a rank that is ahead may have increased it again. `ge` compares the signed difference, as
+  TCP sequence numbers are compared, so flags may wrap around.
+- A wait ends with `fence.proxy.async`, since TMA reads through another proxy than threads do.
+- TileLang may warp-specialize a kernel with pipelined loads: with `threads=256` it launches 384
+  threads, of which the first 128 only load, and the other 256 execute what follows the loop.
+  `__syncthreads` and "thread 0" would then be wrong: thread 0 never gets there, and the flag is
+  never set. `tlm_block_*` therefore synchronize on a named barrier of the `T.Kernel` threads
+  (`source(threads)`), and the last thread of the block, always a consumer, sets the flag.
+  Waits must precede the loop, where warp roles are not split yet. Inside the loop TileLang assigns
+  statements to the consumers, and the producers would not wait: there use `given` for the row to
+  load, an expression that is evaluated only where it is used. (Verified on the code of TileLang
+  0.1.15 by `test_assembly.py` and `test_sequence_assembly.py` in `tests/kernels/distributed`.)
+- TileLang declares tensors that a kernel only reads as `const __restrict__`, and the compiler may
+load
+  them early or through the non-coherent cache. Name tensors that arrive while the kernel runs in
+  `T.annotate_restrict_buffers(...)`. TMA loads are not affected: they stay after the wait.
 """
 
 import functools
@@ -126,15 +124,15 @@ __device__ __forceinline__ void tlm_block_meet() {{
 }}
 """
 _BARRIER = 15
-"""The last of a block's named barriers; TileLang counts its own from the first."""
+"""The last named barrier of a block; TileLang allocates its own from the first."""
 
 
 @functools.cache
 def source(threads: int) -> str:
-    """The CUDA source that `T.import_source` takes in a kernel of so many `threads` a block.
+    """The CUDA source for `T.import_source`, in a kernel of `threads` threads per block.
 
     Raises:
-        ValueError: threads that are no whole warps, 32 to 1024.
+        ValueError: threads is not a multiple of 32 from 32 to 1024.
     """
     if threads % 32 or not 32 <= threads <= 1024:
         raise ValueError(f"threads must be a multiple of 32, 32 to 1024, got {threads}")
@@ -154,20 +152,21 @@ def source(threads: int) -> str:
 
 
 def load(flags, index, order="acquire", scope="sys"):
-    """The value of `flags[index]`, an expression."""
+    """The value of `flags[index]`, as an expression."""
     return T.call_extern("int32", f"tlm_load_{order}_{scope}", T.address_of(flags[index]))
 
 
 def wait(flags, index, value, order="acquire", scope="sys", compare="ge"):
-    """Every thread waits until `flags[index]` is at least `value` (or with `eq` equals it)."""
+    """Every thread waits until `flags[index]` is at least `value` (or equals it, with `eq`)."""
     name = f"tlm_wait_{compare}_{order}_{scope}"
     return T.call_extern("int32", name, T.address_of(flags[index]), value)
 
 
 def given(flags, index, value, number, waits, scope="sys"):
-    """The int32 `number`, an expression: where `waits`, when `flags[index]` is at least `value`.
+    """The int32 `number`, as an expression that first waits for the flag if `waits`.
 
-    Whoever needs the number waits, as with `wait`, acquiring.
+    Every thread that evaluates it waits until `flags[index]` is at least `value`, with acquire
+    semantics.
     """
     name = f"tlm_given_ge_acquire_{scope}"
     flag = T.address_of(flags[index])
@@ -175,12 +174,12 @@ def given(flags, index, value, number, waits, scope="sys"):
 
 
 def post(flags, index, value, order="release", scope="sys"):
-    """`flags[index] = value` once for the block, after all that its threads did before."""
+    """`flags[index] = value`, once per block, after all earlier writes of its threads."""
     name = f"tlm_block_store_{order}_{scope}"
     return T.call_extern("int32", name, T.address_of(flags[index]), value)
 
 
 def add(flags, index, value, order="release", scope="sys"):
-    """`flags[index] += value` once for the block, after all that its threads did before."""
+    """`flags[index] += value`, once per block, after all earlier writes of its threads."""
     name = f"tlm_block_fetch_add_{order}_{scope}"
     return T.call_extern("int32", name, T.address_of(flags[index]), value)

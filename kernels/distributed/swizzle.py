@@ -1,13 +1,13 @@
-"""The order in which blocks take the tiles of a result whose rows belong to ranks.
+"""The tile order of a GEMM whose result rows are partitioned over ranks.
 
-Two wishes at once. Along M, tiles go by ranks: `first` is the row of tiles that comes first, and
-the rows follow it around the end. An all-gather begins so with the rows that are here, and goes on
-with those that arrive next; a reduce-scatter begins with the next rank's and ends with its own.
+Along M, tiles follow the ranks: tile row `first` comes first, and the others follow it and wrap
+around. An all-gather starts with the local rows and continues in the order of arrival; a
+reduce-scatter starts with the rows of the next rank and ends with its own.
 
-Inside, `panel` rows of tiles are walked together, column by column, every other panel backwards:
-what the blocks of one moment read of A and B then stays in the L2 cache.
+Within that order, panels of `panel` tile rows are traversed column by column, every other panel
+backwards, so that concurrent blocks share rows of A and columns of B in L2.
 
-    rows of tiles, first = 2     panel of 2, 3 columns
+    tile rows, first = 2         panel of 2, 3 columns
     bm  0   third panel           index  0 2 4      bm 2
         1   (short)                      1 3 5         3
         2   first panel          then   10 8 6      bm 4
@@ -15,28 +15,26 @@ what the blocks of one moment read of A and B then stays in the L2 cache.
         4   second panel
         5
 
-The functions take Python integers or expressions of a kernel.
+The functions take Python integers or TIR expressions.
 """
 
 __all__ = ["ordered_tile", "panel_height"]
 
 PANEL = 8
-"""Rows of tiles in a panel at most: as in `tlmatrix_kernels.gemm`."""
-LOWEST = 4
-"""Rows of tiles to which a panel is lowered so that a share has more of them."""
+"""Maximum tile rows of a panel, as in `tlmatrix_kernels.gemm`."""
+MIN_PANEL = 4
+"""Minimum tile rows of a panel when a rank's rows are divided into more panels."""
 
 
 def ordered_tile(index, tiles_m, tiles_n, first, panel, minimum=min):
-    """(bm, bn), the tile that block `index` of `tiles_m * tiles_n` makes.
-
-    Every tile is some block's, and only one's.
+    """The tile (bm, bn) of block `index`; a bijection of the `tiles_m * tiles_n` blocks.
 
     Args:
         index: 0 to tiles_m * tiles_n - 1.
-        tiles_m: rows of tiles, 1 or more.
-        tiles_n: columns of tiles, 1 or more.
-        first: the row that comes first, 0 to tiles_m - 1.
-        panel: rows that are walked together, 1 or more; the last panel may be short.
+        tiles_m: tile rows, at least 1.
+        tiles_n: tile columns, at least 1.
+        first: the first tile row, 0 to tiles_m - 1.
+        panel: tile rows of a panel, at least 1; the last panel may be smaller.
         minimum: `min` for integers, `T.min` for expressions.
     """
     number = index // (panel * tiles_n)
@@ -49,11 +47,12 @@ def ordered_tile(index, tiles_m, tiles_n, first, panel, minimum=min):
 
 
 def panel_height(rows: int, world: int, block_m: int, most: int = PANEL, panels: int = 1) -> int:
-    """Rows of tiles in a panel: at most `most`, and so that whole panels make a rank's share.
+    """Tile rows of a panel: at most `most`, such that a rank's rows are whole panels.
 
-    A panel that reached into the next share would wait for it, or keep it waiting, with the rows of
-    the first. A share has at least so many `panels`, unless they would be lower than `LOWEST`.
+    A panel that spans two ranks would wait for the second one, or delay it, along with the rows of
+    the first. A rank's rows have at least `panels` panels, unless they would be lower than
+    `MIN_PANEL`.
     """
     of_share = max(1, -(-rows // (world * block_m)))
-    panels = max(-(-of_share // most), min(panels, of_share // LOWEST))
+    panels = max(-(-of_share // most), min(panels, of_share // MIN_PANEL))
     return -(-of_share // panels)

@@ -1,7 +1,7 @@
-"""Whether GPUs are connected by NVLink, as the driver's management library (NVML) says.
+"""NVLink connectivity of GPUs, from the driver's management library (NVML).
 
-Needs the package nvidia-ml-py (`pip install 'tlmatrix[distributed]'`) and an NVIDIA driver; where
-one of them is missing, the answer is that it is not known, and why.
+Needs the package nvidia-ml-py (`pip install 'tlmatrix[distributed]'`) and an NVIDIA driver; without
+them the result is unknown, with the reason.
 """
 
 import threading
@@ -19,9 +19,9 @@ class Links:
     """Whether every pair of some GPUs is connected by NVLink."""
 
     every_pair: bool | None
-    """None where it is not known."""
+    """None if unknown."""
     reason: str
-    """A sentence for people: what is connected, which pair is not, or why it is not known."""
+    """One sentence: what is connected, which pair is not, or why it is unknown."""
 
 
 _lock = threading.Lock()
@@ -29,31 +29,29 @@ _known: dict[tuple[str, ...], Links] = {}
 
 
 def nvlinks(devices: Sequence[int] | None = None) -> Links:
-    """Whether every pair of the GPUs is connected by NVLink. Asked once, then remembered.
-
-    May be called from any thread.
+    """Whether every pair of the GPUs is connected by NVLink. The result is cached; thread-safe.
 
     Args:
-        devices: indices of PyTorch, as `CUDA_VISIBLE_DEVICES` leaves them; by default all.
+        devices: PyTorch device indices, i.e. after `CUDA_VISIBLE_DEVICES`; by default all.
 
     Raises:
-        ValueError: an index that no GPU has.
+        ValueError: an index is out of range.
     """
     count = torch.cuda.device_count()
     chosen = list(range(count)) if devices is None else list(devices)
     if any(not 0 <= index < count for index in chosen):
-        raise ValueError(f"devices must be of 0 to {count - 1}, for {count} GPUs, got {chosen}")
+        raise ValueError(f"devices must be from 0 to {count - 1}, for {count} GPUs, got {chosen}")
     if len(set(chosen)) < 2:
         return Links(every_pair=True, reason=f"{len(set(chosen))} GPU: there is no pair to connect")
-    # One GPU has many indices, by process, and one identity.
+    # The index of a GPU differs between processes; its UUID does not.
     names = tuple(f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in chosen)
     with _lock:
         if names not in _known:
-            _known[names] = _ask(chosen, names)
+            _known[names] = _query_nvml(chosen, names)
         return _known[names]
 
 
-def _ask(indices: list[int], names: tuple[str, ...]) -> Links:
+def _query_nvml(indices: list[int], names: tuple[str, ...]) -> Links:
     try:
         import pynvml
     except ImportError:

@@ -1,4 +1,4 @@
-"""What operators over several nodes keep: NVLink inside of each, a network between them."""
+"""Contexts of operators over several nodes: NVLink within a node, a network between nodes."""
 
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -14,22 +14,21 @@ __all__ = ["TwoLevelContext", "create_two_level_context"]
 _GROUPS: WeakKeyDictionary[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = (
     WeakKeyDictionary()
 )
-"""Of all processes and a number of nodes: a process's groups inside its node, and between nodes.
+"""By global group and number of nodes: this process's groups within its node and between nodes.
 
-PyTorch keeps groups for good, each with its communicators; so contexts share them.
+PyTorch never frees process groups and their communicators, so contexts share them.
 """
 
 
 @dataclass(frozen=True)
 class TwoLevelContext:
-    """A context of the ranks of one node, and a group of one rank of every node.
+    """A context of the ranks of one node, and a group with one rank of every node.
 
-    Made once by every rank (`create_two_level_context`, or from groups that are there already).
+    Created by every rank (`create_two_level_context`, or from existing groups).
 
     Attributes:
-        node: of the ranks of this node.
-        between: the ranks that stand where this one does in every node, in the order of nodes; None
-            with one node.
+        node: the context of the ranks of this node.
+        between: the ranks with this local rank in every node, in node order; None with one node.
     """
 
     node: Context
@@ -37,24 +36,24 @@ class TwoLevelContext:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return 1 if self.between is None else dist.get_world_size(self.between)
 
 
 def create_two_level_context(
     nodes: int, *, device: torch.device | str | None = None
 ) -> TwoLevelContext:
-    """The context of this process, where all processes are spread evenly over `nodes` nodes.
+    """The context of this process, with all processes spread evenly over `nodes` nodes.
 
-    Every process of `torch.distributed` calls it. Of W ranks on each node, rank r of node v is
-    process v * W + r, as torchrun numbers them.
+    Every process of `torch.distributed` must call it. With W ranks per node, rank r of node v is
+    process v * W + r, as in torchrun.
 
     Args:
-        nodes: how many there are.
-        device: where buffers lie; by default the current GPU, or the CPU where there is none.
+        nodes: the number of nodes.
+        device: the device of buffers; by default the current GPU, or the CPU without a GPU.
 
     Raises:
-        ValueError: nodes that the processes do not divide into.
+        ValueError: nodes does not divide the number of processes.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1 or world % nodes:
@@ -66,13 +65,13 @@ def create_two_level_context(
 
 
 def _groups(nodes: int, ranks: int) -> tuple[ProcessGroup, ProcessGroup]:
-    """This process's group inside its node, and that between nodes."""
+    """This process's groups within its node and between nodes."""
     whole = dist.group.WORLD
     known = _GROUPS.setdefault(whole, {})
     if nodes not in known:
-        # Every process makes the groups of all, in one order, or some wait for others for ever.
+        # `new_group` is a collective of all processes: each creates all groups, in the same order.
         inside = [dist.new_group(range(v * ranks, (v + 1) * ranks)) for v in range(nodes)]
         between = [dist.new_group(range(r, nodes * ranks, ranks)) for r in range(ranks)]
-        node, place = divmod(dist.get_rank(), ranks)
-        known[nodes] = inside[node], between[place]
+        node, local_rank = divmod(dist.get_rank(), ranks)
+        known[nodes] = inside[node], between[local_rank]
     return known[nodes]

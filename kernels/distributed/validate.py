@@ -1,46 +1,42 @@
-"""What the operators of several ranks ask of their arguments, with the words a user needs."""
+"""Argument checks of the multi-GPU operators."""
 
 import torch
 
 from tlmatrix_kernels.distributed.context import Context
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.partition import row_range
 from tlmatrix_kernels.gemm.validate import OUT_DTYPES, names
 
-__all__ = ["check_bias", "check_reducible", "check_rows", "check_share"]
+__all__ = ["check_bias", "check_partition", "check_reducible", "check_rows"]
 
 
 def check_rows(
     name: str, mine: int, total: int | None, context: Context, keyword: str = "rows"
 ) -> int:
-    """The rows of all ranks, where this one has `mine`; `keyword` is how a caller gives `total`.
+    """The rows of all ranks, given this rank's `mine`; `keyword` is the argument name of `total`.
 
     Raises:
-        ValueError: a `total` of which this rank's share is another.
+        ValueError: `mine` is not this rank's part of `total`.
     """
     if total is None:
         return mine * context.world
-    check_share(name, "rows", mine, total, context, keyword)
+    check_partition(name, "rows", mine, total, context, keyword)
     return total
 
 
-def check_share(
+def check_partition(
     name: str, what: str, mine: int, total: int, context: Context, keyword: str
 ) -> None:
-    """This rank's share of `total`, given as `keyword`, is what it has: `mine` of `what`.
-
-    Raises:
-        ValueError: it is another.
-    """
-    begin, end = share(total, context.world, context.rank)
+    """Raises ValueError unless `mine` (of `what`) is this rank's part of `total`."""
+    begin, end = row_range(total, context.world, context.rank)
     if end - begin != mine:
         raise ValueError(
-            f"{name} must have {end - begin} {what} on rank {context.rank}, its share of "
-            f"{keyword}={total} among {context.world} ranks, got {mine}"
+            f"{name} must have {end - begin} {what} on rank {context.rank}, its part of "
+            f"{keyword}={total} over {context.world} ranks, got {mine}"
         )
 
 
 def check_reducible(name: str, tensor: torch.Tensor) -> None:
-    """It has a dtype that is summed in float32, and rows."""
+    """Raises ValueError for a dtype that is not summed in float32, or a scalar."""
     if tensor.dtype not in OUT_DTYPES:
         raise ValueError(f"{name} must be one of {names(OUT_DTYPES)}, got {tensor.dtype}")
     if tensor.ndim == 0:
@@ -48,7 +44,7 @@ def check_reducible(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_bias(bias: torch.Tensor | None, columns: int, device: torch.device) -> None:
-    """It fits the columns of the result."""
+    """Raises ValueError unless the bias fits the columns of the result."""
     if bias is None:
         return
     if tuple(bias.shape) != (columns,):

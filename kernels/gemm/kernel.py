@@ -6,29 +6,28 @@ Shapes and layout, all row-major:
     B [K, N], or [N, K] when transpose_b      the dtype of A
     C [M, N]                                  out_dtype
 
-One block makes one `block_m x block_n` tile of C. It walks K in steps of `block_k`, with the
-next tiles of A and B in flight while the tensor cores work on the current ones, and keeps the
-sum in a float32 fragment until the end, so that the result is rounded once.
+One block computes one `block_m x block_n` tile of C. It iterates over K in steps of `block_k`,
+loading the next tiles of A and B while the tensor cores work on the current ones, and accumulates
+in a float32 fragment, so that the result is rounded once.
 
-M, N and K are symbolic: one compiled kernel serves every shape. Tiles at the edge read zeros
-outside A and B, which add nothing, and what they hold outside C is not stored: `T.copy` guards
-both.
+M, N and K are symbolic: one compiled kernel serves every shape. Partial tiles read zeros outside A
+and B, and are not stored outside C; `T.copy` guards both.
 
-Two kernels come of it: with `whole_rows` for A and B with rows of multiples of 8 elements (16
-bytes), which the copy engine or `cp.async` loads, and one for rows of any length (`boxes`).
+There are two variants: with `whole_rows` for A and B whose rows are multiples of 16 bytes (8
+elements), loaded by TMA or `cp.async`; and one for rows of any length (see `operands`).
 """
 
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
 from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
 from tlmatrix_kernels.target import capability
 
 __all__ = ["PANEL", "gemm_kernel"]
 
 PANEL = 8
-"""Tiles wide that blocks walk through together: what they read then stays in the L2 cache."""
+"""Width in tiles of the panels in which blocks traverse C, so that they share operands in L2."""
 
 
 @tilelang.jit
@@ -42,16 +41,16 @@ def gemm_kernel(
     size: str = "narrow",
     tiles: Tiles | None = None,
 ):
-    """The kernel of one dtype and orientation; it writes C, and with `accumulate` reads it too.
+    """Build the kernel of one dtype and orientation; with `accumulate` it adds to C.
 
-    `size` picks the tiles for the target (see `tiles`), where they are not given.
+    `size` selects the tiles for the target (see `tiles`) if `tiles` is None.
     """
     tiles = tiles or gemm_tiles(capability(), size, whole_rows=whole_rows)
     orientation = (transpose_a, transpose_b)
-    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
+    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = shapes(orientation, M, N, K)
-    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
+    a_shape, b_shape = op_shapes(orientation, M, N, K)
+    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
     options = {} if whole_rows else NO_TMA
 
     @T.prim_func
@@ -62,8 +61,8 @@ def gemm_kernel(
             bn,
             bm,
         ):
-            a_tile = T.alloc_shared(a_box, dtype)
-            b_tile = T.alloc_shared(b_box, dtype)
+            a_tile = T.alloc_shared(a_tile_shape, dtype)
+            b_tile = T.alloc_shared(b_tile_shape, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.use_swizzle(PANEL)
 
@@ -73,12 +72,12 @@ def gemm_kernel(
                 T.clear(acc)
             for bk in T.Pipelined(T.ceildiv(K, block_k), num_stages=tiles.num_stages):
                 T.copy(
-                    box(A, transpose_a, bm * block_m, block_m, bk * block_k, block_k),
+                    op_tile(A, transpose_a, bm * block_m, block_m, bk * block_k, block_k),
                     a_tile,
                     annotations=options,
                 )
                 T.copy(
-                    box(B, transpose_b, bk * block_k, block_k, bn * block_n, block_n),
+                    op_tile(B, transpose_b, bk * block_k, block_k, bn * block_n, block_n),
                     b_tile,
                     annotations=options,
                 )

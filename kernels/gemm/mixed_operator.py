@@ -1,4 +1,4 @@
-"""The mixed-dtype GEMM operator: which dtypes go together, and what becomes of them."""
+"""The mixed-dtype GEMM operator: accepted dtype pairs, output dtypes, allocation and launch."""
 
 import torch
 
@@ -26,7 +26,7 @@ PARTNERS = {
     torch.float8_e5m2: _FLOAT8,
     torch.int8: (torch.int8,),
 }
-"""The dtypes of `b` for each dtype of `a`."""
+"""The accepted dtypes of `b` for each dtype of `a`."""
 
 
 def gemm_mixed(
@@ -41,30 +41,30 @@ def gemm_mixed(
     out_dtype: torch.dtype | None = None,
     tiles: str | None = None,
 ) -> torch.Tensor:
-    """`op(a) @ op(b) * scale`, plus `c` when `accumulate` is set; rounded once.
+    """`op(a) @ op(b) * scale`, plus `c` if `accumulate`; rounded once.
 
-    Sums are float32, of int8 by int8 int32 and so exact (up to k = 131071).
+    Accumulates in float32; int8 by int8 in int32, which is exact up to k = 131071.
 
     Args:
         a: [m, k], or [k, m] with `transpose_a`; float16, bfloat16, float8_e4m3fn, float8_e5m2
             or int8.
-        b: [k, n], or [n, k] with `transpose_b`; int8 or a float8 beside 16 bits, a float8 beside
-            a float8, int8 beside int8.
-        c: [m, n], what is added with `accumulate`; not changed.
-        scale: [n], float32, contiguous: a factor of each column of op(b), that of its quantisation.
+        b: [k, n], or [n, k] with `transpose_b`; int8 or float8 if `a` is float16 or bfloat16,
+            float8 if `a` is float8, int8 if `a` is int8.
+        c: [m, n], the addend with `accumulate`; not modified.
+        scale: [n], float32, contiguous: the dequantization scale of each column of op(b).
         transpose_a: whether `a` is stored transposed.
         transpose_b: whether `b` is stored transposed.
         accumulate: whether `c` is added.
-        out_dtype: dtype of the result: that of `c` when it is added; else as given (float16,
-            bfloat16, float32; of int8 by int8 without scale also int32); else that of `a` where it
-            has 16 bits, bfloat16 for float8, int32 for int8 (float32 with a scale).
-        tiles: "wide" or "narrow"; by default what gives every multiprocessor work.
+        out_dtype: dtype of the result. With `c` it is the dtype of `c`. Otherwise float16, bfloat16
+            or float32 (for int8 by int8 without scale also int32); by default the dtype of `a` if
+            it has 16 bits, bfloat16 for float8, and int32 for int8 (float32 with a scale).
+        tiles: "wide" or "narrow"; by default chosen to occupy every multiprocessor.
 
     Returns:
         [m, n] in `out_dtype`, a new tensor.
 
     Raises:
-        ValueError: a shape, dtype or device that does not fit; the message names the argument.
+        ValueError: an invalid shape, dtype or device; the message names the argument.
     """
     check_tiles(tiles)
     if a.dtype not in PARTNERS:
@@ -85,7 +85,7 @@ def gemm_mixed(
     else:
         default = torch.bfloat16 if a.dtype in _FLOAT8 else a.dtype
     out_dtype = check_out_dtype(out_dtype, c, default, dtypes)
-    if m == 0 or n == 0 or k == 0:  # an empty sum, and no tile to load
+    if m == 0 or n == 0 or k == 0:  # an empty sum; the kernel needs a tile to load
         return a.new_zeros(m, n, dtype=out_dtype) if c is None else c.clone()
     if c is None:
         out = a.new_empty(m, n, dtype=out_dtype)

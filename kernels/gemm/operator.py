@@ -1,11 +1,11 @@
-"""The GEMM operator: checks its arguments, makes room for the result, and calls a kernel."""
+"""The GEMM operator: checks arguments, allocates the result and launches a kernel."""
 
 import torch
 
-from tlmatrix_kernels.alignment import ready
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.dtypes import dtype_name
-from tlmatrix_kernels.gemm.boxes import ROW_BYTES
 from tlmatrix_kernels.gemm.kernel import gemm_kernel
+from tlmatrix_kernels.gemm.operands import ROW_BYTES
 from tlmatrix_kernels.gemm.tcgen05 import (
     RAGGED_TCGEN05_TILES,
     TCGEN05_TILES,
@@ -27,10 +27,10 @@ from tlmatrix_kernels.target import capability, multiprocessors
 __all__ = ["VARIANTS", "gemm"]
 
 VARIANTS = {"tiled": None, "tcgen05": 10, "tcgen05_ws": 10, "wgmma_ws": 9}
-"""The major compute capability that each is for; None for any."""
+"""The required major compute capability of each variant; None for any."""
 PERSISTENT = ("tcgen05_ws", "wgmma_ws")
 BLOCKS_WITHOUT_GPU = 2
-"""Blocks of a persistent kernel where no GPU says how many it runs at once."""
+"""Grid size of a persistent kernel if there is no GPU."""
 
 
 def gemm(
@@ -45,30 +45,29 @@ def gemm(
     variant: str = "tiled",
     tiles: str | None = None,
 ) -> torch.Tensor:
-    """`op(a) @ op(b)`, plus `c` when `accumulate` is set; summed in float32, rounded once.
+    """`op(a) @ op(b)`, plus `c` if `accumulate`; accumulated in float32, rounded once.
 
     Args:
         a: [m, k], or [k, m] with `transpose_a`; float16 or bfloat16.
         b: [k, n], or [n, k] with `transpose_b`; the dtype of `a`.
-        c: [m, n], what is added with `accumulate`; not changed.
+        c: [m, n], the addend with `accumulate`; not modified.
         transpose_a: whether `a` is stored transposed.
         transpose_b: whether `b` is stored transposed.
         accumulate: whether `c` is added.
-        out_dtype: dtype of the result: that of `c` when it is added, else that of `a`, unless
-            given (float16, bfloat16 or float32).
+        out_dtype: dtype of the result: with `c` the dtype of `c`; otherwise float16, bfloat16 or
+            float32, by default the dtype of `a`.
         variant: the kernel: "tiled" on any GPU; on Blackwell (sm_100) also "tcgen05", and the
-            warp-specialised and persistent "tcgen05_ws"; on Hopper (sm_90) its like "wgmma_ws".
-            The last two need rows of `a` and `b` of a multiple of 8 elements (16 bytes), as the
-            copy engine does.
-        tiles: of variant "tiled": "wide" or "narrow"; by default what gives every multiprocessor
-            work.
+            warp-specialized persistent "tcgen05_ws"; on Hopper (sm_90) the warp-specialized
+            persistent "wgmma_ws". The last two load by TMA and need rows of `a` and `b` that are
+            multiples of 8 elements (16 bytes).
+        tiles: for variant "tiled": "wide" or "narrow"; by default chosen to occupy every
+            multiprocessor.
 
     Returns:
         [m, n] in `out_dtype`, a new tensor.
 
     Raises:
-        ValueError: a shape, dtype, device or variant that does not fit; the message names the
-            argument.
+        ValueError: an invalid shape, dtype, device or variant; the message names the argument.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
@@ -87,7 +86,7 @@ def gemm(
     if out.numel() == 0:
         return out
     a, b = a.contiguous(), b.contiguous()
-    if a.numel() == 0:  # k is 0: an empty sum, and no tile to load
+    if a.numel() == 0:  # k is 0: an empty sum; the kernel needs a tile to load
         return out if accumulate else out.zero_()
     options = (dtype_name(a.dtype), dtype_name(out_dtype), transpose_a, transpose_b, accumulate)
     if variant == "tiled":
@@ -107,12 +106,12 @@ def gemm(
             kernel = wgmma_ws_kernel(*options, rows_aligned(out))
             rows, columns = 2 * WGMMA_TILES.half_m, WGMMA_TILES.block_n
         count = -(-m // rows) * -(-n // columns)
-        kernel(ready(a), ready(b), out, min(count, _blocks(a.device)))
+        kernel(aligned(a), aligned(b), out, min(count, _blocks(a.device)))
     return out
 
 
 def _check_variant(variant: str, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Refuse what a kernel for one architecture cannot do."""
+    """Raises ValueError if the device or the row lengths do not suit the variant."""
     wanted = VARIANTS[variant]
     if wanted is not None and a.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(a.device)
@@ -133,5 +132,5 @@ def _check_variant(variant: str, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _blocks(device: torch.device) -> int:
-    """How many blocks of a persistent kernel run at once."""
+    """The grid size of a persistent kernel: one block per multiprocessor."""
     return multiprocessors(device) if device.type == "cuda" else BLOCKS_WITHOUT_GPU

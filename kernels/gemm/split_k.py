@@ -1,21 +1,21 @@
-"""Matrix multiplication that splits K, for few output tiles and long sums: `C = op(A) @ op(B)`.
+"""Split-K matrix multiplication, for few output tiles and a long K: `C = op(A) @ op(B)`.
 
 Shapes and layout are those of `kernel`, all row-major: A [M, K] or [K, M], B [K, N] or [N, K],
-float16 or bfloat16; C [M, N]. With few tiles of C most multiprocessors would have none; here a
-tile of C has `splits` blocks, and each sums a slice of K in float32. Two ways to add the slices:
+float16 or bfloat16; C [M, N]. With few tiles of C most multiprocessors would idle. Here each tile
+of C has `splits` blocks, and each block sums one slice of K in float32. Two ways to add the slices:
 
 `partial_sums_kernel`, then `combine_kernel`
-    Every block writes its sums to a workspace P [splits, M, N] (float32), and a second kernel adds
-    the slices of an element in their order: the same bits at every call.
+    Each block writes its partial sums to a workspace P [splits, M, N] (float32), and a second
+    kernel adds the slices in order. Bitwise reproducible.
 
 `atomic_sums_kernel`
-    Every block adds its sums by float32 atomics to S [M, N], which holds zeros (or what the
-    product is added to). One kernel and a small workspace less, but in the order in which blocks
-    end: the last bits differ from call to call.
+    Each block adds its partial sums by float32 atomics to S [M, N], which is initialized to zero
+    (or to the addend). One kernel less and a smaller workspace, but the order of the additions, and
+    so the last bits, vary from run to run.
 
-Slice s has the steps of K from `s * steps` up to `(s + 1) * steps`, of the `splits * steps` that
-cover K. All have as many, so that no block has a loop of a length of its own. Steps beyond K read
-zeros; a slice wholly beyond writes zeros, for a workspace holds anything before.
+Slice s covers the K steps from `s * steps` up to `(s + 1) * steps`, with `splits * steps` steps
+covering K. All slices have the same number of steps, so the loop length is the same in all blocks.
+Steps beyond K read zeros; an empty slice writes zeros, since the workspace is uninitialized.
 
 M, N, K and splits are symbolic: one compiled kernel serves every shape. `T.copy` reads zeros
 outside A and B, and stores nothing outside P. `whole_rows` as in `kernel`.
@@ -24,7 +24,7 @@ outside A and B, and stores nothing outside P. `whole_rows` as in `kernel`.
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
 from tlmatrix_kernels.gemm.tiles import split_tiles
 from tlmatrix_kernels.target import capability
 
@@ -36,20 +36,27 @@ __all__ = [
 
 
 COMBINED = 1024
-"""Elements of C a block of `combine_kernel` writes: 8 a thread, two loads of 16 bytes a slice."""
+"""Elements of C per block of `combine_kernel`: 8 per thread, two 16-byte loads per slice."""
 
 
 @T.macro
 def _sum_slice(A, B, a_tile, b_tile, acc, place, orientation, whole_rows, tiles):
-    """`acc` = the sum over slice s of K, of `steps` steps, of the tile at (m, n)."""
+    """Accumulate slice s of K, `steps` K steps, of the tile at (m, n) into `acc`.
+
+    `place` is (m, n, s, steps).
+    """
     m, n, s, steps = place
     transpose_a, transpose_b = orientation
     options = {} if whole_rows else NO_TMA
     T.clear(acc)
     for step in T.Pipelined(steps, num_stages=tiles.num_stages):
         k = (s * steps + step) * tiles.block_k
-        T.copy(box(A, transpose_a, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=options)
-        T.copy(box(B, transpose_b, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=options)
+        T.copy(
+            op_tile(A, transpose_a, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=options
+        )
+        T.copy(
+            op_tile(B, transpose_b, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=options
+        )
         T.gemm(a_tile, b_tile, acc, transpose_A=transpose_a, transpose_B=transpose_b)
 
 
@@ -57,14 +64,14 @@ def _sum_slice(A, B, a_tile, b_tile, acc, place, orientation, whole_rows, tiles)
 def partial_sums_kernel(
     dtype: str, transpose_a: bool, transpose_b: bool, whole_rows: bool, size: str
 ):
-    """The kernel that writes the sums of every slice of K."""
+    """Build the kernel that writes the partial sums of every slice; called with (A, B, P)."""
     orientation = (transpose_a, transpose_b)
-    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
+    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
     splits = T.dynamic("splits")
     tiles = split_tiles(capability(), size, whole_rows=whole_rows)
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = shapes(orientation, M, N, K)
-    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
+    a_shape, b_shape = op_shapes(orientation, M, N, K)
+    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
 
     @T.prim_func
     def gemm_partial_sums(
@@ -75,8 +82,8 @@ def partial_sums_kernel(
         with T.Kernel(
             T.ceildiv(N, block_n), T.ceildiv(M, block_m), splits, threads=tiles.threads
         ) as (bn, bm, s):
-            a_tile = T.alloc_shared(a_box, dtype)
-            b_tile = T.alloc_shared(b_box, dtype)
+            a_tile = T.alloc_shared(a_tile_shape, dtype)
+            b_tile = T.alloc_shared(b_tile_shape, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             steps = T.ceildiv(T.ceildiv(K, block_k), splits)
             m, n = bm * block_m, bn * block_n
@@ -90,13 +97,13 @@ def partial_sums_kernel(
 def atomic_sums_kernel(
     dtype: str, transpose_a: bool, transpose_b: bool, whole_rows: bool, size: str
 ):
-    """The kernel that adds the sums of every slice to S; it is called with (A, B, S, splits)."""
+    """Build the kernel that adds every slice to S by atomics; called with (A, B, S, splits)."""
     orientation = (transpose_a, transpose_b)
-    M, N, K = sizes(orientation, *([row_step(dtype)] * 2 if whole_rows else []))
+    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
     tiles = split_tiles(capability(), size, whole_rows=whole_rows)
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = shapes(orientation, M, N, K)
-    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
+    a_shape, b_shape = op_shapes(orientation, M, N, K)
+    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
 
     @T.prim_func
     def gemm_atomic_sums(
@@ -108,8 +115,8 @@ def atomic_sums_kernel(
         with T.Kernel(
             T.ceildiv(N, block_n), T.ceildiv(M, block_m), splits, threads=tiles.threads
         ) as (bn, bm, s):
-            a_tile = T.alloc_shared(a_box, dtype)
-            b_tile = T.alloc_shared(b_box, dtype)
+            a_tile = T.alloc_shared(a_tile_shape, dtype)
+            b_tile = T.alloc_shared(b_tile_shape, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             steps = T.ceildiv(T.ceildiv(K, block_k), splits)
             m, n = bm * block_m, bn * block_n
@@ -123,7 +130,10 @@ def atomic_sums_kernel(
 
 @tilelang.jit
 def combine_kernel(out_dtype: str, accumulate: bool):
-    """C = the sum of the slices of P, in their order; with `accumulate` added to the old C."""
+    """Build the kernel that adds the slices of P in order, and the old C if `accumulate`.
+
+    P is [splits, M * N] float32, C [M * N].
+    """
     splits, size = T.dynamic("splits"), T.dynamic("size")
 
     @T.prim_func

@@ -1,4 +1,4 @@
-"""The split-K GEMM operator: how many slices a sum gets, and who adds them."""
+"""The split-K GEMM operator: chooses the number of slices, allocates the workspace and launches."""
 
 import torch
 
@@ -21,10 +21,10 @@ from tlmatrix_kernels.target import capability, multiprocessors
 __all__ = ["REDUCTIONS", "choose_splits", "gemm_split_k"]
 
 REDUCTIONS = ("workspace", "atomic")
-MOST_SPLITS = 32
-"""More slices of one element take longer to add than they save."""
-LEAST_STEPS = 4
-"""Of K for a slice: with fewer, filling and draining the pipeline takes most of the time."""
+MAX_SPLITS = 32
+"""Beyond it, adding the slices takes longer than the split saves."""
+MIN_STEPS = 4
+"""Minimum K steps per slice; with fewer, filling and draining the pipeline dominates."""
 
 
 def gemm_split_k(
@@ -39,32 +39,31 @@ def gemm_split_k(
     splits: int | None = None,
     reduction: str = "workspace",
 ) -> torch.Tensor:
-    """`op(a) @ op(b)`, plus `c` when `accumulate` is set, with K in slices that are summed at once.
+    """`op(a) @ op(b)`, plus `c` if `accumulate`, with K split into slices that run in parallel.
 
-    For products with few output tiles and a long K: one decoded token times a weight, a weight's
-    gradient. Sums are float32, and the result is rounded once.
+    For products with few output tiles and a long K, e.g. decoding one token, or a weight gradient.
+    Accumulates in float32 and rounds the result once.
 
     Args:
         a: [m, k], or [k, m] with `transpose_a`; float16 or bfloat16.
         b: [k, n], or [n, k] with `transpose_b`; the dtype of `a`.
-        c: [m, n], what is added with `accumulate`; not changed.
+        c: [m, n], the addend with `accumulate`; not modified.
         transpose_a: whether `a` is stored transposed.
         transpose_b: whether `b` is stored transposed.
         accumulate: whether `c` is added.
-        out_dtype: dtype of the result: that of `c` when it is added, else that of `a`, unless
-            given (float16, bfloat16 or float32).
-        splits: slices of K, 1 or more (more than K has elements is fine: the last ones are empty);
-            by default as many as give every multiprocessor a block, see `choose_splits`.
-        reduction: "workspace" adds slices in their order, [splits, m, n] float32 of memory: the
-            same bits at every call. "atomic" adds them as they end, in [m, n] float32: no two calls
-            need agree in the last bits.
+        out_dtype: dtype of the result: with `c` the dtype of `c`; otherwise float16, bfloat16 or
+            float32, by default the dtype of `a`.
+        splits: slices of K, at least 1; slices beyond K are empty. By default see `choose_splits`.
+        reduction: "workspace" adds the slices in order, bitwise reproducible, with a workspace
+            [splits, m, n] float32. "atomic" adds them by atomics in [m, n] float32; the last bits
+            vary from run to run.
 
     Returns:
         [m, n] in `out_dtype`, a new tensor.
 
     Raises:
-        ValueError: a shape, dtype, device, count or reduction that does not fit; the message names
-            the argument.
+        ValueError: an invalid shape, dtype, device, number of splits or reduction; the message
+            names the argument.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
@@ -76,7 +75,7 @@ def gemm_split_k(
     out_dtype = check_out_dtype(out_dtype, c, a.dtype)
     if splits is None:
         splits = choose_splits(m, n, k, multiprocessors(a.device))
-    if m == 0 or n == 0 or k == 0:  # an empty sum, and no tile to load
+    if m == 0 or n == 0 or k == 0:  # an empty sum; the kernels need a tile to load
         return a.new_zeros(m, n, dtype=out_dtype) if c is None else c.clone()
     a, b = a.contiguous(), b.contiguous()
     whole_rows = rows_aligned(a, b)
@@ -97,15 +96,14 @@ def gemm_split_k(
 
 
 def choose_splits(m: int, n: int, k: int, processors: int) -> int:
-    """Slices of K for a product [m, k] @ [k, n] on a GPU of so many multiprocessors; 1 to 32.
+    """The number of K slices, 1 to 32, for [m, k] @ [k, n] on `processors` multiprocessors.
 
-    As many as its output tiles go into the multiprocessors, so that there is one wave of blocks,
-    but none that would have less than four steps of K to sum.
+    The largest number that fits one wave of blocks, with at least `MIN_STEPS` K steps per slice.
     """
     tiles = split_tiles(capability(), split_size(m), whole_rows=True)
     blocks = max(1, tiles.count(m, n))
     steps = -(-k // tiles.block_k)
-    return max(1, min(processors // blocks, steps // LEAST_STEPS, MOST_SPLITS))
+    return max(1, min(processors // blocks, steps // MIN_STEPS, MAX_SPLITS))
 
 
 def _copied(c: torch.Tensor) -> torch.Tensor:

@@ -1,41 +1,42 @@
 """Matrix multiplication on Blackwell's tensor cores (tcgen05, sm_100a): `C = op(A) @ op(B)`.
 
 Shapes and layout are those of `kernel`: A [M, K] or [K, M], B [K, N] or [N, K], C [M, N], all
-row-major; float16 or bfloat16 in, float32 sums, rounded once into C. With `accumulate` the old
-C is added to the sum.
+row-major; float16 or bfloat16 inputs, float32 accumulation, rounded once to C. With `accumulate`
+the old C is added.
 
-A tcgen05 product is issued by one thread, reads both operands from shared memory and adds into
-*tensor memory*, 128 lanes by 512 columns of 32 bits beside the registers. It runs on its own:
-who needs its result, or the room of its operands, waits for a barrier at which the hardware
-arrives when the product is complete. A tile of 128 x 128 sums takes 128 columns.
+A tcgen05 MMA is issued by one thread, reads both operands from shared memory and accumulates in
+*tensor memory* (128 lanes by 512 columns of 32 bits). It is asynchronous: before reading its result
+or overwriting its operands, wait for the mbarrier at which the hardware arrives on completion. An
+accumulator of 128 x 128 takes 128 columns.
 
 Two kernels:
 
 `tcgen05_kernel`
-    All threads of a block do the same: load a step of K, multiply, wait. The product of a step
-    overlaps with the load of the next, nothing else.
+    No warp specialization: all threads load a K step, one issues the MMA, all wait. The MMA of a
+    step overlaps with the load of the next step only.
 
 `tcgen05_ws_kernel`
-    Warp-specialised and persistent: a block takes tile after tile of C, and three roles work at
-    once, each ahead of the next as far as its buffers allow.
+    Warp-specialized and persistent: a block computes one tile of C per wave, with three warp roles
+    that run ahead of each other as far as the buffers allow.
 
     ==========  ============================  ================================================
-    threads     role                          waits for
+    threads     warp role                     waits for
     ==========  ============================  ================================================
-    0-31        loads steps of K by TMA       `empty[s]`: the product that read stage s is done
-    32-63       issues products               `full[s]`: the bytes of stage s are there;
+    0-31        TMA loads of K steps          `empty[s]`: the MMA that read stage s is complete
+    32-63       issues MMAs                   `full[s]`: the data of stage s has arrived;
                                               `drained[t]`: accumulator t has been read
-    128-255     stores tiles of C             `summed[t]`: the last product of tile t is done
+    128-255     epilogue: stores tiles of C   `summed[t]`: the last MMA into accumulator t is
+                                              complete
     ==========  ============================  ================================================
 
-    Threads 64-127 are idle: a warp reads only the 32 lanes of tensor memory that its number
-    modulo 4 gives it, so four warps that start at a multiple of 128 threads read a tile.
+    Threads 64-127 idle: a warp can read only the 32 lanes of tensor memory given by its index
+    modulo 4, so the epilogue is four warps starting at a multiple of 128 threads.
 
-    Barriers that guard a free buffer (`empty`, `drained`) are waited for with the parity of the
-    phase *before* the first: a fresh barrier lets that wait pass, so every stage starts primed.
+    Waits for a free buffer (`empty`, `drained`) use the parity of the phase *before* the first: on
+    a fresh barrier such a wait passes, so all buffers are initially free.
 
-TMA copies boxes whose rows start at multiples of 16 bytes, and fills with zeros what lies outside
-a tensor; zeros add nothing, and what lies outside C is not stored.
+TMA copies boxes whose rows start at multiples of 16 bytes. Elements outside a tensor are loaded as
+zeros, and are not stored.
 """
 
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ from dataclasses import dataclass
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.boxes import NO_TMA, box, row_step, shapes, sizes
+from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
 
 __all__ = [
     "RAGGED_TCGEN05_TILES",
@@ -56,7 +57,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Tcgen05Tiles:
-    """Tile edges in elements, and how many steps of K are in flight."""
+    """Tile sizes in elements, and the number of pipeline stages."""
 
     block_m: int = 128
     """The lanes of tensor memory."""
@@ -65,43 +66,53 @@ class Tcgen05Tiles:
     block_k: int = 64
     """128 bytes of a 16-bit row: the widest swizzle of shared memory."""
     stages: int = 4
-    """32 KiB a stage; four cover the latency of a load, and leave room for a second block."""
+    """32 KiB each; four hide the load latency and leave room for a second block."""
 
 
 TCGEN05_TILES = Tcgen05Tiles()
 RAGGED_TCGEN05_TILES = Tcgen05Tiles(block_k=32)
-"""For rows that TMA cannot load: threads load single elements, and with twice as many in a step
-their addresses take 238 registers, or more than there are."""
+"""For rows that TMA cannot load: threads load single elements, and with a `block_k` of 64 the
+addresses would take more registers than there are.
+"""
 CONFIGS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
-"""Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
-product is issued, not when it is complete: the next load would overwrite what it reads."""
+"""Warp specialization is written by hand: TileLang's automatic one releases a stage when the
+tcgen05 MMA is issued, not when it is complete, so the next load would overwrite its operands.
+"""
 PLAIN_THREADS = 256
-"""64 sums of a tile each: with 128 the copies off TMA would spill their addresses."""
+"""64 accumulator elements each: with 128 threads, copies without TMA spill their addresses."""
 _EPILOGUE = 128
-"""The first thread that stores."""
+"""The first thread of the epilogue."""
 _ACCUMULATORS = 2
-"""One fills while the other is stored."""
+"""Double buffering: one accumulates while the epilogue reads the other."""
 
 
 @T.macro
 def _load(A, B, a_tiles, b_tiles, full, s, m, n, k, orientation, tiles, tma=True):
-    """Fetch the tiles of op(A) and op(B) at m, n, k into stage s, and arrive at `full[s]`."""
+    """Load the tiles of op(A) and op(B) at m, n, k into stage s, and arrive at `full[s]`."""
     transpose_a, transpose_b = orientation
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
     if tma:
-        T.tma_copy(box(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], barrier=full[s])
-        T.tma_copy(box(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], barrier=full[s])
+        T.tma_copy(
+            op_tile(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], barrier=full[s]
+        )
+        T.tma_copy(
+            op_tile(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], barrier=full[s]
+        )
     else:
-        T.copy(box(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], annotations=NO_TMA)
-        T.copy(box(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], annotations=NO_TMA)
+        T.copy(
+            op_tile(A, transpose_a, m, block_m, k, block_k), a_tiles[s, :, :], annotations=NO_TMA
+        )
+        T.copy(
+            op_tile(B, transpose_b, k, block_k, n, block_n), b_tiles[s, :, :], annotations=NO_TMA
+        )
     T.mbarrier_arrive(full[s])
 
 
 @T.macro
 def _store(C, acc, c_tile, m, n, accumulate, tiles, options):
-    """Write a tile of sums, with what C held if `accumulate`.
+    """Store a tile of C, added to the old C if `accumulate`.
 
-    By way of shared memory, because a thread has a whole row of the tile in its registers.
+    Through shared memory, because each thread holds a whole row of the tile in registers.
     """
     if accumulate:
         for i, j in T.Parallel(tiles.block_m, tiles.block_n):
@@ -120,13 +131,13 @@ def tcgen05_kernel(
     tma: bool,
     tiles: Tcgen05Tiles = TCGEN05_TILES,
 ):
-    """Build the kernel whose threads all do the same; `tma`: the rows of A, B and C allow it."""
+    """Build the plain kernel; with `tma`, rows of A, B and C are 16-byte multiples."""
     orientation = (transpose_a, transpose_b)
-    steps = (row_step(dtype), row_step(dtype), row_step(out_dtype)) if tma else ()
-    M, N, K = sizes(orientation, *steps)
+    steps = (row_multiple(dtype), row_multiple(dtype), row_multiple(out_dtype)) if tma else ()
+    M, N, K = symbolic_mnk(orientation, *steps)
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = shapes(orientation, M, N, K)
-    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
+    a_shape, b_shape = op_shapes(orientation, M, N, K)
+    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
     options = {} if tma else NO_TMA
 
     @T.prim_func
@@ -137,8 +148,8 @@ def tcgen05_kernel(
             bn,
             bm,
         ):
-            a_tiles = T.alloc_shared((2, *a_box), dtype)
-            b_tiles = T.alloc_shared((2, *b_box), dtype)
+            a_tiles = T.alloc_shared((2, *a_tile_shape), dtype)
+            b_tiles = T.alloc_shared((2, *b_tile_shape), dtype)
             sums = T.alloc_tmem([block_m, block_n], "float32")
             acc = T.alloc_fragment([block_m, block_n], "float32")
             c_tile = T.alloc_shared([block_m, block_n], out_dtype)
@@ -152,7 +163,7 @@ def tcgen05_kernel(
             )  # fmt: skip
             for step in T.serial(steps):
                 s = step % 2
-                if step + 1 < steps:  # the product that read the other stage is complete
+                if step + 1 < steps:  # the MMA that read the other stage is complete
                     _load(
                         A, B, a_tiles, b_tiles, full, 1 - s, bm * block_m, bn * block_n,
                         (step + 1) * block_k, orientation, tiles, tma,
@@ -179,16 +190,17 @@ def tcgen05_ws_kernel(
     tma_store: bool,
     tiles: Tcgen05Tiles = TCGEN05_TILES,
 ):
-    """Build the warp-specialised kernel; it is called with (A, B, C, blocks).
+    """Build the warp-specialized kernel, called with (A, B, C, blocks).
 
-    It loads by TMA always, and stores so with `tma_store`, where the rows of C allow it.
+    It always loads by TMA; with `tma_store` (rows of C are 16-byte multiples) it also stores by
+    TMA.
     """
     orientation = (transpose_a, transpose_b)
-    step_c = row_step(out_dtype) if tma_store else 1
-    M, N, K = sizes(orientation, row_step(dtype), row_step(dtype), step_c)
+    step_c = row_multiple(out_dtype) if tma_store else 1
+    M, N, K = symbolic_mnk(orientation, row_multiple(dtype), row_multiple(dtype), step_c)
     block_m, block_n, block_k, stages = tiles.block_m, tiles.block_n, tiles.block_k, tiles.stages
-    a_shape, b_shape = shapes(orientation, M, N, K)
-    a_box, b_box = shapes(orientation, block_m, block_n, block_k)
+    a_shape, b_shape = op_shapes(orientation, M, N, K)
+    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
     options = {} if tma_store else NO_TMA
 
     @T.prim_func
@@ -199,8 +211,8 @@ def tcgen05_ws_kernel(
         blocks: T.int32,
     ):
         with T.Kernel(blocks, threads=256) as block:
-            a_tiles = T.alloc_shared((stages, *a_box), dtype)
-            b_tiles = T.alloc_shared((stages, *b_box), dtype)
+            a_tiles = T.alloc_shared((stages, *a_tile_shape), dtype)
+            b_tiles = T.alloc_shared((stages, *b_tile_shape), dtype)
             sums = T.alloc_tmem([_ACCUMULATORS, block_m, block_n], "float32")
             acc = T.alloc_fragment([block_m, block_n], "float32")
             c_tile = T.alloc_shared([block_m, block_n], out_dtype)
@@ -212,15 +224,15 @@ def tcgen05_ws_kernel(
             thread = T.get_thread_binding()
             steps = T.ceildiv(K, block_k)
             columns = T.ceildiv(N, block_n)
-            turns = T.ceildiv(T.ceildiv(M, block_m) * columns - block, blocks)
+            waves = T.ceildiv(T.ceildiv(M, block_m) * columns - block, blocks)
 
             T.assume(columns > 0)
             T.assume(blocks > 0)
             if thread < 32:
-                for turn in T.serial(turns):
-                    tile = block + turn * blocks
+                for wave in T.serial(waves):
+                    tile = block + wave * blocks
                     for step in T.serial(steps):
-                        count = turn * steps + step
+                        count = wave * steps + step
                         s = count % stages
                         T.mbarrier_wait_parity(empty[s], (count // stages + 1) % 2)
                         _load(
@@ -228,11 +240,11 @@ def tcgen05_ws_kernel(
                             tile % columns * block_n, step * block_k, orientation, tiles,
                         )  # fmt: skip
             elif thread < 64:
-                for turn in T.serial(turns):
-                    t = turn % _ACCUMULATORS
-                    T.mbarrier_wait_parity(drained[t], (turn // _ACCUMULATORS + 1) % 2)
+                for wave in T.serial(waves):
+                    t = wave % _ACCUMULATORS
+                    T.mbarrier_wait_parity(drained[t], (wave // _ACCUMULATORS + 1) % 2)
                     for step in T.serial(steps):
-                        count = turn * steps + step
+                        count = wave * steps + step
                         s = count % stages
                         T.mbarrier_wait_parity(full[s], (count // stages) % 2)
                         T.tcgen05_gemm(
@@ -241,17 +253,17 @@ def tcgen05_ws_kernel(
                         )  # fmt: skip
                     T.tcgen05_mma_arrive(summed[t])
             elif thread >= _EPILOGUE:
-                for turn in T.serial(turns):
-                    tile = block + turn * blocks
-                    t = turn % _ACCUMULATORS
-                    T.mbarrier_wait_parity(summed[t], (turn // _ACCUMULATORS) % 2)
+                for wave in T.serial(waves):
+                    tile = block + wave * blocks
+                    t = wave % _ACCUMULATORS
+                    T.mbarrier_wait_parity(summed[t], (wave // _ACCUMULATORS) % 2)
                     T.copy(sums[t, :, :], acc)
                     T.mbarrier_arrive(drained[t])
                     _store(
                         C, acc, c_tile, tile // columns * block_m, tile % columns * block_n,
                         accumulate, tiles, options,
                     )  # fmt: skip
-            # The first warp frees tensor memory at its end: not before it has been read.
+            # The first warp deallocates tensor memory when it ends; all warps must have read it.
             T.sync_threads()
 
     return gemm_tcgen05_ws

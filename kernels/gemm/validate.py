@@ -1,9 +1,9 @@
-"""What the GEMM operators ask of their arguments, with the words a user needs."""
+"""Argument checks of the GEMM operators."""
 
 import torch
 
 from tlmatrix_kernels.dtypes import dtype_name
-from tlmatrix_kernels.gemm.boxes import ROW_BYTES
+from tlmatrix_kernels.gemm.operands import ROW_BYTES
 from tlmatrix_kernels.gemm.tiles import SIZES
 
 __all__ = [
@@ -23,7 +23,7 @@ OUT_DTYPES = (*DTYPES, torch.float32)
 
 
 def check_dtypes(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Both operands are float16, or both are bfloat16."""
+    """Raises ValueError unless both operands are float16 or both are bfloat16."""
     for name, tensor in (("a", a), ("b", b)):
         if tensor.dtype not in DTYPES:
             raise ValueError(f"{name} must be one of {names(DTYPES)}, got {tensor.dtype}")
@@ -34,7 +34,7 @@ def check_dtypes(a: torch.Tensor, b: torch.Tensor) -> None:
 def check_operands(
     a: torch.Tensor, b: torch.Tensor, *, transpose_a: bool, transpose_b: bool
 ) -> tuple[int, int, int]:
-    """(m, n, k) of the product, once `a` and `b` are known to fit."""
+    """Checks the shapes and devices of `a` and `b`, and returns (m, n, k)."""
     for name, tensor in (("a", a), ("b", b)):
         if tensor.ndim != 2:
             raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(tensor.shape)}")
@@ -58,13 +58,13 @@ def check_addend(
     accumulate: bool,
     dtypes: tuple[torch.dtype, ...] = OUT_DTYPES,
 ) -> None:
-    """`c` is there if and only if it is added, and fits."""
+    """Raises ValueError unless `c` is given iff `accumulate`, with a valid shape and dtype."""
     if not accumulate:
         if c is not None:
-            raise ValueError("c is only used with accumulate=True; leave it out or set accumulate")
+            raise ValueError("c is only used with accumulate=True: omit it or set accumulate")
         return
     if c is None:
-        raise ValueError("c must be given with accumulate=True: it is what the product is added to")
+        raise ValueError("c must be given with accumulate=True: the product is added to it")
     if tuple(c.shape) != shape:
         raise ValueError(f"c must have shape {shape}, got {tuple(c.shape)}")
     if c.dtype not in dtypes:
@@ -79,7 +79,7 @@ def check_out_dtype(
     default: torch.dtype,
     dtypes: tuple[torch.dtype, ...] = OUT_DTYPES,
 ) -> torch.dtype:
-    """The dtype of the result: that of `c` where it is added, else as asked for."""
+    """The dtype of the result: that of `c` if given, else `out_dtype`, else `default`."""
     if c is not None:
         if out_dtype not in (None, c.dtype):
             raise ValueError(f"out_dtype must be the dtype of c, {c.dtype}, got {out_dtype}")
@@ -91,13 +91,13 @@ def check_out_dtype(
 
 
 def check_tiles(tiles: str | None) -> None:
-    """Refuse what names no tiles; None leaves the choice to the operator."""
+    """Raises ValueError unless `tiles` is one of `SIZES` or None."""
     if tiles is not None and tiles not in SIZES:
         raise ValueError(f"tiles must be one of {', '.join(SIZES)}, or None, got {tiles!r}")
 
 
 def rows_aligned(*tensors: torch.Tensor) -> bool:
-    """Whether every row of every tensor, contiguous matrices, starts at a multiple of 16 bytes."""
+    """Whether every row of every contiguous matrix starts at a multiple of 16 bytes."""
     return all(
         tensor.data_ptr() % ROW_BYTES == 0
         and tensor.shape[1] * tensor.element_size() % ROW_BYTES == 0
@@ -106,5 +106,5 @@ def rows_aligned(*tensors: torch.Tensor) -> bool:
 
 
 def names(dtypes: tuple[torch.dtype, ...]) -> str:
-    """Dtypes in a message."""
+    """The dtype names, separated by commas."""
     return ", ".join(dtype_name(dtype) for dtype in dtypes)

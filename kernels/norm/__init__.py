@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""RMS normalization."""
 
 from tlmatrix_kernels.norm.operator import rms_norm
 

@@ -1,4 +1,4 @@
-"""RMS normalisation (Zhang and Sennrich, arXiv:1910.07467), forward and backward.
+"""RMS normalization (Zhang and Sennrich, arXiv:1910.07467), forward and backward.
 
 With `rstd = 1 / sqrt(mean(x * x) + eps)` and `x_hat = x * rstd`, over the columns of a row:
 
@@ -10,15 +10,15 @@ Shapes and layout, all row-major:
 
     x, y, dx, dy [rows, cols]      float16, bfloat16 or float32
     w [cols]                       the dtype of x
-    rstd [rows]                    float32, kept for the backward
+    rstd [rows]                    float32, saved for the backward
     dw_partial [row_tiles, cols]   float32
 
-One block owns `block_rows` rows and walks their columns in tiles, once for the mean and once for
-the result: a row of any length needs no more registers than a tile, and its second reading comes
-from the L2 cache. Everything between load and store is float32. Each block stores its own part of
-dw, summed afterwards in one order, so that dw is the same on every run.
+One block owns `BLOCK_ROWS` rows and iterates over their columns in tiles twice, for the mean and
+for the result: registers hold one tile whatever the row length, and the second pass reads from the
+L2 cache. All arithmetic is float32. Each block stores a partial dw; the partials are summed in a
+fixed order, so dw is bitwise reproducible.
 
-rows and cols are symbolic: one compiled kernel serves every shape. Columns past the end read as
+rows and cols are symbolic: one compiled kernel serves every shape. Columns past the end are read as
 zeros, which add nothing to a sum, and are not stored.
 """
 
@@ -28,7 +28,7 @@ import tilelang.language as T
 __all__ = ["BLOCK_ROWS", "rms_norm_backward_kernel", "rms_norm_forward_kernel"]
 
 BLOCK_ROWS = 8
-"""Rows of a block: enough columns of each are in flight to fill the memory bus."""
+"""Rows of a block: enough loads in flight to saturate memory bandwidth."""
 BLOCK_COLS = 256
 """Columns of a tile: 512 bytes of a float16 row, four 128-byte lines."""
 THREADS = 128
@@ -36,7 +36,7 @@ THREADS = 128
 
 @tilelang.jit
 def rms_norm_forward_kernel(dtype: str):
-    """Writes y and rstd."""
+    """Build the forward kernel, which writes y and rstd."""
     rows, cols = T.dynamic("rows"), T.dynamic("cols")
 
     @T.prim_func
@@ -74,7 +74,7 @@ def rms_norm_forward_kernel(dtype: str):
 
 @tilelang.jit
 def rms_norm_backward_kernel(dtype: str):
-    """Writes dx and this block's part of dw."""
+    """Build the backward kernel, which writes dx and dw_partial."""
     rows, cols, row_tiles = T.dynamic("rows"), T.dynamic("cols"), T.dynamic("row_tiles")
 
     @T.prim_func

@@ -1,4 +1,4 @@
-"""The RMS norm operator: an autograd function over the two kernels, with checked arguments."""
+"""The RMS norm operator: argument checks and an autograd function over the two kernels."""
 
 import torch
 
@@ -26,7 +26,7 @@ def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6) -> torch.Tenso
         [rows, cols], the dtype of `x`.
 
     Raises:
-        ValueError: a shape, dtype, device or eps that does not fit; the message names the argument.
+        ValueError: an invalid shape, dtype, device or eps; the message names the argument.
     """
     if x.ndim != 2:
         raise ValueError(f"x must have 2 dimensions, [rows, cols], got shape {tuple(x.shape)}")

@@ -1,4 +1,4 @@
-"""RMS norm as one line of PyTorch: what the kernels are judged against, in any dtype."""
+"""PyTorch reference of RMS norm, for any floating-point dtype."""
 
 import torch
 
@@ -8,7 +8,7 @@ __all__ = ["rms_norm"]
 def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """`x / sqrt(mean(x * x) + eps) * w`: x [rows, cols], w [cols] -> [rows, cols].
 
-    The statistics of a low-precision `x` are taken in float32, as every implementation does.
+    A low-precision `x` is normalized in float32, as in the kernels.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     rstd = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)

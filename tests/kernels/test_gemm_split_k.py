@@ -5,7 +5,7 @@ import torch
 
 from tlmatrix.interpreter import interpret
 from tlmatrix_kernels.gemm import gemm_split_k
-from tlmatrix_kernels.gemm.split_operator import LEAST_STEPS, MOST_SPLITS, choose_splits
+from tlmatrix_kernels.gemm.split_operator import MAX_SPLITS, MIN_STEPS, choose_splits
 
 
 def operands(m, n, k):
@@ -36,10 +36,10 @@ def test_what_is_added_is_added_once_and_stays_as_it_was(dtype, reduction):
 
 
 def test_one_wave_of_blocks_gets_enough_steps_each():
-    assert choose_splits(64, 128, 64 * 1000, 132) == MOST_SPLITS, "one tile, a long K"
+    assert choose_splits(64, 128, 64 * 1000, 132) == MAX_SPLITS, "one tile, a long K"
     assert choose_splits(512, 1024, 65536, 132) == 132 // 16, "what a wave holds"
     assert choose_splits(4096, 4096, 65536, 132) == 1, "tiles enough for every multiprocessor"
     assert choose_splits(16, 4096, 14336, 132) == 2, "a decoded batch: 64 tiles"
-    assert choose_splits(1, 1, 128 * 3 * LEAST_STEPS, 132) == 3, "no slice of too few steps"
+    assert choose_splits(1, 1, 128 * 3 * MIN_STEPS, 132) == 3, "no slice of too few steps"
     assert choose_splits(1, 1, 0, 132) == 1
     assert choose_splits(64, 4096, 8192, 148) > choose_splits(64, 4096, 8192, 64)

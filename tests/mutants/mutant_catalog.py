@@ -7,7 +7,7 @@ A file says what all its mutants have in common and lists them:
     mutants:
       - name: last_query_tile_stored_whole
         file: attention/rows.py             # below kernels/
-        below: def fits(                    # optional: the edit is the first one below this line
+        below: def can_store_tile(          # optional: the edit is the first one below this line
         before: return row + rows <= self.length if followed else True
         after: return True
         stands_for: a packed kernel stores its last tile whole, into the next sequence

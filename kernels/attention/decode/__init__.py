@@ -1,15 +1,15 @@
-"""Decoding: one query position of each sequence against many keys, in a cache or in pages.
+"""Decode attention: one query per sequence against many keys, in a contiguous or a paged KV cache.
 
-==========  ===========================================================
-`operators`  what to call
-`validate`   what they accept
+===========  ==========================================================
+`operators`  the operators: the public API
+`validate`   argument checks
 `kernels`    signatures and grids
-`block`      what a block computes of its share of the keys
-`keys`       where keys lie, and which of them a share is
-`combine`    the second pass: parts to one result
-`splits`     how many shares
-`tiles`      tile sizes, with the reasons
-==========  ===========================================================
+`block`      the algorithm of one thread block: one split of the keys
+`keys`       the memory layout of keys, and the range of keys of a split
+`combine`    the second pass: merges the splits
+`splits`     the choice of the number of splits
+`tiles`      tile sizes, with their reasons
+===========  ==========================================================
 """
 
 from tlmatrix_kernels.attention.decode.operators import decode_attention, paged_attention

@@ -1,8 +1,8 @@
-"""What a block of a decode kernel computes: some keys of a sequence against one query position.
+"""One thread block of a decode kernel: one query against one split of the keys of a sequence.
 
-All query heads of a kv head attend to the same keys, so they are the rows of one tile, and each
-key is read from memory once for all of them. The rest is the forward pass of `attention.forward`
-(online softmax, see `attention.softmax`) over the block's share of the keys:
+All query heads of a kv head attend to the same keys, so they are the rows of one tile and each key
+is loaded once for all of them. Otherwise it is the forward pass of `attention.forward` (online
+softmax, see `attention.softmax`) over the keys of the split. Fragments:
 
 ========  ======================  ===========================================================
 s         [rows, keys]            scores q k^T, then the weights p
@@ -10,8 +10,8 @@ m, l      [rows]                  running maximum and sum of a head
 acc       [rows, head_dim_v]      running sum of weights times values
 ========  ======================  ===========================================================
 
-A block leaves out = acc / l and lse of its share: those of the whole where there is one share,
-else a part for `combine` (Dao, Haziza, Massa and Sizov, Flash-Decoding, 2023,
+The block writes out = acc / l and lse of its split: the result if there is one split, else a part
+for `combine` (Dao, Haziza, Massa and Sizov, Flash-Decoding, 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 """
 
@@ -21,21 +21,27 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention.decode.keys import (
     Span,
-    gather,
-    gathered,
+    copy_pages,
     load,
-    look_up,
-    pages_of,
+    load_page_indices,
+    pages_per_tile,
+    spans_pages,
 )
-from tlmatrix_kernels.attention.softmax import LOG2_E, absorb, nothing_seen, start, weigh
+from tlmatrix_kernels.attention.softmax import (
+    LOG2_E,
+    init_state,
+    no_sink,
+    normalize,
+    online_softmax,
+)
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["attend", "blank"]
+__all__ = ["decode_block", "empty_split"]
 
 
 @dataclass(frozen=True)
 class State:
-    """What a block keeps in registers over its tiles; see above and `softmax.absorb`."""
+    """The fragments of a block; see the module and `softmax.online_softmax`."""
 
     s: object
     p: object
@@ -49,21 +55,23 @@ class State:
 
 
 @T.macro
-def _weights(state, key, span, scale):
-    """Scores to weights: the mask, the running maximum and sum, and what they make of acc."""
+def _softmax_step(state, key, span, scale):
+    """Mask a tile of scores, replace it by weights, and update m, l and acc."""
     s, acc, decay = state.s, state.acc, state.decay
-    if span.cuts(key):
+    if span.needs_mask(key):
         for i, j in T.Parallel(*s.shape):
-            s[i, j] = T.if_then_else(span.sees(key + j), s[i, j], -T.infinity("float32"))
-    absorb(s, state.m, state.m_before, state.shift, decay, state.added, state.l, scale * LOG2_E)
+            s[i, j] = T.if_then_else(span.visible(key + j), s[i, j], -T.infinity("float32"))
+    online_softmax(
+        s, state.m, state.m_before, state.shift, decay, state.added, state.l, scale * LOG2_E
+    )
     for i, d in T.Parallel(*acc.shape):
         acc[i, d] *= decay[i]
     T.copy(s, state.p)
 
 
 @T.macro
-def _pipelined(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
-    """The tiles from `first` on, loaded ahead by TileLang's own pipeline."""
+def _pipelined_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
+    """Iterate over the tiles from `first`, with TileLang's software pipeline."""
     dtype, columns = q_shared.dtype, tiles.keys
     k_shared = T.alloc_shared([columns, q_shared.shape[1]], dtype)
     v_shared = T.alloc_shared([columns, state.acc.shape[1]], dtype)
@@ -73,70 +81,73 @@ def _pipelined(q_shared, k, v, keys, span, kv_head, first, count, scale, state, 
         load(keys, k, k_shared, kv_head, key)
         T.clear(s)
         T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-        _weights(state, key, span, scale)
+        _softmax_step(state, key, span, scale)
         load(keys, v, v_shared, kv_head, key)
-        if span.cuts(key):
+        if span.needs_mask(key):
             for j, d in T.Parallel(*v_shared.shape):
                 v_shared[j, d] = T.if_then_else(
-                    span.sees(key + j), v_shared[j, d], T.cast(0, dtype)
+                    span.visible(key + j), v_shared[j, d], T.cast(0, dtype)
                 )
         T.gemm(p, v_shared, acc, policy=T.GemmWarpPolicy.FullRow)
 
 
 @T.macro
-def _gathered(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
-    """The same where a tile is several pages: all threads copy, `stages` - 1 tiles ahead.
+def _paged_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles):
+    """Iterate over tiles that span several pages, loaded `stages` - 1 tiles ahead by all threads.
 
-    Copies are waited for by the number of groups begun since, so there are as many of them, if
-    empty ones, where there is no tile left to copy.
+    `cp.async.wait_group` counts the groups committed since, so empty groups are committed if there
+    is no tile left to load.
     """
     dtype, columns, stages = q_shared.dtype, tiles.keys, tiles.stages
     k_shared = T.alloc_shared([stages, columns, q_shared.shape[1]], dtype)
     v_shared = T.alloc_shared([stages, columns, state.acc.shape[1]], dtype)
-    pages = pages_of(keys, columns)
+    pages = pages_per_tile(keys, columns)
     entries = T.alloc_local([pages], "int32")
     s, p, acc = state.s, state.p, state.acc
-    look_up(keys, entries, first, columns, span)
+    load_page_indices(keys, entries, first, columns, span)
     for step in T.serial(1 - stages, count):
-        # The pages of a tile are known one step before they are copied.
+        # The page indices of a tile are loaded one iteration before its copies start.
         ahead = step + (stages - 1)
         if ahead < count:
-            gather(keys, entries, k, k_shared, T.truncmod(ahead, stages), kv_head)
-            gather(keys, entries, v, v_shared, T.truncmod(ahead, stages), kv_head)
-            look_up(keys, entries, first + ahead + 1, columns, span)
+            copy_pages(keys, entries, k, k_shared, T.truncmod(ahead, stages), kv_head)
+            copy_pages(keys, entries, v, v_shared, T.truncmod(ahead, stages), kv_head)
+            load_page_indices(keys, entries, first + ahead + 1, columns, span)
         else:
             for _ in T.unroll(2 * pages):
                 T.ptx_commit_group()
         if step >= 0:
             key = (first + step) * columns
-            place = T.truncmod(step, stages)
+            stage = T.truncmod(step, stages)
             T.ptx_wait_group((stages - 1) * 2 * pages)
             T.sync_threads()
             T.clear(s)
             T.gemm(
-                q_shared, k_shared[place, :, :], s,
+                q_shared, k_shared[stage, :, :], s,
                 transpose_B=True, policy=T.GemmWarpPolicy.FullRow,
             )  # fmt: skip
-            _weights(state, key, span, scale)
-            if span.cuts(key):
+            _softmax_step(state, key, span, scale)
+            if span.needs_mask(key):
                 for j, d in T.Parallel(columns, acc.shape[1]):
-                    v_shared[place, j, d] = T.if_then_else(
-                        span.sees(key + j), v_shared[place, j, d], T.cast(0, dtype)
+                    v_shared[stage, j, d] = T.if_then_else(
+                        span.visible(key + j), v_shared[stage, j, d], T.cast(0, dtype)
                     )
-            T.gemm(p, v_shared[place, :, :], acc, policy=T.GemmWarpPolicy.FullRow)
-            # The tile that is copied next takes the place of this one.
+            T.gemm(p, v_shared[stage, :, :], acc, policy=T.GemmWarpPolicy.FullRow)
+            # The next copy overwrites this stage.
             T.sync_threads()
 
 
 @T.macro
-def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, scale, dims, tiles):
-    """Attention of the `heads` query heads from `head` on to the share `split` of `splits`.
+def decode_block(
+    q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, scale, dims, tiles
+):
+    """Attention of `heads` query heads from `head` to the keys of split `split` of `splits`.
 
-    `keys` says where the keys lie and `span` which are seen. The share must have a tile.
+    `keys` is their memory layout and `span` the visible range. The split must have at least one
+    tile.
     """
     dtype = q.dtype
     sequence = keys.sequence
-    # Held in variables here, under the condition that there is work: see `attention.rows.bound`.
+    # A kernel variable inside the condition that there is work: see `attention.rows.bind_rows`.
     length = span.length
     span = Span(length, span.window, span.columns)
     head_dim, head_dim_v = dims
@@ -155,21 +166,21 @@ def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, s
     l = T.alloc_fragment([rows], "float32")
     state = State(s, p, acc, m, m_before, shift, decay, added, l)
 
-    # Rows past the group are other heads, or zeros: they are computed and not stored.
+    # Rows past the group are other heads or zeros; they are computed but not stored.
     T.copy(q[sequence, head : head + rows, 0:width], q_shared)
     T.fill(acc, 0)
-    start(m, l, nothing_seen(head, scale))
+    init_state(m, l, no_sink(head, scale))
 
     first = T.alloc_var("int32")
     count = T.alloc_var("int32")
-    first = span.share(split, splits)[0]
-    count = span.share(split, splits)[1]
-    if gathered(keys, columns):
-        _gathered(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
+    first = span.tile_range(split, splits)[0]
+    count = span.tile_range(split, splits)[1]
+    if spans_pages(keys, columns):
+        _paged_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
     else:
-        _pipelined(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
+        _pipelined_loop(q_shared, k, v, keys, span, kv_head, first, count, scale, state, tiles)
 
-    weigh(acc, l)
+    normalize(acc, l)
     for i, d in T.Parallel(rows, width_v):
         if T.And(i < heads, d < head_dim_v):
             out[split, sequence, head + i, d] = acc[i, d]
@@ -181,8 +192,8 @@ def attend(q, k, v, out, lse, keys, span, split, splits, kv_head, head, heads, s
 
 
 @T.macro
-def blank(out, lse, sequence, split, head, heads, dims, tiles):
-    """What a share without keys leaves: out 0 and lse -inf."""
+def empty_split(out, lse, sequence, split, head, heads, dims, tiles):
+    """Write out = 0 and lse = -inf of a split without keys."""
     for i, d in T.Parallel(tiles.rows, padded(dims[1])):
         if T.And(i < heads, d < dims[1]):
             out[split, sequence, head + i, d] = 0

@@ -1,14 +1,15 @@
-"""The second pass of decoding: parts of the attention of a head, put together.
+"""The second pass of decode attention: merges the splits of a head.
 
-Part i saw some of the keys: it is out_i with lse_i, the logarithm of its softmax denominator. With
+Split i has out_i and lse_i, the logarithm of its softmax denominator. With
 
     lse = log(sum_i exp(lse_i)),    out = sum_i exp(lse_i - lse) out_i
 
-the whole follows. A sink is one more term exp(sink) of the sum, which has no value. A part that
-saw no key has lse_i = -inf and weight 0, and is not read; where no part saw any, out is 0 and lse
--inf (or the sink), and -inf minus -inf is never taken.
+A sink adds the term exp(sink) to the sum in lse, and nothing to out. A split with no visible key
+has lse_i = -inf and weight 0, and its out_i is not read. If all splits are empty, out is 0 and lse
+is -inf (or the sink); -inf - -inf is never evaluated.
 
-Parts are added in an order that depends on their number alone: the same parts, the same bits.
+The order of the additions only depends on the number of splits, so the result is bitwise
+reproducible.
 """
 
 import tilelang
@@ -24,30 +25,30 @@ __all__ = ["combine", "combine_with_sink"]
 
 
 @T.macro
-def _combine(parts, lse_parts, out, lse, sink_of, sequence, head, column, most):
-    """The columns from `column` on of one head; `sink_of` is its sink, or -inf."""
-    lses = T.alloc_fragment([most], "float32")
+def _combine(parts, lse_parts, out, lse, sink_of, sequence, head, column, max_splits):
+    """Merge the columns from `column` of one head; `sink_of` is its sink, or -inf."""
+    lses = T.alloc_fragment([max_splits], "float32")
     top = T.alloc_fragment([1], "float32")
     total = T.alloc_fragment([1], "float32")
-    weights = T.alloc_shared([most], "float32")
+    weights = T.alloc_shared([max_splits], "float32")
     whole = T.alloc_shared([1], "float32")
     tally = T.alloc_fragment([COMBINE_PARTS, COMBINE_COLUMNS], "float32")
     mixed = T.alloc_fragment([COMBINE_COLUMNS], "float32")
 
     splits = parts.shape[0]
-    for i in T.Parallel(most):
+    for i in T.Parallel(max_splits):
         lses[i] = T.if_then_else(i < splits, lse_parts[i, sequence, head], -T.infinity("float32"))
     T.reduce_max(lses, top, dim=0)
     for i in T.Parallel(1):
         top[i] = T.max(top[i], sink_of)
-        # Where nothing is seen any finite number will do.
+        # Without a visible key and a sink, any finite maximum will do.
         top[i] = T.if_then_else(top[i] == -T.infinity("float32"), 0.0, top[i])
-    for i in T.Parallel(most):
+    for i in T.Parallel(max_splits):
         lses[i] = T.exp(lses[i] - top[0])
     T.reduce_sum(lses, total, dim=0)
     for i in T.Parallel(1):
         total[i] += T.exp(sink_of - top[i])
-    for i in T.Parallel(most):
+    for i in T.Parallel(max_splits):
         weights[i] = T.if_then_else(total[0] > 0.0, lses[i] / total[0], 0.0)
     for i in T.Parallel(1):
         whole[i] = T.if_then_else(total[i] > 0.0, top[i] + T.log(total[i]), -T.infinity("float32"))
@@ -69,8 +70,8 @@ def _combine(parts, lse_parts, out, lse, sink_of, sequence, head, column, most):
 
 
 @tilelang.jit
-def combine(dtype, head_dim_v, most):
-    """Build the kernel: parts and their lse to out and lse, for at most `most` parts."""
+def combine(dtype, head_dim_v, max_splits):
+    """Build the kernel: parts and lse_parts to out and lse, for at most `max_splits` splits."""
     splits, batch, heads = T.dynamic("splits, batch, heads")
 
     @T.prim_func
@@ -81,18 +82,18 @@ def combine(dtype, head_dim_v, most):
         lse: T.Tensor((batch, heads), "float32"),
     ):
         columns = T.ceildiv(head_dim_v, COMBINE_COLUMNS)
-        with T.Kernel(columns, heads, batch, threads=COMBINE_THREADS) as (place, head, sequence):
+        with T.Kernel(columns, heads, batch, threads=COMBINE_THREADS) as (tile, head, sequence):
             _combine(
                 parts, lse_parts, out, lse, -T.infinity("float32"), sequence, head,
-                place * COMBINE_COLUMNS, most,
+                tile * COMBINE_COLUMNS, max_splits,
             )  # fmt: skip
 
     return decode_combine
 
 
 @tilelang.jit
-def combine_with_sink(dtype, head_dim_v, most):
-    """Build the kernel: the same, with one sink a head."""
+def combine_with_sink(dtype, head_dim_v, max_splits):
+    """Build the same kernel with one sink per head."""
     splits, batch, heads = T.dynamic("splits, batch, heads")
 
     @T.prim_func
@@ -104,10 +105,10 @@ def combine_with_sink(dtype, head_dim_v, most):
         lse: T.Tensor((batch, heads), "float32"),
     ):
         columns = T.ceildiv(head_dim_v, COMBINE_COLUMNS)
-        with T.Kernel(columns, heads, batch, threads=COMBINE_THREADS) as (place, head, sequence):
+        with T.Kernel(columns, heads, batch, threads=COMBINE_THREADS) as (tile, head, sequence):
             _combine(
                 parts, lse_parts, out, lse, sink[head], sequence, head,
-                place * COMBINE_COLUMNS, most,
+                tile * COMBINE_COLUMNS, max_splits,
             )  # fmt: skip
 
     return decode_combine_with_sink

@@ -1,20 +1,20 @@
-"""Decoding as PyTorch operators: checked arguments in, buffers allocated, kernels called.
+"""Decode attention as PyTorch operators: argument checks, allocation and kernel launches.
 
-Nothing is computed here: what a block does is in `block`, the kernels are in `kernels`, and how
-parts become one result is in `combine`. There is no backward.
+The algorithm of one block is in `block`, the kernels are in `kernels`, and `combine` merges splits.
+There is no backward.
 """
 
 import torch
 
-from tlmatrix_kernels.alignment import ready
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.attention.decode import kernels
 from tlmatrix_kernels.attention.decode.combine import combine, combine_with_sink
-from tlmatrix_kernels.attention.decode.splits import MOST, choose
+from tlmatrix_kernels.attention.decode.splits import MAX_SPLITS, choose_splits
 from tlmatrix_kernels.attention.decode.tiles import tiles_for
 from tlmatrix_kernels.attention.decode.validate import Decode, check_cache, check_pages
 from tlmatrix_kernels.target import multiprocessors
 
-__all__ = ["choose_splits", "decode_attention", "launch", "paged_attention"]
+__all__ = ["decode_attention", "launch", "paged_attention", "splits_for_call"]
 
 
 def decode_attention(
@@ -28,32 +28,32 @@ def decode_attention(
     sink=None,
     splits=None,
 ):
-    """Attention of one query position of each sequence to its cached keys.
+    """Attention of one query per sequence to its cached keys.
 
-    The query stands beside the last key and sees all of them (causal or not is the same).
+    The query is aligned with the last key and attends to all keys.
 
     Args:
         q: [batch, heads, head_dim], float16 or bfloat16.
         k_cache: [batch, max_seqlen, kv_heads, head_dim], contiguous; heads must be a multiple of
-            kv_heads, and query head h reads kv head ``h // (heads // kv_heads)``.
+            kv_heads, and query head h uses kv head ``h // (heads // kv_heads)``.
         v_cache: [batch, max_seqlen, kv_heads, head_dim_v]. Both head dimensions are multiples of
             8 up to 256.
-        seqlens_k: [batch] int32, how many rows of the cache each sequence has, at most max_seqlen;
-            0 is allowed. It is not copied to the host. What the cache holds beyond has no effect.
-        window: how many keys a query sees at most, the last ones.
-        scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
-        sink: [heads] float32, float16 or bfloat16, one more logit a head in the softmax's
+        seqlens_k: [batch] int32, the cached keys of each sequence, 0 to max_seqlen. Not copied to
+            the host and not checked. Rows of the cache past the length have no effect.
+        window: attend to at most the last `window` keys.
+        scale: multiplies q k^T; positive; ``head_dim ** -0.5`` if None.
+        sink: [heads] float32, float16 or bfloat16, one additional logit per head in the softmax
             denominator; or None.
-        splits: into how many shares the keys of a sequence are cut; chosen from the shapes and
-            the GPU if None. The same number gives the same bits, whatever the batch.
+        splits: into how many splits the keys of a sequence are divided; if None, chosen from the
+            shapes and the GPU. Results are bitwise reproducible for a given number.
 
     Returns:
         out [batch, heads, head_dim_v] in the dtype of q; and lse [batch, heads] float32, the
-        natural logarithm of each head's softmax denominator. Without a key out is 0 and lse is
+        natural logarithm of the softmax denominator of each head. Without keys out is 0 and lse is
         the sink, or -inf.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     call = check_cache(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits)
     static = _static_of(call)
@@ -75,28 +75,28 @@ def paged_attention(
     sink=None,
     splits=None,
 ):
-    """Attention of one query position of each sequence to keys in pages (a paged KV cache).
+    """Attention of one query per sequence to the keys of a paged KV cache.
 
     Args:
         q: [batch, heads, head_dim], float16 or bfloat16.
-        k_pages: [pages, page_size, kv_heads, head_dim], contiguous; a page_size of 16 to 1024, a
-            power of two.
+        k_pages: [pages, page_size, kv_heads, head_dim], contiguous; page_size is a power of two
+            from 16 to 1024.
         v_pages: [pages, page_size, kv_heads, head_dim_v].
         block_table: [batch, max_pages] int32: key j of sequence b is row ``j % page_size`` of page
-            ``block_table[b, j // page_size]``. Entries that hold no key the query sees are never
-            read, nor are pages that no other entry names.
-        seqlens_k: [batch] int32, how many keys each sequence has; 0 is allowed. Neither is copied
-            to the host. What the last page holds beyond has no effect.
-        window: as for `decode_attention`, like the others.
-        scale: what q k^T is multiplied by.
-        sink: [heads] or None.
-        splits: into how many shares the keys of a sequence are cut.
+            ``block_table[b, j // page_size]``. Entries without a visible key are not read, nor are
+            pages that are only in such entries. Not copied to the host and not checked.
+        seqlens_k: [batch] int32, the keys of each sequence, may be 0. Not copied to the host and
+            not checked. Rows of the last page past the length have no effect.
+        window: as in `decode_attention`.
+        scale: as in `decode_attention`.
+        sink: as in `decode_attention`.
+        splits: as in `decode_attention`.
 
     Returns:
         out [batch, heads, head_dim_v] and lse [batch, heads] float32; see `decode_attention`.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     call = check_pages(q, k_pages, v_pages, block_table, seqlens_k, window, scale, sink, splits)
     static, page_size = _static_of(call), k_pages.shape[1]
@@ -108,27 +108,32 @@ def paged_attention(
 
 
 def _static_of(call: Decode) -> tuple:
-    """What both kernels are compiled for."""
+    """The compile-time parameters of both kernels."""
     return call.groups, call.head_dim, call.head_dim_v, call.window is not None
 
 
 def _decode(call: Decode, q, stored, sink, longest: int, build):
-    """Out and lse for lengths up to `longest`; `build` makes the kernel for a dtype of its out."""
-    q = ready(q)
+    """Compute out and lse for lengths up to `longest`.
+
+    `build(out_dtype)` returns the kernel, which is called with the `stored` tensors.
+    """
+    q = aligned(q)
     if not q.shape[0] or not longest or not stored[0].numel():
         out, lse = _results(call, q)
         lse[:] = float("-inf") if sink is None else sink
         return out.zero_(), lse
     tiles = tiles_for(call.head_dim, call.head_dim_v, windowed=call.window is not None)
-    splits = call.splits or choose_splits(call, q, longest, tiles)
-    return launch(call, q, stored, sink, min(splits, MOST), build)
+    splits = call.splits or splits_for_call(call, q, longest, tiles)
+    return launch(call, q, stored, sink, min(splits, MAX_SPLITS), build)
 
 
-def choose_splits(call: Decode, q: torch.Tensor, longest: int, tiles) -> int:
-    """The number of shares for lengths up to `longest`."""
+def splits_for_call(call: Decode, q: torch.Tensor, longest: int, tiles) -> int:
+    """The number of splits for lengths up to `longest`."""
     kv_heads = q.shape[1] // call.groups
     blocks = q.shape[0] * kv_heads * -(-call.groups // tiles.rows)
-    return choose(blocks, -(-longest // tiles.keys), tiles.blocks * multiprocessors(q.device))
+    return choose_splits(
+        blocks, -(-longest // tiles.keys), tiles.blocks * multiprocessors(q.device)
+    )
 
 
 def _results(call: Decode, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +143,7 @@ def _results(call: Decode, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def launch(call: Decode, q, stored, sink, splits: int, build):
-    """Out and lse in `splits` shares; `build` makes the kernel that is called with `stored`."""
+    """Compute out and lse in `splits` splits; `build` and `stored` as in `_decode`."""
     out, lse = _results(call, q)
     scalars = (call.scale, call.window or 0)
     if splits == 1 and sink is None:
@@ -148,8 +153,8 @@ def launch(call: Decode, q, stored, sink, splits: int, build):
     lse_parts = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     build("float32")(q, *stored, parts, lse_parts, *scalars)
     if sink is None:
-        combine(call.dtype, call.head_dim_v, MOST)(parts, lse_parts, out, lse)
+        combine(call.dtype, call.head_dim_v, MAX_SPLITS)(parts, lse_parts, out, lse)
     else:
-        kernel = combine_with_sink(call.dtype, call.head_dim_v, MOST)
+        kernel = combine_with_sink(call.dtype, call.head_dim_v, MAX_SPLITS)
         kernel(parts, lse_parts, sink.float().contiguous(), out, lse)
     return out, lse

@@ -1,28 +1,28 @@
-"""Into how many shares the keys of every sequence are cut, so that all multiprocessors work."""
+"""The number of splits of the keys of each sequence, chosen to occupy all multiprocessors."""
 
-__all__ = ["MOST", "choose"]
+__all__ = ["MAX_SPLITS", "choose_splits"]
 
-MOST = 128
-"""No more parts than that are combined."""
-LEAST_TILES = 4
-"""A share of fewer tiles costs more to start and to combine than it gains."""
-ENOUGH = 0.95
-"""What counts as good: of the best that any number of shares reaches."""
+MAX_SPLITS = 128
+"""The most splits that `combine` merges."""
+MIN_TILES = 4
+"""Per split; with fewer tiles, starting and merging a split costs more than it gains."""
+NEAR_BEST = 0.95
+"""Fraction of the best utilization that is good enough."""
 
 
-def choose(blocks: int, tiles: int, slots: int) -> int:
-    """The number of shares for a launch of `blocks` blocks a share, of at most `tiles` tiles each.
+def choose_splits(blocks: int, tiles: int, slots: int) -> int:
+    """The number of splits, for `blocks` blocks per split.
 
-    With n shares there are ``n * blocks`` blocks, that run in waves of `slots` at once:
-    the last wave is rarely full. Of the numbers that use the processors nearly as well as the best
-    of them, the smallest.
+    Sequences have at most `tiles` tiles of keys. `slots` is the number of blocks that run at once.
+    n splits have ``n * blocks`` blocks in waves of `slots`, and the last wave is rarely full.
+    Returns the smallest number whose utilization is near the best.
     """
-    most = max(1, min(MOST, tiles // LEAST_TILES))
+    most = max(1, min(MAX_SPLITS, tiles // MIN_TILES))
 
-    def used(shares: int) -> float:
-        waves = shares * blocks / slots
-        return waves / -(-shares * blocks // slots)
+    def utilization(splits: int) -> float:
+        waves = splits * blocks / slots
+        return waves / -(-splits * blocks // slots)
 
-    shares = range(1, most + 1)
-    best = max(used(number) for number in shares)
-    return next(number for number in shares if used(number) >= ENOUGH * best)
+    candidates = range(1, most + 1)
+    best = max(utilization(splits) for splits in candidates)
+    return next(splits for splits in candidates if utilization(splits) >= NEAR_BEST * best)

@@ -1,7 +1,7 @@
-"""Argument checks of the decode operators: what can be told without waiting for the GPU.
+"""Argument checks of the decode operators that need no synchronization with the GPU.
 
-What `seqlens_k` and `block_table` hold stays on the device and is trusted: copying it to the host
-would cost more than a short call.
+The values of `seqlens_k` and `block_table` are not checked: copying them to the host would take
+longer than a short call.
 """
 
 import math
@@ -15,17 +15,17 @@ from tlmatrix_kernels.dtypes import dtype_name
 __all__ = ["Decode", "check_cache", "check_pages"]
 
 DTYPES = (torch.float16, torch.bfloat16)
-# Rows of 16 bytes are what the copy engine takes; 256 columns are what the accumulators can hold.
+# TMA needs rows of 16-byte multiples; accumulators hold at most 256 columns.
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
 PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
-# The most blocks CUDA launches in the y and z dimension of a grid.
+# CUDA's limit for the y and z dimensions of a grid.
 GRID_MAX = 65535
 
 
 @dataclass(frozen=True)
 class Decode:
-    """What a call asks for, checked: everything the kernels take beside tensors."""
+    """The checked options of a call: all kernel parameters that are not tensors."""
 
     dtype: str
     groups: int
@@ -54,7 +54,7 @@ def _check_tensor(name: str, tensor, dims: str, q: torch.Tensor, dtypes: tuple) 
 
 
 def _check_stored(name: str, tensor: torch.Tensor, dims: str, q: torch.Tensor) -> None:
-    """A cache or a pool of pages: too large to be copied by a call."""
+    """Checks a cache or a pool of pages, which a call must not copy."""
     _check_tensor(name, tensor, dims, q, DTYPES)
     if tensor.dtype != q.dtype:
         _refuse(f"{name} must have the dtype of q, {q.dtype}, got {tensor.dtype}")
@@ -98,7 +98,7 @@ def _check_batch(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
         _refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
 
 
-def _whole(name: str, value, least: int) -> None:
+def _check_int(name: str, value, least: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
@@ -107,16 +107,16 @@ def _whole(name: str, value, least: int) -> None:
         _refuse(f"{name} must be at least {least} and below 2**31, got {value}")
 
 
-def _checked(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
-    """What the two operators have in common, once q, k and v are known to be good."""
+def _check_common(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
+    """Checks the arguments that both operators share; q, k and v have been checked."""
     _check_tensor("seqlens_k", seqlens_k, "batch", q, (torch.int32,))
     _check_batch("seqlens_k", seqlens_k, q)
     if sink is not None:
         _check_tensor("sink", sink, "heads", q, (torch.float32, *DTYPES))
         if sink.shape[0] != q.shape[1]:
             _refuse(f"sink must have one value a head of q, {q.shape[1]}, got {sink.shape[0]}")
-    _whole("window", window, 1)
-    _whole("splits", splits, 1)
+    _check_int("window", window, 1)
+    _check_int("splits", splits, 1)
     if scale is None:
         scale = q.shape[2] ** -0.5
     if isinstance(scale, bool) or not isinstance(scale, int | float):
@@ -135,24 +135,24 @@ def _checked(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
 
 
 def check_cache(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits) -> Decode:
-    """Check the arguments of `decode_attention`; see there.
+    """Check the arguments of `decode_attention`.
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     _check_tensor("q", q, "batch, heads, head_dim", q, DTYPES)
     for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
         _check_stored(name, tensor, "batch, max_seqlen, kv_heads, dim", q)
         _check_batch(name, tensor, q)
     _check_heads(q, "k_cache", k_cache, "v_cache", v_cache)
-    return _checked(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits)
+    return _check_common(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits)
 
 
 def check_pages(q, k_pages, v_pages, block_table, seqlens_k, window, scale, sink, splits) -> Decode:
-    """Check the arguments of `paged_attention`; see there.
+    """Check the arguments of `paged_attention`.
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     _check_tensor("q", q, "batch, heads, head_dim", q, DTYPES)
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
@@ -165,4 +165,4 @@ def check_pages(q, k_pages, v_pages, block_table, seqlens_k, window, scale, sink
         )
     _check_tensor("block_table", block_table, "batch, max_pages", q, (torch.int32,))
     _check_batch("block_table", block_table, q)
-    return _checked(q, k_pages, v_pages, seqlens_k, window, scale, sink, splits)
+    return _check_common(q, k_pages, v_pages, seqlens_k, window, scale, sink, splits)

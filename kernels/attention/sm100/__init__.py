@@ -1,11 +1,11 @@
-"""Softmax attention on Blackwell (sm_100a), with tcgen05 products and tensor memory.
+"""Softmax attention on Blackwell (sm_100a), with tcgen05 MMAs and tensor memory.
 
 ==========  ===================================================
-`operator`  what to call
-`forward`   what a block of the forward pass computes, in three variants
-`backward`  what a block of the backward pass computes
+`operator`  the operator: the public API
+`forward`   the forward pass of one thread block, in three variants
+`backward`  the backward pass of one thread block
 `kernels`   signatures and grids
-`tiles`     tile sizes, with the reasons
+`tiles`     tile sizes, with their reasons
 ==========  ===================================================
 """
 

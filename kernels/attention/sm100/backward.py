@@ -1,37 +1,37 @@
-"""The backward pass of one block on Blackwell (sm_100a): a tile of keys against its queries.
+"""The backward pass of one thread block on Blackwell (sm_100a): a tile of keys against its queries.
 
-The mathematics is that of strategy `atomic` in `attention.backward`: with p = exp(scale * q k^T -
-lse) made anew and ds = p * (do v^T - delta),
+The algorithm is strategy `atomic` of `attention.backward`: with p = exp(scale * q k^T - lse)
+recomputed and ds = p * (do v^T - delta),
 
     dv = p^T do        dk = scale * ds^T q        dq = scale * ds k
 
-A block owns 128 keys of one query head. It adds up their dv and dk in tensor memory while it walks
-over tiles of 128 queries, adds what it gives to dq to global memory with float32 atomics, tile by
-tile, and at its end its dk and dv: the heads of a group share them.
+A block owns 128 keys of one query head. It accumulates dv and dk in tensor memory while it iterates
+over tiles of 128 queries, and adds dq of each tile to global memory with float32 atomics. At the
+end it adds dk and dv, which the heads of a group share.
 
-Tensor memory is full: 512 columns of 32 bits.
+All 512 columns (of 32 bits) of tensor memory are used:
 
 ==========  =======  ========================================================================
 name        columns  holds
 ==========  =======  ========================================================================
-scores      128      q k^T [queries, keys]; once p is made of it, the tile's share of dq
+scores      128      q k^T [queries, keys]; after p is computed, dq of the tile
 products    128      do v^T [queries, keys]
-dv, dk      128 each  sums over the tiles of queries, [keys, head_dim]
+dv, dk      128 each  accumulators over the tiles of queries, [keys, head_dim]
 ==========  =======  ========================================================================
 
-All threads do the same; what overlaps are the five products of a tile with one another, with p and
-ds being made, and with the loads of the next tile's q and do, which start when the last product
-that reads the present ones is complete. Each product has a barrier of its own, at which the
-hardware arrives when it is complete, once a tile.
+There is no warp specialization. The five MMAs of a tile overlap with one another, with the
+computation of p and ds, and with the loads of the next tile's q and do, which start when the last
+MMA that reads the current ones is complete. Each MMA has its own mbarrier, which completes one
+phase per tile.
 
-p and ds are 16 bits wide in shared memory, [queries, keys]; the products for dv and dk read them
+p and ds are 16 bits wide in shared memory, [queries, keys]; the MMAs for dv and dk read them
 transposed.
 """
 
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.backward import load_statistic
-from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.rows import bind_rows
 from tlmatrix_kernels.attention.sm100.forward import load
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
@@ -41,12 +41,12 @@ __all__ = ["key_block"]
 
 @T.macro
 def add_rows(total, sums, acc, wide, rows, row, head, factor, head_dim):
-    """Add `wide` columns of the rows of a tile that exist, times `factor`, to global memory."""
+    """Add `factor` times `wide` columns of an accumulator to rows of `total`."""
     count, width = acc.shape
     for part in T.unroll(wide // width):
         T.copy(sums[:, part * width : (part + 1) * width], acc)
         for i, d in T.Parallel(count, width):
-            if T.And(rows.holds(row + i), part * width + d < head_dim):
+            if T.And(rows.contains(row + i), part * width + d < head_dim):
                 T.atomic_add(total[rows.index(head, row + i, part * width + d)], acc[i, d] * factor)
 
 
@@ -55,13 +55,13 @@ def key_block(
     q, k, v, do, row_lse, row_delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key, head, groups,
     scale, dims, tiles,
 ):  # fmt: skip
-    """Add one query head's dk and dv of the keys from `key`, and what they give to dq.
+    """Add dk and dv of the tile of keys from `key`, for one query head, and its dq.
 
-    There must be at least one tile of queries that sees them.
+    At least one tile of queries must attend to the keys.
     """
     dtype = q.dtype
-    queries, keys = bound(queries), bound(keys)
-    mask = mask.over(queries.length, keys.length)
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    mask = mask.with_lengths(queries.length, keys.length)
     head_dim, head_dim_v = dims
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
@@ -116,9 +116,9 @@ def key_block(
         T.copy(scores[:, 0:columns], s)
         for i, j in T.Parallel(rows, columns):
             s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse_tile[i])
-        if mask.cuts(query, rows, key, columns):
+        if mask.needs_mask(query, rows, key, columns):
             for i, j in T.Parallel(rows, columns):
-                s[i, j] = T.if_then_else(mask.sees(query + i, key + j), s[i, j], 0.0)
+                s[i, j] = T.if_then_else(mask.visible(query + i, key + j), s[i, j], 0.0)
         T.copy(s, p_shared)
         T.tcgen05_gemm(
             p_shared, do_shared, dv, transpose_A=True, mbar=dv_summed, clear_accum=step == 0
@@ -145,5 +145,5 @@ def key_block(
 
     add_rows(dk_sum, dk, acc, width, keys, key, head // groups, scale, head_dim)
     add_rows(dv_sum, dv, acc, width_v, keys, key, head // groups, 1.0, head_dim_v)
-    # The first warp frees tensor memory at its end: not before all have read it.
+    # The first warp deallocates tensor memory when it ends; all warps must have read it.
     T.sync_threads()

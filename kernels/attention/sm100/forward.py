@@ -1,83 +1,85 @@
-"""The forward pass of one block on Blackwell (sm_100a): FlashAttention-2 with tcgen05 products.
+"""The forward pass of one thread block on Blackwell (sm_100a): FlashAttention-2 with tcgen05.
 
-The mathematics is that of `attention.forward` and its online softmax that of `attention.softmax`.
-What differs is where things are. A tcgen05 product is issued by one thread, runs on its own, and
-leaves its result in *tensor memory*, 128 lanes by 512 columns of 32 bits. Its second operand
-comes from shared memory; its first from shared or from tensor memory.
+The algorithm is that of `attention.forward`, with the online softmax of `attention.softmax`; the
+operands live elsewhere. A tcgen05 MMA is issued by one thread, is asynchronous, and accumulates in
+*tensor memory* (128 lanes by 512 columns of 32 bits). Its B operand is in shared memory, its A
+operand in shared or in tensor memory.
 
 =========  ==========================================  ==========================================
-variant    p, the weights, go to the second product    what overlaps
+variant    the weights p, an operand of the 2nd MMA    overlap
 =========  ==========================================  ==========================================
-`ss`       through shared memory                       loads of the next k with the softmax, of
-                                                       the next v with the first product
-`ts`       through tensor memory: shared memory is     the same
-           left to two blocks at once
-`wasp`     through tensor memory                       loads, both products and the softmax, each
-                                                       with a role (a set of warps) of its own
+`ss`       in shared memory                            the load of the next k with the softmax, of
+                                                       the next v with the first MMA
+`ts`       in tensor memory, which leaves shared       the same
+           memory for two blocks
+`wasp`     in tensor memory                            loads, both MMAs and softmax, in warps
+                                                       specialized for each
 =========  ==========================================  ==========================================
 
-Tensor memory, columns of 32 bits, head dimensions of 128 and 128 keys:
+Tensor memory, in columns of 32 bits, for head dimensions of 128 and 128 keys:
 
 ==========  ==========  =======  ==========================================================
 name        `ss`, `ts`  `wasp`   holds
 ==========  ==========  =======  ==========================================================
 scores      128         2 * 128  q k^T of a tile of keys (in `wasp` of two)
 weights     64 (`ts`)   64       p, 16 bits wide
-sums        128         128      the sum of p v over the tiles so far
+sums        128         128      accumulator of p v
 ==========  ==========  =======  ==========================================================
 
-Roles of `wasp`, and what each waits for. Stage s is step % 2; a buffer is free at the start, so
-waits for a free buffer ask for the phase before the first and every stage starts primed.
+Warp roles of `wasp`, and what each waits for. Stage s is step % 2. Waits for a free buffer use the
+parity of the phase before the first, which passes on a fresh barrier: all stages are initially
+free.
 
 ==========  ==================  ==============================================================
-threads     role                waits for
+threads     warp role           waits for
 ==========  ==================  ==============================================================
 0-127       softmax             `scored[s]`: the scores of this step are complete;
-                                `summed[s]` of the step before: its p has been read, and the
-                                sums may be rescaled
-128-159     loads               `scored[s]`, `summed[s]` of two steps before: the product that
-                                read stage s of k, of v, is complete
-160-191     products            `k_full[s]`, `v_full[s]`, `q_full`: the bytes are there;
-                                `weighed`: p of the step is in tensor memory, sums are rescaled
+                                `summed[s]` of the previous step: its p has been read, and the
+                                accumulator may be rescaled
+128-159     TMA loads           `scored[s]`, `summed[s]` of two steps before: the MMA that read
+                                stage s of k, of v, is complete
+160-191     issues MMAs         `k_full[s]`, `v_full[s]`, `q_full`: the data has arrived;
+                                `weighed`: p of the step is in tensor memory and the
+                                accumulator is rescaled
 ==========  ==================  ==============================================================
 
-The products' warp issues q k^T of the next step before it waits for p of this one, so the tensor
-cores work while the softmax does. That two steps later it may overwrite the scores it knows from
-`weighed`: they are read before p is made of them.
+The MMA warp issues q k^T of the next step before it waits for p of this one, so the tensor cores
+work during the softmax. `weighed` also tells it that the scores may be overwritten two steps later:
+they are read before p is computed.
 """
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.rows import bound
+from tlmatrix_kernels.attention.rows import bind_rows
 from tlmatrix_kernels.attention.softmax import (
     LOG2_E,
-    absorb,
-    hide,
-    nothing_seen,
-    start,
+    apply_mask,
+    init_state,
+    no_sink,
+    normalize,
+    online_softmax,
     store_lse,
-    weigh,
 )
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["specialised_block", "uniform_block"]
+__all__ = ["uniform_block", "warp_specialized_block"]
 
-LOADS = 128
-"""The first thread of the role that loads."""
-PRODUCTS = 160
-"""The first thread of the role that issues products."""
+PRODUCER = 128
+"""The first thread of the TMA warp."""
+MMA_ISSUER = 160
+"""The first thread of the MMA warp."""
 
 
 @T.macro
 def load(tile, shared, full):
-    """Fetch a tile by TMA; all threads that are here arrive at `full`, and then the bytes do."""
+    """Load a tile by TMA; all calling threads arrive at `full`, which also counts its bytes."""
     T.tma_copy(tile, shared, barrier=full)
     T.mbarrier_arrive(full)
 
 
 @T.macro
 def rescale(sums, acc, decay):
-    """Multiply the rows of the sums in tensor memory by decay, by way of registers."""
+    """Multiply the rows of the accumulator in tensor memory by decay, through registers."""
     rows, width = acc.shape
     for part in T.unroll(sums.shape[1] // width):
         T.copy(sums[:, part * width : (part + 1) * width], acc)
@@ -88,14 +90,14 @@ def rescale(sums, acc, decay):
 
 @T.macro
 def store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v):
-    """Write the rows of sums / l that exist, by way of shared memory."""
+    """Write sums / l of the rows in the sequence, through shared memory."""
     rows, width = acc.shape
     for part in T.unroll(sums.shape[1] // width):
         T.copy(sums[:, part * width : (part + 1) * width], acc)
-        weigh(acc, l)
+        normalize(acc, l)
         T.copy(acc, out_shared[:, part * width : (part + 1) * width])
     for i, d in T.Parallel(rows, head_dim_v):
-        if queries.holds(query + i):
+        if queries.contains(query + i):
             out[queries.index(head, query + i, d)] = out_shared[i, d]
 
 
@@ -103,13 +105,14 @@ def store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v):
 def uniform_block(
     q, k, v, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles, p_in_tmem
 ):
-    """Variants `ss` and `ts` (`p_in_tmem`): all threads of the block do the same.
+    """Variants `ss` and `ts` (`p_in_tmem`), without warp specialization.
 
-    Writes out and lse of the queries from `query` on. There must be a tile of keys to see.
+    Computes out and lse of the tile of queries from `query`. At least one tile of keys must be
+    visible.
     """
     dtype = q.dtype
-    queries, keys = bound(queries), bound(keys)
-    mask = mask.over(queries.length, keys.length)
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    mask = mask.with_lengths(queries.length, keys.length)
     head_dim, head_dim_v = dims
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
@@ -141,7 +144,7 @@ def uniform_block(
     load(queries.tile(q, head, query, rows, width), q_shared, q_full)
     load(keys.tile(k, kv_head, first * columns, columns, width), k_shared, k_full)
     load(keys.tile(v, kv_head, first * columns, columns, width_v), v_shared, v_full)
-    start(m, l, nothing_seen(head, scale))
+    init_state(m, l, no_sink(head, scale))
     T.mbarrier_wait_parity(q_full, 0)
     for step in T.serial(count):
         key = (first + step) * columns
@@ -151,8 +154,8 @@ def uniform_block(
         if step + 1 < count:  # k has been read
             load(keys.tile(k, kv_head, key + columns, columns, width), k_shared, k_full)
         T.copy(scores, s)
-        hide(s, mask, query, key)
-        absorb(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+        apply_mask(s, mask, query, key)
+        online_softmax(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
         T.copy(s, p)
         T.copy(p, weights)
         if step > 0:
@@ -164,20 +167,21 @@ def uniform_block(
             load(keys.tile(v, kv_head, key + columns, columns, width_v), v_shared, v_full)
 
     store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v)
-    store_lse(lse, m, l, nothing_seen(head, scale), queries, query, head, scale)
+    store_lse(lse, m, l, no_sink(head, scale), queries, query, head, scale)
 
 
 @T.macro
-def specialised_block(
+def warp_specialized_block(
     q, k, v, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles
 ):
-    """Variant `wasp`: warps with roles of their own; see above.
+    """Variant `wasp`, warp-specialized; see the module.
 
-    Writes out and lse of the queries from `query` on. There must be a tile of keys to see.
+    Computes out and lse of the tile of queries from `query`. At least one tile of keys must be
+    visible.
     """
     dtype = q.dtype
-    queries, keys = bound(queries), bound(keys)
-    mask = mask.over(queries.length, keys.length)
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    mask = mask.with_lengths(queries.length, keys.length)
     head_dim, head_dim_v = dims
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns, stages = tiles.queries, tiles.keys, tiles.stages
@@ -207,14 +211,14 @@ def specialised_block(
 
     first, count = mask.key_tiles(query, rows, columns)
     thread = T.get_thread_binding()
-    if thread < LOADS:
-        start(m, l, nothing_seen(head, scale))
+    if thread < PRODUCER:
+        init_state(m, l, no_sink(head, scale))
         for step in T.serial(count):
             stage = step % stages
             T.mbarrier_wait_parity(scored[stage], step // stages % 2)
             T.copy(scores[stage, :, :], s)
-            hide(s, mask, query, (first + step) * columns)
-            absorb(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+            apply_mask(s, mask, query, (first + step) * columns)
+            online_softmax(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
             T.copy(s, p)
             if step > 0:
                 T.mbarrier_wait_parity(summed[(step - 1) % stages], (step - 1) // stages % 2)
@@ -223,8 +227,8 @@ def specialised_block(
             T.mbarrier_arrive(weighed)
         T.mbarrier_wait_parity(summed[(count - 1) % stages], (count - 1) // stages % 2)
         store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v)
-        store_lse(lse, m, l, nothing_seen(head, scale), queries, query, head, scale)
-    elif thread < PRODUCTS:
+        store_lse(lse, m, l, no_sink(head, scale), queries, query, head, scale)
+    elif thread < MMA_ISSUER:
         load(queries.tile(q, head, query, rows, width), q_shared, q_full)
         for step in T.serial(count):
             stage = step % stages

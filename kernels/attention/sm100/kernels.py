@@ -4,25 +4,25 @@ import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.dense import prepare
-from tlmatrix_kernels.attention.forward import blank_block
+from tlmatrix_kernels.attention.forward import masked_block
 from tlmatrix_kernels.attention.masks import Mask, query_tile
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows, matrix_shape, statistic_shape
 from tlmatrix_kernels.attention.sm100.backward import key_block
-from tlmatrix_kernels.attention.sm100.forward import specialised_block, uniform_block
+from tlmatrix_kernels.attention.sm100.forward import uniform_block, warp_specialized_block
 from tlmatrix_kernels.attention.sm100.tiles import backward_tiles, sm100_tiles
-from tlmatrix_kernels.attention.softmax import nothing_seen
+from tlmatrix_kernels.attention.softmax import no_sink
 
 __all__ = ["atomic_gradients", "forward", "prepare"]
 
-# Roles are written out. Those that the compiler makes by itself free a stage when its tcgen05
-# product is issued, not when it is complete: the next load would overwrite what it reads.
+# Warp specialization is written by hand: TileLang's automatic one releases a stage when the tcgen05
+# MMA is issued, not when it is complete, so the next load would overwrite its operands.
 SM100_CONFIGS = PASS_CONFIGS | {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
 
 
 @tilelang.jit(pass_configs=SM100_CONFIGS)
 def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build a variant of the forward kernel: q, k, v to out and lse."""
+    """Build one variant of the forward kernel: q, k, v to out and lse."""
     tiles = tiles or sm100_tiles(variant, head_dim, head_dim_v, causal=causal, windowed=windowed)
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k = T.dynamic("seqlen_q, seqlen_k")
@@ -47,9 +47,9 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
                 Rows(layout, sequence, 0, seqlen_q), Rows(layout, sequence, 0, seqlen_k),
             )  # fmt: skip
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            if mask.sees_keys(query, tiles.queries, tiles.keys):
+            if mask.any_key_visible(query, tiles.queries, tiles.keys):
                 if variant == "wasp":
-                    specialised_block(
+                    warp_specialized_block(
                         q, k, v, out, lse, queries, keys, mask, query, head, head // groups,
                         scale, (head_dim, head_dim_v), tiles,
                     )  # fmt: skip
@@ -59,8 +59,8 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
                         scale, (head_dim, head_dim_v), tiles, variant == "ts",
                     )  # fmt: skip
             else:
-                blank_block(
-                    nothing_seen(head, scale), out, lse, queries, query, head, head_dim_v, tiles
+                masked_block(
+                    no_sink(head, scale), out, lse, queries, query, head, head_dim_v, tiles
                 )
 
     return sm100_forward
@@ -68,7 +68,7 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
 
 @tilelang.jit(pass_configs=SM100_CONFIGS)
 def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build the backward kernel: dq, dk and dv added up in float32 tensors that start as zeros."""
+    """Build the backward kernel: adds dq, dk and dv to zero-initialized float32 tensors."""
     tiles = tiles or backward_tiles(head_dim, head_dim_v)
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q = T.dynamic("seqlen_q, seqlen_k, padded_q")
@@ -96,7 +96,7 @@ def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, window
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 key_block(
                     q, k, v, do, row_lse, row_delta, dq_sum, dk_sum, dv_sum, queries, keys, mask,
                     key, head, groups, scale, (head_dim, head_dim_v), tiles,

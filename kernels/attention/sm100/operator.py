@@ -1,4 +1,4 @@
-"""Attention on Blackwell as a PyTorch operator: checked arguments in, buffers allocated."""
+"""Attention on Blackwell as a PyTorch operator: argument checks, allocation and kernel launches."""
 
 import warnings
 from functools import partial
@@ -24,32 +24,32 @@ def sm100_attention(
     layout="bshd",
     variant="wasp",
 ):
-    """Softmax attention with tcgen05 products, for GPUs of compute capability 10 (sm_100a).
+    """Softmax attention with tcgen05 MMAs, for GPUs of compute capability 10 (sm_100a).
 
     Args:
-        q: as in `dense_attention`, like all that follow but the last.
-        k: see there.
-        v: see there.
-        causal: see there.
-        window: see there.
-        scale: see there.
-        layout: see there.
-        variant: the forward pass: "ss", "ts" or "wasp"; see `sm100.forward`. Where the compiler
-            cannot build "wasp", "ts" runs in its place, with a RuntimeWarning.
+        q: as in `dense_attention`.
+        k: as in `dense_attention`.
+        v: as in `dense_attention`.
+        causal: as in `dense_attention`.
+        window: as in `dense_attention`.
+        scale: as in `dense_attention`.
+        layout: as in `dense_attention`.
+        variant: the forward kernel: "ss", "ts" or "wasp"; see `sm100.forward`. If TileLang fails to
+            compile "wasp", "ts" runs instead, with a RuntimeWarning.
 
     Returns:
-        out and lse, as `dense_attention`. Gradients are added up with atomics, for head dimensions
-        up to 128.
+        out and lse, as `dense_attention`. Gradients are accumulated with atomics; they support head
+        dimensions up to 128.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     call = check_sm100(q, k, v, causal, window, scale, layout, variant)
     return _Sm100Attention.apply(q, k, v, call, variant)
 
 
 class _Sm100Attention(torch.autograd.Function):
-    """`sm100_attention`, its arguments checked."""
+    """Autograd function of `sm100_attention`, after the argument checks."""
 
     @staticmethod
     def forward(ctx, q, k, v, call: Attention, variant: str):
@@ -63,13 +63,13 @@ class _Sm100Attention(torch.autograd.Function):
 
 
 def _kernel(variant, call):
-    """The kernel of a variant, or that of `ts` where `wasp` cannot be built."""
+    """The kernel of a variant; that of `ts` if `wasp` fails to compile."""
     static = (call.layout, *static_of(call))
     if variant != "wasp":
         return kernels.forward(variant, *static)
     try:
         return kernels.forward(variant, *static)
-    except Exception as error:  # noqa: BLE001 - whatever a compiler raises, it is no kernel
+    except Exception as error:  # noqa: BLE001 - compilers raise many types
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         warnings.warn(
             f"variant 'wasp' cannot be built here, 'ts' runs in its place ({reason})",

@@ -1,4 +1,4 @@
-"""Tile sizes of the Blackwell kernels, with the reasons; shared and tensor memory bound them."""
+"""Tile sizes of the Blackwell kernels, within the limits of shared and tensor memory."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ __all__ = ["Sm100Tiles", "backward_tiles", "sm100_tiles"]
 
 @dataclass(frozen=True)
 class Sm100Tiles:
-    """How a forward kernel cuts its work.
+    """The tile configuration of one kernel.
 
-    A block keeps `queries` query rows, loads keys and values `keys` rows at a time into `stages`
-    buffers, and runs `threads` threads, which read tensor memory `part` columns at a time.
+    A block keeps `queries` query rows, loads keys and values in tiles of `keys` rows into `stages`
+    buffers, and has `threads` threads, which read tensor memory in chunks of `part` columns.
     """
 
     queries: int
@@ -30,15 +30,16 @@ def sm100_tiles(
     causal: bool = False,
     windowed: bool = False,
 ) -> Sm100Tiles:
-    """Choose tiles: at most 227 KiB of shared memory and 512 columns of tensor memory.
+    """The forward tiles: at most 227 KiB of shared memory and 512 columns of tensor memory.
 
-    A tcgen05 product has 128 rows, the lanes of tensor memory. Shared memory holds q and out,
-    128 rows each, and `stages` tiles of k and v; with 128 keys and 128-wide heads, two stages are
-    192 KiB in all. Wider heads take fewer keys.
+    A tcgen05 MMA has 128 rows, the lanes of tensor memory. Shared memory holds q and out, 128 rows
+    each, and `stages` tiles of k and v; with 128 keys and 128-wide heads, two stages take 192 KiB
+    in total. Wider heads use fewer keys.
 
-    In `ss` and `ts` 256 threads share the softmax. In `wasp` 128 do it, a warp loads, and a warp
-    issues products; a thread then holds a row of scores, and of wide sums a part. Beside 128 scores
-    the bounds of a mask find no registers (28 bytes spill, 200 with a window).
+    In `ss` and `ts`, 256 threads share the softmax. In `wasp`, 128 threads compute it, one warp
+    loads and one issues MMAs; a softmax thread holds a whole row of scores, and `part` columns of
+    the accumulator. With 128 scores per thread the mask bounds would spill (28 bytes, 200 with a
+    window), so causal tiles have fewer keys.
     """
     width_v = padded(head_dim_v)
     wide = max(padded(head_dim), width_v)
@@ -53,10 +54,10 @@ def sm100_tiles(
 
 
 def backward_tiles(head_dim: int, head_dim_v: int) -> Sm100Tiles:
-    """Tiles of the backward kernel, for head dimensions up to 128.
+    """The backward tiles, for head dimensions up to 128.
 
-    Products with 128 keys as rows, and with 128 queries; six tiles of 32 KiB in shared memory, and
-    all of tensor memory. The part must divide both head dimensions.
+    MMAs of 128 keys by 128 queries; six tiles of 32 KiB in shared memory, and all of tensor memory.
+    `part` must divide both padded head dimensions.
     """
     widths = padded(head_dim), padded(head_dim_v)
     part = next(part for part in (64, 32) if not any(width % part for width in widths))

@@ -1,15 +1,16 @@
-"""Attention with sequences split over the ranks: keys and values come to the queries.
+"""Sequence-parallel attention: each rank fetches keys and values of the others for its own queries.
 
-=============  =================================================================================
-`operators`    the two autograd operators: what to call
-`reference`    the same in plain PyTorch: gather, then attend
-`validate`     what they accept
-`shards`       which rank owns which rows
-`plan`         what a rank fetches, and which of its queries see which keys when
-`schedule`     in how many steps
-`exchange`     fetching keys, and giving gradients back
-`kernels`      queries in runs against ranges of keys
-=============  =================================================================================
+====================  ==========================================================================
+`operators`           the two autograd operators: the public API
+`reference`           the same in plain PyTorch: all-gather, then attention
+`validate`            argument checks
+`shards`              the partition of a sequence over ranks
+`plan`                which keys a rank fetches in which step, and which queries attend to them
+`schedule`            the choice of the number of steps
+`exchange`            communication of keys, values and their gradients
+`kernels`             the kernels of one step
+`overlapped_forward`  one forward kernel that waits for remote keys while it runs
+====================  ==========================================================================
 """
 
 from tlmatrix_kernels.distributed.attention.operators import (

@@ -1,28 +1,29 @@
-"""The kernels of sequence-parallel attention: queries in runs, each against one range of keys.
+"""The kernels of one step of sequence-parallel attention: runs of queries against ranges of keys.
 
-Rows are packed (layout thd, see `tlmatrix_kernels.attention.rows`), dense batches as well: q, out
-and do are [total_q, heads, dim], k and v [total_k, kv_heads, dim] the memory of one step, lse and
-delta [heads, total_q]. What the runs see in one launch is a table, [count, 6] int32, one row for
-the blocks of one run, those with the most work first:
+Rows are packed (layout thd, see `tlmatrix_kernels.attention.rows`), for dense batches too: q, out
+and do are [total_q, heads, dim], k and v [total_k, kv_heads, dim] the keys of one step, lse and
+delta [heads, total_q]. The table `ranges`, [count, 6] int32, has one row for the blocks of one run,
+the longest first:
 
 ======  =========================================================================================
 column  meaning
 ======  =========================================================================================
-0       the first row of its queries
-1       how many there are
+0       the first row of the queries
+1       the number of queries
 2       the first of their padded rows (backward)
-3       the first row of its keys
-4       how many there are; 0 for a run that sees none in this launch
-5       query i of the run sees the keys j <= i + this (where `causal`)
+3       the first row of the keys
+4       the number of keys; 0 if the run attends to none in this launch
+5       offset: query i of the run attends to the keys j <= i + offset (if `causal`)
 ======  =========================================================================================
 
-(All that a block needs is in one row at constant columns: with a lookup behind a lookup the
-compiler guards each and takes twice as long.)
+(Everything that a block needs is in one row at constant columns: nested table lookups would double
+the compile time.)
 
-What a block does is written in `tlmatrix_kernels.attention.forward` and `backward`. Forward
-launches follow one another over the same rows: all but the last store out in float32, and all but
-the first go on from there. The backward adds to float32 sums, which start as zeros: of a key there
-are at most two sharers, the two runs of its sequence, so that their order changes no bit.
+The algorithm of one block is in `tlmatrix_kernels.attention.forward` and `backward`. Forward
+launches of the steps run in order over the same rows: all but the last store out in float32, and
+all but the first continue from it. The backward adds to zero-initialized float32 sums: at most two
+blocks add to a key, those of the two runs of its sequence, so the result does not depend on their
+order.
 """
 
 from dataclasses import dataclass, replace
@@ -35,29 +36,29 @@ from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows
-from tlmatrix_kernels.attention.softmax import Origin
+from tlmatrix_kernels.attention.softmax import InitialState
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
-__all__ = ["COLUMNS", "forward", "forward_again", "key_sums", "query_sums"]
+__all__ = ["COLUMNS", "forward", "forward_continued", "key_sums", "query_sums"]
 
 COLUMNS = 6
 
 
 @dataclass(frozen=True)
 class RangeMask(Mask):
-    """The mask of a run and a range: how they are aligned is told, and no matter of lengths."""
+    """The mask of a run and a range of keys, with an explicit diagonal offset."""
 
-    shown: object = 0
+    diagonal_offset: object = 0
 
     @property
     def offset(self):
-        """The key at which query 0 stands, counted from the start of the range."""
-        return self.shown
+        """The key position aligned with query 0, relative to the start of the range."""
+        return self.diagonal_offset
 
 
 @dataclass(frozen=True)
-class _Static:
-    """What a kernel is compiled for, and its sizes."""
+class _Config:
+    """Compile-time configuration of a kernel, and its symbolic sizes."""
 
     groups: int
     dims: tuple[int, int]
@@ -69,86 +70,87 @@ class _Static:
 
 @dataclass(frozen=True)
 class Run(Rows):
-    """The rows of one run; where its padded rows begin is told."""
+    """The rows of one run of queries, with an explicit first padded row."""
 
     first_padded: object = 0
 
     @property
     def padded(self):
-        """The first of the run's padded rows."""
+        """The first padded row of the run."""
         return self.first_padded
 
 
-def _rows(ranges, place, total_q, total_k):
-    """The queries and the keys of the blocks of one row of the table."""
+def _rows(ranges, entry, total_q, total_k):
+    """The queries and the keys of one table row."""
     queries = Run(
-        "thd", 0, ranges[place, 0], ranges[place, 1], total_q, first_padded=ranges[place, 2]
+        "thd", 0, ranges[entry, 0], ranges[entry, 1], total_q, first_padded=ranges[entry, 2]
     )
-    return queries, Rows("thd", 0, ranges[place, 3], ranges[place, 4], total_k)
+    return queries, Rows("thd", 0, ranges[entry, 3], ranges[entry, 4], total_k)
 
 
-def _mask(causal, queries, keys, ranges, place):
-    return RangeMask(causal, False, queries.length, keys.length, 0, ranges[place, 5])
+def _mask(causal, queries, keys, ranges, entry):
+    return RangeMask(causal, False, queries.length, keys.length, 0, ranges[entry, 5])
 
 
 @T.macro
 def _bound(mask):
-    """The same mask, with its offset in a variable of the running kernel: see `rows.bound`."""
-    shown = mask.shown
-    return replace(mask, shown=shown)
+    """The same mask, with its offset bound to a kernel variable: see `rows.bind_rows`."""
+    offset = mask.diagonal_offset
+    return replace(mask, diagonal_offset=offset)
 
 
 def query_tile(causal, tile, rows, queries):
-    """The first row of a block, and the run that it works on: see `masks.query_tile`."""
+    """The first row of a tile, and the queries that its block uses: see `masks.query_tile`."""
     if not causal:
         return tile * rows, queries
-    queries = queries.without(tile * rows)
+    queries = queries.without_last(tile * rows)
     return T.max(queries.length - rows, 0), queries
 
 
 @T.macro
-def unseen(before, out, lse, queries, query, head, head_dim_v, rows):
-    """The rows of a tile that sees no key of this launch: what they had before, or nothing."""
+def unchanged_rows(before, out, lse, queries, query, head, head_dim_v, rows):
+    """Copy the previous out and lse of a tile with no visible key in this launch, or 0 and -inf."""
     for i, d in T.Parallel(rows, head_dim_v):
-        if queries.holds(query + i):
+        if queries.contains(query + i):
             here = queries.index(head, query + i, d)
             out[here] = 0 if before is None else before[0][here]
     for i in T.Parallel(rows):
-        if queries.holds(query + i):
+        if queries.contains(query + i):
             row = queries.statistic(head, query + i)
             lse[row] = -T.infinity("float32") if before is None else before[1][row]
 
 
 @T.macro
-def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, of):
-    tiles = of.tiles
+def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, cfg):
+    """The launch of a forward kernel; `before` is the previous (out, lse), or None."""
+    tiles = cfg.tiles
     tile_count = T.ceildiv(longest_run, tiles.queries)
     with T.Kernel(
-        *block_order(of.causal, tile_count, of.heads), of.count, threads=tiles.threads
-    ) as (first, second, place):
-        tile, head = tile_and_head(of.causal, first, second)
-        queries, keys = _rows(ranges, place, q.shape[0], k.shape[0])
-        query, queries = query_tile(of.causal, tile, tiles.queries, queries)
-        mask = _mask(of.causal, queries, keys, ranges, place)
+        *block_order(cfg.causal, tile_count, cfg.heads), cfg.count, threads=tiles.threads
+    ) as (first, second, entry):
+        tile, head = tile_and_head(cfg.causal, first, second)
+        queries, keys = _rows(ranges, entry, q.shape[0], k.shape[0])
+        query, queries = query_tile(cfg.causal, tile, tiles.queries, queries)
+        mask = _mask(cfg.causal, queries, keys, ranges, entry)
         nothing = -T.infinity("float32")
-        origin = Origin(m=nothing, l=0, lse=nothing, before=before)
-        if mask.sees_keys(query, tiles.queries, tiles.keys):
+        initial = InitialState(m=nothing, l=0, lse=nothing, before=before)
+        if mask.any_key_visible(query, tiles.queries, tiles.keys):
             mask = _bound(mask)
             fwd.forward_block(
-                q, k, v, origin, out, lse, queries, keys, mask, query, head, head // of.groups,
-                scale, of.dims, tiles,
+                q, k, v, initial, out, lse, queries, keys, mask, query, head, head // cfg.groups,
+                scale, cfg.dims, tiles,
             )  # fmt: skip
         else:
-            unseen(before, out, lse, queries, query, head, of.dims[1], tiles.queries)
+            unchanged_rows(before, out, lse, queries, query, head, cfg.dims[1], tiles.queries)
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
-    """Build the first launch: q, k and v to out and lse."""
+    """Build the kernel of the first launch: q, k and v to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
     total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
-    of = _Static(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
+    cfg = _Config(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
 
     @T.prim_func
     def sequence_forward(
@@ -161,18 +163,18 @@ def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         longest_run: T.int32,
         scale: T.float32,
     ):
-        _forward(q, k, v, ranges, None, out, lse, longest_run, scale, of)
+        _forward(q, k, v, ranges, None, out, lse, longest_run, scale, cfg)
 
     return sequence_forward
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def forward_again(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
-    """Build a later launch: q, k, v, and the out and lse so far, to out and lse."""
+def forward_continued(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
+    """Build the kernel of later launches: q, k, v and the previous out and lse to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
     total_q, total_k, count = T.dynamic("total_q, total_k, count")
     heads, kv_heads = T.dynamic("heads, kv_heads")
-    of = _Static(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
+    cfg = _Config(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
 
     @T.prim_func
     def sequence_forward_again(
@@ -187,16 +189,16 @@ def forward_again(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=
         longest_run: T.int32,
         scale: T.float32,
     ):
-        _forward(q, k, v, ranges, (out_before, lse_before), out, lse, longest_run, scale, of)
+        _forward(q, k, v, ranges, (out_before, lse_before), out, lse, longest_run, scale, cfg)
 
     return sequence_forward_again
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
-    """Build the key blocks of one launch: they add to dk and dv of the memory of the step.
+    """Build the key blocks of one launch, which add to dk and dv of the keys of the step.
 
-    A block walks over all query heads of its kv head, as those of strategy `grouped`.
+    A block iterates over all query heads of its kv head, like those of strategy `grouped`.
     """
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).key_block
     total_q, padded_q, total_k = T.dynamic("total_q, padded_q, total_k")
@@ -221,14 +223,14 @@ def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         with T.Kernel(*block_order(causal, tile_count, kv_heads), count, threads=tiles.threads) as (
             first,
             second,
-            place,
+            entry,
         ):
             tile, kv_head = tile_and_head(causal, first, second)
             key = tile * tiles.keys
-            queries, keys = _rows(ranges, place, total_q, total_k)
-            mask = _mask(causal, queries, keys, ranges, place)
+            queries, keys = _rows(ranges, entry, total_q, total_k)
+            mask = _mask(causal, queries, keys, ranges, entry)
             gradients = bwd.KeyGradients(dk_sum, dv_sum, heads=groups)
-            if mask.seen_by_queries(key, tiles.keys, tiles.queries):
+            if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 mask = _bound(mask)
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
@@ -240,7 +242,7 @@ def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
-    """Build the query blocks of one launch: they add to dq."""
+    """Build the query blocks of one launch, which add to dq."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).query_block
     total_q, padded_q, total_k = T.dynamic("total_q, padded_q, total_k")
     count, heads, kv_heads = T.dynamic("count, heads, kv_heads")
@@ -262,13 +264,13 @@ def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         with T.Kernel(*block_order(causal, tile_count, heads), count, threads=tiles.threads) as (
             first,
             second,
-            place,
+            entry,
         ):
             tile, head = tile_and_head(causal, first, second)
-            queries, keys = _rows(ranges, place, total_q, total_k)
+            queries, keys = _rows(ranges, entry, total_q, total_k)
             query, queries = query_tile(causal, tile, tiles.queries, queries)
-            mask = _mask(causal, queries, keys, ranges, place)
-            if mask.sees_keys(query, tiles.queries, tiles.keys):
+            mask = _mask(causal, queries, keys, ranges, entry)
+            if mask.any_key_visible(query, tiles.queries, tiles.keys):
                 mask = _bound(mask)
                 bwd.query_block(
                     q, k, v, do, row_lse, row_delta, dq_sum, queries, keys, mask, query, head,

@@ -1,9 +1,9 @@
-"""Sequence-parallel attention as PyTorch operators: an autograd function over a plan's launches.
+"""Sequence-parallel attention as PyTorch operators: an autograd function that runs a plan.
 
-A rank has shards of q, k and v, and attends with its queries to all keys of their sequences: first
-to its own, where they are, meanwhile the copy engine pulls the others (`exchange`). Dense batches
-are packed ones with sequences of one length. Nothing is computed here: which queries see which keys
-when is in `plan`, the mathematics in `kernels`.
+A rank has shards of q, k and v, and its queries attend to all keys of their sequences: first to the
+local ones, while the copy engine pulls the remote ones (`exchange`). Dense batches are packed
+sequences of equal length. `plan` decides which queries attend to which keys in which step;
+`kernels` has the algorithm.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from functools import lru_cache
 import torch
 from torch.autograd.function import once_differentiable
 
-from tlmatrix_kernels.alignment import ready
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.attention import packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.rows import PADDING, padded_start
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
 from tlmatrix_kernels.distributed.attention import kernels
-from tlmatrix_kernels.distributed.attention.arrival import forward_on_arrival
 from tlmatrix_kernels.distributed.attention.exchange import (
     Fetch,
-    Pair,
-    collect,
-    shares_for,
-    sums_of,
+    KeyValues,
+    allocate_parts,
+    pull_parts,
+    remote_sums,
 )
+from tlmatrix_kernels.distributed.attention.overlapped_forward import overlapped_forward
 from tlmatrix_kernels.distributed.attention.plan import Launch, Plan, plan_for
 from tlmatrix_kernels.distributed.attention.schedule import Schedule, choose_schedule
 from tlmatrix_kernels.distributed.attention.validate import (
@@ -37,11 +37,11 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = [
+    "all_plans",
     "attend",
-    "plans_of",
+    "device_tables",
     "sequence_attention",
     "sequence_attention_varlen",
-    "tables_of",
 ]
 
 
@@ -58,34 +58,35 @@ def sequence_attention(
     seqlen_k=None,
     steps=None,
 ):
-    """Softmax attention of sequences that all have the same lengths, split over the ranks.
+    """Softmax attention of sequences of equal length, each sharded over the ranks.
 
     Every rank of the context's group calls it with the same options and its own shards; see
-    `shards` for who has which rows.
+    `shards` for the partition.
 
     Args:
         q: [batch, rows_q, heads, head_dim], this rank's queries; float16 or bfloat16.
         k: [batch, rows_k, kv_heads, head_dim], this rank's keys; heads must be a multiple of
-            kv_heads, and query head h reads kv head ``h // (heads // kv_heads)``.
+            kv_heads, and query head h uses kv head ``h // (heads // kv_heads)``.
         v: [batch, rows_k, kv_heads, head_dim_v]. Both head dimensions are multiples of 8 up to 256.
-        context: see `create_context`; one serves any number of calls, of any shapes.
-        causal: query i of the whole sequence sees the keys ``j <= i + seqlen_k - seqlen_q``.
+        context: see `create_context`; one context serves calls of any shapes.
+        causal: query i of the whole sequence attends to the keys
+            ``j <= i + seqlen_k - seqlen_q``.
         sharding: "zigzag" or "contiguous".
-        scale: what q k^T is multiplied by; ``head_dim ** -0.5`` if None. Positive.
-        seqlen_q: length of the whole sequence of queries. If None every rank has as many rows; it
-            must be given where they differ.
-        seqlen_k: the same of keys.
-        steps: with 1 all keys are fetched before any is attended to, with 2 those of other ranks
-            are fetched while the rank's own are attended to, with more they are attended to in
-            steps - 1 groups, as they arrive. None takes what should be the fastest.
+        scale: multiplies q k^T; positive; ``head_dim ** -0.5`` if None.
+        seqlen_q: length of the whole query sequence; required if ranks have different numbers of
+            rows.
+        seqlen_k: the same for keys.
+        steps: 1 fetches all keys before attention starts; 2 attends to the local keys while the
+            remote ones are fetched; more attend to the remote keys in steps - 1 groups, as they
+            arrive. None selects the one with the shortest predicted time.
 
     Returns:
         out [batch, rows_q, heads, head_dim_v] in the dtype of q; and lse [batch, heads, rows_q]
-        float32, the natural logarithm of each row's softmax denominator, which carries no gradient.
-        A query that sees no key has out 0, lse -inf and gradients 0.
+        float32, the natural logarithm of the softmax denominator of each row, without a gradient.
+        A query with no visible key has out 0, lse -inf and zero gradients.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
     """
     call = check_dense_call(
         q, k, v, seqlen_q, seqlen_k, causal, scale, sharding, steps, context.rank, context.world
@@ -112,39 +113,40 @@ def sequence_attention_varlen(
     scale=None,
     steps=None,
 ):
-    """Softmax attention of packed sequences of any lengths, each split over the ranks.
+    """Softmax attention of packed sequences of any lengths, each sharded over the ranks.
 
     Args:
-        q: [rows_q, heads, head_dim], this rank's share of every sequence, one after the other.
+        q: [rows_q, heads, head_dim], this rank's shards of all sequences, concatenated.
         k: [rows_k, kv_heads, head_dim].
         v: [rows_k, kv_heads, head_dim_v].
-        cu_seqlens_q: [batch + 1] int32, the bounds of the *whole* sequences of queries, the same on
-            every rank. Sequences may be empty, or shorter than there are ranks.
-        cu_seqlens_k: the same of keys.
-        max_seqlen_q: no *whole* sequence may be longer (that of a rank's shares, shorter by the
-            number of ranks, is refused); the longest length is taken if None.
-        max_seqlen_k: the same of keys.
-        context: as in `sequence_attention`, like the rest.
-        causal: within its whole sequence, query i sees the keys ``j <= i + seqlen_k - seqlen_q``.
-        sharding: see there.
-        scale: see there.
-        steps: see there.
+        cu_seqlens_q: [batch + 1] int32, the bounds of the *whole* query sequences, the same on
+            every rank. Sequences may be empty, or shorter than the number of ranks.
+        cu_seqlens_k: the same for keys.
+        max_seqlen_q: an upper bound of the *whole* query lengths, not of those of the shards;
+            computed if None.
+        max_seqlen_k: the same for keys.
+        context: as in `sequence_attention`.
+        causal: within a whole sequence, query i attends to the keys
+            ``j <= i + seqlen_k - seqlen_q``.
+        sharding: as in `sequence_attention`.
+        scale: as in `sequence_attention`.
+        steps: as in `sequence_attention`.
 
-    Checking cu_seqlens copies them to the host, which waits for the GPU: once for each tensor, and
-    again when PyTorch has changed it in place.
+    The check of cu_seqlens copies them to the host, which synchronizes with the GPU: once per
+    tensor, and again after PyTorch has modified it in place.
 
     Returns:
         out [rows_q, heads, head_dim_v] in the dtype of q; and lse [heads, rows_q] float32.
 
     Raises:
-        ValueError: naming the argument, the rule it breaks and the value it has.
+        ValueError: an invalid argument; the message names it, the rule and the value.
         RuntimeError: a CUDA graph is captured, which would keep the lengths of the capture.
     """
     if context.capturing():
         raise RuntimeError(
-            "sequence_attention_varlen cannot be captured to a CUDA graph: who fetches which keys "
-            "follows from the lengths in cu_seqlens, which a replay would not read again; call it "
-            "outside of the graph, or use sequence_attention where all lengths are equal"
+            "sequence_attention_varlen cannot be captured to a CUDA graph: its copies depend on "
+            "the lengths in cu_seqlens, which a replay would not read again; call it outside of "
+            "the graph, or use sequence_attention if all lengths are equal"
         )
     call = check_packed_call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
@@ -166,7 +168,7 @@ def _schedule(call: Call, q: torch.Tensor, k: torch.Tensor) -> Schedule:
     )
 
 
-def plans_of(call: Call, steps: int) -> tuple[Plan, ...]:
+def all_plans(call: Call, steps: int) -> tuple[Plan, ...]:
     """The plans of all ranks."""
     return tuple(
         plan_for(call.sharding, rank, call.lengths_q, call.lengths_k, call.attention.causal, steps)
@@ -176,49 +178,49 @@ def plans_of(call: Call, steps: int) -> tuple[Plan, ...]:
 
 def _table(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     table = torch.tensor(rows, dtype=torch.int32)
-    if device.type == "cuda":  # from pinned memory the host need not wait
+    if device.type == "cuda":  # pinned, so that the copy is asynchronous
         return table.pin_memory().to(device, non_blocking=True)
     return table
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What the kernels of a plan read of it, on their device.
+    """The tables of a plan that its kernels read, on the device.
 
-    ``cu_runs`` is [runs + 1] int32, ``ranges`` a table (see `kernels`) for each launch of each
-    step; in it the runs that the launch has no range for come last. ``arrival`` is the table of
-    `arrival`, if the plan is for one launch.
+    ``cu_runs`` is [runs + 1] int32; ``ranges`` has a table (see `kernels`) for each launch of each
+    step, in which runs without a range come last. ``overlapped`` is the table of
+    `overlapped_forward`, if the plan fits one launch.
     """
 
     cu_runs: torch.Tensor
     ranges: tuple[tuple[torch.Tensor, ...], ...]
-    arrival: torch.Tensor | None
+    overlapped: torch.Tensor | None
 
 
 @lru_cache(maxsize=256)
-def tables_of(call: Call, steps: int, device: torch.device) -> Tables:
+def device_tables(call: Call, steps: int, device: torch.device) -> Tables:
     """The tables of a call's plan for its own rank."""
-    plan = plans_of(call, steps)[call.rank]
+    plan = all_plans(call, steps)[call.rank]
     ends = [row + length for row, length in plan.runs]
     found = [
         tuple(_table(_table_rows(launch, plan), device) for launch in step.launches)
         for step in plan.steps
     ]
-    arrival = _table(_arrival_rows(plan), device) if plan.in_one_launch else None
-    return Tables(_table([[0, *ends]], device)[0], tuple(found), arrival)
+    overlapped = _table(_overlapped_rows(plan), device) if plan.in_one_launch else None
+    return Tables(_table([[0, *ends]], device)[0], tuple(found), overlapped)
 
 
 def _table_rows(launch: Launch, plan: Plan) -> list[list[int]]:
     seen = [(each.run, [each.row, each.length, each.offset]) for each in launch.ranges]
-    there = {run for run, _ in seen}
-    seen += [(run, [0, 0, 0]) for run in range(len(plan.runs)) if run not in there]
+    present = {run for run, _ in seen}
+    seen += [(run, [0, 0, 0]) for run in range(len(plan.runs)) if run not in present]
     return [
         [*plan.runs[run], padded_start(plan.runs[run][0], run), *columns] for run, columns in seen
     ]
 
 
-def _arrival_rows(plan: Plan) -> list[list[int]]:
-    """A row for each run, those with the most keys first; own keys are behind those that come."""
+def _overlapped_rows(plan: Plan) -> list[list[int]]:
+    """A table row per run, those with the most keys first; local keys follow the fetched ones."""
     found = {run: [0] * 5 for run in range(len(plan.runs))}
     for number, step in enumerate(plan.steps):
         for each in (each for launch in step.launches for each in launch.ranges):
@@ -245,25 +247,28 @@ def _launches(plan: Plan, tables: Tables) -> list[tuple[int, Launch, torch.Tenso
 
 
 def attend(
-    q, plan: Plan, tables: Tables, fetched: Fetch, call: Call, one_launch: bool = True
+    q, plan: Plan, tables: Tables, fetch: Fetch, call: Call, one_launch: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Out and lse of this rank's queries; in one launch where it is asked for and can be."""
+    """Compute out and lse of this rank's queries.
+
+    In one launch if `one_launch`, the plan allows it and kernels may wait for flags.
+    """
     attention = call.attention
     launches = _launches(plan, tables)
-    can_be = len(launches) > 1 and tables.arrival is not None and fetched.may_wait
-    if one_launch and can_be:
-        return _attend_on_arrival(q, plan, tables.arrival, fetched, call)
+    possible = len(launches) > 1 and tables.overlapped is not None and fetch.may_wait
+    if one_launch and possible:
+        return _attend_overlapped(q, plan, tables.overlapped, fetch, call)
     shape, heads = (*q.shape[:2], attention.head_dim_v), q.shape[1]
     before, pulled = (), False
     for place, (number, launch, ranges) in enumerate(launches):
         if number and not pulled:
-            fetched.pull()
+            fetch.pull()
             pulled = True
-        keys = fetched.wait(number)
+        keys = fetch.wait(number)
         last = place == len(launches) - 1
         out = torch.empty(shape, dtype=q.dtype if last else torch.float32, device=q.device)
         lse = torch.empty((heads, q.shape[0]), dtype=torch.float32, device=q.device)
-        build = kernels.forward_again if before else kernels.forward
+        build = kernels.forward_continued if before else kernels.forward
         kernel = build(
             attention.dtype, attention.dtype if last else "float32", *_static(call, launch)
         )
@@ -278,24 +283,24 @@ def attend(
     return torch.zeros(shape, dtype=q.dtype, device=q.device), nothing
 
 
-def _attend_on_arrival(
-    q, plan: Plan, ranges: torch.Tensor, fetched: Fetch, call: Call
+def _attend_overlapped(
+    q, plan: Plan, ranges: torch.Tensor, fetch: Fetch, call: Call
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in one launch, whose blocks wait for what is fetched."""
+    """The same in one launch, whose blocks wait for remote keys."""
     static = _static(call, *(launch for step in plan.steps for launch in step.launches))
-    kernel = forward_on_arrival(call.attention.dtype, *static)
-    coming = fetched.on_arrival()
+    kernel = overlapped_forward(call.attention.dtype, *static)
+    remote = fetch.pull_in_slices()
     out = q.new_empty((*q.shape[:2], call.attention.head_dim_v))
     lse = torch.empty(q.shape[1::-1], dtype=torch.float32, device=q.device)
     kernel(
-        q, coming.keys.k, coming.keys.v, ranges, coming.ready, out, lse,
-        coming.epoch, coming.slice_bits, coming.fetched, plan.longest_run, call.attention.scale,
+        q, remote.keys.k, remote.keys.v, ranges, remote.ready, out, lse,
+        remote.epoch, remote.slice_bits, remote.fetched, plan.longest_run, call.attention.scale,
     )  # fmt: skip
     return out, lse
 
 
-def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Float32 parts [count, *like.shape], added up in their order, in the dtype of `like`."""
+def _sum_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The sum of float32 parts [count, *like.shape], added in order, in the dtype of `like`."""
     count, total = parts.shape[0], torch.empty_like(like)
     if count == 0 or like.numel() == 0:
         return total.zero_()
@@ -305,7 +310,7 @@ def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class _Gradients:
-    """The gradients of one call: what its launches have in common, and the sum of dq."""
+    """The gradients of one call: arguments shared by its launches, and the sum of dq."""
 
     def __init__(self, q, do, out, lse, plan: Plan, tables: Tables, call: Call) -> None:
         self.q, self.do, self.plan, self.tables, self.call = q, do, plan, tables, call
@@ -319,8 +324,8 @@ class _Gradients:
             kernel = packed.prepare(dtype, head_dim_v, PADDING, PREPARE_THREADS)
             kernel(out, do, lse, tables.cu_runs, self.row_lse, self.row_delta, plan.longest_run)
 
-    def _run(self, build, step: int, keys: Pair, sums: tuple, longest) -> None:
-        """One kernel for each launch of a step; `longest` says how many rows its blocks walk."""
+    def _run(self, build, step: int, keys: KeyValues, sums: tuple, longest) -> None:
+        """Run one kernel per launch of a step; `longest(launch)` bounds the rows of its grid."""
         scale = self.call.attention.scale
         launches = self.plan.steps[step].launches
         for launch, ranges in zip(launches, self.tables.ranges[step], strict=True):
@@ -330,29 +335,29 @@ class _Gradients:
                 ranges, *sums, longest(launch), scale,
             )  # fmt: skip
 
-    def add_keys(self, step: int, keys: Pair, sums: Pair) -> None:
+    def add_keys(self, step: int, keys: KeyValues, sums: KeyValues) -> None:
         """Add to the sums of dk and dv of a step's keys."""
         self._run(kernels.key_sums, step, keys, (sums.k, sums.v), lambda launch: launch.longest)
 
-    def add_queries(self, step: int, keys: Pair) -> None:
-        """Add to dq what a step's keys give."""
+    def add_queries(self, step: int, keys: KeyValues) -> None:
+        """Add to dq the part of a step's keys."""
         self._run(kernels.query_sums, step, keys, (self.dq,), lambda _: self.plan.longest_run)
 
 
 class _SequenceAttention(torch.autograd.Function):
-    """Packed shards of q, k and v to out and lse."""
+    """Autograd function of packed shards q, k and v to out and lse."""
 
     @staticmethod
     def forward(ctx, q, k, v, call: Call, context: Context):
-        q, own = ready(q), Pair(ready(k), ready(v))
+        q, own = aligned(q), KeyValues(aligned(k), aligned(v))
         schedule = _schedule(call, q, k)
         steps = schedule.steps
-        plans = plans_of(call, steps)
+        plans = all_plans(call, steps)
         plan = plans[call.rank]
-        fetched = Fetch(plans, own, context)
-        tables = tables_of(call, steps, q.device)
-        out, lse = attend(q, plan, tables, fetched, call, schedule.one_launch)
-        fetched.wait_all()
+        fetch = Fetch(plans, own, context)
+        tables = device_tables(call, steps, q.device)
+        out, lse = attend(q, plan, tables, fetch, call, schedule.one_launch)
+        fetch.wait_all()
         ctx.call, ctx.context, ctx.steps = call, context, steps
         ctx.save_for_backward(q, own.k, own.v, out, lse)
         ctx.mark_non_differentiable(lse)
@@ -362,39 +367,39 @@ class _SequenceAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do, _dlse):
         q, k, v, out, lse = ctx.saved_tensors
-        call, context, own = ctx.call, ctx.context, Pair(k, v)
-        plans, tables = plans_of(call, ctx.steps), tables_of(call, ctx.steps, q.device)
+        call, context, own = ctx.call, ctx.context, KeyValues(k, v)
+        plans, tables = all_plans(call, ctx.steps), device_tables(call, ctx.steps, q.device)
         plan = plans[call.rank]
         wants_queries, *wants_pair = ctx.needs_input_grad[:3]
 
-        fetched = Fetch(plans, own, context)
-        work = _Gradients(q, ready(do), out, lse, plan, tables, call)
-        shares = shares_for(plans, call.rank, own) if any(wants_pair) else None
-        if shares is not None and plan.steps[0].launches:
-            work.add_keys(0, own, shares.of(shares.ranks.index(call.rank)))
+        fetch = Fetch(plans, own, context)
+        work = _Gradients(q, aligned(do), out, lse, plan, tables, call)
+        parts = allocate_parts(plans, call.rank, own) if any(wants_pair) else None
+        if parts is not None and plan.steps[0].launches:
+            work.add_keys(0, own, parts.part(parts.ranks.index(call.rank)))
         if wants_queries:
             work.add_queries(0, own)
-        fetched.pull()
+        fetch.pull()
         side = None
-        if shares is not None and call.sharding.world > 1:
-            buffer, sums = sums_of(plans, call.rank, own, context)
+        if parts is not None and call.sharding.world > 1:
+            buffer, sums = remote_sums(plans, call.rank, own, context)
             for number in range(1, len(plan.steps)):
-                keys = fetched.wait(number)
+                keys = fetch.wait(number)
                 here = sums.rows(plan.first_row(number), plan.steps[number].rows)
                 here.zero_()
                 work.add_keys(number, keys, here)
-            side = collect(shares, plans, buffer, own, context)
+            side = pull_parts(parts, plans, buffer, own, context)
         if wants_queries:
             for number in range(1, len(plan.steps)):
-                work.add_queries(number, fetched.wait(number))
-        fetched.wait_all()
+                work.add_queries(number, fetch.wait(number))
+        fetch.wait_all()
         if side is not None:
             torch.cuda.current_stream().wait_stream(side)
-        dq = _added(work.dq[None], q) if wants_queries else None
+        dq = _sum_parts(work.dq[None], q) if wants_queries else None
         dk, dv = (
-            _added(parts, like) if wanted else None
+            _sum_parts(parts, like) if wanted else None
             for parts, like, wanted in zip(
-                (shares.k, shares.v) if shares else (None, None), (k, v), wants_pair, strict=True
+                (parts.k, parts.v) if parts else (None, None), (k, v), wants_pair, strict=True
             )
         )
         return dq, dk, dv, None, None

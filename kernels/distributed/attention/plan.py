@@ -1,28 +1,29 @@
-"""What a rank does in one call: which keys it fetches, and which of its queries see them when.
+"""The plan of one call on one rank: which keys it fetches, and which queries attend to them when.
 
-Everything here is arithmetic on lengths, the same on every rank, so that a rank knows also what
-the others fetch from it. The words:
+Plans only depend on lengths and are the same on every rank, so that a rank knows what the others
+fetch from it. Terms:
 
 ========  =====================================================================================
 run       the queries of one chunk that the rank owns: consecutive positions
-step      the keys of some ranks, which are attended to at once: own ones first, fetched ones after
-piece     a chunk of keys, or the first part of one, in the memory of its step
-range     consecutive rows in the memory of a step, of which a run sees those up to an offset
-launch    at most one range of each run: one kernel
+step      keys of some ranks that are processed together: first the local, then fetched ones
+segment   a chunk of keys in the buffer of its step
+range     consecutive rows of that buffer, of which a run attends to those up to an offset
+launch    at most one range per run: one kernel
 ========  =====================================================================================
 
-Causal attention is aligned bottom-right over the whole sequence: query i sees the keys
-``j <= i + seqlen_k - seqlen_q``. Of a range that begins at row r, the query at i of its run sees
-row r + j where ``j <= i + offset``: so a tile of queries belongs to one run and a tile of keys to
-one range, however short the chunks, and none of them straddles two shards.
+Causal attention is aligned bottom-right over the whole sequence: query i attends to the keys
+``j <= i + seqlen_k - seqlen_q``. Of a range that starts at row r, query i of its run attends to
+rows r + j with ``j <= i + offset``. A tile of queries thus belongs to one run and a tile of keys to
+one range, however short the chunks, and neither spans two shards.
 
-The memory of a step holds sequence after sequence, and in each the chunks in the order of their
-positions, whoever owns them. Chunks that no query of the rank sees are not fetched. What a run sees
-of that is mostly one range: whole chunks, and a last one that the mask cuts.
+The buffer of a step holds one sequence after another, and within a sequence the chunks in order of
+position, from all owners. Chunks that no query of the rank attends to are not fetched. What a run
+sees of a sequence is mostly one range: whole chunks, and a last one with the causal diagonal.
 
-Where one kernel attends to own keys and to others as they come (`Plan.in_one_launch`), no mask cuts
-the others, and they lie in the order in which they are best fetched: first what every run sees, and
-of each the ranks from the one before on backwards, so that no rank is asked by all at once.
+If one kernel processes the local keys and the remote ones as they arrive (`Plan.in_one_launch`),
+all remote keys are visible, and they are in the best fetch order: first those visible to every run,
+then the others, each by owner from rank - 1 backwards, so that ranks do not all pull from the same
+one.
 """
 
 from collections.abc import Sequence
@@ -33,22 +34,22 @@ from tlmatrix_kernels.distributed.attention.shards import Chunk, Sharding
 
 __all__ = [
     "Launch",
-    "Piece",
     "Plan",
     "Range",
+    "Segment",
     "Step",
     "copies",
-    "groups_of_ranks",
     "plan_for",
+    "rank_groups",
     "slices",
 ]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A chunk of one sequence's keys in the memory of a step.
+class Segment:
+    """A chunk of one sequence's keys in the buffer of a step.
 
-    ``source`` is the row in the memory of its owner, ``row`` the one in the memory of the step.
+    ``source`` is its row in the owner's shard, ``row`` its row in the buffer.
     """
 
     owner: int
@@ -62,9 +63,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Range:
-    """What one run sees of a step: of row + j, 0 <= j < length, query i sees ``j <= i + offset``.
+    """Keys of a step visible to query i of a run: row + j, 0 <= j < length, ``j <= i + offset``.
 
-    An offset of ``length - 1`` or more hides nothing.
+    An offset of ``length - 1`` or more masks nothing.
     """
 
     run: int
@@ -74,47 +75,47 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether every query of the run sees every key."""
+        """Whether every query of the run attends to every key."""
         return self.offset >= self.length - 1
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel: the ranges in the order in which their blocks start, at most one of a run."""
+    """One kernel: its ranges in block order, at most one per run."""
 
     ranges: tuple[Range, ...]
 
     @property
     def causal(self) -> bool:
-        """Whether some range hides a key from a query."""
+        """Whether some range has a masked pair."""
         return not all(each.whole for each in self.ranges)
 
     @property
     def longest(self) -> int:
-        """The keys of the longest range."""
+        """The number of keys of the longest range."""
         return max((each.length for each in self.ranges), default=0)
 
 
 @dataclass(frozen=True)
 class Step:
-    """Keys that are attended to at once, and how.
+    """Keys that are processed together.
 
-    ``rows`` is the size of their memory; step 0 is in the rank's own k and v, all others are
+    ``rows`` is the size of their buffer. Step 0 uses the rank's own k and v; the others are
     fetched.
     """
 
     ranks: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    segments: tuple[Segment, ...]
     rows: int
     launches: tuple[Launch, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a rank does.
+    """The plan of one rank.
 
-    ``runs`` are (first row, length) of its queries, all of them in order; an own chunk of every
-    sequence is one, or all own queries of a sequence where no mask tells positions apart.
+    ``runs`` are (first row, length) of its queries, in order: one run per local chunk of each
+    sequence, or one per sequence if attention is not causal.
     """
 
     rank: int
@@ -126,15 +127,15 @@ class Plan:
 
     @property
     def longest_run(self) -> int:
-        """The queries of the longest run."""
+        """The number of queries of the longest run."""
         return max((length for _, length in self.runs), default=0)
 
     @property
     def in_one_launch(self) -> bool:
-        """Whether one kernel can begin with own keys and go on with the others as they come.
+        """Whether one kernel can process local keys and then remote ones as they arrive.
 
-        For that each run sees one range of either: of the own keys with a mask that hides their end
-        from all its queries but the last, or not one key, of the others without any.
+        Each run must have at most one range of both: the remote range without a mask; and if
+        attention is causal, the local range with a diagonal that ends within it, or no local keys.
         """
         if len(self.steps) != 2 or any(len(step.launches) > 1 for step in self.steps):
             return False
@@ -146,34 +147,35 @@ class Plan:
 
     @property
     def fetched(self) -> int:
-        """Rows of keys that are fetched, of all steps."""
+        """The number of fetched rows of all steps."""
         return sum(step.rows for step in self.steps[1:])
 
     def first_row(self, step: int) -> int:
-        """Where a step's memory begins among all that is fetched."""
+        """The first row of a step's buffer among all fetched rows."""
         return sum(each.rows for each in self.steps[1:step])
 
 
 def copies(step: Step) -> list[tuple[int, int, int, int]]:
-    """What to copy to the memory of a step: (owner, row of the owner, row of the step, rows).
+    """The copies to the buffer of a step: (owner, row of the owner, row of the step, rows).
 
-    In the order in which ranks are attended to; pieces that follow one another in both memories are
-    one copy.
+    In rank order of the step; segments that are adjacent in both buffers are merged.
     """
     found: list[tuple[int, int, int, int]] = []
     order = {rank: place for place, rank in enumerate(step.ranks)}
-    for piece in sorted(step.pieces, key=lambda piece: (order[piece.owner], piece.source)):
+    for segment in sorted(
+        step.segments, key=lambda segment: (order[segment.owner], segment.source)
+    ):
         if found:
             owner, source, row, rows = found[-1]
-            if (owner, source + rows, row + rows) == (piece.owner, piece.source, piece.row):
-                found[-1] = (owner, source, row, rows + piece.length)
+            if (owner, source + rows, row + rows) == (segment.owner, segment.source, segment.row):
+                found[-1] = (owner, source, row, rows + segment.length)
                 continue
-        found.append((piece.owner, piece.source, piece.row, piece.length))
+        found.append((segment.owner, segment.source, segment.row, segment.length))
     return found
 
 
 def slices(step: Step, rows: int) -> list[list[tuple[int, int, int, int]]]:
-    """The `copies` of a step in the order of its memory, cut into slices of so many `rows`."""
+    """The `copies` of a step in buffer order, cut into slices of `rows` rows."""
     found: list[list[tuple[int, int, int, int]]] = [[] for _ in range(-(-step.rows // rows))]
     for owner, source, row, count in sorted(copies(step), key=lambda copy: copy[2]):
         begin = row
@@ -184,12 +186,12 @@ def slices(step: Step, rows: int) -> list[list[tuple[int, int, int, int]]]:
     return found
 
 
-def groups_of_ranks(rank: int, world: int, steps: int) -> tuple[tuple[int, ...], ...]:
-    """Who is attended to at once: the rank itself, then the others in `steps - 1` groups.
+def rank_groups(rank: int, world: int, steps: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each step: the rank itself, then the others in `steps - 1` groups.
 
-    The others in the order rank + 1, rank + 2, ... (modulo world), so that no two ranks begin with
-    fetching from the same one; sizes differ by one at most, and the first groups, whose keys
-    everything waits for, are the smaller ones. With one step everybody is attended to at once.
+    The others are in the order rank + 1, rank + 2, ... (modulo world), so that all ranks start with
+    a different peer. Group sizes differ by at most one, and the first groups, which everything
+    waits for, are the smaller ones. With one step, all ranks form one group.
     """
     others = [(rank + distance) % world for distance in range(1, world)]
     if steps == 1:
@@ -205,7 +207,7 @@ def groups_of_ranks(rank: int, world: int, steps: int) -> tuple[tuple[int, ...],
 
 @dataclass(frozen=True)
 class _Run:
-    """A run: `position` is that of its first query, `last` the key its last query sees up to."""
+    """A run: position of its first query, and the last keys visible to its first and last query."""
 
     index: int
     position: int
@@ -214,21 +216,21 @@ class _Run:
     last: int
 
 
-def _offset(run: _Run, piece: Piece) -> int | None:
-    """The offset of a piece by itself: None where the run sees nothing of it."""
-    if not run.length or not piece.length or piece.position > run.last:
+def _offset(run: _Run, segment: Segment) -> int | None:
+    """The offset of a segment by itself; None if the run attends to none of its keys."""
+    if not run.length or not segment.length or segment.position > run.last:
         return None
-    return min(run.first - piece.position, piece.length)
+    return min(run.first - segment.position, segment.length)
 
 
-def _ranges(run: _Run, pieces: Sequence[Piece]) -> list[Range]:
-    """What the run sees of pieces that follow one another in memory, with ascending positions."""
+def _ranges(run: _Run, segments: Sequence[Segment]) -> list[Range]:
+    """The ranges of a run in segments that are consecutive in memory and ascending in position."""
     found: list[Range] = []
-    for piece in pieces:
-        offset = _offset(run, piece)
+    for segment in segments:
+        offset = _offset(run, segment)
         if offset is None:
             continue
-        alone = Range(run.index, piece.row, piece.length, offset)
+        alone = Range(run.index, segment.row, segment.length, offset)
         joined = _join(found[-1], alone) if found else None
         if joined is None:
             found.append(alone)
@@ -238,18 +240,18 @@ def _ranges(run: _Run, pieces: Sequence[Piece]) -> list[Range]:
 
 
 def _join(before: Range, after: Range) -> Range | None:
-    """Both as one range, where a single offset says what is seen of both."""
+    """The union as one range, if one offset describes both; else None."""
     if before.row + before.length != after.row:
         return None
     length = before.length + after.length
     offset = before.length + after.offset
-    if before.whole:  # of which the offset must hide nothing
+    if before.whole:  # the joint offset must not mask any of it
         return Range(before.run, before.row, length, offset) if after.offset >= -1 else None
     return Range(before.run, before.row, length, offset) if offset == before.offset else None
 
 
 def _launches(ranges: Sequence[Sequence[Range]]) -> tuple[Launch, ...]:
-    """The n-th range of every run in one launch; those with the most keys start first."""
+    """The n-th range of every run in launch n; those with the most keys first."""
     count = max(map(len, ranges), default=0)
     found = []
     for place in range(count):
@@ -261,7 +263,7 @@ def _launches(ranges: Sequence[Sequence[Range]]) -> tuple[Launch, ...]:
 def _runs(
     sharding: Sharding, rank: int, lengths_q: Sequence[int], lengths_k: Sequence[int], causal: bool
 ) -> tuple[list[tuple[int, int]], list[list[_Run]]]:
-    """The runs of the rank, and for each sequence what they see."""
+    """The runs of the rank as (row, length), and the `_Run`s of each sequence."""
     rows: list[tuple[int, int]] = []
     seen: list[list[_Run]] = []
     shard = sharding.shard(lengths_q, rank)
@@ -279,44 +281,44 @@ def _runs(
     return rows, seen
 
 
-def _watchers(piece: Piece, runs: Sequence[_Run]) -> int:
-    """How many of the runs see something of a piece."""
-    return sum(_offset(run, piece) is not None for run in runs)
+def _visible_to(segment: Segment, runs: Sequence[_Run]) -> int:
+    """The number of runs that attend to keys of a segment."""
+    return sum(_offset(run, segment) is not None for run in runs)
 
 
-def _pieces(
+def _segments(
     sharding: Sharding,
     ranks: Sequence[int],
     lengths_k: Sequence[int],
     seen: list[list[_Run]] | None,
     nearest_to: int | None = None,
-) -> tuple[list[list[Piece]], int]:
-    """The pieces of the ranks, a list for each sequence, and how many rows they have.
+) -> tuple[list[list[Segment]], int]:
+    """The segments of the ranks for each sequence, and their total number of rows.
 
-    Only what is seen, if that is given. By position; or, given a rank that they come `nearest_to`,
-    in the order in which it had best fetch them.
+    Only visible ones if `seen` is given. In order of position; or, given `nearest_to`, in the best
+    fetch order for that rank.
     """
     shards = {owner: sharding.shard(lengths_k, owner) for owner in ranks}
     found, row = [], 0
     for sequence in range(len(lengths_k)):
-        pieces = [
-            Piece(owner, sequence, chunk.index, chunk.position, chunk.row, 0, chunk.length)
+        segments = [
+            Segment(owner, sequence, chunk.index, chunk.position, chunk.row, 0, chunk.length)
             for owner in ranks
             for chunk in shards[owner][sequence]
         ]
-        order = {piece: (piece.chunk,) for piece in pieces}
+        order = {segment: (segment.chunk,) for segment in segments}
         if seen is not None:
-            watchers = {piece: _watchers(piece, seen[sequence]) for piece in pieces}
-            pieces = [piece for piece in pieces if watchers[piece]]
+            visible_to = {segment: _visible_to(segment, seen[sequence]) for segment in segments}
+            segments = [segment for segment in segments if visible_to[segment]]
             if nearest_to is not None:
                 order = {
-                    piece: (-count, (nearest_to - piece.owner) % sharding.world, piece.chunk)
-                    for piece, count in watchers.items()
+                    segment: (-count, (nearest_to - segment.owner) % sharding.world, segment.chunk)
+                    for segment, count in visible_to.items()
                 }
         here = []
-        for piece in sorted(pieces, key=order.__getitem__):
-            here.append(replace(piece, row=row))
-            row += piece.length
+        for segment in sorted(segments, key=order.__getitem__):
+            here.append(replace(segment, row=row))
+            row += segment.length
         found.append(here)
     return found, row
 
@@ -330,10 +332,10 @@ def plan_for(
     causal: bool,
     steps: int,
 ) -> Plan:
-    """What `rank` does with sequences of these lengths (of the whole batch) in `steps` steps.
+    """The plan of `rank` for whole sequences of these lengths, in `steps` steps.
 
-    With one step everything is fetched, the rank's own keys too, and attended to at once; with two
-    or more, step 0 is the rank's own k and v, where they are.
+    With one step, all keys including the rank's own are fetched and processed at once; with two or
+    more, step 0 uses the rank's own k and v in place.
     """
     rows, seen = _runs(sharding, rank, lengths_q, lengths_k, causal)
 
@@ -362,20 +364,20 @@ def _steps(
     count: int,
     nearest_to: int | None,
 ) -> tuple[Step, ...]:
-    """The steps of a plan; `nearest_to` as in `_pieces`, for what is fetched."""
+    """The steps of a plan; `nearest_to` as in `_segments`, for the fetched ones."""
     found = []
-    groups = groups_of_ranks(rank, sharding.world, count)
+    groups = rank_groups(rank, sharding.world, count)
     if count == 1 and sharding.world > 1:
         groups = ((), *groups)
     for place, ranks in enumerate(groups):
         only, order = (seen, nearest_to) if place else (None, None)
-        pieces, size = _pieces(sharding, ranks, lengths_k, only, order)
+        segments, size = _segments(sharding, ranks, lengths_k, only, order)
         ranges = [
             _ranges(run, of_sequence)
-            for runs, of_sequence in zip(seen, pieces, strict=True)
+            for runs, of_sequence in zip(seen, segments, strict=True)
             for run in runs
         ]
         found.append(
-            Step(ranks, tuple(each for here in pieces for each in here), size, _launches(ranges))
+            Step(ranks, tuple(each for here in segments for each in here), size, _launches(ranges))
         )
     return tuple(found)

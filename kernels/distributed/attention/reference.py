@@ -1,8 +1,7 @@
-"""Sequence-parallel attention in plain PyTorch: gather all keys and values, then attend.
+"""PyTorch reference of sequence-parallel attention: all-gather keys and values, then attention.
 
-For any device and any backend of `torch.distributed` (gloo between CPU processes too), and
-differentiable. It is what the operators are held against, and, with scaled_dot_product_attention,
-what they are timed beside.
+Differentiable, for any device and any backend of `torch.distributed`, including gloo between CPU
+processes. `gathered_sdpa`, with scaled_dot_product_attention, is a performance baseline.
 """
 
 import itertools
@@ -15,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from tlmatrix_kernels.attention.bounds import on_host
+from tlmatrix_kernels.attention.cu_seqlens import host_values
 from tlmatrix_kernels.distributed.attention.shards import Sharding
 
 __all__ = ["gathered_attention", "gathered_attention_varlen", "gathered_sdpa"]
@@ -33,22 +32,22 @@ def gathered_attention(
     seqlen_q=None,
     seqlen_k=None,
 ):
-    """`sequence_attention` by its definition: [batch, rows, heads, dim], also in float32 and 64.
+    """Reference of `sequence_attention`; also supports float32 and float64.
 
     Args:
         q: [batch, rows_q, heads, head_dim], this rank's shard.
         k: [batch, rows_k, kv_heads, head_dim].
         v: [batch, rows_k, kv_heads, head_dim_v].
-        context: whose process group is used; the group of all processes if None.
-        causal: as of `sequence_attention`, like the rest.
-        sharding: see there.
-        scale: see there.
-        seqlen_q: see there.
-        seqlen_k: see there.
+        context: provides the process group; all processes if None.
+        causal: as in `sequence_attention`.
+        sharding: as in `sequence_attention`.
+        scale: as in `sequence_attention`.
+        seqlen_q: as in `sequence_attention`.
+        seqlen_k: as in `sequence_attention`.
 
     Returns:
-        out [batch, rows_q, heads, head_dim_v], and lse [batch, heads, rows_q] in float32 (of
-        float64 tensors, in float64).
+        out [batch, rows_q, heads, head_dim_v], and lse [batch, heads, rows_q] in float32 (in
+        float64 for float64 inputs).
     """
     batch = q.shape[0]
     world = _group_of(context)[2]
@@ -72,31 +71,31 @@ def gathered_attention_varlen(
     sharding="zigzag",
     scale=None,
 ):
-    """`sequence_attention_varlen` by its definition; the arguments are those of it.
+    """Reference of `sequence_attention_varlen`; also supports float32 and float64.
 
     Args:
         q: [rows_q, heads, head_dim], this rank's shard.
         k: [rows_k, kv_heads, head_dim].
         v: [rows_k, kv_heads, head_dim_v].
         cu_seqlens_q: [batch + 1] int32, bounds of the whole sequences.
-        cu_seqlens_k: the same of keys.
-        context: whose process group is used; the group of all processes if None.
-        causal: see there.
-        sharding: see there.
-        scale: see there.
+        cu_seqlens_k: the same for keys.
+        context: provides the process group; all processes if None.
+        causal: as in `sequence_attention`.
+        sharding: as in `sequence_attention`.
+        scale: as in `sequence_attention`.
 
     Returns:
         out [rows_q, heads, head_dim_v], and lse [heads, rows_q].
     """
     lengths_q, lengths_k = (
         [after - before for before, after in itertools.pairwise(bounds)]
-        for bounds in on_host(cu_seqlens_q, cu_seqlens_k)
+        for bounds in host_values(cu_seqlens_q, cu_seqlens_k)
     )
     return _attention(q, k, v, lengths_q, lengths_k, context, causal, sharding, scale)
 
 
 def _group_of(context) -> tuple[ProcessGroup | None, int, int]:
-    """The process group of a context, and this process's rank in it and the ranks there are."""
+    """The process group of a context, this process's rank in it, and the world size."""
     if context is not None:
         return context.group, context.rank, context.world
     if not dist.is_initialized():
@@ -105,7 +104,7 @@ def _group_of(context) -> tuple[ProcessGroup | None, int, int]:
 
 
 class _Gather(torch.autograd.Function):
-    """[rows, ...] of each rank to a list of all; ranks may have different numbers of rows."""
+    """All-gather of [rows, ...] with different numbers of rows; returns a tuple, one per rank."""
 
     @staticmethod
     def forward(ctx, mine, rows: Sequence[int], group, rank: int):
@@ -120,7 +119,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients):
-        # What each rank has found for the keys of all, added up; float16 would lose some of it.
+        # The sum over ranks of their gradients; in float32, since float16 would lose precision.
         dtype = gradients[0].dtype
         wide = dtype if dtype == torch.float64 else torch.float32
         whole = torch.cat(gradients).to(wide)
@@ -129,12 +128,12 @@ class _Gather(torch.autograd.Function):
 
 
 def _whole(mine: torch.Tensor, order: Sharding, lengths: Sequence[int], group, rank: int):
-    """The rows of all ranks in the order of the whole batch."""
+    """The rows of all ranks, in the order of the whole sequences."""
     if order.world == 1:
         return mine
     rows = [order.total(lengths, each) for each in range(order.world)]
     found = torch.cat(_Gather.apply(mine, rows, group, rank))
-    places = torch.cat([order.places(lengths, each) for each in range(order.world)])
+    places = torch.cat([order.positions(lengths, each) for each in range(order.world)])
     back = torch.empty_like(places)
     back[places] = torch.arange(len(places))
     return found[back.to(mine.device)]
@@ -166,32 +165,32 @@ def _attention(q, k, v, lengths_q, lengths_k, context, causal, sharding, scale):
     ]
     if not found:
         lse = q.new_zeros((q.shape[1], 0)).float()
-        return q.new_zeros((0, q.shape[1], v.shape[2])) + _nothing_of(q, k, v), lse
+        return q.new_zeros((0, q.shape[1], v.shape[2])) + _zero_of(q, k, v), lse
     return torch.cat([out for out, _ in found]), torch.cat([lse for _, lse in found], 1).detach()
 
 
 def _one_sequence(q, k, v, places, causal: bool, scale: float):
-    """Queries at these places of a sequence to all its keys: out, and lse [heads, rows]."""
+    """Attention of queries at positions `places` of a sequence: out, and lse [heads, rows]."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     groups = q.shape[1] // k.shape[1]
     keys, values = (t.to(wide).repeat_interleave(groups, 1) for t in (k, v))
     if keys.shape[0] == 0:
-        out = q.new_zeros((*q.shape[:2], v.shape[2])) + _nothing_of(q, k, v)
+        out = q.new_zeros((*q.shape[:2], v.shape[2])) + _zero_of(q, k, v)
         return out, q.new_full((q.shape[1], q.shape[0]), float("-inf"), dtype=wide)
     scores = torch.einsum("ihd,jhd->hij", q.to(wide), keys) * scale
     seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
     if causal:
         seen = torch.arange(keys.shape[0], device=q.device) <= places[:, None]
-    blind = ~seen.any(-1)
-    # A row that sees nothing gets harmless scores instead of none; its result is taken away again.
-    scores = scores.masked_fill(~(seen | blind[:, None]), float("-inf"))
-    lse = scores.logsumexp(-1).masked_fill(blind, float("-inf"))
+    masked = ~seen.any(-1)
+    # Fully masked rows keep their scores, to avoid NaN; their result is replaced afterwards.
+    scores = scores.masked_fill(~(seen | masked[:, None]), float("-inf"))
+    lse = scores.logsumexp(-1).masked_fill(masked, float("-inf"))
     out = torch.einsum("hij,jhd->ihd", scores.softmax(-1), values)
-    return out.masked_fill(blind[:, None, None], 0.0).to(q.dtype), lse
+    return out.masked_fill(masked[:, None, None], 0.0).to(q.dtype), lse
 
 
-def _nothing_of(*tensors):
-    """Zero, that depends on tensors all the same: their gradients are zeros, and not missing."""
+def _zero_of(*tensors):
+    """Zero, as a function of the tensors, so that their gradients are zeros and not None."""
     return sum(tensor[..., :0].sum() for tensor in tensors)
 
 
@@ -204,24 +203,26 @@ def gathered_sdpa(
     sharding: str = "zigzag",
     group: ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """What one writes without kernels: NCCL's all-gather, then scaled_dot_product_attention.
+    """NCCL's all-gather, then scaled_dot_product_attention.
 
-    Every rank has the same number of rows, and keys are as many as queries.
+    Every rank has the same number of rows, and there are as many keys as queries.
 
     Args:
         q: [batch, rows, heads, head_dim], this rank's shard.
         k: [batch, rows, kv_heads, head_dim].
         v: [batch, rows, kv_heads, head_dim].
-        causal: whether a query sees only the keys up to its own place.
+        causal: whether a query attends only to keys up to its own position.
         sharding: "zigzag" or "contiguous".
-        group: of the ranks.
+        group: the process group.
 
     Returns:
         out [batch, rows, heads, head_dim].
     """
     order = Sharding(sharding, dist.get_world_size(group))
     rank = dist.get_rank(group)
-    k, v = (in_order(gathered(tensor, group), order).transpose(1, 2) for tensor in (k, v))
+    k, v = (
+        in_sequence_order(all_gather(tensor, group), order).transpose(1, 2) for tensor in (k, v)
+    )
     if not causal:
         return _sdpa(q, k, v, None)
     found, row, chunk = [], 0, q.shape[1] * order.world // order.chunks
@@ -238,16 +239,16 @@ def _sdpa(q, k, v, bias):
     return out.transpose(1, 2)
 
 
-def gathered(tensor: torch.Tensor, group: ProcessGroup | None = None) -> torch.Tensor:
+def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> torch.Tensor:
     """[batch, rows, ...] of each rank to [world, batch, rows, ...], by the group's backend."""
     found = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
-    # Its name has changed in PyTorch 2.13.
+    # PyTorch 2.13 renamed it.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(found.flatten(0, 1), tensor.contiguous(), group=group)
     return found
 
 
-def in_order(found: torch.Tensor, order: Sharding) -> torch.Tensor:
+def in_sequence_order(found: torch.Tensor, order: Sharding) -> torch.Tensor:
     """[world, batch, rows, ...] to whole sequences, [batch, world * rows, ...]."""
     if order.order == "contiguous":
         parts: Iterable[torch.Tensor] = found

@@ -1,18 +1,17 @@
-"""In how many steps to attend: what overlapping hides, against what it costs.
+"""The number of steps: a model of the time that overlap hides and costs.
 
-The times here are rough on purpose: they only have to say which of a few schedules is the
-shortest, for the same lengths the same on every rank (a rank computes from the others' plans where
-their sums lie). The rates are those of H200s connected by NVLink; what each schedule takes there is
-in docs/results.md.
+The model is rough: it only has to rank a few schedules, with the same result on every rank (a rank
+derives the location of the others' sums from their plans). The rates are those of H200s with
+NVLink; docs/results.md has measurements.
 
-What each costs besides attention itself:
+Costs besides attention itself:
 
 =================  ================================================================================
 1 step             all keys are fetched first
-2, in one launch   the own keys are copied first; then blocks that need fetched keys before these
-                   are there keep their multiprocessor waiting
-2 or more, a       each launch but the last stores float32 sums, which the next reads; and it may
-launch each        have to wait for its keys
+2, in one launch   the local keys are copied first; blocks that need remote keys before they have
+                   arrived occupy a multiprocessor while they wait
+2 or more,         each launch but the last stores float32 sums, which the next one reads, and a
+a launch each      launch may have to wait for its keys
 =================  ================================================================================
 """
 
@@ -27,27 +26,27 @@ __all__ = ["Rates", "Schedule", "choose_schedule"]
 
 @dataclass(frozen=True)
 class Rates:
-    """What a GPU does in a second, and what a step costs before it does anything."""
+    """Throughput of a GPU, and fixed costs of a step."""
 
     flops: float = 600e12
-    """Of attention in 16 bits."""
+    """FLOP/s of attention in 16 bits."""
     pull: float = 300e9
-    """Bytes from a peer by the copy engine."""
+    """Bytes/s from a peer by the copy engine."""
     memory: float = 3.5e12
-    """Bytes to or from the GPU's own memory."""
+    """Bytes/s to or from the GPU's own memory."""
     launch: float = 8e-6
-    """Seconds until the blocks of a kernel work, and from the last of them to the next kernel."""
-    meeting: float = 25e-6
-    """Seconds from the copy of the own keys until pulls begin."""
+    """Seconds of overhead per kernel launch."""
+    barrier: float = 25e-6
+    """Seconds from the copy of the local keys until pulls start."""
     blocks: int = 132
-    """That run at once."""
+    """Blocks that run at once."""
     rows: int = 192
     """Queries of a block."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How to attend: in so many ``steps``, and where two can be one launch, whether they are."""
+    """The number of steps, and whether two steps run as one launch if the plan allows it."""
 
     steps: int
     one_launch: bool = True
@@ -63,16 +62,16 @@ def choose_schedule(
     dims: tuple[int, int],
     rates: Rates | None = None,
 ) -> Schedule:
-    """What takes the least time: 1 step, 2 in a launch or in two, or one for each rank.
+    """The fastest of: 1 step, 2 steps in one or two launches, one step per rank.
 
     Args:
         sharding: of the sequences.
-        lengths_q: of the whole queries.
-        lengths_k: of the whole keys.
-        causal: half the work.
-        heads: of q, and of k and v.
-        dims: head_dim and head_dim_v.
-        rates: of the GPU.
+        lengths_q: of the whole query sequences.
+        lengths_k: of the whole key sequences.
+        causal: halves the work.
+        heads: (heads, kv_heads).
+        dims: (head_dim, head_dim_v).
+        rates: of the GPU; H200 by default.
     """
     world = sharding.world
     if world == 1:
@@ -83,11 +82,11 @@ def choose_schedule(
     share = 2 * sum(lengths_k) / world * heads[1] * sum(dims)
     copied = 2 * share / rates.memory
     fetched = share / rates.pull
-    met = copied + rates.meeting
+    barrier_done = copied + rates.barrier
     partial = 8 * sum(lengths_q) / world * heads[0] * dims[1] / rates.memory + rates.launch
 
-    def a_launch_each(steps: int) -> float:
-        finished, arrived = compute / world, met
+    def one_launch_per_step(steps: int) -> float:
+        finished, arrived = compute / world, barrier_done
         sizes = [(world - 1) * (n + 1) // (steps - 1) - (world - 1) * n // (steps - 1)
                  for n in range(steps - 1)]  # fmt: skip
         for size in sizes:
@@ -95,17 +94,17 @@ def choose_schedule(
             finished = max(finished, arrived) + size * compute / world + partial
         return finished
 
-    every = met + (world - 1) * fetched
+    every = barrier_done + (world - 1) * fetched
     seconds = {
         Schedule(1): every + compute + rates.launch,
-        Schedule(2, one_launch=False): a_launch_each(2),
+        Schedule(2, one_launch=False): one_launch_per_step(2),
     }
     if world > 2:
-        seconds[Schedule(world)] = a_launch_each(world)
+        seconds[Schedule(world)] = one_launch_per_step(world)
     plans = (plan_for(sharding, rank, lengths_q, lengths_k, causal, 2) for rank in range(world))
     if all(plan.in_one_launch for plan in plans):
         blocks = sum(-(-length // (world * rates.rows)) for length in lengths_q) * heads[0]
-        # Of causal ones the longest come first.
+        # Causal blocks run longest first.
         first = min(compute, compute / max(1.0, blocks / rates.blocks) * (2 if causal else 1))
         begun = copied + rates.launch
         seconds[Schedule(2)] = begun + max(0.0, every - begun - first) + compute

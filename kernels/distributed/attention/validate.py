@@ -1,8 +1,7 @@
-"""Argument checks of sequence-parallel attention, beside those of attention on one GPU.
+"""Argument checks of sequence-parallel attention, in addition to those of attention on one GPU.
 
-A rank checks what it can see by itself: the lengths of the whole batch, and that its shards have
-the rows which its share of them has. Every refusal is a ValueError that names the argument, the
-rule and the value it has.
+A rank checks only what it knows: the lengths of the whole batch, and the number of rows of its own
+shards. Each check raises a ValueError with the argument, the rule and the value.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ __all__ = ["Call", "check_dense_call", "check_packed_call"]
 
 @dataclass(frozen=True)
 class Call:
-    """What a call asks for, checked. Lengths are those of the whole sequences."""
+    """The checked options of a call. Lengths are those of the whole sequences."""
 
     attention: one_gpu.Attention
     sharding: Sharding
@@ -47,7 +46,7 @@ def _check_length(name: str, length) -> None:
         _refuse(f"{name} must be an int of at least 0, or None, got {length!r}")
 
 
-def _check_share(
+def _check_shard(
     name: str, rows: int, sharding: Sharding, rank: int, lengths: Sequence[int], whole: str
 ) -> None:
     share = sharding.total(lengths, rank)
@@ -59,14 +58,14 @@ def _check_share(
 
 
 def _whole_length(name: str, given, tensor: torch.Tensor, of: str, sharding: Sharding) -> int:
-    """The whole length of dense sequences of which this rank has these rows."""
+    """The whole length of dense sequences, given this rank's shard."""
     rows = tensor.shape[1]
     if given is None:
         whole = rows * sharding.world
         if whole % sharding.chunks:
             _refuse(
                 f"{of} must have an even number of rows in zigzag order, two equal chunks, got "
-                f"{rows}; where the chunks differ give {name}, the length of the whole sequence"
+                f"{rows}; if the chunks differ, pass {name}, the length of the whole sequence"
             )
         return whole
     _check_length(name, given)
@@ -76,23 +75,23 @@ def _whole_length(name: str, given, tensor: torch.Tensor, of: str, sharding: Sha
 def check_dense_call(
     q, k, v, seqlen_q, seqlen_k, causal, scale, sharding, steps, rank: int, world: int
 ) -> Call:
-    """Check the arguments of `sequence_attention`; see there.
+    """Check the arguments of `sequence_attention`.
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     attention = one_gpu.check_dense(q, k, v, causal, None, scale, "bshd", "grouped")
     order = _sharding(sharding, world, steps)
     batch = q.shape[0]
     whole_q = _whole_length("seqlen_q", seqlen_q, q, "q", order)
     whole_k = _whole_length("seqlen_k", seqlen_k, k, "k", order)
-    _check_share("q", q.shape[1], order, rank, [whole_q], f"seqlen_q {whole_q}")
-    _check_share("k", k.shape[1], order, rank, [whole_k], f"seqlen_k {whole_k}")
+    _check_shard("q", q.shape[1], order, rank, [whole_q], f"seqlen_q {whole_q}")
+    _check_shard("k", k.shape[1], order, rank, [whole_k], f"seqlen_k {whole_k}")
     return Call(attention, order, rank, (whole_q,) * batch, (whole_k,) * batch, steps)
 
 
 def _check_max_seqlen(name: str, given, lengths: Sequence[int], sharding: Sharding) -> None:
-    """A bound of the whole sequences; that of a rank's shares is the likely mistake."""
+    """Checks an upper bound of the whole lengths; hints if it is that of the shards."""
     if given is None:
         return
     if isinstance(given, bool) or not isinstance(given, int):
@@ -111,10 +110,10 @@ def check_packed_call(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     causal, scale, sharding, steps, rank: int, world: int,
 ) -> Call:  # fmt: skip
-    """Check the arguments of `sequence_attention_varlen`; see there.
+    """Check the arguments of `sequence_attention_varlen`.
 
     Raises:
-        ValueError: naming the first argument that breaks a rule, the rule and the value.
+        ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     attention, lengths_q, lengths_k = one_gpu.check_packed_shards(
         q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale
@@ -122,6 +121,6 @@ def check_packed_call(
     order = _sharding(sharding, world, steps)
     _check_max_seqlen("max_seqlen_q", max_seqlen_q, lengths_q, order)
     _check_max_seqlen("max_seqlen_k", max_seqlen_k, lengths_k, order)
-    _check_share("q", q.shape[0], order, rank, lengths_q, "cu_seqlens_q")
-    _check_share("k", k.shape[0], order, rank, lengths_k, "cu_seqlens_k")
+    _check_shard("q", q.shape[0], order, rank, lengths_q, "cu_seqlens_q")
+    _check_shard("k", k.shape[0], order, rank, lengths_k, "cu_seqlens_k")
     return Call(attention, order, rank, lengths_q, lengths_k, steps)

@@ -5,7 +5,7 @@ import torch
 
 from tlmatrix.interpreter import interpret
 from tlmatrix_kernels.attention import decode_attention, paged_attention
-from tlmatrix_kernels.attention.decode.splits import MOST, choose
+from tlmatrix_kernels.attention.decode.splits import MAX_SPLITS, choose_splits
 
 NAN = float("nan")
 NO_PAGE = 2**31 - 1
@@ -161,12 +161,12 @@ def test_a_cache_must_be_contiguous_for_it_is_never_copied():
 
 
 def test_shares_fill_the_processors_and_no_more():
-    assert choose(1, 1, 264) == 1
-    assert choose(10_000, 1000, 264) == 1
-    assert choose(8, 2048, 264) == 32  # nearly one wave of 264 blocks
-    assert 0.9 * MOST < choose(1, 10**6, 264) <= MOST
-    assert choose(512, 64, 264) * 512 >= 264
-    assert choose(8, 8, 264) <= 2  # short keys are not cut to pieces
+    assert choose_splits(1, 1, 264) == 1
+    assert choose_splits(10_000, 1000, 264) == 1
+    assert choose_splits(8, 2048, 264) == 32  # nearly one wave of 264 blocks
+    assert 0.9 * MAX_SPLITS < choose_splits(1, 10**6, 264) <= MAX_SPLITS
+    assert choose_splits(512, 64, 264) * 512 >= 264
+    assert choose_splits(8, 8, 264) <= 2  # short keys are not cut to pieces
 
 
 @pytest.mark.parametrize("store", ["cache", "pages"])

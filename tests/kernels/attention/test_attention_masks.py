@@ -38,7 +38,7 @@ def test_bounds_are_exact(seqlen_q, seqlen_k, causal, window):
         for key in range(seqlen_k + 2):
             inside = query < seqlen_q and key < seqlen_k
             want = inside and bool(seen[query, key])
-            assert decided(mask.sees(constant(query), constant(key))) == want
+            assert decided(mask.visible(constant(query), constant(key))) == want
 
     wanted = tiles_seen(seen, ROWS, COLUMNS)
     for tile, row in enumerate(wanted):
@@ -51,8 +51,8 @@ def test_bounds_are_exact(seqlen_q, seqlen_k, causal, window):
         assert walked == column.tolist()
 
     beyond_q, beyond_k = len(wanted) * ROWS, wanted.shape[1] * COLUMNS
-    assert not decided(mask.sees_keys(constant(beyond_q), ROWS, COLUMNS))
-    assert not decided(mask.seen_by_queries(constant(beyond_k), COLUMNS, ROWS))
+    assert not decided(mask.any_key_visible(constant(beyond_q), ROWS, COLUMNS))
+    assert not decided(mask.any_query_visible(constant(beyond_k), COLUMNS, ROWS))
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -63,7 +63,7 @@ def test_a_tile_that_is_not_cut_is_seen_whole(seqlen_q, seqlen_k, window):
     uncut = 0
     for query in range(0, seqlen_q, ROWS):
         for key in range(0, seqlen_k, COLUMNS):
-            if not decided(mask.cuts(constant(query), ROWS, constant(key), COLUMNS)):
+            if not decided(mask.needs_mask(constant(query), ROWS, constant(key), COLUMNS)):
                 uncut += 1
                 block = seen[query : query + ROWS, key : key + COLUMNS]
                 assert block.shape == (ROWS, COLUMNS)
@@ -77,6 +77,6 @@ def test_the_mask_is_one_expression_of_symbols():
     query, key, *rest = symbols
     names = {
         var.name
-        for var in tvm.tirx.analysis.undefined_vars(Mask(True, True, *rest).sees(query, key))
+        for var in tvm.tirx.analysis.undefined_vars(Mask(True, True, *rest).visible(query, key))
     }
     assert names == {"query", "key", "seqlen_q", "seqlen_k", "window"}

@@ -68,11 +68,11 @@ class EagerContext:
         self.group, self.rank, self.world = group, rank, group.world
         self.epochs = {}
 
-    def begin(self, operator):
+    def next_epoch(self, operator):
         self.epochs[operator] = self.epochs.get(operator, 0) + 1
         return self.epochs[operator]
 
-    def side(self):
+    def side_stream(self):
         return _Stream()
 
     def capturing(self):
@@ -81,7 +81,7 @@ class EagerContext:
     def flags(self, name, count):
         return self.buffer(name, 4 * count)
 
-    def using(self, buffer):
+    def graph_barriers(self, buffer):
         return contextlib.nullcontext()
 
     def buffer(self, name, size):

@@ -16,8 +16,8 @@ import torch.multiprocessing as mp
 
 from tlmatrix.backend.ranks.compile_lock import serialize_compilation
 from tlmatrix_kernels.distributed import all_gather, create_context, signals
-from tlmatrix_kernels.distributed.barriers import barrier, meet
-from tlmatrix_kernels.distributed.pull import arrivals, pull, signed, wait_by_kernel, write_flag
+from tlmatrix_kernels.distributed.barriers import all_ranks_barrier, barrier
+from tlmatrix_kernels.distributed.pull import pull, pull_order, to_int32, wait_by_kernel, write_flag
 
 LIMIT = 420
 """Seconds until a rank that has not answered is ended; nearly all of it may be compiling."""
@@ -126,22 +126,22 @@ def copy_on_arrival(dtype="float16"):
 def blocks_wait_for_pulls(context):
     """More blocks than fit wait for flags that the stream of the pulls writes."""
     columns, world, rank = 1 << 20, context.world, context.rank
-    ready = context.flags("test/ready", world).mine([world], torch.int32)
+    ready = context.flags("test/ready", world).local([world], torch.int32)
     source = torch.Generator(device="cuda").manual_seed(6)
     right = []
     for epoch in range(1, 21):
         whole = torch.randn(world, columns, generator=source, device="cuda").half()
         buffer = context.buffer(f"test/{epoch % 2}", 2 * columns)
-        buffer.mine([columns], torch.float16).copy_(whole[rank])
+        buffer.local([columns], torch.float16).copy_(whole[rank])
         gathered, out = torch.empty_like(whole), torch.empty_like(whole)
         gathered[rank].copy_(whole[rank])
         barrier(buffer)
         write_flag(ready, rank, epoch)
-        side = context.side()
+        side = context.side_stream()
         copy_on_arrival()(gathered, out, ready, epoch)
         with torch.cuda.stream(side):
             pull(
-                arrivals(rank, world),
+                pull_order(rank, world),
                 lambda peer, of=buffer: of.on(peer, [columns], torch.float16),
                 lambda peer, to=gathered: to[peer],
                 lambda peer, now=epoch: write_flag(ready, peer, now),
@@ -189,8 +189,8 @@ def blocks_signal_peers(context):
             rank,
             float(call * 10 + rank),
         )
-        wait_by_kernel(flags.mine([16], torch.int32), before, 1000 * call)
-        right.append((buffer.mine([size], torch.float32) == call * 10 + before).all())
+        wait_by_kernel(flags.local([16], torch.int32), before, 1000 * call)
+        right.append((buffer.local([size], torch.float32) == call * 10 + before).all())
         barrier(buffer)
     assert torch.stack(right).all(), right
 
@@ -212,7 +212,7 @@ def meet_twice():
             T.import_source(signals.source(64))
             for turn in T.serial(rounds):
                 signals.add(seen, 1, 1)
-                meet(counter, 0, before + (turn + 1) * blocks_of_all)
+                all_ranks_barrier(counter, 0, before + (turn + 1) * blocks_of_all)
                 if signals.load(seen, 1) - before < (turn + 1) * blocks_of_all:
                     early[block] += 1
 
@@ -226,6 +226,6 @@ def all_blocks_of_all_ranks_meet(context):
     early = torch.zeros(16, dtype=torch.int32, device="cuda")
     blocks, rounds = 16 * context.world, 50
     for call in range(5):
-        before = signed(call * blocks * rounds)
+        before = to_int32(call * blocks * rounds)
         meet_twice()(counter, counter, early, before, blocks, rounds)
     assert (early == 0).all(), early

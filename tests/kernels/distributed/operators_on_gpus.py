@@ -10,7 +10,7 @@ from tlmatrix_kernels.distributed import (
     reduce_scatter,
     reduce_scatter_two_level,
 )
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.partition import row_range
 
 SIZES = [
     (1024, 512, 256),
@@ -49,7 +49,7 @@ def products_of_rows_that_arrive(context):
     for call, (m, n, k), dtype, source in _calls(context, 48):
         rows = m + call % 3
         a, b = _random((rows, k), dtype, source), _random((k, n), dtype, source)
-        mine = a[slice(*share(rows, context.world, context.rank))]
+        mine = a[slice(*row_range(rows, context.world, context.rank))]
         transpose = bool(call // 2 % 2)
         given = b.T.contiguous() if transpose else b
         out = all_gather_gemm(
@@ -71,7 +71,7 @@ def products_whose_parts_travel(context):
             a[context.rank], b[context.rank], bias, context=context, overlap=call % 5 != 0
         )
         whole = (a.double() @ b.double()).sum(0) + (0 if bias is None else bias.double())
-        right.append(_close(out, whole[slice(*share(m, context.world, context.rank))], dtype))
+        right.append(_close(out, whole[slice(*row_range(m, context.world, context.rank))], dtype))
     assert torch.stack(right).all(), [i for i, each in enumerate(right) if not each]
 
 
@@ -83,7 +83,7 @@ def sums_over_ranks(context):
         x = _random((context.world, m, n), dtype, source)
         whole = x.double().sum(0)
         out = reduce_scatter(x[context.rank], context=context)
-        right.append(_close(out, whole[slice(*share(m, context.world, context.rank))], dtype))
+        right.append(_close(out, whole[slice(*row_range(m, context.world, context.rank))], dtype))
         if m % context.world == 0:
             again = reduce_scatter_two_level(x[context.rank], context=two_level)
             right.append((again == out).all())
@@ -96,14 +96,14 @@ def large_products_right_and_the_same_twice(context):
     world, rank, dtype = context.world, context.rank, torch.float16
     m, n, k = 4096, 2048, 1024
     a, b = _random((m, k), dtype, source), _random((k, n), dtype, source)
-    mine = a[slice(*share(m, world, rank))]
+    mine = a[slice(*row_range(m, world, rank))]
     outs = [all_gather_gemm(mine, b, context=context, overlap=True) for _ in range(20)]
     assert _close(outs[0], a.double() @ b.double(), dtype)
     assert all(torch.equal(out, outs[0]) for out in outs)
     a, b = _random((world, m, k), dtype, source), _random((world, k, n), dtype, source)
     outs = [gemm_reduce_scatter(a[rank], b[rank], context=context, overlap=True) for _ in range(20)]
     whole = (a.double() @ b.double()).sum(0)
-    assert _close(outs[0], whole[slice(*share(m, world, rank))], dtype)
+    assert _close(outs[0], whole[slice(*row_range(m, world, rank))], dtype)
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
@@ -140,7 +140,7 @@ def graphs_replay_with_new_data(context):
         b.copy_(columns)
         graph.replay()
         right.append((gathered == whole.flatten(0, 1)).all())
-        wanted = everywhere.double().sum(0)[slice(*share(64, world, rank))]
+        wanted = everywhere.double().sum(0)[slice(*row_range(64, world, rank))]
         right.append(_close(scattered, wanted, torch.float16))
         wanted = rows.flatten(0, 1).double() @ columns.double()
         right.append(_close(product, wanted, torch.float16))

@@ -45,23 +45,23 @@ class Case:
         """cu_seqlens of queries and of keys."""
         return reference.cumulative(self.lengths_q), reference.cumulative(self.lengths_k)
 
-    def places(self, rank):
+    def positions(self, rank):
         """Where the rank's queries and keys are in the whole."""
         return (
-            self.sharding.places(self.lengths_q, rank),
-            self.sharding.places(self.lengths_k, rank),
+            self.sharding.positions(self.lengths_q, rank),
+            self.sharding.positions(self.lengths_k, rank),
         )
 
     def shards(self, rank):
         """The rank's q, k and v, which want gradients, and its do."""
-        queries, keys = self.places(rank)
+        queries, keys = self.positions(rank)
         q, k, v = (t.detach() for t in self.whole)
         leaves = [t.requires_grad_() for t in (q[queries], k[keys], v[keys])]
         return leaves, self.do[queries]
 
     def compare_rank(self, rank, result, dtype=torch.float16):
         """Hold what one rank has, (out, lse, dq, dk, dv), against the definition."""
-        queries, keys = self.places(rank)
+        queries, keys = self.positions(rank)
         out, lse, *gradients = self.want
         own = (out[queries], gradients[0][queries], gradients[1][keys], gradients[2][keys])
         torch.testing.assert_close(result[1].double(), lse[:, queries], rtol=1e-5, atol=2e-5)
@@ -74,7 +74,7 @@ class Case:
         """Hold (out, lse, dq, dk, dv) of all ranks, put together, against the definition."""
         got = [torch.full_like(t, torch.nan, dtype=torch.float64) for t in self.want]
         for rank, (out, lse, dq, dk, dv) in enumerate(results):
-            queries, keys = self.places(rank)
+            queries, keys = self.positions(rank)
             got[0][queries], got[2][queries] = out.double(), dq.double()
             got[1][:, queries] = lse.double()
             got[3][keys], got[4][keys] = dk.double(), dv.double()

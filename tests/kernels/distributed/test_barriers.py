@@ -55,7 +55,7 @@ def test_streams_meet_by_themselves(world):
         seen = []
         for epoch in range(1, 6):
             buffer = rows[epoch % 2]
-            buffer.mine([1], torch.int32).fill_(10 * epoch + rank)
+            buffer.local([1], torch.int32).fill_(10 * epoch + rank)
             barrier_without_kernel(flags, epoch)
             out = torch.empty(world, dtype=torch.int32)
             for peer in range(world):

@@ -9,7 +9,7 @@ from tlmatrix_kernels.distributed import (
     create_context,
     gemm_reduce_scatter,
 )
-from tlmatrix_kernels.distributed.pull import arrivals, signed
+from tlmatrix_kernels.distributed.pull import pull_order, to_int32
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def test_buffers_grow_and_stay_where_they_suffice(context):
 
 
 def test_flags_begin_at_zero_and_keep_their_values(context):
-    flags = context.flags("f", 3).mine([3], torch.int32)
+    flags = context.flags("f", 3).local([3], torch.int32)
     assert flags.tolist() == [0, 0, 0]
     flags[1] = 7
-    assert context.flags("f", 3).mine([3], torch.int32).tolist() == [0, 7, 0]
+    assert context.flags("f", 3).local([3], torch.int32).tolist() == [0, 7, 0]
     with pytest.raises(ValueError, match="flags 'f' were made for 16, got count=17"):
         context.flags("f", 17)
 
@@ -47,25 +47,25 @@ def test_flags_begin_at_zero_and_keep_their_values(context):
 def test_views_are_of_the_buffer_and_refuse_what_it_does_not_hold(context):
     buffer = context.buffer("a", 1 << 16)
     buffer.storage.zero_()
-    buffer.mine([2, 3], torch.float16, offset=8).fill_(1)
+    buffer.local([2, 3], torch.float16, offset=8).fill_(1)
     assert buffer.storage.nonzero().min() >= 8
-    assert buffer.mine([10], torch.float16).tolist() == [0.0] * 4 + [1.0] * 6
-    assert buffer.mine([0, 4], torch.float32).shape == (0, 4)
+    assert buffer.local([10], torch.float16).tolist() == [0.0] * 4 + [1.0] * 6
+    assert buffer.local([0, 4], torch.float32).shape == (0, 4)
     with pytest.raises(ValueError, match="peer must be a rank from 0 to 0, got 1"):
         buffer.on(1, [1], torch.float32)
     with pytest.raises(ValueError, match="offset must be a multiple of 4 bytes, got 6"):
-        buffer.mine([1], torch.float32, offset=6)
-    with pytest.raises(ValueError, match="bytes 65532 to 65540 are asked of a buffer of 65536"):
-        buffer.mine([2], torch.float32, offset=65532)
+        buffer.local([1], torch.float32, offset=6)
+    with pytest.raises(ValueError, match="bytes 65532 to 65540 exceed the buffer of 65536"):
+        buffer.local([2], torch.float32, offset=65532)
 
 
 def test_each_operator_counts_its_own_calls(context):
-    assert [context.begin("a"), context.begin("b"), context.begin("a")] == [1, 1, 2]
+    assert [context.next_epoch("a"), context.next_epoch("b"), context.next_epoch("a")] == [1, 1, 2]
 
 
 def test_ranks_pull_from_the_next_first_so_nobody_is_asked_by_all_at_once():
     for world in (1, 2, 3, 8):
-        orders = [arrivals(rank, world) for rank in range(world)]
+        orders = [pull_order(rank, world) for rank in range(world)]
         for rank, order in enumerate(orders):
             assert sorted([*order, rank]) == list(range(world))
         for turn in range(world - 1):
@@ -73,20 +73,20 @@ def test_ranks_pull_from_the_next_first_so_nobody_is_asked_by_all_at_once():
 
 
 def test_counts_pass_to_kernels_by_their_low_32_bits():
-    assert signed(5) == 5
-    assert signed(2**31) == -(2**31)
-    assert signed(2**32 + 3) == 3
-    assert signed(2**32 - 1) == -1
+    assert to_int32(5) == 5
+    assert to_int32(2**31) == -(2**31)
+    assert to_int32(2**32 + 3) == 3
+    assert to_int32(2**32 - 1) == -1
 
 
 def test_what_a_graph_cannot_hold_is_refused(context, monkeypatch):
     context.buffer("a", 100)
     monkeypatch.setattr(type(context), "capturing", lambda self: True)
     context.buffer("a", 100)
-    with pytest.raises(RuntimeError, match=r"buffer 'a' is to grow to 65537 bytes while a graph"):
+    with pytest.raises(RuntimeError, match=r"buffer 'a' has to grow to 65537 bytes while a CUDA graph"):
         context.buffer("a", 65537)
     a = torch.zeros(8, 8, dtype=torch.float16)
     context.world = 2  # one alone does not overlap
     for operator in (all_gather_gemm, gemm_reduce_scatter):
-        with pytest.raises(RuntimeError, match=r"captured .*: use overlap=False"):
+        with pytest.raises(RuntimeError, match=r"captured .*; use overlap=False"):
             operator(a, a, context=context, overlap=True)

@@ -6,7 +6,7 @@ import torch
 from tlmatrix import simulate
 from tlmatrix_kernels.distributed import baselines, create_context
 from tlmatrix_kernels.distributed.context import Context
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.partition import row_range
 
 
 def signs(seed, *shape):
@@ -25,7 +25,7 @@ def test_collectives_and_products_in_turn_give_what_the_operators_give(transpose
 
     def program(rank):
         context = create_context()
-        mine, rows = slice(*share(11, 3, rank)), slice(*share(12, 3, rank))
+        mine, rows = slice(*row_range(11, 3, rank)), slice(*row_range(12, 3, rank))
         gathering = (baselines.all_gather_then_gemm, baselines.all_gather_then_torch)
         in_turn = baselines.gemm_then_reduce_scatter, baselines.torch_then_reduce_scatter
         options = {"context": context, "transpose_b": transpose_b}
@@ -47,5 +47,5 @@ def test_fused_operators_of_pytorch_say_which_shares_they_do_not_take():
         baselines.torch_matmul_reduce_scatter,
         baselines.torch_then_reduce_scatter,
     ):
-        with pytest.raises(NotImplementedError, match="shares 8 rows among several ranks evenly"):
+        with pytest.raises(NotImplementedError, match="needs 8 rows split evenly"):
             fused(signs(1, 8, 8), signs(2, 8, 8), context=alone, m=8)

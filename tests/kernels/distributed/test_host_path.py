@@ -27,7 +27,7 @@ def test_equal_calls_are_checked_and_their_kernels_chosen_once(monkeypatch):
     checked, chosen, looked_up = [], [], []
     for name in MODULES:
         module = importlib.import_module(f"tlmatrix_kernels.distributed.{name}")
-        for function, notes in (("check_operands", checked), ("ordered_gemm", chosen)):
+        for function, notes in (("check_operands", checked), ("gemm_launch", chosen)):
             original = getattr(module, function)
 
             def noting(*args, original=original, notes=notes, **kwargs):
@@ -100,11 +100,11 @@ def test_what_was_kept_goes_when_a_buffer_grows_and_results_stay_right():
 
 
 def test_no_more_calls_are_kept_than_there_may_be(monkeypatch):
-    monkeypatch.setattr(contexts, "MOST_PREPARED", 3)
+    monkeypatch.setattr(contexts, "MAX_CACHED_CALLS", 3)
     context = create_context(device="cpu")
     made = []
     for key in (1, 2, 3, 4, 4, 1):
-        context.prepared((key,), lambda key=key: made.append(key) or key)
+        context.cached((key,), lambda key=key: made.append(key) or key)
     assert made == [1, 2, 3, 4, 1]
     assert len(context._prepared) == 3
 

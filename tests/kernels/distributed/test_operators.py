@@ -13,8 +13,8 @@ from tlmatrix_kernels.distributed import (
     reduce_scatter,
     reduce_scatter_two_level,
 )
-from tlmatrix_kernels.distributed.choose import LEAST_FLOP, overlap_pays
 from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.overlap import MIN_FLOP, overlap_pays
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.validate import check_rows
 
@@ -65,7 +65,7 @@ def test_the_ring_begins_with_the_rank_before():
 
 
 def test_overlapping_is_for_several_ranks_and_products_of_some_size():
-    for operator in LEAST_FLOP:
+    for operator in MIN_FLOP:
         assert not overlap_pays(operator, 1, 8192, 8192, 8192)
         assert not overlap_pays(operator, 4, 128, 128, 128)
         for world in (2, 3, 4, 8, 16):

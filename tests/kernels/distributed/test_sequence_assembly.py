@@ -5,7 +5,7 @@ from tilelang import tvm
 
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.distributed.attention import kernels
-from tlmatrix_kernels.distributed.attention.arrival import forward_on_arrival
+from tlmatrix_kernels.distributed.attention.overlapped_forward import overlapped_forward
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 CONFIGS = {str(getattr(key, "value", key)): value for key, value in PASS_CONFIGS.items()}
@@ -23,7 +23,7 @@ def test_blocks_load_by_tma_and_multiply_by_wgmma():
 
 def test_what_loads_waits_for_keys_that_come_and_what_multiplies_does_not():
     with TARGET, tvm.transform.PassContext(opt_level=3, config=CONFIGS):
-        kernel = forward_on_arrival.get_tir("bfloat16", 4, 128, 128, True)
+        kernel = overlapped_forward.get_tir("bfloat16", 4, 128, 128, True)
         source = tilelang.lower(kernel, target=TARGET).kernel_source
     source = source[source.index('extern "C" __global__ void __launch_bounds__(512, 1)') :]
     loading, multiplying = source.split("tl::warpgroup_reg_alloc<160>();")

@@ -63,7 +63,7 @@ def test_two_steps_are_two_launches_where_that_is_chosen(monkeypatch):
     def never(_fetch):
         raise AssertionError("a launch waits for keys")
 
-    monkeypatch.setattr(exchange.Fetch, "on_arrival", never)
+    monkeypatch.setattr(exchange.Fetch, "pull_in_slices", never)
     choice = Schedule(2, one_launch=False)
     monkeypatch.setattr(operators, "choose_schedule", lambda *_: choice)
     assert not simulate(lambda _: program(case, None)(create_context()), world=2).reports
@@ -128,7 +128,7 @@ def test_only_what_is_wanted_is_computed():
         return dq
 
     for rank, dq in enumerate(run_eagerly(2, of_rank)):
-        want = case.want[2][case.places(rank)[0]]
+        want = case.want[2][case.positions(rank)[0]]
         torch.testing.assert_close(dq, want, rtol=0.02, atol=0.02)
 
 
@@ -177,7 +177,7 @@ def test_lengths_are_not_captured_to_a_graph():
         q, k, v = (t.detach() for t in case.shards(rank)[0])
         sequence_attention_varlen(q, k, v, *case.bounds, context=context)
         torch.cuda.synchronize()
-        words = "cannot be captured to a CUDA graph.* use sequence_attention where all lengths"
+        words = "cannot be captured to a CUDA graph.* use sequence_attention if all lengths"
         with pytest.raises(RuntimeError, match=words), torch.cuda.graph(torch.cuda.CUDAGraph()):
             sequence_attention_varlen(q, k, v, *case.bounds, context=context)
         return sequence_attention_varlen(q, k, v, *case.bounds, context=context)[0].shape
@@ -226,13 +226,13 @@ def test_keys_may_be_overwritten_behind_a_call():
         found = simulate(program, world=2, seed=seed, stragglers=True)
         assert found.reports == ()
         for rank, out in enumerate(found.results):
-            want = case.want[0][case.places(rank)[0]]
+            want = case.want[0][case.positions(rank)[0]]
             torch.testing.assert_close(out.double(), want, rtol=0.02, atol=0.005)
 
 
 def in_slices(case, monkeypatch, *, early=0):
     """Two calls in one launch each on simulated ranks, whose keys come in many slices."""
-    monkeypatch.setattr(exchange, "SMALLEST_SLICE", 1)
+    monkeypatch.setattr(exchange, "MIN_SLICE_BYTES", 1)
     monkeypatch.setattr(
         exchange, "write_flag", lambda flags, at, value: pull.write_flag(flags, at, value + early)
     )
@@ -256,7 +256,7 @@ def test_a_kernel_waits_for_each_slice_of_the_keys_that_come(causal, monkeypatch
     found = in_slices(case, monkeypatch)
     assert found.reports == ()
     for rank, calls in enumerate(found.results):
-        want = case.want[0][case.places(rank)[0]]
+        want = case.want[0][case.positions(rank)[0]]
         for out in calls:
             torch.testing.assert_close(out.double(), want, rtol=0.02, atol=0.005)
 

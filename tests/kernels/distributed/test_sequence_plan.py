@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tlmatrix_kernels.distributed.attention.plan import copies, groups_of_ranks, plan_for, slices
+from tlmatrix_kernels.distributed.attention.plan import copies, plan_for, rank_groups, slices
 from tlmatrix_kernels.distributed.attention.shards import ORDERS, Sharding
 
 WORLDS = [1, 2, 3, 4, 8]
@@ -27,13 +27,13 @@ def visible(length_q, length_k, causal):
 def met(plan, lengths_q, lengths_k):
     """How often a query of the rank, by its global place, meets a key by its global place."""
     counts = torch.zeros(sum(lengths_q), sum(lengths_k), dtype=torch.int64)
-    queries = plan.sharding.places(lengths_q, plan.rank)
+    queries = plan.sharding.positions(lengths_q, plan.rank)
     before = [0, *itertools.accumulate(lengths_k)]
     for step in plan.steps:
         places = torch.full((step.rows,), -1)
-        for piece in step.pieces:
-            begin = before[piece.sequence] + piece.position
-            places[piece.row : piece.row + piece.length] = torch.arange(begin, begin + piece.length)
+        for segment in step.segments:
+            begin = before[segment.sequence] + segment.position
+            places[segment.row : segment.row + segment.length] = torch.arange(begin, begin + segment.length)
         assert (places >= 0).all()
         for launch in step.launches:
             assert len({each.run for each in launch.ranges}) == len(launch.ranges)
@@ -75,7 +75,7 @@ def test_each_pair_meets_once_where_the_mask_says_so(world, order, causal):
 def test_every_row_has_one_owner(world, order):
     sharding = Sharding(order, world)
     for lengths in [(), (1,), (0, 17), (2 * world, 7, 100)]:
-        places = [sharding.places(lengths, rank) for rank in range(world)]
+        places = [sharding.positions(lengths, rank) for rank in range(world)]
         assert torch.equal(torch.cat(places).sort().values, torch.arange(sum(lengths)))
         for rank, of_rank in enumerate(places):
             assert len(of_rank) == sharding.total(lengths, rank)
@@ -86,7 +86,7 @@ def test_zigzag_gives_a_rank_a_chunk_of_either_end():
         (0, 7), (1, 6), (2, 5), (3, 4),
     ]  # fmt: skip
     assert [Sharding("zigzag", 4).owner(chunk) for chunk in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
-    assert Sharding("zigzag", 2).places((8, 4), 0).tolist() == [0, 1, 6, 7, 8, 11]
+    assert Sharding("zigzag", 2).positions((8, 4), 0).tolist() == [0, 1, 6, 7, 8, 11]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -100,7 +100,7 @@ def test_equal_lengths_need_one_launch_a_step(order):
 def test_what_comes_while_one_launch_runs_comes_from_another_rank_each_at_first():
     """What both runs of a zigzag shard see comes first, from the rank before on backwards."""
     plans = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), True, 2) for r in range(4)]
-    order = [[(p.owner, p.chunk) for p in plan.steps[1].pieces] for plan in plans]
+    order = [[(p.owner, p.chunk) for p in plan.steps[1].segments] for plan in plans]
     assert order == [
         [(3, 3), (3, 4), (2, 2), (2, 5), (1, 1), (1, 6)],
         [(0, 0), (3, 3), (3, 4), (2, 2), (2, 5)],
@@ -108,7 +108,7 @@ def test_what_comes_while_one_launch_runs_comes_from_another_rank_each_at_first(
         [(2, 2), (1, 1), (0, 0)],
     ]
     full = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), False, 2) for r in range(4)]
-    assert [plan.steps[1].pieces[0].owner for plan in full] == [3, 0, 1, 2]
+    assert [plan.steps[1].segments[0].owner for plan in full] == [3, 0, 1, 2]
 
 
 def test_slices_have_every_row_once_and_in_order():
@@ -120,7 +120,7 @@ def test_slices_have_every_row_once_and_in_order():
             assert at == list(range(step.rows))
             for number, cut in enumerate(found):
                 assert sum(n for *_, n in cut) == min(rows, step.rows - number * rows)
-            cut = [copy for pieces in found for copy in pieces]
+            cut = [copy for segments in found for copy in segments]
             assert _rows(cut) == _rows(copies(step))
 
 
@@ -142,11 +142,11 @@ def test_zigzag_shares_causal_work_evenly():
 
 
 def test_ranks_begin_with_different_owners():
-    assert groups_of_ranks(1, 4, 1) == ((1, 2, 3, 0),)
-    assert groups_of_ranks(1, 4, 2) == ((1,), (2, 3, 0))
-    assert groups_of_ranks(1, 4, 3) == ((1,), (2,), (3, 0))
-    assert groups_of_ranks(3, 4, 9) == ((3,), (0,), (1,), (2,))
-    assert groups_of_ranks(0, 1, 2) == ((0,),)
+    assert rank_groups(1, 4, 1) == ((1, 2, 3, 0),)
+    assert rank_groups(1, 4, 2) == ((1,), (2, 3, 0))
+    assert rank_groups(1, 4, 3) == ((1,), (2,), (3, 0))
+    assert rank_groups(3, 4, 9) == ((3,), (0,), (1,), (2,))
+    assert rank_groups(0, 1, 2) == ((0,),)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -11,7 +11,7 @@ from tlmatrix_kernels.distributed.attention import Sharding
 from tlmatrix_kernels.distributed.attention.reference import (
     gathered_attention,
     gathered_attention_varlen,
-    in_order,
+    in_sequence_order,
 )
 
 
@@ -69,5 +69,5 @@ def test_gradients_of_what_nothing_depends_on_are_zeros(keys):
 @pytest.mark.parametrize("order", ["contiguous", "zigzag"])
 def test_gathered_shards_are_put_in_order(order):
     sharding, whole = Sharding(order, 3), torch.arange(24).view(2, 12)
-    shards = torch.stack([whole[:, sharding.places([12], rank)] for rank in range(3)])
-    assert torch.equal(in_order(shards, sharding), whole)
+    shards = torch.stack([whole[:, sharding.positions([12], rank)] for rank in range(3)])
+    assert torch.equal(in_sequence_order(shards, sharding), whole)

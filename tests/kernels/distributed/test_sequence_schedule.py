@@ -41,7 +41,7 @@ def test_slow_links_are_waited_for_rank_by_rank():
 
 def test_what_cannot_be_one_launch_is_not_chosen_as_one():
     assert schedule(4096, keys=8192, causal=True) != ONE_LAUNCH
-    links_are_free = Rates(pull=1e18, meeting=0.0)
+    links_are_free = Rates(pull=1e18, barrier=0.0)
     assert schedule(4096, keys=8192, causal=True, rates=links_are_free) == Schedule(1)
 
 

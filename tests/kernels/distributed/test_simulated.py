@@ -16,8 +16,8 @@ from tlmatrix_kernels.distributed import (
     reduce_scatter_two_level,
 )
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
-from tlmatrix_kernels.distributed.pieces import MOST_PIECES
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.partition import row_range
+from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS
 
 
 def signs(seed, *shape):
@@ -69,7 +69,7 @@ def calls(context, seed):
     for call, (m, n, k) in enumerate([(5, 9, 8), (130, 24, 16), (1, 3, 5), (70, 129, 33)]):
         a, b = signs(seed + call, m, k), signs(seed + call + 50, k, n)
         terms_a, terms_b = signs(seed + call, world, m, k), signs(seed + call + 50, world, k, n)
-        begin, end = share(m, world, rank)
+        begin, end = row_range(m, world, rank)
         product = (terms_a.float() @ terms_b.float()).sum(0)[begin:end].half()
         results = {
             "gathered": (all_gather(a[begin:end], context=context, rows=m), a),
@@ -92,7 +92,7 @@ def calls(context, seed):
     for name, count in (
         ("all_gather_gemm/ready", world),
         ("gemm_reduce_scatter/done", world),
-        ("gemm_reduce_scatter/made", MOST_PIECES),
+        ("gemm_reduce_scatter/made", MAX_SEGMENTS),
     ):
         behind = context.flags(name, count).storage.view(torch.int32)[count:]
         wrong += [(name, "behind the flags")] * int(len(behind) == 0 or behind.any())
@@ -120,7 +120,7 @@ def test_a_rank_without_rows_runs_ahead_no_further_than_its_peers_pull(m, world)
         outs = [
             gemm_reduce_scatter(a[rank], b[rank], context=context, overlap=True) for _ in range(4)
         ]
-        return all(torch.equal(out, whole[slice(*share(m, world, rank))]) for out in outs)
+        return all(torch.equal(out, whole[slice(*row_range(m, world, rank))]) for out in outs)
 
     for seed in range(4):
         found = simulate(program, world=world, seed=seed, stragglers=True)
@@ -138,16 +138,16 @@ def test_counts_of_many_calls_pass_the_end_of_32_bits():
                 behind = 2**31 - 3 * 16 - 1
                 torch.cuda.synchronize()
                 dist.barrier()
-                flags = context.flags("gemm_reduce_scatter/done", 2).mine([2], torch.int32)
-                made = context.flags("gemm_reduce_scatter/made", MOST_PIECES)
+                flags = context.flags("gemm_reduce_scatter/done", 2).local([2], torch.int32)
+                made = context.flags("gemm_reduce_scatter/made", MAX_SEGMENTS)
                 flags.add_(behind)
-                made.mine([MOST_PIECES], torch.int32).add_(behind)
-                context.count("gemm_reduce_scatter", [behind] * 2)
-                context.count("gemm_reduce_scatter/made", [behind] * MOST_PIECES)
+                made.local([MAX_SEGMENTS], torch.int32).add_(behind)
+                context.expected_counts("gemm_reduce_scatter", [behind] * 2)
+                context.expected_counts("gemm_reduce_scatter/made", [behind] * MAX_SEGMENTS)
                 dist.barrier()
             out = gemm_reduce_scatter(terms_a[rank], terms_b[rank], context=context, overlap=True)
             whole = (terms_a.float() @ terms_b.float()).sum(0).half()
-            right.append(torch.equal(out, whole[slice(*share(6, 2, rank))]))
+            right.append(torch.equal(out, whole[slice(*row_range(6, 2, rank))]))
         return right
 
     assert simulate(program, world=2, seed=0).results == [[True] * 4] * 2

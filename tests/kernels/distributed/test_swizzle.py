@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tlmatrix_kernels.distributed.shares import share, shares
+from tlmatrix_kernels.distributed.partition import row_range, row_ranges
 from tlmatrix_kernels.distributed.swizzle import ordered_tile, panel_height
 
 SHAPES = list(itertools.product([1, 2, 3, 7, 8, 9, 17], [1, 2, 3, 8], [1, 2, 3, 8, 20]))
@@ -54,7 +54,7 @@ def test_panels_divide_the_tiles_of_a_share_and_are_as_high_as_they_may(rows, wo
 def test_shares_come_in_turn_beginning_with_the_first_wanted(world):
     rows, block = 128 * 8 * world, 128
     for begin_with in range(world):
-        first = share(rows, world, begin_with)[0] // block
+        first = row_range(rows, world, begin_with)[0] // block
         owners = [
             bm * block * world // rows
             for bm, _ in order(rows // block, 5, first, panel_height(rows, world, block))
@@ -69,6 +69,6 @@ def test_shares_are_those_of_tensor_split(total, world):
     import torch
 
     parts = torch.arange(total).tensor_split(world)
-    cuts = shares(total, world)
+    cuts = row_ranges(total, world)
     assert [end - begin for begin, end in cuts] == [len(part) for part in parts]
     assert [begin for begin, _ in cuts] == [0, *[end for _, end in cuts[:-1]]]

@@ -104,5 +104,5 @@ def test_an_error_while_asking_is_told_and_the_library_closed(library, monkeypat
 
 
 def test_a_gpu_that_is_not_there_is_refused(library):
-    with pytest.raises(ValueError, match=r"devices must be of 0 to 3, for 4 GPUs, got \[0, 4\]"):
+    with pytest.raises(ValueError, match=r"devices must be from 0 to 3, for 4 GPUs, got \[0, 4\]"):
         topology.nvlinks([0, 4])

@@ -1,4 +1,4 @@
-"""Steps that test_distributed_crew.py has processes on the CPU run."""
+"""Steps that test_distributed_workers.py has processes on the CPU run."""
 
 import time
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tlmatrix_kernels.distributed import create_context
 
 
-def meet(rank, world):
+def make_context(rank, world):
     dist.init_process_group("gloo", rank=rank, world_size=world)
     return create_context(device="cpu")
 

@@ -7,9 +7,9 @@ import torch
 
 from tlmatrix import simulate
 from tlmatrix_kernels.distributed import create_context, gemm_reduce_scatter
-from tlmatrix_kernels.distributed import pieces as module
-from tlmatrix_kernels.distributed.pieces import MOST_PIECES, Pieces, most_pieces, pieces
-from tlmatrix_kernels.distributed.shares import shares
+from tlmatrix_kernels.distributed import segments as module
+from tlmatrix_kernels.distributed.partition import row_ranges
+from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS, Segments, segment_count, segments
 from tlmatrix_kernels.distributed.swizzle import ordered_tile, panel_height
 
 operator = importlib.import_module("tlmatrix_kernels.distributed.gemm_reduce_scatter")
@@ -17,22 +17,22 @@ operator = importlib.import_module("tlmatrix_kernels.distributed.gemm_reduce_sca
 
 def test_a_small_share_is_one_piece_and_a_large_one_a_few():
     asked = (0, 1, 2**10, 2**11, 3 * 2**10)
-    assert [most_pieces(rows, 2**10, 1e12) for rows in asked] == [1, 1, 1, 2, 3]
-    assert most_pieces(2048, 8192, 1e12) == most_pieces(2**30, 2**10, 1e12) == MOST_PIECES
+    assert [segment_count(rows, 2**10, 1e12) for rows in asked] == [1, 1, 1, 2, 3]
+    assert segment_count(2048, 8192, 1e12) == segment_count(2**30, 2**10, 1e12) == MAX_SEGMENTS
 
 
 def test_a_product_that_takes_no_longer_than_the_hosts_launches_is_one_piece():
-    assert most_pieces(2048, 4096, 2.0 * 4096**3 / 2) == 1  # of two ranks
+    assert segment_count(2048, 4096, 2.0 * 4096**3 / 2) == 1  # of two ranks
 
 
 def test_those_of_a_product_of_8192_on_four_ranks_are_its_panels():
-    panel = panel_height(8192, 4, 128, panels=most_pieces(2048, 8192, 2.7e11))
+    panel = panel_height(8192, 4, 128, panels=segment_count(2048, 8192, 2.7e11))
     assert panel == 4
     cuts = tuple((low, low + 512) for low in range(0, 2048, 512))
     for rank in range(4):
         begin = 2048 * rank
-        found = pieces((begin, begin + 2048), 64, (begin // 128 + 16) % 64, panel, 128, 4)
-        assert found == Pieces(begin, 512, cuts)
+        found = segments((begin, begin + 2048), 64, (begin // 128 + 16) % 64, panel, 128, 4)
+        assert found == Segments(begin, 512, cuts)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
@@ -42,10 +42,10 @@ def test_every_tile_is_of_one_piece_and_pieces_are_made_in_turn(world, rows, mos
     block, tiles_n = 64, 3
     tiles_m = -(-rows // block)
     panel = panel_height(rows, world, block, panels=most)
-    cuts = shares(rows, world)
+    cuts = row_ranges(rows, world)
     for rank, (begin, end) in enumerate(cuts):
         first = cuts[(rank + 1) % world][0] // block % tiles_m
-        found = pieces((begin, end), tiles_m, first, panel, block, most)
+        found = segments((begin, end), tiles_m, first, panel, block, most)
         assert len(found.cuts) <= most
         inside = [begin + row for cut in found.cuts for row in range(*cut)]
         assert inside == list(range(begin, end)), "each row is of one piece, in order"
@@ -84,8 +84,8 @@ SHAPES = [(1100, 24, 16), (770, 72, 8), (1537, 9, 5), (3, 16, 8), (1100, 24, 16)
 @pytest.fixture
 def small(monkeypatch):
     """Pieces of hardly any elements, so that small shares have several; what was added."""
-    monkeypatch.setattr(module, "LEAST_ELEMENTS", 64)
-    monkeypatch.setattr(module, "LEAST_FLOP", 0.0)
+    monkeypatch.setattr(module, "MIN_ELEMENTS", 64)
+    monkeypatch.setattr(module, "MIN_FLOP", 0.0)
     added = []
     original = operator.add_in_ring_order
 
@@ -143,7 +143,7 @@ def test_pieces_have_the_bits_of_the_sum_at_once(small, monkeypatch, m, n):
 
     in_pieces = simulate(program, world=3, seed=1).results
     sums = len(small)
-    monkeypatch.setattr(module, "LEAST_ELEMENTS", 2**20)
+    monkeypatch.setattr(module, "MIN_ELEMENTS", 2**20)
     at_once = simulate(program, world=3, seed=2).results
     assert sums > len(small) - sums == 3
     assert all(torch.equal(x, y) for x, y in zip(in_pieces, at_once, strict=True))
@@ -154,7 +154,7 @@ def test_a_piece_that_is_not_waited_for_is_found_as_a_race(small, monkeypatch):
     original = operator.wait_by_stream
 
     def waits_for_the_first_alone(flags, index, value):
-        if len(flags) != MOST_PIECES or index == 0:
+        if len(flags) != MAX_SEGMENTS or index == 0:
             original(flags, index, value)
 
     monkeypatch.setattr(operator, "wait_by_stream", waits_for_the_first_alone)

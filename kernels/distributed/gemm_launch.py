@@ -1,4 +1,4 @@
-"""How the operators launch the kernels of `gemm_ordered`: which tiles, and in which order."""
+"""Launch parameters of the kernels in `gemm_ordered`: the kernel, its tile size and tile order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.tiles import gemm_tiles, size_for
 from tlmatrix_kernels.target import capability, multiprocessors
 
-__all__ = ["OrderedCall", "OrderedGemm", "ordered_gemm", "signature"]
+__all__ = ["CheckedCall", "GemmLaunch", "call_key", "gemm_launch"]
 
 
 @dataclass(frozen=True)
-class OrderedGemm:
-    """A kernel, and the order of its tiles as its last arguments have it (`swizzle`).
+class GemmLaunch:
+    """A kernel and the order of its tiles, which are its last arguments (see `swizzle`).
 
     Attributes:
         kernel: the kernel.
-        first: the row of tiles that comes first.
-        panel: rows of tiles that are walked together.
+        first: the first tile row.
+        panel: tile rows per panel.
         block_m: rows of a tile.
     """
 
@@ -32,16 +32,16 @@ class OrderedGemm:
 
 
 @dataclass(frozen=True)
-class OrderedCall:
-    """A call whose arguments fit, and what later ones with such arguments need not find again.
+class CheckedCall:
+    """A call with checked arguments, cached for later calls with the same ones.
 
     Attributes:
         m, n, k: of this rank's product.
-        out_dtype: of the result.
-        transpose_b: whether the second factor is stored transposed.
-        cuts: the rows of m that each rank has.
-        halves: by number what an operator keeps of each half of its symmetric memory.
-        launches: by whether rows are whole (`rows_aligned`) the kernel.
+        out_dtype: dtype of the result.
+        transpose_b: whether the second operand is stored transposed.
+        cuts: the row range (begin, end) of each rank.
+        halves: by half, the operator's views of symmetric memory.
+        launches: the launch, by whether rows are aligned (`rows_aligned`).
     """
 
     m: int
@@ -51,15 +51,15 @@ class OrderedCall:
     transpose_b: bool
     cuts: list[tuple[int, int]]
     halves: dict[int, Any] = field(default_factory=dict)
-    launches: dict[bool, OrderedGemm] = field(default_factory=dict)
+    launches: dict[bool, GemmLaunch] = field(default_factory=dict)
 
 
-def signature(a: torch.Tensor, b: torch.Tensor, *more: object) -> tuple[object, ...]:
-    """What two factors have that a check looks at, and `more`: equal where equal calls are."""
+def call_key(a: torch.Tensor, b: torch.Tensor, *more: object) -> tuple[object, ...]:
+    """The cache key of a call: all properties of the operands that the checks read, and `more`."""
     return (a.shape, b.shape, a.dtype, b.dtype, a.device, b.device, *more)
 
 
-def ordered_gemm(
+def gemm_launch(
     factory: Callable[..., Any],
     operand: torch.Tensor,
     out: torch.Tensor,
@@ -70,19 +70,19 @@ def ordered_gemm(
     whole_rows: bool,
     whole_tile: bool,
     panels: int = 1,
-) -> OrderedGemm:
-    """The launch for a product [m, n] whose rows belong to `world` ranks.
+) -> GemmLaunch:
+    """The launch for a product [m, n] whose rows are partitioned over `world` ranks.
 
     Args:
-        factory: of `gemm_ordered`.
-        operand: one of the factors.
-        out: [m, n] with m and n at least 1, of the dtype that the kernel writes.
+        factory: a kernel factory of `gemm_ordered`.
+        operand: one of the operands.
+        out: [m, n] with m and n at least 1, in the dtype that the kernel writes.
         world: the number of ranks.
-        row: with whose tile to begin.
-        transpose_b: whether the second factor is stored transposed.
+        row: start with the tile of this row.
+        transpose_b: whether the second operand is stored transposed.
         whole_rows: see `tlmatrix_kernels.gemm.validate.rows_aligned`.
-        whole_tile: begin with the first tile that has no row before `row`, or around the end.
-        panels: that a share has where it is high enough (`swizzle.panel_height`).
+        whole_tile: start with the first tile without rows before `row`, wrapping around the end.
+        panels: the number of panels per rank, if it has enough rows (`swizzle.panel_height`).
     """
     m, n = out.shape
     arch = capability()
@@ -94,4 +94,4 @@ def ordered_gemm(
     )
     before = -(-row // block_m) if whole_tile else row // block_m
     panel = panel_height(m, world, block_m, panels=panels)
-    return OrderedGemm(kernel, before % -(-m // block_m), panel, block_m)
+    return GemmLaunch(kernel, before % -(-m // block_m), panel, block_m)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tlmatrix_kernels.attention import bounds
+from tlmatrix_kernels.attention import cu_seqlens
 
 
 def lengths(*numbers):
@@ -20,8 +20,8 @@ def counting(monkeypatch):
         copies.append(len(tensors))
         return whole(tensors)
 
-    monkeypatch.setattr(bounds, "_version", lambda tensor: tensor._version)
-    monkeypatch.setattr(bounds.torch, "cat", copied)
+    monkeypatch.setattr(cu_seqlens, "_version", lambda tensor: tensor._version)
+    monkeypatch.setattr(cu_seqlens.torch, "cat", copied)
     return copies
 
 
@@ -29,38 +29,38 @@ def test_a_tensor_is_copied_once_and_two_together(counting):
     first, second = lengths(0, 5, 9), lengths(0, 1, 2)
 
     for _ in range(3):
-        assert bounds.on_host(first, second) == [[0, 5, 9], [0, 1, 2]]
-    assert bounds.on_host(second, second) == [[0, 1, 2], [0, 1, 2]]
+        assert cu_seqlens.host_values(first, second) == [[0, 5, 9], [0, 1, 2]]
+    assert cu_seqlens.host_values(second, second) == [[0, 1, 2], [0, 1, 2]]
     assert counting == [2]
 
 
 def test_what_changed_in_place_is_copied_again(counting):
     first, second = lengths(0, 5, 9), lengths(0, 1, 2)
-    bounds.on_host(first, second)
+    cu_seqlens.host_values(first, second)
 
     second[1] = 2
 
-    assert bounds.on_host(first, second) == [[0, 5, 9], [0, 2, 2]]
+    assert cu_seqlens.host_values(first, second) == [[0, 5, 9], [0, 2, 2]]
     assert counting == [2, 1]
 
 
 def test_a_new_tensor_in_the_place_of_an_old_one_is_copied(counting):
     for length in range(20):
-        assert bounds.on_host(lengths(0, length)) == [[0, length]]
+        assert cu_seqlens.host_values(lengths(0, length)) == [[0, length]]
 
 
 def test_on_a_cpu_changes_by_others_are_seen():
     tensor = lengths(0, 5)
-    bounds.on_host(tensor)
+    cu_seqlens.host_values(tensor)
 
     tensor.numpy()[1] = 7
 
-    assert bounds.on_host(tensor) == [[0, 7]]
+    assert cu_seqlens.host_values(tensor) == [[0, 7]]
 
 
 def test_tensors_of_inference_mode_have_no_version_and_are_copied():
     with torch.inference_mode():
         tensor = lengths(0, 5)
-        assert bounds.on_host(tensor) == [[0, 5]]
+        assert cu_seqlens.host_values(tensor) == [[0, 5]]
         tensor[1] = 6
-        assert bounds.on_host(tensor) == [[0, 6]]
+        assert cu_seqlens.host_values(tensor) == [[0, 6]]

@@ -3,20 +3,20 @@
 import sys
 from pathlib import Path
 
-import crew_steps
+import worker_steps
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from distributed_crew import Step, efficiency, run_steps
+from distributed_workers import Step, efficiency, run_steps
 
 
 def test_a_step_that_fails_or_hangs_costs_itself_alone():
     steps = [
-        Step("adds", crew_steps.add_ranks, (10,)),
-        Step("fails", crew_steps.fail_on_one),
-        Step("adds again", crew_steps.add_ranks, (20,)),
-        Step("hangs", crew_steps.hang_on_one, limit=1),
+        Step("adds", worker_steps.add_ranks, (10,)),
+        Step("fails", worker_steps.fail_on_one),
+        Step("adds again", worker_steps.add_ranks, (20,)),
+        Step("hangs", worker_steps.hang_on_one, limit=1),
     ]
-    adds, fails, again, hangs = run_steps(steps, 2, crew_steps.meet)
+    adds, fails, again, hangs = run_steps(steps, 2, worker_steps.make_context)
     assert (adds.result, again.result) == (21, 41)
     assert adds.error is None
     assert "rank 1: " in fails.error

@@ -1,7 +1,7 @@
-"""A process a GPU that run steps together, each with a time limit, for the scripts beside this one.
+"""A pool of worker processes, one per GPU, that run steps together, each with a time limit.
 
-A step that fails on any rank, or does not end in time, ends the processes; new ones go on with the
-step after it. So one hang costs one step.
+If a step fails on any rank or times out, the pool is killed and a new one continues with the next
+step, so one hang costs one step.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 START_LIMIT = 180
-"""Seconds for processes to start and meet."""
+"""Seconds for processes to start and join the process group."""
 GRACE = 5
-"""Seconds that the other ranks get to answer once one has failed."""
+"""Seconds for the other ranks to answer after one has failed."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """`call(context, *arguments)` on every rank; what rank 0 returns is the result."""
+    """`call(context, *arguments)` on every rank; the result is that of rank 0."""
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     limit: float = 120
-    """Seconds, compiling included."""
+    """Seconds, including compilation."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step."""
+    """The result or the error of a step."""
 
     step: Step
     result: Any = None
@@ -53,20 +53,20 @@ class Outcome:
 
 
 @dataclass
-class _Crew:
-    """Processes that work through steps, and what they say of it."""
+class _WorkerPool:
+    """Worker processes, and the queue of their messages."""
 
     processes: list[Any]
     messages: Any
     early: list[tuple[int, int, str, Any]] = field(default_factory=list)
     kill: bool = True
-    """Whether they are not to end by themselves."""
+    """Whether to kill the processes at the end, instead of waiting for them."""
 
     def next_of(self, number: int, deadline: float) -> tuple[int, str, Any]:
-        """What a rank says next of the step of that number.
+        """The next message of any rank about step `number`: (rank, kind, value).
 
         Raises:
-            queue.Empty: nothing until the deadline.
+            queue.Empty: there is none until the deadline.
         """
         for index, (rank, of, kind, value) in enumerate(self.early):
             if of <= number:
@@ -77,10 +77,10 @@ class _Crew:
             rank, of, kind, value = self.messages.get(timeout=wait)
             if of <= number:
                 return rank, kind, value
-            self.early.append((rank, of, kind, value))  # it is a step ahead of others
+            self.early.append((rank, of, kind, value))  # this rank is a step ahead
 
     def end(self) -> None:
-        """End what still runs."""
+        """End all processes."""
         for process in self.processes:
             process.join(0.1 if self.kill else 10)
             if process.is_alive():
@@ -89,55 +89,59 @@ class _Crew:
 
 
 def run_steps(
-    steps: list[Step], world: int, meet: Callable[[int, int], Context] | None = None
+    steps: list[Step], world: int, make_context: Callable[[int, int], Context] | None = None
 ) -> Iterator[Outcome]:
-    """The outcome of every step, as it comes; `world` processes run them, with a GPU each.
+    """Yield the outcome of every step; `world` processes run them, with one GPU each.
 
-    `meet(rank, world)` makes the context; `meet_on_gpus` unless given.
+    `make_context(rank, world)` creates the context of a rank; `gpu_context` by default.
     """
     done = 0
     while done < len(steps):
-        crew = _start(steps[done:], world, meet or meet_on_gpus)
+        pool = _start(steps[done:], world, make_context or gpu_context)
         try:
             for number, step in enumerate(steps[done:]):
                 done += 1
-                outcome = _await(crew, step, number, world)
-                crew.kill = outcome.error is not None or done < len(steps)
+                outcome = _await(pool, step, number, world)
+                pool.kill = outcome.error is not None or done < len(steps)
                 yield outcome
                 if outcome.error is not None:
                     break
         finally:
-            crew.end()
+            pool.end()
 
 
-def _start(steps: list[Step], world: int, meet: Callable[[int, int], Context]) -> _Crew:
+def _start(
+    steps: list[Step], world: int, make_context: Callable[[int, int], Context]
+) -> _WorkerPool:
     spawn = mp.get_context("spawn")
     messages = spawn.Queue()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = [
-        spawn.Process(target=_work, args=(steps, meet, rank, world, port, messages), daemon=True)
+        spawn.Process(
+            target=_work, args=(steps, make_context, rank, world, port, messages), daemon=True
+        )
         for rank in range(world)
     ]
     for process in processes:
         process.start()
-    return _Crew(processes, messages)
+    return _WorkerPool(processes, messages)
 
 
-def _await(crew: _Crew, step: Step, number: int, world: int) -> Outcome:
-    """Gather the ranks' answers of the step of that number, until its limit."""
+def _await(pool: _WorkerPool, step: Step, number: int, world: int) -> Outcome:
+    """Collect the ranks' results of step `number`, until its limit."""
     begun = time.monotonic()
     deadline = begun + step.limit + START_LIMIT
     results: dict[int, Any] = {}
     errors: dict[int, str] = {}
     while len(results) + len(errors) < world:
         try:
-            rank, kind, value = crew.next_of(number, deadline)
+            rank, kind, value = pool.next_of(number, deadline)
         except queue.Empty:
             silent = [rank for rank in range(world) if rank not in results and rank not in errors]
-            told = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
-            error = f"no answer of ranks {silent} in {time.monotonic() - begun:.0f} s{told}"
+            failures = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
+            error = f"no answer of ranks {silent} in {time.monotonic() - begun:.0f} s{failures}"
             return Outcome(step, error=error, seconds=time.monotonic() - begun)
         if kind == "begun":
             deadline = min(deadline, time.monotonic() + step.limit)
@@ -148,14 +152,14 @@ def _await(crew: _Crew, step: Step, number: int, world: int) -> Outcome:
             deadline = min(deadline, time.monotonic() + GRACE)
     seconds = time.monotonic() - begun
     if errors:
-        told = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
-        return Outcome(step, error=told.strip(), seconds=seconds)
+        failures = "".join(f"\nrank {rank}: {text}" for rank, text in sorted(errors.items()))
+        return Outcome(step, error=failures.strip(), seconds=seconds)
     return Outcome(step, result=results[0], seconds=seconds)
 
 
 def _work(
     steps: list[Step],
-    meet: Callable[[int, int], Context],
+    make_context: Callable[[int, int], Context],
     rank: int,
     world: int,
     port: int,
@@ -169,7 +173,7 @@ def _work(
     )
     number = 0
     try:
-        context = meet(rank, world)
+        context = make_context(rank, world)
         for number, step in enumerate(steps):
             messages.put((rank, number, "begun", None))
             result = step.call(context, *step.arguments)
@@ -178,14 +182,14 @@ def _work(
             dist.barrier()
             messages.put((rank, number, "result", result if rank == 0 else None))
         dist.destroy_process_group()
-    except BaseException:  # noqa: BLE001  (whatever it is, the first process prints it)
+    except BaseException:  # noqa: BLE001  (the parent prints it)
         messages.put((rank, number, "error", traceback.format_exc(limit=-6)))
         messages.close()
         messages.join_thread()
-        os._exit(1)  # the group may never end by itself
+        os._exit(1)  # destroying the process group may hang
 
 
-def meet_on_gpus(rank: int, world: int) -> Context:
+def gpu_context(rank: int, world: int) -> Context:
     """The context of a rank on its GPU."""
     torch.cuda.set_device(rank)
     dist.init_process_group(
@@ -201,7 +205,7 @@ def meet_on_gpus(rank: int, world: int) -> Context:
 
 
 def slowest(seconds: float) -> float:
-    """The largest of what the ranks measured."""
+    """The maximum over ranks of a measured time."""
     value = torch.tensor(seconds, dtype=torch.float64, device="cuda")
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value)
@@ -210,9 +214,9 @@ def slowest(seconds: float) -> float:
 def efficiency(
     compute: Sequence[float], comm: Sequence[float], taken: Sequence[float]
 ) -> list[float]:
-    """(T_compute + T_comm - T) / min(T_compute, T_comm) of the times of each round.
+    """Overlap efficiency (T_compute + T_comm - T) / min(T_compute, T_comm) over rounds.
 
-    With 1 the shorter is wholly hidden behind the longer. Lower quartile, median, upper quartile.
+    1 if the shorter is completely hidden. Returns the lower quartile, median and upper quartile.
     """
     rounds = zip(compute, comm, taken, strict=True)
     rates = [(one + other - time) / min(one, other) for one, other, time in rounds]

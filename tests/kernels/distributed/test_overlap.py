@@ -9,9 +9,9 @@ from gloo_ranks import run_on_gloo
 
 from tlmatrix import simulate
 from tlmatrix_kernels.distributed import all_gather_gemm, create_context, gemm_reduce_scatter
-from tlmatrix_kernels.distributed.choose import LEAST_FLOP, overlap_pays, overlaps
 from tlmatrix_kernels.distributed.context import Context
-from tlmatrix_kernels.distributed.shares import share
+from tlmatrix_kernels.distributed.overlap import MIN_FLOP, overlap_pays, should_overlap
+from tlmatrix_kernels.distributed.partition import row_range
 
 M, N, K = 12, 24, 40
 LINES = {
@@ -31,7 +31,7 @@ def program(_, total=None):
     context = create_context()
     world, rank = context.world, context.rank
     a, b = signs(1, M, K), signs(2, K, N + 1)
-    rows, columns, slices = (slice(*share(each, world, rank)) for each in (M, N + 1, K))
+    rows, columns, slices = (slice(*row_range(each, world, rank)) for each in (M, N + 1, K))
     c = all_gather_gemm(
         a[rows], b[:, columns].contiguous(), context=context, n=total and N + 1
     )  # fmt: skip
@@ -47,7 +47,7 @@ def program(_, total=None):
 @pytest.fixture
 def lines(monkeypatch):
     for operator, line in LINES.items():
-        monkeypatch.setitem(LEAST_FLOP, operator, {2: line})
+        monkeypatch.setitem(MIN_FLOP, operator, {2: line})
 
 
 @pytest.mark.parametrize("total", [None, True])
@@ -70,7 +70,7 @@ def test_what_was_agreed_is_kept_and_nothing_is_asked_again(lines, monkeypatch):
 
     def twice(_):
         context = create_context()
-        k = share(K, 3, context.rank)
+        k = row_range(K, 3, context.rank)
         for _call in range(3):
             a, b = signs(1, M, k[1] - k[0]), signs(2, k[1] - k[0], N)
             gemm_reduce_scatter(a, b, context=context)
@@ -81,11 +81,11 @@ def test_what_was_agreed_is_kept_and_nothing_is_asked_again(lines, monkeypatch):
 
 def test_a_world_of_one_and_what_is_asked_for_need_no_agreement():
     alone = Context(None, 0, 1, torch.device("cpu"))
-    assert not overlaps("all_gather_gemm", True, alone, (8192, 8192), 8192, None)
+    assert not should_overlap("all_gather_gemm", True, alone, (8192, 8192), 8192, None)
     two = Context(None, 0, 2, torch.device("cpu"))
-    assert overlaps("all_gather_gemm", True, two, (1, 1), 1, None)
-    assert not overlaps("all_gather_gemm", False, two, (8192, 8192), 8192, None)
-    assert overlaps("all_gather_gemm", None, two, (8192, 8192), 8192, 16384)
+    assert should_overlap("all_gather_gemm", True, two, (1, 1), 1, None)
+    assert not should_overlap("all_gather_gemm", False, two, (8192, 8192), 8192, None)
+    assert should_overlap("all_gather_gemm", None, two, (8192, 8192), 8192, 16384)
     assert not two._agreed
 
 
@@ -100,8 +100,8 @@ def test_a_total_of_which_a_rank_has_another_share_is_named():
 
 def largest_of_ranks():
     context = create_context(device="cpu")
-    first = context.largest(("a", 1), 3 + context.rank)
-    again = context.largest(("a", 1), 100)
+    first = context.agreed_max(("a", 1), 3 + context.rank)
+    again = context.agreed_max(("a", 1), 100)
     return [torch.tensor([first, again])]
 
 

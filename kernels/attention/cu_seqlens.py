@@ -1,0 +1,40 @@
+"""Host copies of cu_seqlens tensors, cached per tensor.
+
+A copy from the GPU waits for all earlier work and leaves the GPU idle until the next launch; a
+model would do one per layer with the same cu_seqlens. The copy is therefore cached while the tensor
+is alive, and repeated if PyTorch has modified the tensor in place since.
+"""
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+__all__ = ["host_values"]
+
+_HOST_VALUES = WeakIdKeyDictionary()
+"""Tensor to (its version at the copy, its values)."""
+
+
+def host_values(*tensors: torch.Tensor) -> list[list[int]]:
+    """The values of 1-d int32 tensors on one device; all that are not cached are copied at once."""
+    missing = [tensor for tensor in tensors if not _is_current(tensor)]
+    if missing:
+        numbers = torch.cat(missing).tolist()
+        for tensor in missing:
+            own, numbers = numbers[: len(tensor)], numbers[len(tensor) :]
+            _HOST_VALUES[tensor] = (_version(tensor), own)
+    return [_HOST_VALUES[tensor][1] for tensor in tensors]
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """The in-place version counter of the tensor; None if it does not cover all writes.
+
+    Tensors of inference mode have no counter. A CPU tensor may share memory with other libraries,
+    such as NumPy, and is cheap to read again.
+    """
+    counted = tensor.is_cuda and not tensor.is_inference()
+    return tensor._version if counted else None  # noqa: SLF001 - there is no public name
+
+
+def _is_current(tensor: torch.Tensor) -> bool:
+    version = _version(tensor)
+    return version is not None and tensor in _HOST_VALUES and _HOST_VALUES[tensor][0] == version
