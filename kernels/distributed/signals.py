@@ -40,9 +40,8 @@ calls them with the address of a flag, or through the functions here:
   load, an expression that is evaluated only where it is used. (Verified on the code of TileLang
   0.1.15 by `test_assembly.py` and `test_sequence_assembly.py` in `tests/kernels/distributed`.)
 - TileLang declares tensors that a kernel only reads as `const __restrict__`, and the compiler may
-load
-  them early or through the non-coherent cache. Name tensors that arrive while the kernel runs in
-  `T.annotate_restrict_buffers(...)`. TMA loads are not affected: they stay after the wait.
+  load them early or through the non-coherent cache. Name tensors that arrive while the kernel runs
+  in `T.annotate_restrict_buffers(...)`. TMA loads are not affected: they stay after the wait.
 """
 
 import functools

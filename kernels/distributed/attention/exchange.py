@@ -6,10 +6,9 @@ Forward and backward fetch in the same way, on the context's side stream:
 2. A barrier of all ranks, with stream memory operations, so that it needs no multiprocessor while
    kernels fill the GPU (while a CUDA graph is captured, a kernel).
 3. The copy engine pulls the segments of the plan, step after step, to rows before the local ones,
-and
-   records an event after each step. Meanwhile the caller's stream attends to the local keys; or one
-   kernel attends to all keys and waits for the remote ones: the pulls are then cut into slices, and
-   a flag counts those that have arrived.
+   and records an event after each step. Meanwhile the caller's stream attends to the local keys; or
+   one kernel attends to all keys and waits for the remote ones: the pulls are then cut into slices,
+   and a flag counts those that have arrived.
 
 One barrier per call suffices: the call after the next reuses this buffer, writes it after the
 barrier of the next call, and every rank enters that barrier with all its pulls of this call done.

@@ -83,7 +83,7 @@ def test_what_a_graph_cannot_hold_is_refused(context, monkeypatch):
     context.buffer("a", 100)
     monkeypatch.setattr(type(context), "capturing", lambda self: True)
     context.buffer("a", 100)
-    with pytest.raises(RuntimeError, match=r"buffer 'a' has to grow to 65537 bytes while a CUDA graph"):
+    with pytest.raises(RuntimeError, match=r"buffer 'a' has to grow to 65537 bytes while a"):
         context.buffer("a", 65537)
     a = torch.zeros(8, 8, dtype=torch.float16)
     context.world = 2  # one alone does not overlap

@@ -1,4 +1,4 @@
-"""Pieces of the own rows: whole panels, made in turn, and added as they come."""
+"""Segments of the own rows: whole panels, computed and reduced in order."""
 
 import importlib
 
@@ -48,17 +48,17 @@ def test_every_tile_is_of_one_piece_and_pieces_are_made_in_turn(world, rows, mos
         found = segments((begin, end), tiles_m, first, panel, block, most)
         assert len(found.cuts) <= most
         inside = [begin + row for cut in found.cuts for row in range(*cut)]
-        assert inside == list(range(begin, end)), "each row is of one piece, in order"
+        assert inside == list(range(begin, end)), "each row is of one segment, in order"
         last = {}
         for index in range(tiles_m * tiles_n):
             bm = ordered_tile(index, tiles_m, tiles_n, first, panel)[0]
             own = range(max(begin, bm * block), min(end, (bm + 1) * block))
             if len(own) > 0:  # what the kernel counts it for
-                piece = (bm * block - found.base) // found.step
-                low, high = found.cuts[piece]
+                segment = (bm * block - found.base) // found.step
+                low, high = found.cuts[segment]
                 assert begin + low <= own[0] <= own[-1] < begin + high
                 if end % block == 0 or bm != first:  # one with the next rank's rows is made early
-                    last[piece] = index
+                    last[segment] = index
         assert list(last) == sorted(last)
         assert list(last.values()) == sorted(last.values())
 
@@ -83,7 +83,7 @@ SHAPES = [(1100, 24, 16), (770, 72, 8), (1537, 9, 5), (3, 16, 8), (1100, 24, 16)
 
 @pytest.fixture
 def small(monkeypatch):
-    """Pieces of hardly any elements, so that small shares have several; what was added."""
+    """Segments of few elements, so that small products have several; the reduced row ranges."""
     monkeypatch.setattr(module, "MIN_ELEMENTS", 64)
     monkeypatch.setattr(module, "MIN_FLOP", 0.0)
     added = []

@@ -33,7 +33,8 @@ def met(plan, lengths_q, lengths_k):
         places = torch.full((step.rows,), -1)
         for segment in step.segments:
             begin = before[segment.sequence] + segment.position
-            places[segment.row : segment.row + segment.length] = torch.arange(begin, begin + segment.length)
+            end = begin + segment.length
+            places[segment.row : segment.row + segment.length] = torch.arange(begin, end)
         assert (places >= 0).all()
         for launch in step.launches:
             assert len({each.run for each in launch.ranges}) == len(launch.ranges)

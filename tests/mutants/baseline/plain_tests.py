@@ -300,7 +300,7 @@ def _sequence_attention(*, packed=False, causal=False) -> Pairs:
     )
 
     q, k, v, do = (_normal(1, CHUNKS, heads, HEAD_DIM) for heads in (2, 1, 1, 2))
-    own = [Sharding("zigzag", WORLD).places((CHUNKS,), rank) for rank in range(WORLD)]
+    own = [Sharding("zigzag", WORLD).positions((CHUNKS,), rank) for rank in range(WORLD)]
     bounds = torch.tensor([0, CHUNKS], dtype=torch.int32)
 
     def program(rank: int) -> dict[str, torch.Tensor]:
