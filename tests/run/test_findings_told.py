@@ -115,7 +115,7 @@ def test_frames_of_python_itself_are_left_out(made):
     ("reference", "title"),
     [
         ("raises", "raises raised KeyError: 'deep inside'"),
-        ("two", "returned 2 tensors; outputs are y"),
+        ("two", "gave 2 results, but 1 have names: y"),
         ("nan", "y: the reference gives NaN in 1 of 15 elements where the entry gives numbers"),
     ],
 )
@@ -124,4 +124,4 @@ def test_an_error_of_the_reference_is_called_one(made, reference, title):
     assert result.failed
     assert finding.check == "reference"
     assert finding.title.startswith("reference error: ")
-    assert finding.title.endswith(title)
+    assert title in finding.title
