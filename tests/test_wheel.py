@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -41,8 +42,10 @@ def _done(*words: str | Path, folder: Path, env: dict[str, str] | None = None) -
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables of a shell in which the wheel is installed, and this tree is not."""
-    pytest.importorskip("pip", reason="pip builds and installs the wheel")
-    pytest.importorskip("setuptools", reason="setuptools builds the wheel")
+    # Found, not imported: setuptools refuses to be imported after the standard library's distutils.
+    for name in ("pip", "setuptools"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name} to build and install the wheel")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
