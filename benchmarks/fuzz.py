@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.reference import Precision
     from tlmatrix.run.result import CaseResult
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADS, DIM, LONGEST, MOST = 2, 64, 100, 8

@@ -60,7 +60,7 @@ def test_a_run_without_specs_imports_next_to_nothing(tmp_path: Path) -> None:
         "assert '1 passed' in out.getvalue(), out.getvalue()"
     )
     assert "tlmatrix.pytest_plugin" in modules
-    assert not modules & {"torch", "tilelang", "rich", "tlmatrix.spec.models", "pydantic"}
+    assert not modules & {"torch", "tilelang", "rich", "tlmatrix.spec.model.spec", "pydantic"}
 
 
 # run ------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult, Status
     from tlmatrix.run.runner import run_case
     from tlmatrix.spec.issues import SpecError
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = [
     "Case",
@@ -54,7 +54,7 @@ _HOMES = {
     "CaseResult": "tlmatrix.run.result",
     "Finding": "tlmatrix.check.finding",
     "Results": "tlmatrix.api",
-    "Spec": "tlmatrix.spec.models",
+    "Spec": "tlmatrix.spec.model.spec",
     "SpecError": "tlmatrix.spec.issues",
     "Status": "tlmatrix.run.result",
     "cases": "tlmatrix.api",

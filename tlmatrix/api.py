@@ -16,7 +16,7 @@ from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.loader import find_specs, load_spec
-from tlmatrix.spec.models import Spec
+from tlmatrix.spec.model.spec import Spec
 
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding

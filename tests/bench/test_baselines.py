@@ -15,7 +15,7 @@ from tlmatrix.spec import parse_spec
 
 if TYPE_CHECKING:
     from tlmatrix.problem import Problem
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 _ATTENTION = """
 name: attention

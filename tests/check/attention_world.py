@@ -16,7 +16,7 @@ import torch
 from tlmatrix.check import judge
 from tlmatrix.matrix.case import Case
 from tlmatrix.problem.model import Dim, Problem, TensorInfo
-from tlmatrix.spec.models import Tolerance
+from tlmatrix.spec.model.spec import Tolerance
 
 LOG2E = math.log2(math.e)
 ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}

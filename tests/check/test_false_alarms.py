@@ -13,7 +13,7 @@ from attention_world import DISTRIBUTIONS, DTYPES, FakeSpec, attention, flash
 
 from tlmatrix.check.numeric import compare
 from tlmatrix.check.tolerance import Yardstick
-from tlmatrix.spec.models import Tolerance
+from tlmatrix.spec.model.spec import Tolerance
 
 LENGTHS = (0, 1, 1, 1, 2, 2, 2, 3, 5, 17, 33, 64, 100)
 

@@ -9,7 +9,7 @@ from tlmatrix.check import judge
 from tlmatrix.check.further import FURTHER
 from tlmatrix.matrix.case import Case
 from tlmatrix.problem.model import Relation
-from tlmatrix.spec.models import Tolerance
+from tlmatrix.spec.model.spec import Tolerance
 
 CHECKS = ("numeric", "gradients", *FURTHER)
 NAMES = {

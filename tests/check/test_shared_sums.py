@@ -13,7 +13,7 @@ from tlmatrix.problem import family_for
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import load_spec, parse_spec
-from tlmatrix.spec.models import Tolerance
+from tlmatrix.spec.model.spec import Tolerance
 
 SPECS = Path(__file__).parents[2] / "specs"
 BOTH = pytest.mark.parametrize("name", ["gemm_reduce_scatter", "gemm_bias_reduce_scatter"])

@@ -12,7 +12,7 @@ from tlmatrix.check.regions import Regions
 from tlmatrix.check.survey import Measured, survey
 from tlmatrix.check.tolerance import Yardstick, limits
 from tlmatrix.problem.model import Dim, TensorInfo
-from tlmatrix.spec.models import Tolerance
+from tlmatrix.spec.model.spec import Tolerance
 
 CPU = torch.device("cpu")
 PACKED = Dim("position", 7, [0, 0, 0, 2, 2, 3, 3], [0, 3, 3, 5, 7], "sequence")

@@ -9,7 +9,7 @@ from attention_world import DTYPES, FakeSpec, attention, flash, run
 from tlmatrix.check.regions import Regions
 from tlmatrix.check.tolerance import Yardstick, limits
 from tlmatrix.problem.model import Dim, TensorInfo
-from tlmatrix.spec.models import Tolerance
+from tlmatrix.spec.model.spec import Tolerance
 
 PACKED = Dim("position", 7, [0, 0, 0, 2, 2, 3, 3], [0, 3, 3, 5, 7], "sequence")
 HEADS = Dim("head", 2, range(2))

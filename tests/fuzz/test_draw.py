@@ -23,7 +23,7 @@ from tlmatrix.spec.lengths import sides_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 SPECS = sorted(Path(__file__).parents[2].joinpath("specs").glob("*.yaml"))
 PACKED = """\

@@ -1,9 +1,9 @@
 """Which failures are taken for one fault."""
 
 from tlmatrix.check.finding import Finding
-from tlmatrix.fuzz.grouping import cause_of, lines_of
 from tlmatrix.fuzz.search import FuzzFailure
 from tlmatrix.run.result import CaseResult, Status
+from tlmatrix.triage.cause import cause_of, lines_of
 
 
 def _failed(case, *findings, status=Status.FAILED):

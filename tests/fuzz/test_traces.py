@@ -15,7 +15,7 @@ from tlmatrix.spec.lengths import sides_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 SPEC = """\
 name: replayed

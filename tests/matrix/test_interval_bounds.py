@@ -17,7 +17,7 @@ from tlmatrix.matrix.rules import UNBOUND, Constraint
 from tlmatrix.matrix.space import Space
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import parse_spec
-from tlmatrix.spec.expressions import Expression, ExpressionError
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.issues import SpecError
 
 TILES = [1, 2, 4, 8, 16, 32, 64, 96, 128, 256]

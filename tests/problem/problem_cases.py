@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tlmatrix.problem import family_for
-from tlmatrix.spec.models import Spec
+from tlmatrix.spec.model.spec import Spec
 
 CPU = torch.device("cpu")
 

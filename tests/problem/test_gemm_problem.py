@@ -10,7 +10,7 @@ from problem_cases import CPU, make_spec
 from tlmatrix.check.tolerance import limits
 from tlmatrix.interpreter.runtime.tiles import FLOAT8_BITS, gemm_float8
 from tlmatrix.problem import family_for
-from tlmatrix.spec.models import Allowance
+from tlmatrix.spec.model.spec import Allowance
 
 FLAGS = {"transpose_a": [False, True], "transpose_b": [False, True]}
 

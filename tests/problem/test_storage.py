@@ -8,7 +8,7 @@ from problem_cases import CPU, dense, make_problem, make_spec, packed
 from tlmatrix.check.memory import ALIGNMENT, guarded
 from tlmatrix.problem import family_for
 from tlmatrix.problem.optional import lint_optional
-from tlmatrix.spec.fields import STORAGES
+from tlmatrix.spec.model.fields import STORAGES
 
 NORM = {
     "inputs": {

@@ -12,7 +12,7 @@ from tlmatrix.run import Status
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner, run_case
 from tlmatrix.spec import SpecError, load_spec, parse_spec
-from tlmatrix.spec.models import Agreement
+from tlmatrix.spec.model.spec import Agreement
 
 HERE = Path(__file__).parent
 PRODUCT = """

@@ -14,7 +14,7 @@ from tlmatrix.run.plan import plan
 from tlmatrix.run.result import CaseResult
 from tlmatrix.run.runner import run_case
 from tlmatrix.spec import parse_spec
-from tlmatrix.spec.fields import SanitizerName
+from tlmatrix.spec.model.fields import SanitizerName
 
 SPEC = """
 name: doubling

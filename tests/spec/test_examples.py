@@ -9,7 +9,7 @@ import pytest
 from design_examples import FACTORY, NORM, VARLEN
 
 from tlmatrix.spec import Expression, Spec, load_spec, parse_spec
-from tlmatrix.spec.models import (
+from tlmatrix.spec.model.spec import (
     CHECKS,
     Allowance,
     Bench,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tlmatrix.spec import SpecError, parse_spec
-from tlmatrix.spec.expressions import Expression
-from tlmatrix.spec.packed import call_of, packed_axes
+from tlmatrix.spec.expr.expression import Expression
+from tlmatrix.spec.model.packed import call_of, packed_axes
 
 TEXT = """\
 name: trial

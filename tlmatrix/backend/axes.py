@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend.errors import BindingError
 from tlmatrix.backend.signature import parameters_of
-from tlmatrix.spec.calling import names_of
-from tlmatrix.spec.expressions import Expression
+from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
-from tlmatrix.spec.models import DeclaredProblem
-from tlmatrix.spec.sharding import WORLD, has_ranks
+from tlmatrix.spec.model.calling import names_of
+from tlmatrix.spec.model.sharding import WORLD, has_ranks
+from tlmatrix.spec.model.spec import DeclaredProblem
 from tlmatrix.spec.sources import parameters_in_source
 from tlmatrix.words import nearest
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.problem import Family
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["refuse_unknown_axes", "unread_axes"]
 

@@ -12,13 +12,13 @@ from tlmatrix.bench.attention import attention_run
 from tlmatrix.bench.candidates import NotApplicableError, Run
 from tlmatrix.bench.products import product_run
 from tlmatrix.spec.importing import load
-from tlmatrix.spec.models import DeclaredProblem
+from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
     from tlmatrix.backend.binding import Launch
     from tlmatrix.bench.candidates import Named
     from tlmatrix.problem import Problem
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["torch_run"]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.binding import Launch
     from tlmatrix.bench.timing import Call
     from tlmatrix.problem import Problem
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = [

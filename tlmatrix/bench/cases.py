@@ -11,7 +11,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["bench_cases"]

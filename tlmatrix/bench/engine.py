@@ -26,8 +26,8 @@ from tlmatrix.bench.timing import Clock, Schedule, interleaved
 from tlmatrix.problem import family_for
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.models import DeclaredProblem
-from tlmatrix.spec.sharding import has_ranks
+from tlmatrix.spec.model.sharding import has_ranks
+from tlmatrix.spec.model.spec import DeclaredProblem
 from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tlmatrix.bench.roofs import Roof
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["ENTRY", "Machine", "bench"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.ranks.job import Job
     from tlmatrix.bench.candidates import Candidate
     from tlmatrix.bench.timing import Call, Clock
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["RankResult", "RankTimes", "Variant", "time_on_rank"]

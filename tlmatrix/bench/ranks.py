@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tlmatrix.bench.results import CaseTimes
     from tlmatrix.bench.timing import Schedule
     from tlmatrix.problem import Problem, Tensors
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["RankTimer", "variants_on_ranks"]

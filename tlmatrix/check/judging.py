@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix.case import Case
     from tlmatrix.problem.model import Problem, Relation, Tensors
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["judge"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter import Report, Sequences
     from tlmatrix.problem.model import Dim, Problem, Tensors
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Ownership"]
 

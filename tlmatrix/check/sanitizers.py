@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter import Report
     from tlmatrix.problem.model import Problem, Tensors
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Watch"]
 

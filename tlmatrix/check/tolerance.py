@@ -60,7 +60,7 @@ from tlmatrix.check.survey import Measured, Survey, survey
 
 if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, TensorInfo, Tensors
-    from tlmatrix.spec.models import Allowance, Tolerance
+    from tlmatrix.spec.model.spec import Allowance, Tolerance
 
 __all__ = ["Doubt", "Limits", "Yardstick", "limits"]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tlmatrix.bench.results import CaseTimes
     from tlmatrix.config import Config
     from tlmatrix.matrix import Case
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["bench"]
 

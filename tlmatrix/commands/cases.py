@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Dim, TensorInfo
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["named_case", "raw_index"]
 

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.cases import named_case, raw_index
-from tlmatrix.commands.explain_inputs import influence_lines
-from tlmatrix.commands.explain_location import locate
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.explain.inputs import influence_lines
+from tlmatrix.explain.location import locate
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from tlmatrix.commands.explain_location import Location
     from tlmatrix.config import Config
+    from tlmatrix.explain.location import Location
     from tlmatrix.interpreter import Explanation, Session
     from tlmatrix.interpreter.explain import Launch, LaunchLog
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, TensorInfo, Tensors
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["explain"]
 

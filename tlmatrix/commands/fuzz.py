@@ -19,7 +19,7 @@ from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
 from tlmatrix.results_file import make_folder, new_results, shown_path
 from tlmatrix.run.records import RecordsWriter
-from tlmatrix.spec.packed import packed_axes
+from tlmatrix.spec.model.packed import packed_axes
 
 if TYPE_CHECKING:
     import argparse

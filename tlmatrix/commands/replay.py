@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.events import Event
     from tlmatrix.run.plan import Plan
     from tlmatrix.run.result import CaseResult
-    from tlmatrix.spec.models import Regression
+    from tlmatrix.spec.model.spec import Regression
 
 __all__ = ["replay"]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem import TensorInfo
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["repro"]
 

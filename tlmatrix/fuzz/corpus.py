@@ -20,19 +20,19 @@ import yaml
 
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.fixed import completed, fixed_cases
-from tlmatrix.spec.editing import appended, removed
-from tlmatrix.spec.flow import flow
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.loader import parse_spec
-from tlmatrix.spec.nodes import plain
 from tlmatrix.spec.values import canonical, label
-from tlmatrix.spec.yaml_text import read_document
+from tlmatrix.spec.yaml.editing import appended, removed
+from tlmatrix.spec.yaml.flow import flow
+from tlmatrix.spec.yaml.nodes import plain
+from tlmatrix.spec.yaml.parser import read_document
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["regression_number", "retire", "save"]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = [
     "ChildProcess",
@@ -156,10 +156,10 @@ def fork_child(
 
 def shrink_lost(spec: Spec, lost: LostCase, children: ChildProcess) -> FuzzFailure:
     """Shrink a lost case; attempts that crash or hang in the same way count as failing."""
-    from tlmatrix.fuzz.grouping import cause_of
     from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.fuzz.shrink import shrink
     from tlmatrix.matrix import Case
+    from tlmatrix.triage.cause import cause_of
 
     result = lost.result
     cause = cause_of(result)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.result import CaseResult
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Listener", "Settings", "Target", "WorkerPool", "WorkerPoolError", "job_sizes"]
 
@@ -367,8 +367,8 @@ class WorkerPool:
 
     def _queue_shrinking(self, job: Job, result: CaseResult) -> None:
         """Queue the shrinking of a case that was lost with its process, if the failure is new."""
-        from tlmatrix.fuzz.grouping import cause_of
         from tlmatrix.fuzz.search import FuzzFailure
+        from tlmatrix.triage.cause import cause_of
 
         cause = cause_of(result)
         assert cause is not None

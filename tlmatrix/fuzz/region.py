@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.problem import TensorInfo
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["wrong_region"]
 

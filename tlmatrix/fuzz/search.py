@@ -12,11 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.grouping import Cause, cause_of, explained, lines_of
 from tlmatrix.fuzz.guidance import Guidance
 from tlmatrix.fuzz.region import wrong_region
 from tlmatrix.fuzz.shrink import shrink
 from tlmatrix.run.result import Status
+from tlmatrix.triage.cause import Cause, cause_of, explained, lines_of
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["FuzzFailure", "FuzzReport", "examples_of", "fuzz_spec", "shrink_failure"]
 

@@ -21,8 +21,8 @@ from tlmatrix.spec.values import Value, canonical
 
 if TYPE_CHECKING:
     from tlmatrix.matrix import Case
-    from tlmatrix.spec.drawing import FuzzLengths, Range
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.fuzz import FuzzLengths, Range
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Shrunk", "shrink"]
 

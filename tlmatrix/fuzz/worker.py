@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.backend.gpus import all_visible_gpus, confine_process
 from tlmatrix.fuzz.lost_cases import ChildProcess, LostCase, fork_child, serve_cases, shrink_lost
 from tlmatrix.run.result import CaseResult, Status
-from tlmatrix.spec.sharding import WORLD
+from tlmatrix.spec.model.sharding import WORLD
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Job", "one_configuration", "spawn_child", "worker_main"]
 

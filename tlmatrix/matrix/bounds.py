@@ -15,8 +15,8 @@ from math import isnan
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tlmatrix.spec.closures import FUNCTIONS, Failed, arithmetic, comparison
-from tlmatrix.spec.tokens import WORDS
+from tlmatrix.spec.expr.closures import FUNCTIONS, Failed, arithmetic, comparison
+from tlmatrix.spec.expr.tokens import WORDS
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.proof import Proof
     from tlmatrix.matrix.rules import Row
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Rule, Spec
+    from tlmatrix.spec.model.spec import Rule, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Expansion", "expand"]

@@ -13,14 +13,14 @@ from tlmatrix.matrix.ledger import concerns
 from tlmatrix.matrix.reading import read_drawn
 from tlmatrix.matrix.rejects import reject_cases
 from tlmatrix.matrix.tiers import plan_of
-from tlmatrix.spec.fields import OPTIONAL_AXES
+from tlmatrix.spec.model.fields import OPTIONAL_AXES
 from tlmatrix.spec.values import canonical, label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.spec.models import KnownBug, Rule, Spec
+    from tlmatrix.spec.model.spec import KnownBug, Rule, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["CaseNotFoundError", "Explanation", "Membership", "explain", "find_case"]

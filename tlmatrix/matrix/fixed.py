@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Rule, Spec
+    from tlmatrix.spec.model.spec import Rule, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["broken_rules", "completed", "fixed_cases", "same_id"]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import Issue, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.matrix.case import Case
-    from tlmatrix.spec.models import KnownBug, Spec
+    from tlmatrix.spec.model.spec import KnownBug, Spec
 
 __all__ = ["concerns", "expired", "known_bug"]
 

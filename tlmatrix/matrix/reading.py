@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.fields import OPTIONAL_AXES
-from tlmatrix.spec.packed import packed_axes
+from tlmatrix.spec.model.fields import OPTIONAL_AXES
+from tlmatrix.spec.model.packed import packed_axes
 from tlmatrix.spec.values import Value, label
 
 if TYPE_CHECKING:
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["read_drawn"]
 

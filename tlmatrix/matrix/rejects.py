@@ -9,7 +9,7 @@ from tlmatrix.matrix.case import Case
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.matrix.rules import Constraint
 from tlmatrix.matrix.space import Space
-from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import canonical
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Reject, Rule, Spec
+    from tlmatrix.spec.model.spec import Reject, Rule, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["RejectCase", "reject_cases"]

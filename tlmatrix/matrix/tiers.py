@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.rules import Constraint
-from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import label
 from tlmatrix.words import suggestion
@@ -19,7 +19,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Plan", "Strategy", "constraints_of", "describe", "plan_of"]

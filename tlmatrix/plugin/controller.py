@@ -104,9 +104,9 @@ class Controller:
 
     def _tell_groups_once(self, reports: list[pytest.TestReport]) -> None:
         """Of cases that fail alike, leave one to be shown; pytest's summary lists them all."""
-        from tlmatrix.report.groups import group_failures
         from tlmatrix.report.text import describe_group
         from tlmatrix.run.result import CaseResult
+        from tlmatrix.triage.groups import group_failures
 
         by_node = {}
         for report in reports:

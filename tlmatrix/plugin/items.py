@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.plan import Plan
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["CaseFailure", "CaseItem", "SpecFile"]
 

@@ -94,7 +94,7 @@ def _architectures(
         return tuple(header.architectures) if header else ()
     if backend != "compile":
         raise pytest.UsageError("--arch goes with --backend compile")
-    from tlmatrix.spec.fields import TARGET_ARCH
+    from tlmatrix.spec.model.fields import TARGET_ARCH
 
     for arch in given:
         if not re.fullmatch(TARGET_ARCH, arch):

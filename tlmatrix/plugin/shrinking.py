@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tlmatrix.fuzz.grouping import Cause
     from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.triage.cause import Cause
 
 __all__ = ["Shrinking"]
 
@@ -36,8 +36,8 @@ class Shrinking:
 
         `allowed` is the time a case may take, of which shrinking uses a part.
         """
-        from tlmatrix.fuzz.grouping import cause_of
         from tlmatrix.fuzz.search import shrink_failure
+        from tlmatrix.triage.cause import cause_of
 
         cause = cause_of(result)
         if cause is None or (result.path, cause) in self._known:

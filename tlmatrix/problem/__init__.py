@@ -23,7 +23,7 @@ from tlmatrix.spec.importing import load, refuse
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = [
     "Cost",

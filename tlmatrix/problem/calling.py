@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.spec.calling import (
+from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.model.calling import (
     SKIPPED,
     Inout,
     OutputBuffer,
@@ -20,13 +21,12 @@ from tlmatrix.spec.calling import (
     is_name,
     items_of,
 )
-from tlmatrix.spec.expressions import ExpressionError
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tlmatrix.spec.calling import Call, Fill, Returns
+    from tlmatrix.spec.model.calling import Call, Fill, Returns
 
 __all__ = ["Arguments", "Given", "arguments_of", "named_results"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.dtypes import DTYPES
-from tlmatrix.spec.models import DeclaredProblem
+from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
-    from tlmatrix.spec.tolerance import AllowanceChange
+    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.model.tolerance import AllowanceChange
 
 __all__ = ["lint_floors"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.dtypes import DTYPES, torch_dtype
-from tlmatrix.spec.expressions import Expression, ExpressionError
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Frame", "compile_key", "places", "tile_edges"]

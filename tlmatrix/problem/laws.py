@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.problem.model import Pair, Problem, Relation
 from tlmatrix.problem.relate import chooser, permutation
 from tlmatrix.spec.importing import load, refuse
-from tlmatrix.spec.models import DeclaredProblem
-from tlmatrix.spec.parts import OutputDecl
-from tlmatrix.spec.properties import FINITE
+from tlmatrix.spec.model.parts import OutputDecl
+from tlmatrix.spec.model.relations import FINITE
+from tlmatrix.spec.model.spec import DeclaredProblem
 from tlmatrix.words import nearest, suggestion
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Family, RelationKind, Tensors
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Property, Spec
+    from tlmatrix.spec.model.spec import Property, Spec
 
 __all__ = ["lint_properties", "with_properties"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Shard, Spec
+    from tlmatrix.spec.model.spec import Shard, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = [
@@ -226,8 +226,8 @@ class Family(Protocol):
     It may have `tensors`, the names of all that a case may have, results among them: `shards` of
     others are errors then.
 
-    It may have `optional`, those of `tlmatrix.spec.fields.OPTIONAL_AXES` that it reads: a case may
-    have them though its spec does not. `cotangents` is whether its problems may have any (True).
+    It may have `optional`, those of `OPTIONAL_AXES` that it reads: a case may have them though its
+    spec does not. `cotangents` is whether its problems may have any (True).
     """
 
     def lint(self, spec: Spec) -> Iterable[Issue]:

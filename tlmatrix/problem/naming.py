@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.calling import items_of, names_in, output_faults
-from tlmatrix.spec.expressions import Expression, ExpressionError
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
+from tlmatrix.spec.model.calling import items_of, names_in, output_faults
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["lint_arguments", "lint_results"]
 

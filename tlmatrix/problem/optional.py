@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.fields import OPTIONAL_AXES
+from tlmatrix.spec.model.fields import OPTIONAL_AXES
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Family
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["lint_optional", "optional_axes"]
 

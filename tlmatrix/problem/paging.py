@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.relate import chooser
-from tlmatrix.spec.closures import SPARE_PAGES
+from tlmatrix.spec.expr.closures import SPARE_PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.poison import huge
-from tlmatrix.spec.fields import STORAGES
+from tlmatrix.spec.model.fields import STORAGES
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.coverage import coverage_lines
-from tlmatrix.report.groups import Group, group_failures
 from tlmatrix.report.kernels import kernel_table
 from tlmatrix.report.text import count, describe_group, refused_words
 from tlmatrix.run.events import CaseFinished, Event, Preparing, RunFinished, RunStarted
 from tlmatrix.run.result import FAILURES, CaseResult, SkipReason, Status
+from tlmatrix.triage.groups import Group, group_failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
-    from tlmatrix.report.groups import Group
     from tlmatrix.run.result import CaseResult
+    from tlmatrix.triage.groups import Group
 
 __all__ = [
     "count",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend import Backend, Binding
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, RelationKind, Tensors
-    from tlmatrix.spec.models import Agreement, Spec
+    from tlmatrix.spec.model.spec import Agreement, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Environment", "with_agreements"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.backend import CompileBackend, EntryError, execute
 from tlmatrix.backend.assembly import check_budgets
 from tlmatrix.check.finding import Finding, FindingsError
-from tlmatrix.spec.sharding import has_ranks
+from tlmatrix.spec.model.sharding import has_ranks
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.assembly import Assembler, CompiledKernel
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["CompiledCase", "compile_case", "kernel_facts"]
 

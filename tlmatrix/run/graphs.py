@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Relation, RelationKind
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["CUDA_GRAPH", "with_cuda_graph"]
 

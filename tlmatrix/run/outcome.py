@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend import Backend
     from tlmatrix.run.watch import Watch
     from tlmatrix.spec.issues import SpecError
-    from tlmatrix.spec.models import KnownBug
+    from tlmatrix.spec.model.spec import KnownBug
 
 __all__ = ["Outcome", "bug_words", "error_outcome", "spec_error_outcome", "together", "with_bug"]
 

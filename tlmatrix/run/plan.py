@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case, Expansion, RejectCase
     from tlmatrix.problem import Family
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["MOST_CASES", "REGRESSIONS", "Plan", "plan"]
 

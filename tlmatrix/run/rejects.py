@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
-    from tlmatrix.spec.models import Reject, Spec
+    from tlmatrix.spec.model.spec import Reject, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["judge_reject", "reject_problem"]

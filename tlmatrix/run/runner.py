@@ -35,7 +35,7 @@ from tlmatrix.run.returned import narrowed
 from tlmatrix.run.watch import Watch
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.sharding import has_ranks
+from tlmatrix.spec.model.sharding import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tlmatrix.check.further import Relations
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
-    from tlmatrix.spec.models import KnownBug, Reject, Spec
+    from tlmatrix.spec.model.spec import KnownBug, Reject, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Runner", "case_seed", "run_case"]

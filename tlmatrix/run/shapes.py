@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.problem.relate import repeated
 from tlmatrix.problem.sharding.whole import shared_out
-from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.sharding import WORLD
+from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Relation, RelationKind
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["with_other_shapes"]

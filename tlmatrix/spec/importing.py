@@ -18,7 +18,7 @@ from tlmatrix.words import guess
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["load", "make_importable", "refuse"]
 

@@ -1,4 +1,4 @@
-"""Problems found in a spec, each at its place, collected so that a user sees all at once."""
+"""Errors of a spec, each with its location, reported all at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["Issue", "SpecError"]
+__all__ = ["Fault", "Issue", "SpecError"]
 
 
 @dataclass(frozen=True, order=True)
@@ -28,6 +28,23 @@ class Issue:
         return f"{self.path}:{self.line}:{self.column}: {self.message}"
 
 
+@dataclass(frozen=True)
+class Fault:
+    """An error at a path of keys, before its line and column are known.
+
+    Attributes:
+        path: keys and list positions from the root of the file.
+        message: what is wrong, what was expected, what to do.
+        offset: position inside the text of the value, of an expression.
+        at_key: whether the error is at the key itself and not at its value.
+    """
+
+    path: tuple[str | int, ...]
+    message: str
+    offset: int | None = None
+    at_key: bool = False
+
+
 class SpecError(ValueError):
     """A spec that cannot be used; `issues` holds everything wrong with it, in file order."""
 
@@ -36,5 +53,5 @@ class SpecError(ValueError):
         super().__init__("\n".join(str(issue) for issue in self.issues))
 
     def __reduce__(self) -> tuple[type[Self], tuple[tuple[Issue, ...]]]:
-        """How it is pickled: with its issues; the message alone would be taken for them."""
+        """Pickle with the issues; the default would pass the message in their place."""
         return type(self), (self.issues,)

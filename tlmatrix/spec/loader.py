@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from tlmatrix.spec.issues import Issue, SpecError
-from tlmatrix.spec.messages import issue_of, show
-from tlmatrix.spec.models import Spec
-from tlmatrix.spec.nodes import MapNode, ScalarNode, plain
-from tlmatrix.spec.semantics import Written, faults
-from tlmatrix.spec.yaml_text import MAX_BYTES, read_document
+from tlmatrix.spec.lint.messages import issue_of, show
+from tlmatrix.spec.lint.semantics import Written, faults
+from tlmatrix.spec.model.spec import Spec
+from tlmatrix.spec.yaml.nodes import MapNode, ScalarNode, plain
+from tlmatrix.spec.yaml.parser import MAX_BYTES, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pydantic_core import ErrorDetails
 
-    from tlmatrix.spec.nodes import Document
-    from tlmatrix.spec.semantics import Fault
+    from tlmatrix.spec.lint.semantics import Fault
+    from tlmatrix.spec.yaml.nodes import Document
 
 __all__ = ["find_specs", "load_spec", "parse_spec"]
 

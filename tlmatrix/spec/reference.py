@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.spec import models
-from tlmatrix.spec.expressions import FUNCTIONS
-from tlmatrix.spec.flow import flow
-from tlmatrix.spec.models import Spec
+from tlmatrix.spec.expr.expression import FUNCTIONS
+from tlmatrix.spec.model import spec as models
+from tlmatrix.spec.model.spec import Spec
 from tlmatrix.spec.schema import json_schema
+from tlmatrix.spec.yaml.flow import flow
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

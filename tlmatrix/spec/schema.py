@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from tlmatrix.spec.models import Spec
+from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["SCHEMA_PATH", "json_schema", "json_schema_text"]
 

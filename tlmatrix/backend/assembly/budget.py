@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.backend.assembly.compiled import CompiledKernel, MachineCode
-    from tlmatrix.spec.models import AssemblyRule, Spec
+    from tlmatrix.spec.model.spec import AssemblyRule, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["check_budgets"]

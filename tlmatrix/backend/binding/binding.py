@@ -12,8 +12,8 @@ from tlmatrix.backend.binding.modules import module_entry
 from tlmatrix.backend.errors import BindingError
 from tlmatrix.backend.signature import is_tilelang_factory, parameters_of
 from tlmatrix.problem.callables import takes_any_keyword
-from tlmatrix.spec.calling import names_of
 from tlmatrix.spec.importing import load, make_importable
+from tlmatrix.spec.model.calling import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.backends import Backend
     from tlmatrix.backend.binding.launches import Callee
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Binding", "bind"]
 

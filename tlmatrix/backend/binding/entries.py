@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.binding.launches import Launch, Names
     from tlmatrix.problem.model import Problem
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Entry", "entry_arguments", "refuse_function_class"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.binding.binding import Binding
     from tlmatrix.problem.model import Problem, Tensors
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["execute"]
 

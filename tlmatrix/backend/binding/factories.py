@@ -13,8 +13,8 @@ from tlmatrix.backend.binding.launches import given, launch, misfit, wrong_of
 from tlmatrix.backend.errors import BindingError, EntryError
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.problem.calling import Arguments, arguments_of
-from tlmatrix.spec.calling import expression, written_by
-from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.model.calling import expression, written_by
 from tlmatrix.spec.values import canonical
 from tlmatrix.words import suggestion
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.binding.launches import Launch, Names
     from tlmatrix.problem.calling import Given
     from tlmatrix.problem.model import Problem
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Factory", "JitEntry"]

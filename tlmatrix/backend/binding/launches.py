@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.calling import Arguments, Path
     from tlmatrix.problem.model import Problem
-    from tlmatrix.spec.calling import Fill
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.calling import Fill
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Callee", "Launch", "Names", "given", "launch", "misfit", "wrong_of"]
 

@@ -16,8 +16,8 @@ from tlmatrix.backend.binding.entries import entry_arguments
 from tlmatrix.backend.binding.launches import launch, misfit, wrong_of
 from tlmatrix.backend.errors import EntryError
 from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
-from tlmatrix.spec.calling import expression
-from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.model.calling import expression
 from tlmatrix.spec.values import canonical
 from tlmatrix.words import listed, suggestion
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.binding.launches import Launch, Names
     from tlmatrix.problem.model import Problem
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["ModuleEntry", "module_entry"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.commands.new.accesses import accesses
 from tlmatrix.commands.new.observed import Argument, Number, Observed, Tensor
-from tlmatrix.spec.expressions import Expression, ExpressionError
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
     import inspect

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from tlmatrix.matrix import Case
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Configuration", "Ground", "cases", "configurations", "described", "ground_of"]
 

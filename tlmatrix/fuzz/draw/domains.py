@@ -12,7 +12,7 @@ from tlmatrix.spec.values import canonical
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.spec.drawing import FuzzAxis
+    from tlmatrix.spec.model.fuzz import FuzzAxis
     from tlmatrix.spec.values import Value
 
 __all__ = ["Domain", "domain_of"]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from tlmatrix.fuzz.draw.lengths import Lengths
     from tlmatrix.problem import Family
-    from tlmatrix.spec.drawing import Fuzz
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.fuzz import Fuzz
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["EXCESS", "SIDES", "Extras", "extras_of"]
 

@@ -31,11 +31,11 @@ from tlmatrix.matrix.rules import UNBOUND
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
-from tlmatrix.spec.drawing import Fuzz, FuzzLengths
-from tlmatrix.spec.expressions import Expression, ExpressionError
-from tlmatrix.spec.fields import FAMILIES
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.packed import is_packed, packed_axes
+from tlmatrix.spec.model.fields import FAMILIES
+from tlmatrix.spec.model.fuzz import Fuzz, FuzzLengths
+from tlmatrix.spec.model.packed import is_packed, packed_axes
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.tiers import Plan
     from tlmatrix.problem import Family
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Rule, Spec
+    from tlmatrix.spec.model.spec import Rule, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Configuration", "Ground", "ground_of"]

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tlmatrix.fuzz.draw.numbers import Span, clipped, edges
-from tlmatrix.spec.drawing import Range
+from tlmatrix.spec.model.fuzz import Range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tlmatrix.fuzz.draw.traces import Requests
-    from tlmatrix.spec.models import FuzzLengths
+    from tlmatrix.spec.model.spec import FuzzLengths
     from tlmatrix.spec.values import Value
 
 __all__ = ["KeySpan", "Lengths", "Profile", "batch_value", "key_span", "lengths_of"]

@@ -21,7 +21,7 @@ from tlmatrix.fuzz.draw.lengths import Lengths, Profile, batch_value, key_span
 from tlmatrix.fuzz.draw.numbers import Span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.rules import UNBOUND
-from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.lengths import sides_of
 from tlmatrix.spec.values import canonical
 

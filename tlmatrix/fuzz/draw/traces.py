@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.spec.drawing import FuzzLengths, FuzzTrace
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.fuzz import FuzzLengths, FuzzTrace
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Requests", "requests_of"]
 

@@ -18,8 +18,8 @@ from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.distributions import choose
 from tlmatrix.problem.model import Cost, Problem, TensorInfo
 from tlmatrix.problem.storage import flattened, laid_out
-from tlmatrix.spec.calling import names_of
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
+from tlmatrix.spec.model.calling import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,7 @@ from tlmatrix.problem.attention.names import PROPERTIES
 from tlmatrix.problem.attention.sinks import sink_named
 from tlmatrix.problem.attention.values import AXES, DATA_AXES
 from tlmatrix.problem.frame import Frame, compile_key
-from tlmatrix.spec.fields import OPTIONAL_AXES
+from tlmatrix.spec.model.fields import OPTIONAL_AXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["AttentionFamily"]

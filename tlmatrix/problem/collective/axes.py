@@ -12,14 +12,14 @@ from tlmatrix.problem.names import names_of
 from tlmatrix.problem.naming import lint_arguments, lint_results
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import explain_dtype
-from tlmatrix.spec.sharding import WORLD, Shard
+from tlmatrix.spec.model.sharding import WORLD, Shard
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["AXES", "DATA_AXES", "OPERATIONS", "OPTIONAL", "CollectiveSetting", "lint"]

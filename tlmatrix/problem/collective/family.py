@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["CollectiveFamily"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tlmatrix.problem.names import Document, Name
-from tlmatrix.spec.sharding import WORLD
+from tlmatrix.spec.model.sharding import WORLD
 
 __all__ = ["DOCUMENT", "PROPERTIES", "ROWS"]
 

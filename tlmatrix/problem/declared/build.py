@@ -23,7 +23,7 @@ from tlmatrix.problem.relate import repeated
 from tlmatrix.problem.storage import flattened, laid_out
 from tlmatrix.spec.dtypes import DTYPES, torch_dtype
 from tlmatrix.spec.importing import refuse
-from tlmatrix.spec.models import OutputDecl
+from tlmatrix.spec.model.spec import OutputDecl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.reference import ReferenceCall
     from tlmatrix.problem.frame import Frame
     from tlmatrix.problem.model import Relation, RelationKind
-    from tlmatrix.spec.expressions import Expression
-    from tlmatrix.spec.models import DeclaredProblem, InputDecl
+    from tlmatrix.spec.expr.expression import Expression
+    from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
 __all__ = ["Declared", "declared_case"]
 

@@ -12,8 +12,8 @@ from tlmatrix.problem.names import names_of
 from tlmatrix.problem.naming import lint_arguments
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import DTYPES
-from tlmatrix.spec.models import DeclaredProblem
-from tlmatrix.spec.packed import packed_axes
+from tlmatrix.spec.model.packed import packed_axes
+from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["DeclaredFamily"]

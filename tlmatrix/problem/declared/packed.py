@@ -17,12 +17,12 @@ import torch
 from tlmatrix.problem.model import Dim
 from tlmatrix.problem.paging import Paging
 from tlmatrix.problem.poison import huge
-from tlmatrix.spec.expressions import Expression
+from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.lengths import explain_lengths, sides_of
-from tlmatrix.spec.packed import call_of, is_packed, names_in, packed_lists
+from tlmatrix.spec.model.packed import call_of, is_packed, names_in, packed_lists
 
 if TYPE_CHECKING:
-    from tlmatrix.spec.models import DeclaredProblem, InputDecl
+    from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
     from tlmatrix.spec.values import Value
 
     Values = Mapping[str, Value]

@@ -12,7 +12,7 @@ from tlmatrix.problem.calling import Arguments, Given, arguments_of, named_resul
 from tlmatrix.problem.declared.tensors import dtype_declared, sizes_of
 from tlmatrix.problem.model import ReferenceFailedError
 from tlmatrix.spec.importing import load, refuse
-from tlmatrix.spec.parts import OutputDecl
+from tlmatrix.spec.model.parts import OutputDecl
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.calling import Path
     from tlmatrix.problem.frame import Frame
-    from tlmatrix.spec.calling import Fill
-    from tlmatrix.spec.models import DeclaredProblem, Reference
+    from tlmatrix.spec.model.calling import Fill
+    from tlmatrix.spec.model.spec import DeclaredProblem, Reference
 
 __all__ = ["REFERENCE", "ReferenceCall", "reference_of"]
 

@@ -6,14 +6,14 @@ from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.frame import places
-from tlmatrix.spec.expressions import Expression, ExpressionError, shorten
-from tlmatrix.spec.flow import flow
+from tlmatrix.spec.expr.expression import Expression, ExpressionError, shorten
+from tlmatrix.spec.yaml.flow import flow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import DeclaredProblem, Spec
+    from tlmatrix.spec.model.spec import DeclaredProblem, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["lint_sizes"]

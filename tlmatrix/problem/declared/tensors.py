@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from tlmatrix.problem.declared.packed import derived_input, paging_of, stale_pool
 from tlmatrix.problem.distributions import draw, evenly, generator
 from tlmatrix.spec.dtypes import torch_dtype
-from tlmatrix.spec.expressions import ExpressionError
+from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.importing import refuse
 
 if TYPE_CHECKING:
     import torch
 
     from tlmatrix.problem.frame import Frame
-    from tlmatrix.spec.expressions import Expression
-    from tlmatrix.spec.models import DeclaredProblem, InputDecl
+    from tlmatrix.spec.expr.expression import Expression
+    from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
 __all__ = ["drawn_inputs", "dtype_declared", "sizes_of"]
 

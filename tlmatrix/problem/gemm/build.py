@@ -21,7 +21,7 @@ from tlmatrix.problem.relate import chooser, permutation, repeated, untouched
 from tlmatrix.problem.sharding.shards import Sharding
 from tlmatrix.problem.storage import laid_out
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
-from tlmatrix.spec.sharding import has_ranks
+from tlmatrix.spec.model.sharding import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

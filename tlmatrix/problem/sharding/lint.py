@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Family
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["lint_shards"]
 

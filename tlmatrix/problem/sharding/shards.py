@@ -16,16 +16,16 @@ from tlmatrix.problem.model import Dim, Problem
 from tlmatrix.problem.sharding.lengths import local_names
 from tlmatrix.problem.sharding.splits import UnevenError, owners
 from tlmatrix.problem.storage import laid_out
-from tlmatrix.spec.fields import FAMILIES
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.sharding import WORLD
+from tlmatrix.spec.model.fields import FAMILIES
+from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tlmatrix.spec.models import Shard, Spec
+    from tlmatrix.spec.model.spec import Shard, Spec
 
 __all__ = ["NotSharedError", "Sharding", "Split"]
 

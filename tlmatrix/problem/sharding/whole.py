@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from tlmatrix.problem.deferred import Deferred
 from tlmatrix.problem.sharding.shards import Sharding
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.sharding import has_ranks
+from tlmatrix.spec.model.sharding import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tlmatrix.problem.model import Dim, Problem, Relation, RelationKind, TensorInfo
-    from tlmatrix.spec.models import Spec
+    from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["shared_out"]
 

@@ -1,0 +1,229 @@
+"""Measures which parts of the inputs an output element depends on, in kernel and reference.
+
+Each part is replaced by other values with the same standard deviation, and the element is computed
+again by the code under test and by the float64 reference. If the element does not change, it does
+not depend on the part. A part on which the two disagree is bisected down to rows, so a mask that
+is off by one key is reported with that key.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Problem
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.model.spec import Spec
+
+__all__ = ["Influence", "Part", "influences"]
+
+_SECONDS = 20.0
+"""Time limit of all runs; slower cases get fewer and larger parts."""
+_MAX_RUNS = 240
+_NO_CHANGE = 1e-6
+"""Changes of the reference below this fraction of the kernel's rounding count as zero."""
+_MAX_ROWS = 4
+"""If all rows of a part differ and there are more of them, the rows are not listed."""
+_TOLERANCE = 0.02
+"""Relative difference up to which two changes count as equal."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of an input by flat index, and in words when the kernel reads them."""
+
+    input: str
+    elements: torch.Tensor
+    read: str
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How an element changes when a part of an input is replaced.
+
+    Attributes:
+        part: the replaced part.
+        kernel: the change in the code under test.
+        reference: the change in the reference.
+        noise: the largest difference of the two that rounding explains.
+        narrowed: whether the part is a piece of another one on which the two disagree.
+    """
+
+    part: Part
+    kernel: float
+    reference: float
+    noise: float
+    narrowed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`equal`, `differ`, `only the kernel`, `only the reference`, or `neither`."""
+        if self.kernel == 0 and self.reference == 0:
+            return "neither"
+        gap = abs(self.kernel - self.reference)
+        larger = max(abs(self.kernel), abs(self.reference))
+        if gap <= self.noise or gap <= _TOLERANCE * larger:
+            return "equal"
+        if self.kernel == 0:
+            return "only the reference"
+        return "only the kernel" if self.reference == 0 else "differ"
+
+    def disagreement(self, factor: float = 1.0) -> float:
+        """The relative difference of the two from 0 to 1, after scaling the reference."""
+        kernel, reference = self.kernel, self.reference * factor
+        larger = max(abs(kernel), abs(reference), self.noise)
+        if not math.isfinite(larger):
+            return 0.0 if kernel == reference else 1.0
+        return max(abs(kernel - reference) - self.noise, 0.0) / larger if larger else 0.0
+
+
+def influences(
+    runner: Runner,
+    spec: Spec,
+    case: Case,
+    output: str,
+    index: tuple[int, ...],
+    parts: Sequence[Part],
+) -> list[Influence]:
+    """How the element `output[index]` changes when each of `parts` is replaced.
+
+    A part that influences only one of kernel and reference is followed by the rows that make the
+    difference. If there is no such part, that of the largest disagreement is bisected.
+
+    Raises:
+        LookupError: the problem has no reference or does not accept other inputs.
+    """
+    trial = _Trial(runner, spec, case, output, index)
+    allowed = max(min(_MAX_RUNS, int(_SECONDS / trial.seconds)), 16)
+    found = [trial.of(part) for part in _merged(parts, max(allowed // 2, 4))]
+    factor = _common_factor(found)
+    doubtful = [i for i in found if i.verdict.startswith("only")]
+    if not doubtful:
+        differing = (i for i in found if i.verdict == "differ" and trial.rows(i.part) > 1)
+        doubtful = sorted(differing, key=lambda i: i.disagreement(factor))[-1:]
+    left = allowed - len(found)
+    rows = {id(i): _narrowed(i, trial, factor, max(left // len(doubtful), 2)) for i in doubtful}
+    return [each for i in found for each in (i, *rows.get(id(i), ()))]
+
+
+def _common_factor(found: Sequence[Influence]) -> float:
+    """The median ratio of the two changes: a fault may scale all changes of the kernel."""
+    ratios = sorted(i.kernel / i.reference for i in found if i.kernel and i.reference)
+    factor = ratios[len(ratios) // 2] if ratios else 1.0
+    return factor if math.isfinite(factor) and factor > 0 else 1.0
+
+
+class _Trial:
+    """Runs the case again with parts of its inputs replaced."""
+
+    def __init__(
+        self, runner: Runner, spec: Spec, case: Case, output: str, index: tuple[int, ...]
+    ) -> None:
+        self._problem, self._run = runner.prepared(spec, case)
+        if not self._problem.has_reference:
+            raise LookupError("the problem has no reference to compare with")
+        self._output, self._index = output, index
+        begin = time.perf_counter()
+        self._kernel, self._reference = self._values(self._problem)
+        self.seconds = max(time.perf_counter() - begin, 1e-4)
+        info = self._problem.outputs[output]
+        size = max(abs(self._kernel), abs(self._reference))
+        if info.magnitude is not None:
+            size = max(size, float(info.magnitude()[index]))
+        self._rounding = 16 * info.roundoff
+        self._size = size if math.isfinite(size) else 0.0
+        self._replacements: dict[str, torch.Tensor] = {}
+
+    def _values(self, problem: Problem) -> tuple[float, float]:
+        reference = float(problem.reference()[self._output][self._index])
+        return float(self._run(problem)[self._output][self._index].double()), reference
+
+    def of(self, part: Part, *, narrowed: bool = False) -> Influence:
+        """Measure the influence of a part."""
+        if self._problem.with_inputs is None:
+            raise LookupError("the problem offers no `with_inputs`")
+        tensor = self._problem.inputs[part.input].detach()
+        changed = tensor.clone()
+        place = torch.unravel_index(part.elements, tensor.shape)
+        changed[place] = self._replacement(part.input, tensor)[place]
+        kernel, reference = self._values(self._problem.with_inputs({part.input: changed}))
+        sizes = [abs(v) for v in (kernel, reference) if math.isfinite(v)]
+        noise = self._rounding * max([self._size, *sizes])
+        change = _change(reference, self._reference)
+        if abs(change) < _NO_CHANGE * noise:
+            change = 0.0  # rounding of float64
+        return Influence(part, _change(kernel, self._kernel), change, noise, narrowed)
+
+    def _replacement(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Other values of an input with the same standard deviation; the same in every run."""
+        if name not in self._replacements:
+            spread = float(tensor.double().std()) if tensor.numel() > 1 else 1.0
+            source = torch.Generator().manual_seed(len(self._replacements) + 1)
+            values = torch.randn(tensor.shape, generator=source, dtype=torch.float64)
+            self._replacements[name] = (values * (spread or 1.0)).to(tensor.dtype)
+        return self._replacements[name]
+
+    def width(self, part: Part) -> int:
+        """The number of elements in a row of the input."""
+        shape = self._problem.inputs[part.input].shape
+        return int(shape[-1]) if len(shape) > 1 else 1
+
+    def rows(self, part: Part) -> int:
+        """The number of rows with elements of a part."""
+        return len(torch.unique(part.elements // self.width(part)))
+
+
+def _change(after: float, before: float) -> float:
+    return 0.0 if after == before or (after != after and before != before) else after - before  # noqa: PLR0124 - NaN is unequal to itself
+
+
+def _merged(parts: Sequence[Part], most: int) -> Iterator[Part]:
+    """Merge neighbouring parts of an input until there are about `most` parts."""
+    step = -(-len(parts) // most)
+    by_input: Mapping[str, list[Part]] = {
+        name: [part for part in parts if part.input == name]
+        for name in dict.fromkeys(part.input for part in parts)
+    }
+    for name, mine in by_input.items():
+        for start in range(0, len(mine), step):
+            some = mine[start : start + step]
+            read = some[0].read if len(some) == 1 else f"{some[0].read} to {some[-1].read}"
+            yield Part(name, torch.cat([p.elements for p in some]), read)
+
+
+def _narrowed(worst: Influence, trial: _Trial, factor: float, runs: int) -> list[Influence]:
+    """Bisect a part to the rows on which kernel and reference disagree most."""
+    width = trial.width(worst.part)
+    rows = torch.unique(worst.part.elements // width)
+    count = len(rows)
+    if count == 1:
+        return []
+    found: list[Influence] = []
+    pending = [(rows, worst)]
+    while pending and runs > 1:
+        pending.sort(key=lambda item: item[1].disagreement(factor))
+        rows, _ = pending.pop()
+        for half in rows.tensor_split(2):
+            mine = worst.part.elements[torch.isin(worst.part.elements // width, half)]
+            part = Part(worst.part.input, mine, worst.part.read)
+            influence = trial.of(part, narrowed=True)
+            runs -= 1
+            if influence.verdict in ("equal", "neither"):
+                continue
+            if len(half) == 1:
+                found.append(influence)
+            else:
+                pending.append((half, influence))
+    found += [influence for _, influence in pending]
+    rows_found = [i for i in found if i.verdict.startswith("only")] or found
+    if len(rows_found) == count > _MAX_ROWS:
+        return []  # all rows, which is the part itself
+    return sorted(rows_found, key=lambda i: int(i.part.elements[0]))

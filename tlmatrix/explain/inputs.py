@@ -1,0 +1,136 @@
+"""Prints on which parts of the inputs an element depends, by iterations of the kernel's loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from tlmatrix.explain.influence import Influence, Part
+    from tlmatrix.explain.location import Location
+    from tlmatrix.interpreter import Explanation
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Problem
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.model.spec import Spec
+
+__all__ = ["influence_lines"]
+
+_GROUPS = 16
+"""Most parts per input: the reads of neighbouring iterations are merged if there are more."""
+
+
+def influence_lines(
+    runner: Runner,
+    spec: Spec,
+    case: Case,
+    problem: Problem,
+    explanation: Explanation | None,
+    location: Location,
+) -> Iterator[str]:
+    """The lines that show how the element changes when a part of an input is replaced."""
+    from tlmatrix.explain.influence import influences
+
+    yield ""
+    parts = _parts(problem, explanation, location)
+    try:
+        found = influences(runner, spec, case, location.name, location.index, parts)
+    except LookupError as error:
+        yield f"the inputs that the element depends on are unknown: {error}"
+        return
+    yield "change of the element if a part of an input is replaced"
+    yield from _table(found, problem)
+
+
+def _parts(problem: Problem, explanation: Explanation | None, location: Location) -> list[Part]:
+    """Split each input by the iteration in which the block reads it, and into a part not read."""
+    import torch
+
+    from tlmatrix.explain.influence import Part
+    from tlmatrix.interpreter.explain.words import turn_words
+
+    read = _reads(explanation, location)
+    parts: list[Part] = []
+    for name, tensor in problem.inputs.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        left = torch.ones(tensor.numel(), dtype=torch.bool)
+        mine: list[Part] = []
+        for loops, flat in read.get(name, ()):
+            fresh = flat[left[flat]]
+            left[fresh] = False
+            if len(fresh):
+                mine.append(Part(name, fresh, turn_words(loops) or "outside of loops"))
+        step = -(-len(mine) // _GROUPS) or 1
+        for start in range(0, len(mine), step):
+            some = mine[start : start + step]
+            words = some[0].read if len(some) == 1 else f"{some[0].read} to {some[-1].read}"
+            parts.append(Part(name, torch.cat([p.elements for p in some]), words))
+        rest = torch.nonzero(left).flatten()
+        if len(rest):
+            words = "not read" if mine else "not read by this kernel"
+            if location.rank is not None:
+                words += ", except by copies"
+            parts.append(Part(name, rest, words if explanation is not None else "unknown"))
+    return parts
+
+
+def _reads(
+    explanation: Explanation | None, location: Location
+) -> Mapping[str, Sequence[tuple[tuple[tuple[str, int], ...], torch.Tensor]]]:
+    """The elements of each input that the explained blocks read, by iteration."""
+    import torch
+
+    found: dict[str, list[tuple[tuple[tuple[str, int], ...], torch.Tensor]]] = {}
+    names = {
+        (tensor.data_ptr(), tensor.numel()): name
+        for name, tensor in location.given.items()
+        if tensor.is_contiguous()
+    }
+    step = explanation
+    while step is not None:
+        for source in step.sources:
+            tensor = step.tensors(source.buffer)
+            name = names.get((tensor.data_ptr(), tensor.numel()))
+            if name is not None and tensor.is_contiguous():
+                whole = location.in_whole(name)
+                turns = (
+                    (loops, flat if whole is None else whole[flat])
+                    for loops, flat in ((at, torch.from_numpy(read)) for at, read in source.turns)
+                )
+                found.setdefault(name, []).extend(turns)
+        step = step.earlier
+    return found
+
+
+def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
+    from tlmatrix.interpreter.explain.spelling import place_of
+
+    rows = [("input", "read in", "kernel", "reference", "")]
+    for influence in found:
+        part = influence.part
+        place = place_of(part.elements.numpy(), tuple(problem.inputs[part.input].shape))
+        if not place.startswith("["):
+            place = f"{len(part.elements)} elements"
+        name = f"{part.input}{place if place.startswith('[') else ': ' + place}"
+        verdict = influence.verdict
+        rows.append(
+            (
+                f"  {name}" if influence.narrowed else name,
+                "" if influence.narrowed else part.read,
+                _change(influence.kernel),
+                _change(influence.reference),
+                "" if verdict in ("equal", "neither") else f"<- {verdict}",
+            )
+        )
+    widths = [max(len(row[c]) for row in rows) for c in range(5)]
+    for row in rows:
+        cells = [text.ljust(w) for text, w in zip(row, widths, strict=True) if w]
+        yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _change(value: float) -> str:
+    return "0" if value == 0 else f"{value:+.3e}"

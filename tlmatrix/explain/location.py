@@ -1,0 +1,99 @@
+"""Locates an element of a gathered result in the tensor that one of several ranks returned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tlmatrix.check.gathering import Gathered
+from tlmatrix.exit_codes import UsageError
+from tlmatrix.words import ranks_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from tlmatrix.problem import Problem, Tensors
+    from tlmatrix.problem.sharding.shards import Sharding
+    from tlmatrix.spec.model.spec import Spec
+
+__all__ = ["Location", "locate"]
+
+
+@dataclass(frozen=True)
+class Location:
+    """An element of a result.
+
+    Attributes:
+        name: the result.
+        index: the element's index in the whole result.
+        mine: its index in `returned`.
+        returned: the tensor that the code under test returned, on `rank` if there are several.
+        given: the inputs of that call.
+        rank: the rank, None if there is only one.
+        words: the rank and the index on it, for output.
+    """
+
+    name: str
+    index: tuple[int, ...]
+    mine: tuple[int, ...]
+    returned: torch.Tensor
+    given: Mapping[str, torch.Tensor]
+    rank: int | None = None
+    words: str = ""
+    _problem: Problem | None = field(default=None, repr=False)
+    _sharding: Sharding | None = field(default=None, repr=False)
+
+    def in_whole(self, name: str) -> torch.Tensor | None:
+        """The indices of a rank's input in the whole one, flat; None if they are the same."""
+        if self._sharding is None or name not in self._sharding.splits:
+            return None
+        import torch
+
+        assert self._problem is not None
+        assert self.rank is not None
+        whole = self._problem.inputs[name]
+        numbers = torch.arange(whole.numel()).view(whole.shape)
+        return self._sharding.splits[name].of(numbers, self.rank).flatten()
+
+
+def locate(
+    spec: Spec,
+    problem: Problem,
+    outputs: Tensors,
+    name: str,
+    index: tuple[int, ...],
+    rank: int | None,
+) -> Location:
+    """Locate the element `index` of the whole result `name`, on `rank` if it is not None.
+
+    Raises:
+        UsageError: the rank does not have the element, or the spec has no ranks.
+    """
+    if not isinstance(outputs, Gathered):
+        if rank is not None:
+            raise UsageError(f"--rank: {spec.name} has no axis world: one rank runs its entry")
+        return Location(name, index, index, outputs[name], problem.inputs)
+    from tlmatrix.problem.sharding.shards import Sharding
+
+    sharding = Sharding.of(spec, problem)
+    world = sharding.world
+    if rank is not None and not 0 <= rank < world:
+        raise UsageError(f"--rank {rank}: no such rank; the case has ranks 0 to {world - 1}")
+    split = sharding.splits.get(name)
+    if split is None:
+        owner, mine = rank or 0, index
+        each = "a term of it" if name in sharding.summed else "all of it"
+        others = f"; every rank returns {each}, --rank selects another" if world > 1 else ""
+    else:
+        owner, mine = split.place(index)
+        others = ""
+        if rank not in (None, owner):
+            raise UsageError(f"--rank {rank}: {name}{list(index)} is an element of rank {owner}")
+    returned = outputs.returned[owner][name]
+    words = (
+        f"{ranks_words([owner], world)}, as {name}{list(mine)} of {list(returned.shape)}{others}"
+    )
+    given = outputs.given[owner]
+    return Location(name, index, mine, returned, given, owner, words, problem, sharding)

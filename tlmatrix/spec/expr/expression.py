@@ -1,0 +1,79 @@
+"""The closed little language of `where`, `when`, `compile` and shapes: text in, a value out.
+
+A spec must not be able to run code, and a hostile one must not be able to hang a test run, so
+this is a language of our own and never `eval`. What there is: names, numbers, quoted text, lists,
+`none`/`null`, `true`/`false` (and Python's spellings), comparison (chained as in Python, `in`,
+`not in`, and `is` against none, true and false), `and`/`or`/`not`, `+ - * / // % **`, one side
+of a packed axis (`seqlens.q`), and calls of `sum`, `min`, `max`, `abs`, `len`, `ceildiv` and
+`pages`. Values are Python's: `or` returns an operand, `/` is true division. Arithmetic takes
+numbers, and lists of numbers element by element.
+
+Parsing (`grammar`) builds closures (`closures`), so that evaluating
+`a is none or b` costs well under a microsecond: a matrix of a million cases asks each rule a
+million times.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.spec.expr.closures import FUNCTIONS, Failed, shorten
+from tlmatrix.spec.expr.grammar import parse
+from tlmatrix.spec.expr.tokens import WORDS, ExpressionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FUNCTIONS", "WORDS", "Expression", "ExpressionError", "shorten"]
+
+
+class Expression:
+    """An expression that was read once and can be evaluated often.
+
+    Two expressions are equal when their texts are. Raises `ExpressionError` when the text is
+    not in the language.
+    """
+
+    __slots__ = ("_evaluate", "_offsets", "names", "text")
+
+    text: str
+    names: frozenset[str]
+    """The names that evaluation looks up."""
+
+    def __init__(self, text: str) -> None:
+        root, offsets = parse(text)
+        self.text = text
+        self.names = frozenset(offsets)
+        self._offsets = offsets
+        self._evaluate = root
+
+    def evaluate(self, names: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the value decides
+        """The value over `names`; raises `ExpressionError` where there is none."""
+        try:
+            return self._evaluate(names)
+        except Failed as failed:
+            raise ExpressionError(failed.reason, self.text, failed.offset) from None
+        except KeyError:
+            for name, offset in self._offsets.items():
+                if name not in names:
+                    raise ExpressionError(f"unknown name {name!r}", self.text, offset) from None
+            raise
+
+    def offset_of(self, name: str) -> int:
+        """Where `name` first stands in the text, in characters from 0."""
+        return self._offsets[name]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Expression({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expression) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __reduce__(self) -> tuple[type[Expression], tuple[str]]:
+        return (Expression, (self.text,))  # closures do not pickle; the text says it all

@@ -1,0 +1,327 @@
+"""The grammar of expressions: text to tokens to closures, by recursive descent.
+
+The parser is our own so that errors can say what a person should have written, and so that
+length and depth are bounded before anything recurses.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tlmatrix.spec.expr.closures import (
+    FUNCTIONS,
+    arithmetic,
+    called,
+    chained,
+    collected,
+    compared,
+    comparison,
+    constant,
+    first_false,
+    first_true,
+    fixed,
+    negated,
+    one_side,
+    signed,
+)
+from tlmatrix.spec.expr.tokens import (
+    FOREIGN_SIGNS,
+    FOREIGN_WORDS,
+    OPERATOR_WORDS,
+    WORDS,
+    ExpressionError,
+    Token,
+    tokens_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tlmatrix.spec.expr.closures import Evaluate
+
+__all__ = ["MAX_DEPTH", "MAX_LENGTH", "parse"]
+
+MAX_LENGTH = 2000
+"""Characters in an expression."""
+MAX_DEPTH = 40
+"""Levels of the tree; chains of `and`, `or` and comparisons count as one level."""
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> tuple[Evaluate, Mapping[str, int]]:
+    """The closure of a text, and each name with the offset where it first stands."""
+    if len(text) > MAX_LENGTH:
+        reason = f"an expression of {len(text)} characters; the limit is {MAX_LENGTH}"
+        raise ExpressionError(reason, text, MAX_LENGTH)
+    parser = _Parser(text)
+    root = parser.everything()
+    return root.evaluate, parser.offsets
+
+
+class _Part(NamedTuple):
+    """A parsed piece: how to evaluate it, how deep it is, and whether it looks up no name."""
+
+    evaluate: Evaluate
+    depth: int
+    constant: bool = False
+
+    @property
+    def is_singleton(self) -> bool:
+        """Whether the piece is none, true or false, written out: what `is` may compare with."""
+        if not self.constant or self.depth > 1:
+            return False
+        value = self.evaluate({})
+        return value is None or value is True or value is False
+
+
+class _Parser:
+    """Recursive descent, one method for each level of precedence, loosest first."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = tokens_of(text)
+        self.index = 0
+        self.level = 0
+        self.offsets: dict[str, int] = {}
+
+    # The token at hand.
+
+    @property
+    def token(self) -> Token:
+        return self.tokens[self.index]
+
+    def take(self, *texts: str) -> Token | None:
+        """The token at hand, consumed, if it is one of these signs or words."""
+        token = self.token
+        if token.kind in ("sign", "name") and token.text in texts:
+            self.index += 1
+            return token
+        return None
+
+    def need(self, text: str, opened: Token) -> None:
+        if self.take(text) is None:
+            found = f"found {self.token.text!r}" if self.token.text else "the expression ends"
+            reason = f"{opened.text!r} needs a {text!r}, but {found}"
+            raise self.error(reason)
+
+    def error(self, reason: str, offset: int | None = None) -> ExpressionError:
+        return ExpressionError(reason, self.text, self.token.offset if offset is None else offset)
+
+    def part(self, evaluate: Evaluate, *inner: _Part) -> _Part:
+        """A piece made of smaller ones."""
+        depth = 1 + max((part.depth for part in inner), default=0)
+        if depth > MAX_DEPTH:
+            raise self.error(f"nested more than {MAX_DEPTH} levels deep")
+        return _Part(evaluate, depth, constant=all(part.constant for part in inner))
+
+    def deeper(self) -> None:
+        """Counts a level of recursion, so that the parser itself cannot overflow the stack."""
+        self.level += 1
+        if self.level > MAX_DEPTH:
+            raise self.error(f"nested more than {MAX_DEPTH} levels deep")
+
+    # The grammar.
+
+    def everything(self) -> _Part:
+        if self.token.kind == "end":
+            raise self.error("an empty expression")
+        part = self.disjunction()
+        if self.token.kind != "end":
+            raise self.error(self.describe_stray())
+        return part
+
+    def describe_stray(self) -> str:
+        """Why the token after a complete expression cannot stand there."""
+        text = self.token.text
+        if text in FOREIGN_SIGNS:
+            return f"{text!r} is not part of the expression language; {FOREIGN_SIGNS[text]}"
+        if text == ".":
+            return "'.' names one side of a packed axis, as in seqlens.q"
+        if text == "[":
+            return "indexing ('[...]') is not part of the expression language"
+        if text == "(":
+            return "only " + ", ".join(FUNCTIONS) + " can be called"
+        if text in FOREIGN_WORDS:
+            return f"{text!r} is not part of the expression language"
+        return f"{text!r} does not belong here; an operator is missing before it"
+
+    def disjunction(self) -> _Part:
+        self.deeper()
+        parts = [self.conjunction()]
+        while self.take("or"):
+            parts.append(self.conjunction())
+        self.level -= 1
+        return (
+            parts[0]
+            if len(parts) == 1
+            else self.part(first_true([part.evaluate for part in parts]), *parts)
+        )
+
+    def conjunction(self) -> _Part:
+        parts = [self.negation()]
+        while self.take("and"):
+            parts.append(self.negation())
+        return (
+            parts[0]
+            if len(parts) == 1
+            else self.part(first_false([part.evaluate for part in parts]), *parts)
+        )
+
+    def negation(self) -> _Part:
+        signs = 0
+        while self.take("not"):
+            signs += 1
+        part = self.comparison()
+        for _ in range(signs):
+            part = self.part(negated(part.evaluate), part)
+        return part
+
+    def comparison(self) -> _Part:
+        first = self.sum()
+        links: list[tuple[Callable[[Any, Any], Any], Evaluate]] = []
+        parts = [first]
+        while (link := self.comparator()) is not None:
+            name, offset = link
+            right = self.sum()
+            if name in ("is", "is not") and not (right.is_singleton or parts[-1].is_singleton):
+                reason = f"'{name}' compares with none, true and false only; write '=='"
+                raise self.error(reason, offset)
+            parts.append(right)
+            # A list written out is built once, not once a case.
+            is_list = name in ("in", "not in") and right.constant
+            value_of = fixed(right.evaluate) if is_list else right.evaluate
+            links.append((comparison(name, offset), value_of))
+        if not links:
+            return first
+        if len(links) == 1:
+            compare, right_of = links[0]
+            return self.part(compared(first.evaluate, compare, right_of), *parts)
+        return self.part(chained(first.evaluate, links), *parts)
+
+    def comparator(self) -> tuple[str, int] | None:
+        offset = self.token.offset
+        if sign := self.take("==", "!=", "<", "<=", ">", ">=", "in"):
+            return sign.text, offset
+        if self.take("is"):
+            return ("is not" if self.take("not") else "is"), offset
+        if self.token.text == "not" and self.tokens[self.index + 1].text == "in":
+            self.index += 2
+            return "not in", offset
+        return None
+
+    def sum(self) -> _Part:
+        left = self.product()
+        while sign := self.take("+", "-"):
+            right = self.product()
+            left = self.part(
+                arithmetic(sign.text, sign.offset, left.evaluate, right.evaluate), left, right
+            )
+        return left
+
+    def product(self) -> _Part:
+        left = self.signed()
+        while sign := self.take("*", "/", "//", "%"):
+            right = self.signed()
+            left = self.part(
+                arithmetic(sign.text, sign.offset, left.evaluate, right.evaluate), left, right
+            )
+        return left
+
+    def signed(self) -> _Part:
+        signs = []
+        while sign := self.take("-", "+"):
+            signs.append(sign)
+        part = self.power()
+        for sign in reversed(signs):
+            part = self.part(signed(sign.text, sign.offset, part.evaluate), part)
+        return part
+
+    def power(self) -> _Part:
+        base = self.primary()
+        if sign := self.take("**"):
+            self.deeper()  # the right side may be another power, and so on
+            exponent = self.signed()
+            self.level -= 1
+            return self.part(
+                arithmetic(sign.text, sign.offset, base.evaluate, exponent.evaluate), base, exponent
+            )
+        return base
+
+    def primary(self) -> _Part:
+        token = self.token
+        if token.kind == "number":
+            return self.number()
+        if token.kind == "text":
+            self.index += 1
+            return self.part(constant(token.text[1:-1]))
+        if token.kind == "name" and token.text not in OPERATOR_WORDS | FOREIGN_WORDS:
+            return self.name()
+        if self.take("("):
+            return self.parenthesis(token)
+        if self.take("["):
+            items, _ = self.items("]", token)
+            return self.part(collected([item.evaluate for item in items]), *items)
+        if token.kind == "end":
+            raise self.error("the expression ends where a value is needed")
+        hint = f"; {FOREIGN_SIGNS[token.text]}" if token.text in FOREIGN_SIGNS else ""
+        raise self.error(f"{token.text!r} stands where a value is needed{hint}")
+
+    def number(self) -> _Part:
+        token = self.token
+        self.index += 1
+        following = self.token
+        if following.kind in ("name", "number") and following.offset == token.offset + len(
+            token.text
+        ):
+            written = token.text + following.text
+            raise self.error(f"{written!r} is neither a number nor a name", token.offset)
+        if not token.text.isdigit():
+            return self.part(constant(float(token.text)))
+        if token.text.startswith("0") and token.text.strip("0"):
+            raise self.error(f"{token.text!r} has a leading zero", token.offset)
+        return self.part(constant(int(token.text)))
+
+    def name(self) -> _Part:
+        token = self.token
+        self.index += 1
+        if token.text in WORDS:
+            return self.part(constant(WORDS[token.text]))
+        if self.token.text == "(" and token.text in FUNCTIONS:
+            opened = self.token
+            self.index += 1
+            arguments, _ = self.items(")", opened)
+            _, least, most = FUNCTIONS[token.text]
+            if not least <= len(arguments) <= most:
+                counts = f"{least}" if least == most else f"{least} or more"
+                reason = f"{token.text} takes {counts} values, not {len(arguments)}"
+                raise self.error(reason, token.offset)
+            return self.part(
+                called(token.text, token.offset, [each.evaluate for each in arguments]), *arguments
+            )
+        self.offsets.setdefault(token.text, token.offset)
+        if self.token.text == "." and self.tokens[self.index + 1].kind == "name":
+            side = self.tokens[self.index + 1]
+            self.index += 2
+            return _Part(one_side(token.text, side.text, side.offset), depth=1)
+        return _Part(operator.itemgetter(token.text), depth=1)
+
+    def parenthesis(self, opened: Token) -> _Part:
+        items, trailing = self.items(")", opened)
+        if len(items) == 1 and not trailing:
+            return items[0]
+        return self.part(collected([item.evaluate for item in items]), *items)
+
+    def items(self, closing: str, opened: Token) -> tuple[list[_Part], bool]:
+        """What stands between commas up to `closing`, and whether a comma came last."""
+        found: list[_Part] = []
+        while not self.take(closing):
+            found.append(self.disjunction())
+            if self.take(","):
+                if self.take(closing):
+                    return found, True
+            else:
+                self.need(closing, opened)
+                break
+        return found, False

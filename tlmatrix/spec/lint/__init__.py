@@ -1,0 +1,1 @@
+"""Checks across the keys of a spec whose every key is valid by itself."""

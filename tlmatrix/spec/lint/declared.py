@@ -1,0 +1,207 @@
+"""What is wrong with the problem of a spec: one it names, or the tensors of one it declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.spec.dtypes import DTYPES, dtype_meant
+from tlmatrix.spec.expr.expression import Expression
+from tlmatrix.spec.issues import Fault
+from tlmatrix.spec.lengths import explain_lengths
+from tlmatrix.spec.lint.expressions import never_faults, unknown_names
+from tlmatrix.spec.lint.messages import show
+from tlmatrix.spec.model.calling import call_faults, output_faults, results_of, written_by
+from tlmatrix.spec.model.packed import is_packed, packed_axes, packed_lists
+from tlmatrix.spec.model.parts import DERIVED
+from tlmatrix.spec.model.spec import FAMILIES, DeclaredProblem
+from tlmatrix.words import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from tlmatrix.spec.model.spec import InputDecl, OutputDecl, Spec
+
+__all__ = ["problem_faults", "returns_faults", "tolerance_faults"]
+
+
+def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
+    """An unknown problem; of a declared one, its tensors; `axes` are those the file has."""
+    problem = spec.problem
+    if isinstance(problem, str):
+        module, colon, name = problem.partition(":")
+        dotted = [*module.split("."), *name.split(".")]
+        if problem not in FAMILIES and not (colon and all(part.isidentifier() for part in dotted)):
+            hint = suggestion(problem, FAMILIES, "Problems")
+            message = f"unknown problem {problem!r}{hint}, package.module:Class, or a mapping"
+            yield Fault(("problem",), message)
+        return
+    for name, tensor in problem.inputs.items():
+        path: tuple[str | int, ...] = ("problem", "inputs", name)
+        if name in axes:
+            yield Fault(path, f"the input {name!r} has the name of an axis", at_key=True)
+        yield from _input_faults(tensor, axes, spec, path)
+        yield from _tensor_faults(tensor, axes, spec, path)
+    for name in problem.output_names:
+        if name in problem.inputs or name in axes:
+            what = "an input" if name in problem.inputs else "an axis"
+            index = problem.output_names.index(name)
+            path = ("problem", "outputs", name if isinstance(problem.outputs, dict) else index)
+            yield Fault(path, f"the output {name!r} has the name of {what}", at_key=True)
+    if isinstance(problem.outputs, dict):
+        for name, output in problem.outputs.items():
+            yield from _tensor_faults(output, axes, spec, ("problem", "outputs", name))
+    yield from _packed_axis_faults(spec, problem)
+
+
+def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
+    """What `returns` and `call` name that is no output, here and in the reference."""
+    yield from output_faults(spec.call, spec.returns, problem.tensors, ())
+    reference = problem.reference
+    if reference is None:
+        return
+    path = ("problem", "reference")
+    yield from call_faults(reference.call, reference.returns, path)
+    outputs = problem.output_names
+    yield from output_faults(reference.call, reference.returns, outputs, path)
+    if reference.returns:
+        named = {*results_of(reference.returns), *written_by(reference.call, outputs)}
+        for name in outputs:
+            if name not in named:
+                message = f"the reference gives no {name!r}: name it in 'returns'"
+                yield Fault((*path, "returns"), message)
+
+
+def _bound_faults(
+    tensor: InputDecl | OutputDecl,
+    axes: Collection[str],
+    spec: Spec,
+    path: tuple[str | int, ...],
+) -> Iterator[Fault]:
+    between = getattr(tensor, "between", None)
+    for index, bound in enumerate(between or ()):
+        if isinstance(bound, Expression):
+            yield from unknown_names(bound, axes, (), spec, (*path, "between", index))
+    if between is not None and len(between) != 2:
+        message = f"between needs two bounds, the least and the largest value; got {len(between)}"
+        yield Fault((*path, "between"), message)
+    if between is not None and getattr(tensor, "fill", None) is not None:
+        yield Fault((*path, "fill"), "fill and between both say what the values are: leave one out")
+
+
+def _input_faults(
+    tensor: InputDecl, axes: Collection[str], spec: Spec, path: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    """An input has a shape and a dtype, or follows from a packed axis."""
+    written = [key for key in DERIVED if getattr(tensor, key) is not None]
+    if not written:
+        if tensor.page_size is not None:
+            yield Fault((*path, "page_size"), "page_size belongs to an input with pages_of")
+        for key in ("shape", "dtype"):
+            if getattr(tensor, key) is None:
+                message = f"the key {key!r} is missing; or say what it follows from: offsets_of: …"
+                yield Fault(path, message)
+        return
+    key = written[0]
+    for other in (*written[1:], "shape", "fill", "between"):
+        if getattr(tensor, other) is not None:
+            message = f"{key} decides what the tensor holds; leave {other} out"
+            yield Fault((*path, other), message, at_key=True)
+    if tensor.grad:
+        yield Fault((*path, "grad"), f"{key} makes integers, which have no gradient")
+    if tensor.dtype not in (None, "int32", "int64"):
+        yield Fault((*path, "dtype"), f"{key} makes int32 or int64, not {tensor.dtype}")
+    if (key == "pages_of") is (tensor.page_size is None):
+        message = (
+            "pages_of needs page_size, the rows of a page"
+            if tensor.page_size is None
+            else f"page_size belongs to pages_of, not to {key}"
+        )
+        yield Fault((*path, key), message, at_key=True)
+    of: Expression = getattr(tensor, key)
+    place = (*path, key)
+    unknown = list(unknown_names(of, axes, (), spec, place))
+    yield from unknown
+    if isinstance(tensor.page_size, Expression):
+        yield from unknown_names(tensor.page_size, axes, (), spec, (*path, "page_size"))
+    whole = all(name in spec.axes for name in of.names)  # else one is malformed, said elsewhere
+    if not unknown and whole and not any(any(map(is_packed, spec.axes[n])) for n in of.names):
+        message = (
+            f"{str(of)!r} names no packed axis: an axis whose values are lists of lengths, "
+            "[[17, 64, 1], [0, 5]]"
+        )
+        yield Fault(place, message)
+
+
+def _packed_axis_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
+    """Values of packed axes that are no lengths; lists that no value of the axes gives."""
+    for path, lengths in packed_lists(problem):
+        if any(any(map(is_packed, spec.axes.get(name, ()))) for name in lengths.names):
+            yield from never_faults(lengths, spec, path, _explain_list)
+    for axis in packed_axes(spec):
+        for index, value in enumerate(spec.axes[axis]):
+            if reason := explain_lengths(value, axis):
+                yield Fault(("axes", axis, index), reason)
+        for tier, settings in spec.tiers.items():
+            for index, value in enumerate((settings.axes or {}).get(axis, ())):
+                if reason := explain_lengths(value, axis):
+                    yield Fault(("tiers", tier, "axes", axis, index), reason)
+
+
+def _explain_list(value: object) -> str | None:
+    if isinstance(value, dict):
+        return explain_lengths(value)
+    good = isinstance(value, list | tuple) and all(type(n) is int and n >= 0 for n in value)
+    return None if good else f"{show(value)} is no list of lengths (whole numbers, 0 or more)"
+
+
+def _tensor_faults(
+    tensor: InputDecl | OutputDecl,
+    axes: Collection[str],
+    spec: Spec,
+    path: tuple[str | int, ...],
+) -> Iterator[Fault]:
+    for index, size in enumerate(tensor.shape or ()):
+        if isinstance(size, Expression):
+            place = (*path, "shape", index)
+            unknown = list(unknown_names(size, axes, (), spec, place))
+            yield from unknown
+            if not unknown:
+                yield from never_faults(size, spec, place, lambda _: None)
+    yield from _bound_faults(tensor, axes, spec, path)
+    dims = getattr(tensor, "dims", None)
+    if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
+        message = f"{len(dims)} names for {len(tensor.shape)} dimensions"
+        yield Fault((*path, "dims"), message)
+    if tensor.dtype is None:
+        return
+    place = (*path, "dtype")
+    if not tensor.dtype.startswith("$"):
+        if tensor.dtype not in DTYPES:
+            known = [*DTYPES, *(f"${axis}" for axis in axes)]
+            hint = suggestion(dtype_meant(tensor.dtype), known, "Dtypes")
+            yield Fault(place, f"unknown dtype {tensor.dtype!r}{hint}")
+        return
+    axis = tensor.dtype[1:]
+    if axes and axis not in axes:
+        known = [f"${axis}" for axis in axes]
+        message = f"{tensor.dtype!r} is no axis{suggestion(tensor.dtype, known, 'Axes')}"
+        yield Fault(place, message)
+    for index, value in enumerate(spec.axes.get(axis, ())):
+        if not isinstance(value, str) or value not in DTYPES:
+            hint = suggestion(dtype_meant(value), DTYPES, "Dtypes")
+            yield Fault(("axes", axis, index), f"unknown dtype {show(value)}{hint}")
+
+
+def tolerance_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
+    """Tolerances of tensors that the problem does not have."""
+    known = problem.tensors
+    for name in spec.tolerance.tensors:
+        if name not in known:
+            hint = suggestion(name, sorted(known), "Tensors")
+            yield Fault(("tolerance", name), f"unknown tensor {name!r}{hint}", at_key=True)
+    for arch, changes in spec.tolerance.by_arch.items():
+        for name in changes:
+            if name not in known and name != "default":
+                hint = suggestion(name, ["default", *sorted(known)], "Tensors")
+                path = ("tolerance", "by_arch", arch, name)
+                yield Fault(path, f"unknown tensor {name!r}{hint}", at_key=True)

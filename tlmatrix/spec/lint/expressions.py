@@ -1,0 +1,148 @@
+"""What is wrong with the expressions of a spec: unknown names, and values without an answer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
+from tlmatrix.spec.issues import Fault
+from tlmatrix.spec.values import label
+from tlmatrix.words import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["RUN_NAMES", "condition_faults", "never_faults", "unknown_names"]
+
+RUN_NAMES = ("arch", "backend")
+"""What expressions about a run may use besides the axes."""
+
+_COMBINATIONS = 1000
+"""Combinations of values on which a rule is tried out; of more, every pair of values."""
+
+
+def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
+    """Every rule and every `when` of a spec; `axes` are those the file has, even if malformed."""
+    for index, rule in enumerate(spec.where):
+        path = ("where", index, "expr")
+        unknown = list(unknown_names(rule.expr, axes, (), spec, path))
+        yield from unknown
+        if not unknown:
+            yield from _trial_faults(rule.expr, spec, path)
+        for earlier in spec.where[:index]:
+            if earlier.expr == rule.expr:
+                yield Fault(path, f"the rule {rule.expr.text!r} is here twice")
+                break
+    for index, each in enumerate(spec.determinism):
+        path = ("determinism", index, "when")
+        yield from unknown_names(each.when, axes, RUN_NAMES, spec, path)
+    if spec.cuda_graph is not None:
+        when = spec.cuda_graph.when
+        yield from unknown_names(when, axes, RUN_NAMES, spec, ("cuda_graph", "when"))
+    for key in ("properties", "agree"):
+        for index, condition in enumerate(getattr(spec, key)):
+            if condition.when is not None:
+                path = (key, index, "when")
+                yield from unknown_names(condition.when, axes, RUN_NAMES, spec, path)
+    for index, budget in enumerate(spec.assembly):
+        path = ("assembly", index, "when")
+        if budget.when is not None:
+            yield from unknown_names(budget.when, axes, RUN_NAMES, spec, path)
+        said = budget.model_fields_set - {"when", "kernel"}
+        if not said:
+            message = "the rule asks for nothing; add instructions, spills, registers, …"
+            yield Fault(("assembly", index), message)
+    for index, bug in enumerate(spec.known_bugs):
+        path = ("known_bugs", index, "when")
+        yield from unknown_names(bug.when, axes, RUN_NAMES, spec, path)
+
+
+def unknown_names(
+    expression: Expression,
+    axes: Collection[str],
+    others: Collection[str],
+    spec: Spec,
+    path: tuple[str | int, ...],
+) -> Iterator[Fault]:
+    """The names of an expression that are neither axes nor `others`, with what was meant."""
+    if not axes:
+        return  # they are malformed, which is said elsewhere
+    known = [*axes, *others]
+    for name in sorted(expression.names.difference(known), key=expression.offset_of):
+        holders = [axis for axis, values in spec.axes.items() if name in values]
+        if holders:
+            hint = f"; it is a value of the axis {holders[0]!r}, so quote it: '{name}'"
+        elif name in RUN_NAMES:
+            hint = f": cases are the same everywhere, so a rule cannot ask for {name!r}"
+        else:
+            hint = suggestion(name, known, "Names here")
+        message = f"unknown name {name!r} in {expression.text!r}{hint}"
+        yield Fault(path, message, offset=expression.offset_of(name))
+
+
+def _trial_faults(
+    expression: Expression, spec: Spec, path: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    """Values of the axes for which a rule has no value, such as none in `window < 3`."""
+    names = sorted(expression.names)
+    if not all(name in spec.axes for name in names):
+        return
+    axes = [spec.axes[name] for name in names]
+    combinations: Iterable[tuple[Value, ...]] = itertools.product(*axes)
+    if math.prod(map(len, axes)) > _COMBINATIONS:
+        combinations = itertools.chain(
+            itertools.islice(combinations, _COMBINATIONS), _pairs_of_values(axes)
+        )
+    for values in combinations:
+        try:
+            expression.evaluate(dict(zip(names, values, strict=True)))
+        except ExpressionError as problem:
+            example = ", ".join(
+                f"{name}={label(value)}" for name, value in zip(names, values, strict=True)
+            )
+            message = f"{expression.text!r} has no value for {example}: {problem.reason}"
+            yield Fault(path, message, offset=problem.offset)
+            return
+
+
+def _pairs_of_values(axes: Sequence[Sequence[Value]]) -> Iterator[tuple[Value, ...]]:
+    """Every pair of values of two axes once, beside the first and the last values of the others."""
+    for one, other in itertools.combinations(range(len(axes)), 2):
+        for number, (left, right) in enumerate(itertools.product(axes[one], axes[other])):
+            row = [values[-(number % 2)] for values in axes]
+            row[one], row[other] = left, right
+            yield tuple(row)
+
+
+def never_faults(
+    expression: Expression,
+    spec: Spec,
+    path: tuple[str | int, ...],
+    explain: Callable[[object], str | None],
+) -> Iterator[Fault]:
+    """An expression whose values, whatever the axes have, are none or none that will do.
+
+    `explain` says what is wrong with a value. What goes wrong for some values alone, rules may
+    leave out.
+    """
+    names = sorted(expression.names)
+    if not all(spec.axes.get(name) for name in names):
+        return
+    found: Fault | None = None
+    combinations = itertools.product(*(spec.axes[name] for name in names))
+    for values in itertools.islice(combinations, _COMBINATIONS):
+        offset = 0
+        try:
+            reason = explain(expression.evaluate(dict(zip(names, values, strict=True))))
+        except ExpressionError as problem:
+            reason, offset = problem.reason, problem.offset
+        if reason is None:
+            return
+        found = found or Fault(path, f"{expression.text!r}: {reason}", offset=offset)
+    if found is not None:
+        yield found

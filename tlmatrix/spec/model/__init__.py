@@ -1,0 +1,1 @@
+"""The keys of the spec language, as frozen pydantic models."""

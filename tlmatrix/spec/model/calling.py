@@ -1,0 +1,246 @@
+"""How the code under test, or a reference, is called: the values of `call` and `returns`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+
+from tlmatrix.spec.expr.expression import WORDS, Expression, ExpressionError
+from tlmatrix.spec.issues import Fault
+from tlmatrix.spec.model.fields import Identifier, Model, ShortModel, Target
+from tlmatrix.words import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+__all__ = [
+    "SKIPPED",
+    "Call",
+    "Fill",
+    "Inout",
+    "OutputBuffer",
+    "Reference",
+    "Returns",
+    "call_faults",
+    "expression",
+    "is_name",
+    "items_of",
+    "names_in",
+    "names_of",
+    "output_faults",
+    "results_of",
+    "written_by",
+]
+
+Fill = Literal["empty", "zeros", "nan"]
+SKIPPED = "_"
+"""In a list of `returns`: a result that no check looks at."""
+
+
+class OutputBuffer(Model):
+    """An output that the caller allocates and the call writes."""
+
+    output: Identifier = Field(description="The output.", examples=["y"])
+    fill: Fill = Field(
+        default="nan",
+        description="What the buffer holds before the call: `nan` (and the check `poison` finds "
+        "elements that the call never wrote), `zeros` (for a call that adds to it), or `empty`, "
+        "memory that was not initialized, which the check `poison` fills with NaN.",
+        examples=["zeros"],
+    )
+
+
+class Inout(Model):
+    """An argument that the call changes in place: it gets a copy of an input."""
+
+    inout: Identifier = Field(description="The input whose copy is passed.", examples=["x"])
+    output: Identifier = Field(
+        description="The output that the copy holds after the call.", examples=["y"]
+    )
+
+
+def _to_argument(value: object) -> Any:  # noqa: ANN401 - text, a number, or a list of these
+    if isinstance(value, list | tuple):
+        return [_to_argument(item) for item in value]
+    if isinstance(value, str):
+        if not is_name(value):
+            Expression(value)
+        return value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise ValueError(
+        "must be a name, an expression, a number, true, false, none, a list of these, "
+        "{output: NAME}, or {inout: NAME, output: NAME}"
+    )
+
+
+def _to_path(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str) and value and all(value.split(".")):
+        return value
+    raise ValueError("must be a path of keys, indices and attributes, such as aux.1")
+
+
+def _kind_of_item(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "<inout>" if "inout" in value else "<buffer>"
+    if isinstance(value, Inout):
+        return "<inout>"
+    return "<buffer>" if isinstance(value, OutputBuffer) else "<value>"
+
+
+def _kind(value: object) -> str:
+    return "<mapping>" if isinstance(value, Mapping) else "<list>"
+
+
+Value = Annotated[
+    Any,
+    PlainValidator(_to_argument),
+    WithJsonSchema({"type": ["string", "number", "boolean", "null", "array"]}),
+]
+Item = Annotated[
+    Annotated[Value, Tag("<value>")]
+    | Annotated[OutputBuffer, Tag("<buffer>")]
+    | Annotated[Inout, Tag("<inout>")],
+    Discriminator(_kind_of_item),
+]
+Path = Annotated[
+    str,
+    PlainValidator(_to_path),
+    WithJsonSchema({"type": ["string", "integer"]}),
+]
+Call = Annotated[
+    Annotated[tuple[Item, ...], Tag("<list>")]
+    | Annotated[dict[Identifier, Item], Tag("<mapping>")],
+    Discriminator(_kind),
+]
+"""Arguments by position, or by keyword."""
+Returns = Annotated[
+    Annotated[tuple[Identifier, ...], Tag("<list>")]
+    | Annotated[dict[Identifier, Path], Tag("<mapping>")],
+    Discriminator(_kind),
+]
+"""Names of results in order, or by the path that leads to each."""
+
+
+class Reference(ShortModel):
+    """A function that says what must come out. Text alone is short for `function`."""
+
+    short = "function"
+
+    function: Target = Field(
+        description="A function of PyTorch tensors, `package.module:function`: your own, one of "
+        "PyTorch's, or another library's.",
+        examples=["mypkg.reference:rms_norm", "torch.nn.functional:layer_norm"],
+    )
+    call: Call = Field(
+        default=(),
+        description="Its arguments, written as `call` of a spec is. By default the inputs (and the "
+        "axes it has parameters for) by their names.",
+        examples=[["x", ["cols"], "w", "b"], {"input": "x", "dim": -1}],
+    )
+    returns: Returns = Field(
+        default=(),
+        description="Its results, written as `returns` of a spec is. By default the outputs, in "
+        "order.",
+        examples=[["y", "_"], {"y": "values"}],
+    )
+    dtype: Literal["float64", "float32", "same"] = Field(
+        default="float64",
+        description="What floating-point inputs are converted to before the call. `float32` and "
+        "`same` (the inputs' own dtypes) are for a function that takes no float64; its rounding "
+        "is then allowed for beside the kernel's.",
+        examples=["float32"],
+    )
+
+
+def items_of(call: Call) -> Iterator[tuple[str | int, Any]]:
+    """The arguments of `call`, each with its index or its keyword."""
+    yield from call.items() if isinstance(call, dict) else enumerate(call)
+
+
+def is_name(text: str) -> bool:
+    """Whether an argument is a plain name, and no expression."""
+    return text.isidentifier() and text not in WORDS
+
+
+@cache
+def expression(text: str) -> Expression:
+    """The expression of a text, read once."""
+    return Expression(text)
+
+
+def names_in(item: object) -> frozenset[str]:
+    """The names that an argument reads; not the output that it names."""
+    if isinstance(item, Inout):
+        return frozenset({item.inout})
+    if isinstance(item, list | tuple):
+        return frozenset().union(*map(names_in, item))
+    if not isinstance(item, str):
+        return frozenset()
+    if is_name(item):
+        return frozenset({item})
+    try:
+        return expression(item).names
+    except ExpressionError:
+        return frozenset()  # an issue of the loader's
+
+
+def names_of(call: Call) -> frozenset[str]:
+    """The names that `call` reads."""
+    return frozenset().union(*(names_in(item) for _, item in items_of(call)))
+
+
+def written_by(call: Call, results: tuple[str, ...]) -> tuple[str, ...]:
+    """Outputs that a call writes to its arguments; `results` are the names in `returns`."""
+    found = []
+    for _, item in items_of(call):
+        if isinstance(item, OutputBuffer | Inout):
+            found.append(item.output)
+        elif isinstance(item, str) and item in results:
+            found.append(item)
+    return tuple(found)
+
+
+def results_of(returns: Returns) -> tuple[str, ...]:
+    """The outputs that `returns` names."""
+    return tuple(name for name in returns if name != SKIPPED)
+
+
+# Faults -------------------------------------------------------------------------------------------
+
+
+def call_faults(call: Call, returns: Returns, path: tuple[str | int, ...]) -> Iterator[Fault]:
+    """Outputs that are written or returned twice; `path` leads to what has `call`."""
+    names = tuple(returns)
+    for index, name in enumerate(names):
+        if name != SKIPPED and name in names[:index]:
+            yield Fault((*path, "returns", index), f"{name!r} is returned twice")
+    seen: set[str] = set()
+    for key, item in items_of(call):
+        for name in written_by((item,), results_of(returns)):
+            if name in seen:
+                yield Fault((*path, "call", key), f"{name!r} is written twice")
+            seen.add(name)
+
+
+def output_faults(
+    call: Call, returns: Returns, outputs: Collection[str], path: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    """Names in `returns`, and of buffers in `call`, that are no outputs."""
+    by_key = returns.items() if isinstance(returns, dict) else enumerate(returns)
+    for key, value in by_key:
+        name = str(key if isinstance(returns, dict) else value)
+        if name not in outputs and name != SKIPPED:
+            hint = suggestion(name, sorted(outputs), "Outputs")
+            where = (*path, "returns", key)
+            yield Fault(where, f"unknown output {name!r}{hint}", at_key=isinstance(returns, dict))
+    for key, item in items_of(call):
+        if isinstance(item, OutputBuffer | Inout) and item.output not in outputs:
+            hint = suggestion(item.output, sorted(outputs), "Outputs")
+            where = (*path, "call", key, "output")
+            yield Fault(where, f"unknown output {item.output!r}{hint}")

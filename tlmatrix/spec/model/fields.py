@@ -1,0 +1,315 @@
+"""The types that the keys of a spec have, each with its check and its JSON Schema.
+
+A check raises ValueError with words that begin "must be ..." wherever something else was meant;
+`tlmatrix.spec.lint.messages` puts the key before them and the offending value behind.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+
+from tlmatrix.spec.expr.expression import Expression
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
+    from tlmatrix.spec.values import Value
+
+__all__ = [
+    "ARCH",
+    "BASELINES",
+    "CHECKS",
+    "EXCEPTION",
+    "FAMILIES",
+    "IDENTIFIER",
+    "INSTRUCTION",
+    "NAME",
+    "OPTIONAL_AXES",
+    "ORDER",
+    "ORDERS",
+    "RANGE",
+    "STORAGES",
+    "STRATEGIES",
+    "STRATEGY",
+    "TARGET",
+    "TARGET_ARCH",
+    "Arch",
+    "Argument",
+    "AxisValue",
+    "Baseline",
+    "Bound",
+    "CaseValues",
+    "CheckName",
+    "Day",
+    "ExpressionText",
+    "FamilyName",
+    "Identifier",
+    "Model",
+    "Name",
+    "Positive",
+    "SanitizerName",
+    "ShardDim",
+    "ShardOrder",
+    "ShortModel",
+    "Size",
+    "StorageName",
+    "Strategy",
+    "Target",
+    "TargetArch",
+    "TileSize",
+    "also_one_of",
+    "also_written",
+]
+
+FAMILIES = ("attention", "collective", "gemm")
+"""Problem families that a spec can name by a bare word."""
+
+OPTIONAL_AXES = ("values", "storage", "max_seqlen_q", "max_seqlen_k")
+"""Axes that a written case may have though the spec lists none of their values."""
+StorageName = Literal["offset", "sliced", "transposed", "ones", "expanded"]
+STORAGES: tuple[StorageName, ...] = get_args(StorageName)
+"""Ways in which input tensors can lie in memory besides the usual one."""
+
+STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
+"""The strategies, with 3-wise to stand for t-wise of any t."""
+
+CheckName = Literal[
+    "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism",
+    "repeat", "properties", "agreement",
+]  # fmt: skip
+CHECKS: tuple[CheckName, ...] = get_args(CheckName)
+SanitizerName = Literal[
+    "bounds", "fragments", "guarded", "uninitialised", "unwritten", "races", "lanes", "barriers",
+    "sequences", "overreads", "budget", "nonfinite",
+]  # fmt: skip
+"""The interpreter's sanitizers, whose package a spec is read without."""
+
+# Types of single values -----------------------------------------------------------------------
+
+
+def _to_expression(value: object) -> Expression:
+    match value:
+        case Expression():
+            return value
+        case bool():
+            return Expression("true" if value else "false")
+        case str():
+            return Expression(value)
+    raise ValueError("must be an expression")
+
+
+def _to_shape(value: object) -> Expression | int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ValueError("must be 0 or more")
+        return value
+    if isinstance(value, str | Expression):
+        return _to_expression(value)
+    raise ValueError("must be a whole number or an expression")
+
+
+def _to_bound(value: object) -> Expression | int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return _to_shape(value)
+
+
+def _to_tile(value: object) -> Expression | int:
+    size = _to_shape(value)
+    if size == 0:
+        raise ValueError("must be 1 or more")
+    return size
+
+
+def _to_value(value: object) -> Any:  # noqa: ANN401 - Value, which pydantic need not walk
+    """Plain data as an axis may hold it; lists stay lists, mappings dicts."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [_to_value(item) for item in value]
+        case dict():
+            return {str(key): _to_value(item) for key, item in value.items()}
+        case date():
+            raise ValueError("is a date; quote it if text is meant")
+    raise ValueError("must be a number, text, true, false, none, or a list or mapping of these")
+
+
+def _to_scalar(value: object) -> Any:  # noqa: ANN401
+    if isinstance(value, str):
+        Expression(value)
+        return value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise ValueError("must be a number, true, false, none or an expression")
+
+
+def _to_dim(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and value.isidentifier():
+        return value
+    raise ValueError("must be a dimension: its number, from 0, or its name")
+
+
+_PROBLEM_SCHEMA = {
+    "title": "a name",
+    "anyOf": [{"enum": list(FAMILIES)}, {"type": "string", "pattern": ":"}],
+}
+_VALUE_SCHEMA = {"type": ["string", "number", "boolean", "null", "array", "object"]}
+_EXPRESSION_SCHEMA = {"type": ["string", "boolean"]}
+_SHAPE_SCHEMA = {"type": ["integer", "string"]}
+_AS_TEXT = PlainSerializer(str)
+
+ExpressionText = Annotated[
+    Expression, PlainValidator(_to_expression), _AS_TEXT, WithJsonSchema(_EXPRESSION_SCHEMA)
+]
+ShardDim = Annotated[
+    int | str,
+    PlainValidator(_to_dim),
+    WithJsonSchema({"title": "a whole number or a name", "type": ["integer", "string"]}),
+]
+Size = Annotated[
+    Expression | int,
+    PlainValidator(_to_shape),
+    PlainSerializer(lambda size: size if isinstance(size, int) else str(size)),
+    WithJsonSchema(_SHAPE_SCHEMA),
+]
+Bound = Annotated[
+    Expression | int,
+    PlainValidator(_to_bound),
+    PlainSerializer(lambda bound: bound if isinstance(bound, int) else str(bound)),
+    WithJsonSchema(_SHAPE_SCHEMA),
+]
+TileSize = Annotated[
+    Expression | int,
+    PlainValidator(_to_tile),
+    PlainSerializer(lambda size: size if isinstance(size, int) else str(size)),
+    WithJsonSchema(_SHAPE_SCHEMA),
+]
+if TYPE_CHECKING:
+    AxisValue = Value
+else:  # pydantic cannot walk a type that holds itself, and need not
+    AxisValue = Annotated[Any, PlainValidator(_to_value), WithJsonSchema(_VALUE_SCHEMA)]
+Argument = Annotated[
+    int | float | bool | str | None,
+    PlainValidator(_to_scalar),
+    WithJsonSchema({"type": ["string", "number", "boolean", "null"]}),
+]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+_DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+IDENTIFIER = r"^[^\W\d]\w*$"
+TARGET = rf"^{_DOTTED}:{_DOTTED}$"
+EXCEPTION = rf"^({_DOTTED}:)?{_DOTTED}$"
+ARCH = r"^(sm_[0-9]+|interpreter)$"
+TARGET_ARCH = r"^sm_([1-8][0-9]|[1-9][0-9]{1,2}[af])$"
+ORDERS = ("contiguous", "zigzag")
+"""Orders in which the parts of a tensor go to ranks."""
+ORDER = r"^(contiguous|zigzag|\$[^\W\d]\w*)$"
+INSTRUCTION = r"^[a-z][a-z0-9_]*([.:]+[A-Za-z0-9_]+)*$"
+STRATEGY = r"^(product|zip|pairwise|[1-9][0-9]{0,2}-wise|sample|first)$"
+RANGE = r"^ *([0-9]{1,12}) *\.\. *([0-9]{1,12}) *$"
+
+Name = Annotated[str, Field(pattern=NAME, title="a name")]
+Identifier = Annotated[str, Field(pattern=IDENTIFIER, title="a name")]
+Target = Annotated[str, Field(pattern=TARGET, title="`package.module:name`")]
+Arch = Annotated[str, Field(pattern=ARCH)]
+TargetArch = Annotated[str, Field(pattern=TARGET_ARCH, title="an architecture")]
+ShardOrder = Annotated[str, Field(pattern=ORDER)]
+Strategy = Annotated[
+    str,
+    Field(pattern=STRATEGY),
+    WithJsonSchema(
+        {"anyOf": [{"enum": list(STRATEGIES)}, {"type": "string", "pattern": STRATEGY}]}
+    ),
+]
+FamilyName = Annotated[str, WithJsonSchema(_PROBLEM_SCHEMA)]
+BASELINES = (
+    "reference_compiled",
+    "sdpa_cudnn",
+    "sdpa_efficient",
+    "sdpa_flash",
+    "torch",
+    "torch_varlen",
+)
+"""Implementations of PyTorch's that `tlmatrix bench` knows by name."""
+Baseline = Annotated[
+    str,
+    WithJsonSchema({"anyOf": [{"enum": list(BASELINES)}, {"type": "string", "pattern": TARGET}]}),
+]
+CaseValues = Annotated[dict[str, AxisValue], Field(min_length=1)]
+
+
+def _to_date(value: object) -> date:
+    if isinstance(value, date):
+        return value
+    if isinstance(value, str):
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            pass
+    raise ValueError("must be a date, such as 2027-03-01")
+
+
+Day = Annotated[
+    date,
+    PlainValidator(_to_date),
+    WithJsonSchema({"title": "a date", "type": "string", "format": "date"}),
+]
+
+
+def also_one_of(schema: dict[str, Any], short: dict[str, Any]) -> None:
+    """Adds a short form to the JSON Schema of a key."""
+    long = {key: schema.pop(key) for key in ("type", "items") if key in schema}
+    schema["anyOf"] = [long, short]
+
+
+class Model(BaseModel):
+    """What all models share: unknown keys are errors, and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def also_written(
+    full: dict[str, Any], other: dict[str, Any], *, last: bool = False
+) -> dict[str, Any]:
+    """The JSON Schema `full` of a model, changed in place, where `other` will do instead of it."""
+    long = {name: value for name, value in full.items() if name != "description"}
+    description = full.get("description", "")
+    full.clear()
+    full |= {"description": description, "anyOf": [long, other] if last else [other, long]}
+    return full
+
+
+class ShortModel(Model):
+    """A model that may also be written as the value of its key `short`, where that is a string."""
+
+    short: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short(cls, value: object) -> object:
+        return {cls.short: value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        words = ("anyOf", "type", "pattern")
+        full = handler.resolve_ref_schema(handler(core_schema))
+        key = full["properties"][cls.short]
+        return also_written(full, {word: part for word, part in key.items() if word in words})
