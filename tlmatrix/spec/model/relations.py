@@ -16,7 +16,7 @@ from tlmatrix.spec.model.fields import (
     Target,
 )
 
-__all__ = ["FINITE", "OF_BATCHES", "Agreement", "Property"]
+__all__ = ["FINITE", "OF_BATCHES", "Agreement", "RelationDecl"]
 
 FINITE = "finite"
 """The property that needs no further run."""
@@ -26,7 +26,7 @@ OF_BATCHES = ("batch_permuted", "batch_split", "batch_extended")
 Factor = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Property(ShortModel):
+class RelationDecl(ShortModel):
     """Something that must hold of the results, whatever they are. Says one thing that is so.
 
     Text alone is short for `name`.
@@ -36,13 +36,13 @@ class Property(ShortModel):
 
     name: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="A property by its name: `finite` (no result is NaN or infinite); one that the "
+        description="A relation by its name: `finite` (no result is NaN or infinite); one that the "
         "problem brings (then of those the ones named are checked, and no others); or a function "
         "`package.module:name`, called with the inputs and the results (and the axes it has "
         "parameters for). It returns the inputs to call the entry with again, and what must come "
         "out; without any changed input nothing is called, and the results themselves are compared "
         "with what it says.",
-        examples=["finite", "batch_permuted", "mypkg.laws:shift_invariant"],
+        examples=["finite", "batch_permuted", "mypkg.relations:shift_invariant"],
     )
     permute: Identifier | None = Field(
         default=None,
