@@ -124,7 +124,7 @@ def test_a_relation_that_is_wrong_itself_is_an_error_at_its_place(relation, word
     findings, results = found(NORM, "right", f"[{relation}]")
     assert {result.status for result in results} == {Status.ERROR}
     assert words in findings[0].title.replace(" known:", " did you mean")
-    assert "related.yaml:11:14: " in findings[0].title
+    assert "related.yaml:11:13: " in findings[0].title
 
 
 def test_memory_that_nobody_wrote_is_found_without_a_reference():
@@ -175,14 +175,14 @@ def test_a_problems_own_relations_are_chosen_by_name():
 @pytest.mark.parametrize(
     ("text", "relation", "words"),
     [
-        (NORM, "{permute: cols, split: rows}", "11:14: a relation says one of name, permute"),
-        (NORM, "{because: so}", "11:14: a relation says one of name, permute"),
-        (NORM, "{permute: row}", "11:24: unknown dimension 'row'; did you mean 'rows'?"),
-        (NORM, "{scale: {z: 2}}", "11:23: unknown input 'z'. Inputs: x, w"),
+        (NORM, "{permute: cols, split: rows}", "11:13: a relation says one of name, permute"),
+        (NORM, "{because: so}", "11:13: a relation says one of name, permute"),
+        (NORM, "{permute: row}", "11:23: unknown dimension 'row'; did you mean 'rows'?"),
+        (NORM, "{scale: {z: 2}}", "11:22: unknown input 'z'. Inputs: x, w"),
         (NORM, "{scale: {x: 2}, gives: {w: 2}}", "unknown output 'w'. Outputs: y"),
         (NORM, "{permute: rows, gives: {y: 2}}", "'gives' goes with 'scale'"),
         (NORM, "{idempotent: {x: z}}", "unknown output 'z'"),
-        (NORM, "finit", "11:14: unknown relation 'finit'; did you mean 'finite'?"),
+        (NORM, "finit", "11:13: unknown relation 'finit'; did you mean 'finite'?"),
         (NORM, "'related:'", "must be written package.module:name"),
         (NORM, "{permute: rows, when: row > 1}", "unknown name 'row'"),
         (GEMM, "transpose", "unknown relation 'transpose'; did you mean 'transposed'?"),
@@ -204,7 +204,7 @@ def test_without_a_reference_outputs_have_shapes_and_something_judges():
             "7:13: without a reference, the output 'y' needs",
         ),
         ("relations: RELATIONS", "", "3:1: the key 'reference' is missing"),
-        ("relations: P", "checks: [guards]\nrelations: P", "'relations' is never looked at"),
+        ("relations: R", "checks: [guards]\nrelations: R", "'relations' is never looked at"),
     ):
         with pytest.raises(SpecError) as caught:
             made(NORM.replace(old, new), "right", "[finite]")

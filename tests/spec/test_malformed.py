@@ -60,7 +60,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD + "architectures: [hopper]\nrelations: [{permute: 3}]\nagree: [{axis: 3}]\n",
         [
             "5:17: 'architectures[0]' must be an architecture as code is assembled for it, from sm_90 on with its letter: sm_80, sm_90a, sm_100a; got 'hopper'",
-            "6:24: 'relations[0].permute' must be text; got 3",
+            "6:23: 'relations[0].permute' must be text; got 3",
             "7:16: 'agree[0].axis' must be text; got 3",
         ],
     ),
