@@ -1,7 +1,7 @@
 """The names of a built-in problem as rows of a table, and the document made of them.
 
-`python -m tlmatrix.problem.names` writes `docs/problems`; a test holds that the rows are what
-problems have.
+`python -m tlmatrix.problem.names` writes `docs/reference/problems`; a test holds that the rows
+are what problems have.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def names_of(rows: Sequence[Name], *roles: Role) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Document:
-    """The page of a problem: `docs/problems/FILE.md`."""
+    """The page of a problem: `docs/reference/problems/FILE.md`."""
 
     file: str
     title: str
@@ -161,7 +161,7 @@ def documents() -> tuple[Document, ...]:
     return ATTENTION, GEMM, COLLECTIVE, DECLARED
 
 
-FOLDER = Path(__file__).parents[2] / "docs" / "problems"
+FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "problems"
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
