@@ -61,7 +61,7 @@ def strategy_for(key_rows: int) -> str:
 
     One of the two reproducible ones: `grouped` if its blocks, one per 128 rows, fill a GPU, else
     `split`, which has one per 128 rows for each query head. On an H200 (132 multiprocessors)
-    `split` is faster up to 128 blocks, `grouped` from 256 on (see docs/results.md).
+    `split` is faster up to 128 blocks, `grouped` from 256 on (see docs/results).
     """
     return "grouped" if key_rows >= 128 * 192 else "split"
 

@@ -1,7 +1,7 @@
 """Tile configurations of the GEMM kernels, by architecture and problem size.
 
 `wide` tiles have the highest arithmetic intensity; `narrow` tiles give a small product enough
-blocks to occupy every multiprocessor. docs/results.md has the measurements.
+blocks to occupy every multiprocessor. docs/results has the measurements.
 
 =======  =====================================================================================
 sm_90    one or two warp groups for wgmma, and as many stages as shared memory holds

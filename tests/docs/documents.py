@@ -2,13 +2,13 @@
 
 Fenced blocks that matter, by their info string:
 
-    ```yaml file=a.yaml     the block is the file's content
-    ```diff file=a.py       lines with - become the lines with +, at the one place they stand
-    ```console exit=1       lines with $ are typed; the others are what the last command prints,
-                            with ... for what differs from run to run; exit is its exit code,
-                            and numbers=any lets numbers differ
+    ```yaml title="a.yaml"   the block is the file's content
+    ```diff title="a.py"     lines with - become the lines with +, at the one place they stand
+    ```console exit="1"      lines with $ are typed; the others are what the last command prints,
+                             with ... for what differs from run to run; exit is its exit code,
+                             and numbers="any" lets numbers differ
 
-Other blocks are for reading.
+Other blocks are not executed.
 """
 
 import re
@@ -44,9 +44,9 @@ def blocks(document: Path) -> list[Block]:
         if fence is None and line.startswith("```"):
             fence, lines = (line[3:].strip(), number), []
         elif fence is not None and line == "```":
-            language, *options = fence[0].split() or [""]
-            pairs = dict(option.split("=", 1) for option in options)
-            found.append(Block(language, pairs, "\n".join(lines) + "\n", fence[1]))
+            options = dict(re.findall(r'(\w+)="([^"]*)"', fence[0]))
+            language = fence[0].partition(" ")[0]
+            found.append(Block(language, options, "\n".join(lines) + "\n", fence[1]))
             fence = None
         elif fence is not None:
             lines.append(line)
@@ -62,8 +62,8 @@ def play(document: Path, folder: Path, env: dict[str, str], *, skip: tuple[str, 
     ran = 0
     for block in blocks(document):
         place = f"{document.name}:{block.line}"
-        if "file" in block.options:
-            _write(block, folder / block.options["file"], place)
+        if "title" in block.options:
+            _write(block, folder / block.options["title"], place)
         elif block.language == "console":
             for command in _commands(block):
                 if not command.text.startswith(skip or ("\0",)):

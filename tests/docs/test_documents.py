@@ -30,47 +30,47 @@ def env():
 
 
 def test_first_spec_leads_from_nothing_to_a_tested_kernel(tmp_path, env):
-    assert play(ROOT / "docs/first-spec.md", tmp_path, env, skip=("pip install",)) >= 8
+    assert play(ROOT / "docs/start/first-spec.md", tmp_path, env, skip=("pip install",)) >= 8
 
 
 def test_new_writes_specs_that_pass_and_find_what_is_broken_afterwards(tmp_path, env):
-    assert play(ROOT / "docs/new.md", tmp_path, env) == 6
+    assert play(ROOT / "docs/guides/kernel-you-did-not-write.md", tmp_path, env) == 6
 
 
 def test_a_decode_kernel_of_ones_own_is_bound_and_mended(tmp_path, env):
-    assert play(ROOT / "docs/decode.md", tmp_path, env) == 2
+    assert play(ROOT / "docs/guides/decode.md", tmp_path, env) == 2
 
 
 def test_a_padded_operator_of_ones_own_is_bound_and_mended(tmp_path, env):
-    assert play(ROOT / "docs/padded.md", tmp_path, env) == 2
+    assert play(ROOT / "docs/guides/padded.md", tmp_path, env) == 2
 
 
 def test_every_form_of_entry_is_bound(tmp_path, env):
-    assert play(ROOT / "docs/binding.md", tmp_path, env) == 4
+    assert play(ROOT / "docs/guides/own-kernel.md", tmp_path, env) == 4
 
 
 def test_stored_timings_read_as_the_document_shows(tmp_path, env):
-    assert play(ROOT / "docs/bench.md", tmp_path, env) == 3
+    assert play(ROOT / "docs/guides/bench.md", tmp_path, env) == 3
 
 
 def test_simulated_ranks_attend_to_a_split_sequence(tmp_path, env):
-    assert play(ROOT / "docs/sequence-attention.md", tmp_path, env) == 1
+    assert play(ROOT / "docs/guides/sequence-attention.md", tmp_path, env) == 1
 
 
 def test_own_problems_judge_and_lint(tmp_path, env):
-    assert play(ROOT / "docs/own-problems.md", tmp_path, env) == 6
+    assert play(ROOT / "docs/guides/own-problems.md", tmp_path, env) == 6
 
 
 def test_an_operator_of_several_ranks_is_tested_and_a_fault_names_its_rank(tmp_path, env):
-    assert play(ROOT / "docs/several-gpus.md", tmp_path, env) == 2
+    assert play(ROOT / "docs/guides/several-gpus.md", tmp_path, env) == 2
 
 
 def test_regressions_are_replayed_and_retired(tmp_path, env):
-    assert play(ROOT / "docs/regressions.md", tmp_path, env) == 3
+    assert play(ROOT / "docs/guides/regressions.md", tmp_path, env) == 3
 
 
 def test_a_program_of_several_ranks_runs_and_its_bugs_are_told(tmp_path, env):
-    assert play(ROOT / "docs/ranks.md", tmp_path, env) == 3
+    assert play(ROOT / "docs/guides/simulated-ranks.md", tmp_path, env) == 3
 
 
 @pytest.mark.timeout(600)  # seven commands, each of which starts processes
@@ -78,9 +78,9 @@ def test_a_program_of_several_ranks_runs_and_its_bugs_are_told(tmp_path, env):
     ("document", "commands"),
     [
         ("README.md", 7),
-        ("docs/explain.md", 2),
-        ("docs/fuzzing.md", 1),
-        ("docs/distributed-kernels.md", 2),
+        ("docs/guides/explain.md", 2),
+        ("docs/guides/fuzzing.md", 1),
+        ("docs/guides/distributed-kernels.md", 2),
     ],
 )
 def test_commands_in_a_clone_do_what_the_document_says(document, commands, tmp_path, env):
@@ -103,7 +103,7 @@ def test_make_targets_that_the_readme_names_exist():
 
 
 @pytest.mark.parametrize(
-    "document", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]), ids=lambda path: path.name
+    "document", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda path: path.name
 )
 def test_relative_links_lead_somewhere(document):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
@@ -115,12 +115,12 @@ def test_a_document_that_lies_is_caught(tmp_path, env):
     lie.write_text("```console\n$ echo one; echo two\ntwo\none\n```\n")
     with pytest.raises(AssertionError, match="no line like 'one'"):
         play(lie, tmp_path, env)
-    lie.write_text("```console exit=3\n$ true\n```\n")
+    lie.write_text('```console exit="3"\n$ true\n```\n')
     with pytest.raises(AssertionError, match="exit 0, not 3"):
         play(lie, tmp_path, env)
-    lie.write_text("```console numbers=any\n$ echo 3 rows of 1.5e-06\n4 rows of 2\n```\n")
+    lie.write_text('```console numbers="any"\n$ echo 3 rows of 1.5e-06\n4 rows of 2\n```\n')
     assert play(lie, tmp_path, env) == 1
-    lie.write_text("```console numbers=any\n$ echo 3 rows\n4 columns\n```\n")
+    lie.write_text('```console numbers="any"\n$ echo 3 rows\n4 columns\n```\n')
     with pytest.raises(AssertionError, match="no line like '4 columns'"):
         play(lie, tmp_path, env)
     assert len(blocks(lie)) == 1

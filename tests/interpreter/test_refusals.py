@@ -102,7 +102,7 @@ def random_numbers():
     ("factory", "advice"),
     [
         (random_numbers, "draw the numbers in PyTorch and pass them"),
-        (extern, r"model_extern \(docs/ranks.md\)"),
+        (extern, r"model_extern \(docs/guides/simulated-ranks.md\)"),
         (barrier, "only be judged on a GPU: --backend cuda"),
     ],
 )

@@ -112,7 +112,7 @@ def test_integers_cover_signs():
 
 
 def test_the_guide_to_problems_of_your_own_lists_every_distribution():
-    guide = (Path(__file__).parents[2] / "docs/own-problems.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs/guides/own-problems.md").read_text()
     _, _, guide = guide.partition("## What the inputs hold")
     _, *lines = (line for line in guide.splitlines() if line.startswith("| `"))
     assert [line.split("`")[1] for line in lines] == list(DISTRIBUTIONS)

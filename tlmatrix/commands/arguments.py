@@ -448,8 +448,8 @@ def _add_exec(commands: _Commands) -> None:
     program.add_argument(
         "--without",
         metavar="NAME,...",
-        help="with --sanitize: all of them but these (docs/sanitizers.md lists them), such as "
-        "unwritten for outputs whose padding nobody reads",
+        help="with --sanitize: all of them but these (docs/explanation/sanitizers.md lists "
+        "them), such as unwritten for outputs whose padding nobody reads",
     )
     program.add_argument("script", metavar="SCRIPT.py", help="what to run")
     program.add_argument(

@@ -21,7 +21,7 @@ _REMEDIES = (
     ),
     (
         r"call_extern|call_pure_extern",
-        "say what it does with tlmatrix.interpreter.model_extern (docs/ranks.md)",
+        "say what it does with tlmatrix.interpreter.model_extern (docs/guides/simulated-ranks.md)",
     ),
     (
         r"create_tma_descriptor|tma_load|tma_store",

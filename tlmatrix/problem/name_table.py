@@ -1,6 +1,6 @@
 """Tables of the names that a spec or an entry may use of a built-in problem, as data and Markdown.
 
-`tlmatrix.problem.names` writes them to `docs/problems`.
+`tlmatrix.problem.names` writes them to `docs/reference/problems`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def names_of(rows: Sequence[Name], *roles: Role) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Document:
-    """The page of a problem: `docs/problems/FILE.md`."""
+    """The page of a problem: `docs/reference/problems/FILE.md`."""
 
     file: str
     title: str

@@ -1,4 +1,4 @@
-"""The pages of `docs/problems`: `python -m tlmatrix.problem.names` writes them.
+"""The pages of `docs/reference/problems`: `python -m tlmatrix.problem.names` writes them.
 
 A test compares them with the tables in the code, and the tables with the names that problems have.
 """
@@ -15,7 +15,7 @@ from tlmatrix.problem.gemm.names import DOCUMENT as GEMM
 __all__ = ["DOCUMENTS", "FOLDER"]
 
 DOCUMENTS = (ATTENTION, GEMM, COLLECTIVE, DECLARED)
-FOLDER = Path(__file__).parents[2] / "docs" / "problems"
+FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "problems"
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)

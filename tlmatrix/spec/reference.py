@@ -1,4 +1,4 @@
-"""`docs/spec.md`, written from the models, so that the reference cannot fall behind the language.
+"""Writes `docs/reference/spec.md` from the models of the spec language.
 
 `python -m tlmatrix.spec.reference` writes it anew, from the root of a checkout.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLE", "REFERENCE_PATH", "SECTIONS", "example_yaml", "reference"]
 
-REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "spec.md"
+REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "reference" / "spec.md"
 """The file, in a checkout."""
 
 SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -130,7 +130,7 @@ axes:
 
 
 def reference() -> str:
-    """The text of `docs/spec.md`."""
+    """The text of `docs/reference/spec.md`."""
     calls = ", ".join(f"`{name}`" for name in FUNCTIONS)
     opening = _OPENING.replace("{EXAMPLE}", EXAMPLE).replace("{FUNCTIONS}", calls)
     schema = json_schema()

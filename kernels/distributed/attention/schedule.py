@@ -2,7 +2,7 @@
 
 The model is rough: it only has to rank a few schedules, with the same result on every rank (a rank
 derives the location of the others' sums from their plans). The rates are those of H200s with
-NVLink; docs/results.md has measurements.
+NVLink; docs/results has measurements.
 
 Costs besides attention itself:
 

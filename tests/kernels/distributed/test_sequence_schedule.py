@@ -20,7 +20,7 @@ def schedule(tokens, world=4, kv_heads=8, causal=False, rates=None, keys=None):
 @pytest.mark.parametrize("tokens", [256, 1024, 4096, 32768])
 @pytest.mark.parametrize("world", [2, 4])
 def test_blocks_wait_for_keys_that_are_there_when_they_are_needed(world, tokens, causal):
-    """As measured: docs/results.md has what each takes."""
+    """As measured: docs/results has what each takes."""
     assert schedule(tokens, world, causal=causal) == ONE_LAUNCH
 
 

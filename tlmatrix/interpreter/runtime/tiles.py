@@ -161,7 +161,7 @@ def gemm_float8(
     """`gemm` of float8 factors as the tensor cores add their products.
 
     Those of Hopper align 32 products and the sum so far to the largest of them, cut off what lies
-    below its 14th bit, and add what is left: measured on an H200 (docs/results.md, GEMM); that
+    below its 14th bit, and add what is left: measured on an H200 (docs/results, GEMM); that
     they keep about 14 bits is told in DeepSeek-V3, arXiv:2412.19437, section 3.3.2.
     """
     bits = FLOAT8_BITS.get()

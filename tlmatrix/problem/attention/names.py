@@ -136,7 +136,7 @@ ROWS = (
         "values",
         ("axis", "name"),
         "what inputs hold",
-        "[distributions](../own-problems.md#what-the-inputs-hold)",
+        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
         "the seed picks one",
     ),
     Name(
@@ -336,7 +336,8 @@ DOCUMENT = Document(
 `problem: attention` makes inputs, a float64 reference with gradients, and metamorphic relations of
 scaled dot product attention. An entry gets what its parameters name; `call`, `compile`, `tile` and
 `where` use the same names, and axes besides. An axis that neither the problem nor the entry takes
-is an error. More of the layouts: [padded](../padded.md), [decode](../decode.md).""",
+is an error. More of the layouts: [padded](../../guides/padded.md),
+[decode](../../guides/decode.md).""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

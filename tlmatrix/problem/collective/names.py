@@ -31,7 +31,7 @@ ROWS = (
         "values",
         ("axis", "name"),
         "what inputs hold",
-        "[distributions](../own-problems.md#what-the-inputs-hold)",
+        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
         "the seed picks one",
     ),
     Name(
@@ -68,8 +68,8 @@ DOCUMENT = Document(
     """\
 `problem: collective` computes an all-gather, an all-reduce or a reduce-scatter of rows over the
 ranks of the axis `world`. Shapes are those of the whole; each rank's entry gets its part, and may
-take `rank`, `group` and `context` besides ([several GPUs](../several-gpus.md)). There are no
-gradients. Instead of a layout, shapes go by `operation`.""",
+take `rank`, `group` and `context` besides ([several GPUs](../../guides/several-gpus.md)). There
+are no gradients. Instead of a layout, shapes go by `operation`.""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

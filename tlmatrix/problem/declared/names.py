@@ -11,7 +11,7 @@ ROWS = (
         "values",
         ("axis", "name"),
         "what inputs hold that have no `fill` and no `between`",
-        "[distributions](../own-problems.md#what-the-inputs-hold)",
+        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
         "the seed picks one",
     ),
     Name(

@@ -30,7 +30,7 @@ ROWS = (
         "values",
         ("axis", "name"),
         "what inputs hold",
-        "[distributions](../own-problems.md#what-the-inputs-hold)",
+        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
         "the seed picks one",
     ),
     Name(

@@ -27,18 +27,17 @@ Factor = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class RelationDecl(ShortModel):
-    """A metamorphic relation between the results of two calls. Has exactly one of five keys:
-    `name`, `permute`, `split`, `scale` or `idempotent`.
+    """A metamorphic relation between the results of two calls.
 
-    Text alone is short for `name`.
+    Has exactly one of the keys `name`, `permute`, `split`, `scale` and `idempotent`. Text alone is short for `name`.
     """
 
     short: ClassVar[str] = "name"
 
     name: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="A name: `finite` (no result is NaN or infinite); a relation of the problem (the "
-        "check then runs the named ones, and no others of the problem); or a function "
+        description="A name: `finite` (no result is NaN or infinite); a relation of the problem "
+        "(the check then runs the named ones, and no others of the problem); or a function "
         "`package.module:name`. The function takes the inputs, the results, and any axes that its "
         "parameters name. It returns two mappings: changed inputs for another call of the entry, "
         "and the results expected of that call. Without changed inputs there is no other call: "
@@ -47,32 +46,33 @@ class RelationDecl(ShortModel):
     )
     permute: Identifier | None = Field(
         default=None,
-        description="A dimension in the shapes of a declared problem. Permuting the inputs along it "
-        "must permute the results along it, and leave results without it unchanged.",
+        description="A dimension in the shapes of a declared problem. Permuting the inputs along "
+        "it must permute the results along it, and leave results without it unchanged.",
         examples=["rows"],
     )
     split: Identifier | None = Field(
         default=None,
-        description="An axis that is a dimension of a declared problem. Two calls with a part of it each "
-        "must give the results of one call. Results without the dimension are not compared.",
+        description="An axis that is a dimension of a declared problem. Two calls with a part of "
+        "it each must give the results of one call. Results without the dimension are not "
+        "compared.",
         examples=["rows"],
     )
     scale: Annotated[dict[Identifier, Factor], Field(min_length=1)] | None = Field(
         default=None,
-        description="Factors of inputs. Multiplying the inputs by them must multiply the results by "
-        "the factors in `gives`. Powers of two avoid rounding.",
+        description="Factors of inputs. Multiplying the inputs by them must multiply the results "
+        "by the factors in `gives`. Powers of two avoid rounding.",
         examples=[{"x": 2, "w": 0.5}],
     )
     gives: dict[Identifier, Factor] = Field(
         default={},
-        description="With `scale`: the factors of outputs, by default 1. Factors of gradients follow "
-        "from them.",
+        description="With `scale`: the factors of outputs, by default 1. Factors of gradients "
+        "follow from them.",
         examples=[{"y": 2}],
     )
     idempotent: Annotated[dict[Identifier, Identifier], Field(min_length=1)] | None = Field(
         default=None,
-        description="For each input, the output to pass in its place: the entry must return the same "
-        "outputs again.",
+        description="For each input, the output to pass in its place: the entry must return the "
+        "same outputs again.",
         examples=[{"x": "y"}],
     )
     exact: bool = Field(
@@ -83,8 +83,8 @@ class RelationDecl(ShortModel):
     )
     when: ExpressionText | None = Field(
         default=None,
-        description="An expression over the axes, `arch` and `backend`: the cases it applies to. By "
-        "default all.",
+        description="An expression over the axes, `arch` and `backend`: the cases it applies to. "
+        "By default all.",
         examples=["dtype == 'float32'"],
     )
     because: str = Field(
@@ -114,8 +114,8 @@ class Agreement(Model):
     )
     set: CaseValues | None = Field(
         default=None,
-        description="Axes, or other arguments of the entry, with the values of the other side. A case "
-        "that already has them is not compared, nor one that `where` excludes.",
+        description="Axes, or other arguments of the entry, with the values of the other side. A "
+        "case that already has them is not compared, nor one that `where` excludes.",
         examples=[{"backward": "split"}],
     )
     compile: dict[Identifier, Argument] = Field(
@@ -130,14 +130,14 @@ class Agreement(Model):
     )
     backend: Literal["interpreter", "cuda"] | None = Field(
         default=None,
-        description="The backend of the other side. A case that already runs on it is not compared, "
-        "nor any case on a machine without a GPU if it is `cuda`.",
+        description="The backend of the other side. A case that already runs on it is not "
+        "compared, nor any case on a machine without a GPU if it is `cuda`.",
         examples=["interpreter"],
     )
     when: ExpressionText | None = Field(
         default=None,
-        description="An expression over the axes, `arch` and `backend`: the cases it applies to. By "
-        "default all.",
+        description="An expression over the axes, `arch` and `backend`: the cases it applies to. "
+        "By default all.",
         examples=["head_dim == 64"],
     )
     exact: bool = Field(
