@@ -29,7 +29,8 @@ Factor = Annotated[float, Field(allow_inf_nan=False)]
 class RelationDecl(ShortModel):
     """A metamorphic relation between the results of two calls.
 
-    Has exactly one of the keys `name`, `permute`, `split`, `scale` and `idempotent`. Text alone is short for `name`.
+    Has exactly one of the keys `name`, `permute`, `split`, `scale` and `idempotent`. Text alone
+    is short for `name`.
     """
 
     short: ClassVar[str] = "name"
