@@ -170,7 +170,7 @@ def test_an_access_that_stops_the_kernel_is_a_finding_with_its_line():
     finding = only(run(factory("unguarded_double"), checks="numeric, sanitizers, determinism"))
     assert finding.title.startswith("bounds: index 55 of dimension 0 of source[55, 0] is outside")
     assert "also bounds: index 55 of dimension 0 of target" in finding.detail
-    assert "not judged: determinism" in finding.detail
+    assert "not run: determinism" in finding.detail
     unwatched = run(factory("unguarded_double"), checks="numeric")
     assert unwatched.status is Status.ERROR
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.assembly import Assembler
     from tlmatrix.backend.ranks.executors import RankExecutor
     from tlmatrix.check.finding import Finding
-    from tlmatrix.check.further import Relations
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
     from tlmatrix.spec.model.spec import KnownBug, Reject, Spec
@@ -124,16 +124,16 @@ class Runner:
             torch.autograd.grad(2 * one, one, torch.ones(1))
 
     def run(
-        self, spec: Spec, case: Case, *, path: str | None = None, relations: Relations = "all"
+        self, spec: Spec, case: Case, *, path: str | None = None, reruns: Reruns = "all"
     ) -> CaseResult:
         """Run and judge a case. `path` is how the user calls the spec's file.
 
-        `relations` says which of the checks are made that run the code again: `all`, one that
+        `reruns` says which of the checks are made that run the code again: `all`, one that
         the case's seed picks (`rotate`: what a fuzz run does), or those of these names
         (`{"isolation"}`: what shrinking does). Where not all, the result says which were.
         """
         covers = self.coverage and self.backend.name == "interpreter"
-        watch = Watch(Recorder() if covers else None, relations)
+        watch = Watch(Recorder() if covers else None, reruns)
         shown = path or str(spec.path)
         try:
             outcome = self._outcome(spec, case, shown, watch)
@@ -167,7 +167,7 @@ class Runner:
             closeness=watch.closeness,
             coverage=counted(watch.recorder),
             kernels=outcome.kernels,
-            relations=() if relations == "all" else tuple(watch.made),
+            relations=() if reruns == "all" else tuple(watch.made),
             distribution=watch.distribution,
         )
 
@@ -214,7 +214,7 @@ class Runner:
             return spec_error_outcome(error, path, _reference_place(spec))
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
             outcome = error_outcome(error, self.backend, watch, strict=self.strict)
-        whole = watch.relations == "all" and case.origin != "fuzz"
+        whole = watch.reruns == "all" and case.origin != "fuzz"
         return outcome if bug is None else with_bug(outcome, bug, whole=whole)
 
     def _assembled(self, backend: CompileBackend, spec: Spec, case: Case, watch: Watch) -> Outcome:
@@ -372,9 +372,9 @@ class Runner:
             checks=checks,
             arch=self.backend.arch,
             deterministic=self._deterministic(spec, problem.names),
-            relations=watch.relations,
-            made=watch.made.append,
-            told=watch.set_closeness,
+            reruns=watch.reruns,
+            on_check=watch.made.append,
+            on_error_ratio=watch.set_closeness,
             keep_going=self.keep_going,
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tlmatrix.check.further import Relations
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.interpreter.recorder import Recorder
 
 __all__ = ["Watch"]
@@ -18,13 +18,13 @@ __all__ = ["Watch"]
 class Watch:
     """Measures the size, time and coverage of a case, and records the checks that ran.
 
-    `relations` are the requested checks that run the code again; `recorder` is None if coverage
+    `reruns` are the requested checks that run the code again; `recorder` is None if coverage
     is not measured.
     """
 
-    def __init__(self, recorder: Recorder | None, relations: Relations) -> None:
+    def __init__(self, recorder: Recorder | None, reruns: Reruns) -> None:
         self.recorder = recorder
-        self.relations = relations
+        self.reruns = reruns
         self.made: list[str] = []
         """Checks that ran the code again; relations by name."""
         self._begin = time.perf_counter()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.draw.numbers import Span, clipped, edges
+from tlmatrix.fuzz.strategies.spans import Span, clipped, edges
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Domain:
     """The values of an axis, the plainest first.
 
     `named` are single values; after them, where `spans` has any, come the whole numbers of its
-    first span, which is drawn from as `tlmatrix.fuzz.draw.numbers` says. A listed number is then
+    first span, which is drawn from as `tlmatrix.fuzz.strategies.spans` says. A listed number is then
     no name but a span of itself.
     """
 
