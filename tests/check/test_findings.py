@@ -163,7 +163,7 @@ def test_one_wrong_element_in_a_million(dtype):
 @EVERY_DTYPE
 def test_a_transposed_result(dtype):
     kernel = lambda problem: {"c": product(problem)["c"].T.contiguous()}  # noqa: E731
-    assert "its transpose matches" in only(run(sums(dtype, size=60), kernel)).hint
+    assert "the transpose matches" in only(run(sums(dtype, size=60), kernel)).hint
 
 
 @EVERY_DTYPE
@@ -185,7 +185,7 @@ def test_an_lse_in_the_wrong_base(dtype):
 
     finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
     assert (finding.tensor, finding.pattern) == ("lse", "everything")
-    assert finding.hint.endswith("got is 1.443 times expected: log2 against ln?")
+    assert finding.hint.endswith("got is 1.443 times expected: log2 instead of ln?")
 
 
 @EVERY_DTYPE
@@ -195,7 +195,7 @@ def test_a_transposed_head_pair(dtype):
 
     finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
     assert (finding.pattern, finding.where) == ("heads", "head 1-2")
-    assert "permuting them makes it match: 1 holds 2, 2 holds 1" in finding.hint
+    assert "heads permuted? 1 holds 2, 2 holds 1" in finding.hint
 
 
 @EVERY_DTYPE
@@ -345,7 +345,7 @@ def test_first_rows_of_later_sequences_suggest_a_store_past_the_end():
     def edit(results):
         results["out"][18:26] = 9
 
-    assert "stores past its end" in only(run(attention(LENGTHS), broken(edit))).hint
+    assert "store past its end" in only(run(attention(LENGTHS), broken(edit))).hint
 
 
 def test_scattered_elements():
@@ -396,7 +396,7 @@ def test_a_row_that_sees_one_key_too_many(monkeypatch):
 def test_a_row_that_sees_one_key_too_few(monkeypatch):
     rule = lambda lq, lk, *_: torch.arange(lk)[None] < torch.arange(lq)[:, None] + lk - lq  # noqa: E731
     forward = masked_by(monkeypatch, rule, attention(LENGTHS))[0]
-    assert "the first row sees nothing" in forward.hint
+    assert "the first row attends to none" in forward.hint
 
 
 @pytest.mark.parametrize(("error", "word"), [(1, "wide"), (-1, "narrow")])
@@ -620,7 +620,7 @@ def test_state_that_the_second_call_leaves_behind():
         return results
 
     findings = run(called_again(problem, other), kernel, "repeat")
-    assert any("run once more, gives other results too" in each.detail for each in findings)
+    assert any("run again, gives other results too" in each.detail for each in findings)
     assert any("must not remember" in each.detail for each in findings)
 
 

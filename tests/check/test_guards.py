@@ -76,7 +76,7 @@ def test_a_single_element_written_outside(dtype, count, before):
     assert finding.where == (
         "elements 1-1 before y" if before else "elements 0-0 past the end of y"
     )
-    assert "test_memory.py" in finding.detail
+    assert "test_guards.py" in finding.detail
 
 
 @pytest.mark.parametrize("count", [3, 4])

@@ -205,7 +205,7 @@ def test_what_is_wrong_with_an_agreement_is_said_at_its_place(agree, words):
 def test_in_turn_an_agreement_costs_one_further_run():
     spec = made(PRODUCT, "[{set: {variant: chunks}}]", checks="numeric, agreement")
     runner = Runner(backend_named("interpreter"))
-    result = runner.run(spec, next(iter(plan(spec).expansion)), relations="rotate")
+    result = runner.run(spec, next(iter(plan(spec).expansion)), reruns="rotate")
     assert result.relations == ("variant=chunks",)
 
 

@@ -43,7 +43,7 @@ def judged(runner, entry, graph="true"):
     text = TEXT.replace("ENTRY", entry).replace("GRAPH", graph)
     spec = parse_spec(text, HERE / f"{entry}.yaml")
     (case,) = plan(spec).cases()
-    made = runner.run(spec, case, relations={"repeat"})
+    made = runner.run(spec, case, reruns={"repeat"})
     assert "cuda_graph" in made.relations or graph == "false"
     return made
 

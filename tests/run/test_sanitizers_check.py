@@ -190,7 +190,7 @@ def test_boundaries_that_the_problem_does_not_have_are_an_error_at_their_line():
     result = run(entry("by_sequence"), more="sanitizers: {sequences: {work: cu_seqlen}}\n")
     (finding,) = result.findings
     assert result.status is Status.ERROR
-    assert "7:32: sanitizers: 'cu_seqlen' is no list of boundaries" in finding.title
+    assert "7:32: sanitizers: 'cu_seqlen' is not a list of integers" in finding.title
     assert "did you mean 'cu_seqlens'?" in finding.title
 
 

@@ -54,8 +54,8 @@ class Evidence:
     problem: Problem
     reference: Tensors
     alone: bool = True
-    """Whether a run is compared with the reference. In a comparison of two runs the first was right,
-    so wrong bounds and masks explain nothing."""
+    """Whether a run is compared with the reference. In a comparison of two runs the first was
+    right, so wrong bounds and masks explain nothing."""
 
     @cached_property
     def wrong_values(self) -> tuple[torch.Tensor, torch.Tensor]:

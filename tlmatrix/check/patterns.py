@@ -1,4 +1,4 @@
-"""Recognises the shape of a set of wrong elements: a row, a tile, a head, the last rows, everything.
+"""Recognises the shape of a set of wrong elements: a row, a tile, a head, everything.
 
 The shape hints at the bug: a wrong bound affects the last tile of every sequence, a swapped index
 two heads. The mask of wrong elements is projected onto each dimension (a packed dimension onto

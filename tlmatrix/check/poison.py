@@ -71,7 +71,7 @@ def extent_of(tensor: torch.Tensor) -> int:
 
 
 def as_row(tensor: torch.Tensor, lead: int = 0) -> torch.Tensor:
-    """The memory of a tensor as one row of integers, including gaps and `lead` elements before it."""
+    """The memory of a tensor as a row of integers, with gaps and `lead` elements before it."""
     start = tensor.storage_offset() - lead
     row = tensor.detach().as_strided((lead + extent_of(tensor),), (1,), start)
     return row.view(INT_OF_SIZE[tensor.element_size()])

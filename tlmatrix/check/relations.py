@@ -389,7 +389,7 @@ def _compare_with_reference(check: str, bounds: ReferenceBounds, results: Tensor
 
 
 def _named(finding: Finding, relation: Relation, because: str) -> Finding:
-    """Add the relation's name to the title, unless it is the check's, and a reason to the detail."""
+    """Add the name of the relation to the title, and a reason to the detail."""
     title = finding.title
     if relation.name != finding.check:
         title = f"{relation.name}: {title}"

@@ -1,10 +1,9 @@
-"""Cases drawn from a spec alone, by Hypothesis: lengths, sizes, and every other axis.
+"""Hypothesis strategies for the cases of a spec.
 
-`cases` is a strategy whose every value is an ordinary resolved `Case`. What it draws is settled
-before, in a `CaseDomain`: which axes change from one example to the next, and which combinations of the
-others have kernels. Rules hold by construction, so that nothing is ever rejected; whatever can be
-said against a spec is said, at its place, when the ground is made. This package imports no
-Hypothesis until `cases` is called.
+`cases` is a strategy of ordinary resolved `Case`s. It draws from a `CaseDomain`, which holds the
+domain of every axis and the combinations of axes that kernels are compiled for. Constraints hold by
+construction, and errors in the spec are raised when the domain is built. Hypothesis is imported
+when `cases` is called.
 """
 
 from __future__ import annotations

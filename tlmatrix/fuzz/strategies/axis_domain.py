@@ -22,9 +22,8 @@ __all__ = ["Domain", "domain_of"]
 class Domain:
     """The values of an axis, the plainest first.
 
-    `named` are single values; after them, where `spans` has any, come the whole numbers of its
-    first span, which is drawn from as `tlmatrix.fuzz.strategies.spans` says. A listed number is then
-    no name but a span of itself.
+    `named` are single values. If there are `spans`, the integers of the first one follow, drawn as
+    in `tlmatrix.fuzz.strategies.spans`; listed integers are then spans as well.
     """
 
     named: tuple[Value, ...]
