@@ -41,13 +41,12 @@ from rich.table import Table
 from tlmatrix.backend import backend_named
 from tlmatrix.check import pipeline, relations, sanitizers
 from tlmatrix.check.guards import Guards
-from tlmatrix.check.relations import CHECK_OF_KIND
 from tlmatrix.fuzz.generation import without_hook
 from tlmatrix.interpreter.kernel import InterpretedKernel
 from tlmatrix.interpreter.session import current
 from tlmatrix.matrix import Case
 from tlmatrix.problem.attention import build, family
-from tlmatrix.run import runner as running
+from tlmatrix.run import harness as harness_module
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import Status
 from tlmatrix.run.runner import Runner
@@ -64,7 +63,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEADS, DIM, LONGEST, MOST = 2, 64, 100, 8
 STRATEGIES = ("default", "atomic", "split", "grouped", "reordered")
 EDGES = (0, 1, 63, 64, 65, 99, 100)
-Reruns = Literal["all", "rotate"]
+Relations = Literal["all", "rotate"]
 
 
 def main() -> int:
@@ -120,7 +119,7 @@ class Spent:
 class Bench:
     """Runs and records generated examples as a fuzz run does."""
 
-    def __init__(self, spec: Spec, relations: Reruns, path: Path) -> None:
+    def __init__(self, spec: Spec, relations: Relations, path: Path) -> None:
         self.spec = spec
         self.relations = relations
         self.runner = Runner(backend_named("interpreter"), asked="interpreter")
@@ -203,13 +202,13 @@ PART_NAMES = {"judge": "guards: buffers", "entry": "entry: operators"}
 @contextmanager
 def runs_counted() -> Iterator[None]:
     """Count the calls of the entry."""
-    plain = running.execute
+    plain = harness_module.execute
 
     def execute(*arguments: Any, **keywords: Any) -> Any:
         RUNS["runs"] += 1
         return plain(*arguments, **keywords)
 
-    with patched([(running, "execute", execute)]):
+    with patched([(harness_module, "execute", execute)]):
         yield
 
 
@@ -257,7 +256,7 @@ def clocked(clock: Clock) -> Iterator[None]:
     changes = [
         timed("inputs", family.AttentionFamily, "problem"),
         by_name(build, "attend", reference),
-        timed("entry: autograd and Python around kernels", running, "execute"),
+        timed("entry: autograd and Python around kernels", harness_module, "execute"),
         by_name(InterpretedKernel, "__call__", kernel),
         timed("guards: buffers", Guards, "move"),
         timed("guards: canaries and inputs", Guards, "findings"),
@@ -268,7 +267,7 @@ def clocked(clock: Clock) -> Iterator[None]:
         by_name(
             judge,
             "_related",
-            lambda _, relation, *__, **___: f"{CHECK_OF_KIND[relation.kind]}: comparing",
+            lambda _, relation, *__, **___: f"{relation.kind}: comparing",
         ),
         timed("relations: their problems", judge, "_one_in_rotation"),
         timed("relations: their problems", judge, "_all"),

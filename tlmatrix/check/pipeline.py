@@ -2,7 +2,7 @@
 
 First comes one run with guards, poison and sanitizers, compared with the reference; then equal
 calls; then the metamorphic relations. Checks that would only repeat a finding are left out: after
-wrong values, properties, repeated calls and agreement fail for the same reason, while isolation
+wrong values, relations, repeated calls and agreement fail for the same reason, while isolation
 and poison may show the cause. `rerun_checks` selects among the checks that need more runs.
 
 A problem without a reference takes the results of the first run for it: their values are not
@@ -22,7 +22,7 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.check.gathering import Gathered, differing_copies
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poison_mask
-from tlmatrix.check.relations import CHECK_OF_KIND, check_relation, raised
+from tlmatrix.check.relations import check_relation, raised
 from tlmatrix.check.rerun_checks import (
     RELATION_KINDS,
     RERUN_CHECKS,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tlmatrix.matrix.case import Case
-    from tlmatrix.problem.model import Problem, Relation, Tensors
+    from tlmatrix.problem.model import Problem, Relation, RelationKind, Tensors
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["judge"]
@@ -54,7 +54,7 @@ _NAN_HINT = (
     "from the entry too"
 )
 
-_KIND_OF = {CHECK_OF_KIND[kind]: kind for kind in RELATION_KINDS}
+_KIND_OF: dict[str, RelationKind] = {kind: kind for kind in RELATION_KINDS}
 
 
 def judge(
@@ -159,7 +159,7 @@ class _Pipeline:
         if numeric:
             # A later call has its own reference, which says nothing if the first call was wrong.
             redundant = frozenset(
-                {"repeat"} if keep_going else {"properties", "repeat", "agreement"}
+                {"repeat"} if keep_going else {"relations", "repeat", "agreement"}
             )
         if reruns == "rotate":
             found += self._one_in_rotation(checks - redundant, usable, on_check)

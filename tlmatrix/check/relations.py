@@ -1,4 +1,4 @@
-"""Runs and compares metamorphic relations: isolation, poison, properties, repeats, agreements.
+"""Runs and compares metamorphic relations: isolation, repeated calls, agreements.
 
 A family defines the relations of a problem (`Problem.relations`). Unless the relation and the case
 require equal bits, both sides may differ by the sum of their error bounds. The right side's is
@@ -29,16 +29,7 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
 
-__all__ = ["CHECK_OF_KIND", "check_relation", "raised"]
-
-CHECK_OF_KIND = {
-    "isolation": "isolation",
-    "poison": "poison",
-    "property": "properties",
-    "repeat": "repeat",
-    "agreement": "agreement",
-}
-"""The check that runs relations of each kind."""
+__all__ = ["check_relation", "raised"]
 
 
 def check_relation(
@@ -56,7 +47,7 @@ def check_relation(
     `first` are the results of the problem itself; it ran, so an exception in another problem is a
     finding. `in_a_row` makes repeated calls on several ranks (`SeveralRanks.in_a_row`).
     """
-    check = CHECK_OF_KIND[relation.kind]
+    check = relation.kind
     results: list[Tensors] = []
     pair = None
     try:
@@ -108,7 +99,7 @@ def _refused(relation: Relation, error: Exception | None) -> list[Finding]:
     assert relation.refused is not None
     name, words = relation.refused
     wanted = f"{name} with {words!r} in its message"
-    check = CHECK_OF_KIND[relation.kind]
+    check = relation.kind
     if error is None:
         title = f"the call was captured without an exception; expected {wanted}"
         hint = (
@@ -209,7 +200,7 @@ def _differences(
         other = right[name]
         if tensor.shape != other.shape:
             title = f"{name} has shape {list(other.shape)}, expected {list(tensor.shape)}"
-            found.append(Finding(CHECK_OF_KIND[relation.kind], title, tensor=name))
+            found.append(Finding(relation.kind, title, tensor=name))
             continue
         if same_bits(tensor, other):
             continue
@@ -221,7 +212,7 @@ def _differences(
         if deviation is not None:
             found.append(
                 diagnose(
-                    CHECK_OF_KIND[relation.kind],
+                    relation.kind,
                     name,
                     _in_whole_tensor(name, deviation, relation, first),
                     bounds.problem,
@@ -297,7 +288,7 @@ def _compare_pair(
     relation: Relation, pair: Pair, first: Tensors, bounds: ReferenceBounds, *, exact: bool
 ) -> list[Finding]:
     """Findings about tensors whose two sides differ by more than their error bounds."""
-    check, problem = CHECK_OF_KIND[relation.kind], bounds.problem
+    check, problem = relation.kind, bounds.problem
     found = []
     for name, expected in pair.expected.items():
         if name not in pair.got:

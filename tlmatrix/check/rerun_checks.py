@@ -1,6 +1,6 @@
 """The checks that run the entry again, and the selection of them for a case.
 
-Determinism, isolation, poison in neighbouring sequences, repeated calls, properties and agreement
+Determinism, isolation, poison in neighbouring sequences, repeated calls, relations and agreement
 need one to three more runs each, which is most of a case's time. A case of a tier gets all of them.
 A fuzz case gets one, in rotation; its own seed selects it, so that the case is checked in the same
 way whenever it runs. Its determinism check makes two equal calls instead of three. Shrinking keeps
@@ -12,8 +12,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
-
-from tlmatrix.check.relations import CHECK_OF_KIND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +34,12 @@ RELATION_KINDS: tuple[RelationKind, ...] = (
     "isolation",
     "poison",
     "repeat",
-    "property",
+    "relations",
     "agreement",
 )
 """Kinds of relations, the most informative first."""
 
-RERUN_CHECKS: tuple[str, ...] = ("determinism", *(CHECK_OF_KIND[kind] for kind in RELATION_KINDS))
+RERUN_CHECKS: tuple[str, ...] = ("determinism", *RELATION_KINDS)
 """The checks that run the entry again, in the order in which they run."""
 
 
