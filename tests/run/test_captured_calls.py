@@ -93,7 +93,7 @@ def test_a_refusal_that_is_declared_is_tried(runner):
     assert judged(runner, "refusing", REFUSED).status is Status.PASSED
     (finding,) = judged(runner, "barriers_on_both_sides", REFUSED).findings
     assert finding.title == (
-        "cuda_graph: the call is captured, where the spec says that it is refused: no "
+        "cuda_graph: the call was captured without an exception; expected "
         "RuntimeError with 'cannot be captured' in its message"
     )
     (finding,) = judged(runner, "reading_on_the_host", REFUSED).findings

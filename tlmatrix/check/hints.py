@@ -89,7 +89,7 @@ def _never_written(evidence: Evidence) -> str | None:
     if mask is None or not bool((mask & evidence.deviation.wrong).any()):
         return None
     count = int((mask & evidence.deviation.wrong).sum())
-    return f"never written: {count} elements still hold the poison"
+    return f"never written: {count} elements still hold the poison of fresh memory"
 
 
 def _all_zero(evidence: Evidence) -> str | None:
