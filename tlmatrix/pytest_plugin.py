@@ -83,7 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--tlmatrix-keep-going",
         action="store_true",
-        help="after wrong numbers, judge properties and agreements too",
+        help="after wrong numbers, judge relations and agreements too",
     )
     group.addoption(
         "--tlmatrix-results",

@@ -524,10 +524,10 @@ def test_a_leak_from_the_neighbour_sequence(dtype, kind, factor):
 def test_a_part_that_holds_other_elements_than_its_tensor_is_named_by_axis():
     problem = attention((17, 40), dtype=torch.float16)
     relation = Relation(
-        "sums", "property", (problem,), lambda tensors: {"out": tensors["out"].sum(2)},
+        "sums", "relations", (problem,), lambda tensors: {"out": tensors["out"].sum(2)},
         lambda results: {"out": results[0]["out"].sum(2) + 100}, exact=True,
     )  # fmt: skip
-    finding = only(run(with_relation(problem, relation), flash, "properties"))
+    finding = only(run(with_relation(problem, relation), flash, "relations"))
     assert list(finding.index) == ["axis0", "axis1"]
 
 
@@ -641,7 +641,7 @@ def whole_and_halves(right):
     problem = attention((17, 40))
     first = attention((17,))
     relation = Relation(
-        "split", "property", (first,), lambda mine: {"out": mine["out"][:17]}, right,
+        "split", "relations", (first,), lambda mine: {"out": mine["out"][:17]}, right,
         because="a batch is the sum of its parts",
     )  # fmt: skip
     return with_relation(problem, relation)
@@ -650,20 +650,20 @@ def whole_and_halves(right):
 def test_a_property_holds_within_the_sum_of_both_allowances():
     mine = flash(attention((17, 40)))["out"][:17].float()
     close = whole_and_halves(lambda _: {"out": (mine * (1 + 2**-11)).half()})
-    assert run(close, flash, "properties") == []
+    assert run(close, flash, "relations") == []
     far = whole_and_halves(lambda _: {"out": (mine * 1.05).half()})
-    finding = only(run(far, flash, "properties"))
-    assert (finding.check, finding.tensor) == ("properties", "out")
+    finding = only(run(far, flash, "relations"))
+    assert (finding.check, finding.tensor) == ("relations", "out")
     assert finding.title.startswith("split: out: ")
 
 
 def test_an_exact_relation_of_a_case_that_is_bounded_falls_back_to_the_allowance():
     mine = flash(attention((17, 40)))["out"][:17].float()
     near = whole_and_halves(lambda _: {"out": (mine * (1 + 2**-11)).half()})
-    exact = replace(next(iter(near.relations("property"))), exact=True)
+    exact = replace(next(iter(near.relations("relations"))), exact=True)
     problem = with_relation(near, exact)
-    assert only(run(problem, flash, "properties")).check == "properties"
-    assert run(problem, flash, "properties", deterministic=False) == []
+    assert only(run(problem, flash, "relations")).check == "relations"
+    assert run(problem, flash, "relations", deterministic=False) == []
 
 
 def test_an_exception_in_a_relation_names_it():
@@ -673,9 +673,9 @@ def test_an_exception_in_a_relation_names_it():
         return flash(problem)
 
     problem = whole_and_halves(lambda results: results[0])
-    finding = only(run(problem, kernel, "numeric", "properties"))
+    finding = only(run(problem, kernel, "numeric", "relations"))
     assert finding.title == "split: raised ValueError: one sequence is not enough"
-    assert finding.check == "properties"
+    assert finding.check == "relations"
 
 
 def test_an_exception_in_the_first_run_is_raised():
@@ -694,9 +694,9 @@ def test_what_would_only_repeat_wrong_numbers_is_left_out():
         return results[0]
 
     kernel = broken(lambda results: results["out"].zero_())
-    finding = only(run(whole_and_halves(right), kernel, "numeric", "properties"))
+    finding = only(run(whole_and_halves(right), kernel, "numeric", "relations"))
     assert ran == []
-    assert "not judged: properties" in finding.detail
+    assert "not judged: relations" in finding.detail
     assert "`--keep-going`" in finding.detail
 
 

@@ -16,7 +16,7 @@ NAMES = {
     "isolation": ("isolation_sequence", "isolation_head"),
     "poison": ("poison_neighbours",),
     "repeat": ("repeat",),
-    "property": ("batch_split", "keys_permuted"),
+    "relations": ("batch_split", "keys_permuted"),
 }
 EVERY = ("determinism", *(name for names in NAMES.values() for name in names))
 
@@ -106,7 +106,7 @@ def test_what_the_spec_does_not_check_has_no_turn(number):
 
 def test_checks_that_are_named_are_made_whole_and_no_other():
     assert judged({"isolation"})[0] == ["isolation_sequence", "isolation_head"]
-    assert judged({"properties", "determinism"})[0] == [
+    assert judged({"relations", "determinism"})[0] == [
         "determinism", "batch_split", "keys_permuted",
     ]  # fmt: skip
     assert judged(set())[:2] == ([], 1)
@@ -123,6 +123,6 @@ def test_after_wrong_numbers_the_turn_goes_to_a_check_that_may_name_the_cause():
     for number in range(30):
         made, _, found = judged("rotate", number=number, entry=Entry(breaks=1))
         assert found[0].check == "numeric"
-        assert "not judged: repeat and properties" in found[0].detail
+        assert "not judged: repeat and relations" in found[0].detail
         turns.update(made)
     assert turns == {"determinism", *NAMES["isolation"], *NAMES["poison"]}

@@ -42,7 +42,7 @@ def findings(tmp_path, monkeypatch):
         path.write_text(text)
         spec = load_spec(path)
         runner = Runner(backend_named("interpreter"))
-        named = "all" if relations is None else {"isolation", "poison", "properties"}
+        named = "all" if relations is None else {"isolation", "poison", "relations"}
         results = [runner.run(spec, case, relations=named) for case in plan(spec).cases()]
         assert len(results) == 3
         if relations is not None:

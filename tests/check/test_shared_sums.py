@@ -94,7 +94,7 @@ shards:
   dy: {dim: rows, uneven: balanced}
   dscale: {sum: true}
 tiers: {quick: product}
-checks: [numeric, properties, repeat]
+checks: [numeric, relations, repeat]
 """
 
 

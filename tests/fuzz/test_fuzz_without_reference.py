@@ -46,7 +46,7 @@ def normalise(x, w):
 @pytest.mark.parametrize(
     ("oracle", "check"),
     [
-        ("properties: [{permute: rows}, finite]", "properties"),
+        ("relations: [{permute: rows}, finite]", "relations"),
         ("agree: [{entry: 'unjudged:plainly'}]", "agreement"),
     ],
 )

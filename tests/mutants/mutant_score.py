@@ -14,11 +14,11 @@ __all__ = ["describe", "faults", "page_with", "readme_with", "summary"]
 Records = list[dict[str, Any]]
 CHECKS = (
     "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism", "repeat",
-    "properties", "entry", "rejects",
+    "relations", "entry", "rejects",
 )  # fmt: skip
 """`entry`: the code raises; `rejects`: bad input is not refused."""
 _BEGIN, _END = "<!-- score of make mutants -->\n", "<!-- end of score -->\n"
-_ECHOES = {"repeat", "properties"}
+_ECHOES = {"repeat", "relations"}
 """Checks that compare values of other calls: where values are wrong they fail for that reason."""
 
 

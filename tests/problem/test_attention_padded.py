@@ -59,7 +59,7 @@ def test_results_are_those_of_packed_sequences_and_nothing_in_the_padding(paddin
         assert problem.outputs[name].magnitude().shape == tensor.shape
 
 
-@pytest.mark.parametrize("kind", ["property", "isolation", "poison", "repeat"])
+@pytest.mark.parametrize("kind", ["relations", "isolation", "poison", "repeat"])
 def test_relations_hold_of_the_reference_itself(kind):
     problem = make_problem(padded("holes"))
     for relation in problem.relations(kind):

@@ -244,7 +244,7 @@ def test_a_batch_of_nothing_is_a_problem_too():
     assert found["out"].shape == (0, 1, 8)
     assert found["dsink"].tolist() == [0.0]
     assert problem.names["max_seqlen_q"] == 0
-    assert all(list(problem.relations(kind)) is not None for kind in ("isolation", "property"))
+    assert all(list(problem.relations(kind)) is not None for kind in ("isolation", "relations"))
 
 
 def test_a_query_of_a_dense_case_matches_sdpa_by_default_layout():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from problem_cases import dense, make_problem, packed
 
-KINDS = ("isolation", "poison", "property", "repeat")
+KINDS = ("isolation", "poison", "relations", "repeat")
 
 CASES = [
     packed([5, 1, 9], values="normal"),
@@ -125,7 +125,7 @@ def test_a_kernel_that_depends_on_key_order_breaks_that_property():
     broken = 0
     for seed in range(20):
         problem = make_problem(packed([6, 4], values="normal"), seed=seed)
-        mine, other = sides(relations_of(problem, "property")["keys_permuted"], problem, unfair)
+        mine, other = sides(relations_of(problem, "relations")["keys_permuted"], problem, unfair)
         broken += not torch.allclose(mine["lse"], other["lse"])
     assert broken > 3
 
@@ -214,7 +214,7 @@ def test_a_relation_on_a_factory_keeps_values_and_names_in_step():
 
 def test_a_sink_is_merged_into_results_without_one():
     problem = problem_of(packed([5, 3], [2, 4], kv_heads=4, causal=True, sink="mixed"))
-    relation = relations_of(problem, "property")["sink_merged_afterwards"]
+    relation = relations_of(problem, "relations")["sink_merged_afterwards"]
     (plain,) = relation.problems
     assert plain.inputs.keys() == problem.inputs.keys() - {"sink"}
     mine, other = sides(relation, problem, lambda p: p.reference())

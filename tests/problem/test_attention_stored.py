@@ -115,7 +115,7 @@ def test_what_holds_no_key_is_huge_or_nan(layout, name):
 
 def test_moved_pages_hold_the_same_keys_and_break_who_ignores_the_table():
     problem = make_problem(stored(**PAGED))
-    relations = {each.name: each for each in problem.relations("property")}
+    relations = {each.name: each for each in problem.relations("relations")}
     relation = relations["pages_moved"]
     (moved,) = relation.problems
     assert relation.exact
@@ -133,7 +133,7 @@ def test_every_relation_holds_for_the_reference(layout):
     for seed in range(4):
         values = {"page_size": 16, **stored(**layout)}
         problem = make_problem(values, seed=seed, axes=axes)
-        for kind in ("isolation", "poison", "property", "repeat"):
+        for kind in ("isolation", "poison", "relations", "repeat"):
             for relation in problem.relations(kind):
                 seen.add(relation.name)
                 mine = relation.left(attention(problem))

@@ -37,7 +37,7 @@ def relation(problem, name, **more):
     """The relation of a name, by whatever seed offers it; None where none does."""
     for seed in range(1, 7):
         made = make(problem, seed=seed, **more)
-        for kind in ("isolation", "poison", "property"):
+        for kind in ("isolation", "poison", "relations"):
             for each in made.relations(kind):
                 if each.name == name:
                     return made, each
@@ -55,7 +55,7 @@ def test_inputs_follow_from_a_packed_axis():
         "padded": {"offsets_of": "ceildiv(seqlens, 4) * 4"},
     }
     reference = {"inputs": inputs, "outputs": {"y": {"shape": [1]}}}
-    found = make(reference, properties=["finite"]).inputs
+    found = make(reference, relations=["finite"]).inputs
     assert found["offsets"].tolist() == [0, 3, 3, 8]
     assert found["starts"].tolist() == [0, 3, 3]
     assert found["lens"].tolist() == [3, 0, 5]
@@ -131,7 +131,7 @@ def test_a_compiled_kernel_serves_all_lengths_of_an_entry():
     ["isolation_sequence", "poison_neighbours", "batch_permuted", "batch_split", "batch_extended"],
 )
 def test_a_relation_holds_for_its_own_reference_in_float64(name):
-    checks = ["numeric", "gradients", "isolation", "poison", "properties"]
+    checks = ["numeric", "gradients", "isolation", "poison", "relations"]
     found = relation(SOFTMAX, name, checks=checks)
     assert found is not None
     problem, each = found
@@ -214,9 +214,9 @@ def test_a_relation_holds_for_the_results_that_obey_it():
 def test_without_a_reference_only_what_the_spec_names_is_asked_for():
     declared = {"inputs": {"x": X, "cu_seqlens": CU}, "outputs": {"y": X | {}}}
     declared["outputs"] = {"y": {"shape": X["shape"]}}
-    assert relation(declared, "batch_permuted", properties=["finite"]) is None
-    assert relation(declared, "isolation_sequence", properties=["finite"]) is None
-    assert relation(declared, "batch_permuted", properties=["batch_permuted"]) is not None
+    assert relation(declared, "batch_permuted", relations=["finite"]) is None
+    assert relation(declared, "isolation_sequence", relations=["finite"]) is None
+    assert relation(declared, "batch_permuted", relations=["batch_permuted"]) is not None
 
 
 def test_a_rule_about_lengths_holds_for_the_other_batches():

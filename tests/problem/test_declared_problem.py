@@ -181,7 +181,7 @@ def test_inputs_may_have_bounds_that_the_axes_give():
             },
             "outputs": {"y": {"shape": [400], "dtype": "float32"}},
         },
-        properties=["finite"],
+        relations=["finite"],
     )
     x, w = problem.names["x"], problem.names["w"]
     assert set(x.tolist()) == {-1, 0, 1, 2}
@@ -200,4 +200,4 @@ def test_bounds_that_make_no_sense_are_told_at_their_place(more, words):
     inputs = {"x": {"shape": [4], "dtype": "int64", **more}}
     outputs = {"y": {"shape": [4], "dtype": "float32"}}
     with pytest.raises(SpecError, match=words):
-        make({"inputs": inputs, "outputs": outputs}, properties=["finite"])
+        make({"inputs": inputs, "outputs": outputs}, relations=["finite"])

@@ -76,7 +76,7 @@ def test_names_and_tiles():
 def test_every_relation_holds_for_the_reference(flags, accumulate):
     problem = make({**flags, "accumulate": accumulate}, axes=FLAGS)
     seen = []
-    for kind in ("isolation", "poison", "property", "repeat"):
+    for kind in ("isolation", "poison", "relations", "repeat"):
         for relation in problem.relations(kind):
             seen.append(relation.name)
             mine = relation.left(problem.reference())
@@ -102,7 +102,7 @@ def test_relations_change_what_they_say():
 
 
 def test_no_transposed_product_where_the_spec_has_no_transposes():
-    assert "transposed" not in [each.name for each in make({}).relations("property")]
+    assert "transposed" not in [each.name for each in make({}).relations("relations")]
 
 
 def test_sizes_are_data_for_an_entry():
@@ -222,7 +222,7 @@ def test_sums_of_float8_by_hopper_are_right_in_steps_of_64_and_wrong_in_longer_o
 def test_every_relation_of_mixed_dtypes_holds_for_the_reference(dtypes):
     problem = mixed(dtypes, axes=FLAGS)
     names = []
-    for kind in ("isolation", "poison", "property", "repeat"):
+    for kind in ("isolation", "poison", "relations", "repeat"):
         for relation in problem.relations(kind):
             names.append(relation.name)
             mine = relation.left(problem.reference())
@@ -235,7 +235,7 @@ def test_every_relation_of_mixed_dtypes_holds_for_the_reference(dtypes):
 def test_a_transposed_product_needs_a_spec_with_the_dtypes_swapped():
     dtypes = {"a_dtype": "float16", "b_dtype": "int8", "out_dtype": "float32"}
     assert "transposed" not in [
-        each.name for each in mixed(dtypes, axes=FLAGS).relations("property")
+        each.name for each in mixed(dtypes, axes=FLAGS).relations("relations")
     ]
 
 

@@ -9,9 +9,10 @@ from problem_cases import CPU, make_spec
 from tlmatrix.problem import family_for
 from tlmatrix.problem.attention.values import LAYOUTS
 from tlmatrix.problem.collective.axes import OPERATIONS
-from tlmatrix.problem.names import FOLDER, documents, names_of
+from tlmatrix.problem.name_table import names_of
+from tlmatrix.problem.names import DOCUMENTS, FOLDER
 
-ATTENTION, GEMM, COLLECTIVE, DECLARED = documents()
+ATTENTION, GEMM, COLLECTIVE, DECLARED = DOCUMENTS
 BASE = {"dtype": "float16", "kv_heads": 2, "groups": 2, "head_dim": 8, "head_dim_v": 16}
 PRODUCT = {"dtype": "float16", "m": 3, "n": 4, "k": 5}
 
@@ -115,7 +116,7 @@ def test_every_tensor_of_a_declared_problem_is_the_specs_own():
     assert names_of(DECLARED.rows, "name") == {"values", "device"}
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda document: document.file)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.file)
 def test_the_documents_are_up_to_date(document):
     written = (FOLDER / f"{document.file}.md").read_text(encoding="utf-8")
     assert written == document.text(), "run: python -m tlmatrix.problem.names"

@@ -172,7 +172,7 @@ def test_relations_that_ranks_cannot_share_are_left_out():
         shared_out(spec, problem)
     text = PACKED.replace("[17, 0, 64], k: [9, 5, 1]", "[18, 0, 64], k: [8, 4, 2]")
     spec, problem = made(text, 2, "{dim: seqlen}")
-    names = {relation.name for relation in problem.relations("property")}
-    left = {relation.name for relation in shared_out(spec, problem).relations("property")}
+    names = {relation.name for relation in problem.relations("relations")}
+    left = {relation.name for relation in shared_out(spec, problem).relations("relations")}
     assert left <= names
     assert "batch_permuted" in left

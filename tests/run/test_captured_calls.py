@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tlmatrix.backend import backend_named
-from tlmatrix.problem.relate import repeated
+from tlmatrix.problem.relations.forms import repeated
 from tlmatrix.run import Status
 from tlmatrix.run.graphs import with_cuda_graph
 from tlmatrix.run.plan import plan

@@ -43,7 +43,7 @@ problem:
   reference: {module}:{reference}
 entry: {module}:{entry}
 axes: {{rows: [5]{axes}}}
-properties: [{{split: rows}}]
+relations: [{{split: rows}}]
 """
 
 
@@ -84,10 +84,10 @@ def test_checks_that_are_not_judged_are_named_and_keep_going_judges_them(made, c
     path = made("wrong")
     _, finding = only(path)
     assert finding.check == "numeric"
-    assert "not judged: repeat and properties, which wrong numbers make fail too" in finding.detail
+    assert "not judged: repeat and relations, which wrong numbers make fail too" in finding.detail
     assert main(["repro", f"{path}::rows=5", "--keep-going"]) == 1
     told = capsys.readouterr().out
-    assert "properties: rows_split: y:" in told
+    assert "relations: rows_split: y:" in told
     assert "--keep-going" not in told
 
 

@@ -4,7 +4,7 @@ VARLEN = """\
 # yaml-language-server: $schema=../tlmatrix/spec/schema.json
 name: gqa_varlen
 summary: Grouped-query flash attention over packed sequences, forward and backward.
-problem: attention                    # inputs, float64 reference, properties, FLOP count
+problem: attention                    # inputs, float64 reference, relations, FLOP count
 entry: tlmatrix_kernels.attention:varlen_attention
 
 axes:
@@ -34,7 +34,7 @@ tolerance:
   dq:      {factor: 3}
   by_arch: {sm_100: {factor: 4}}
 
-checks: [numeric, gradients, poison, guards, isolation, determinism, properties]
+checks: [numeric, gradients, poison, guards, isolation, determinism, relations]
 
 fuzz:
   seqlens: {sequences: 1..8, length: 0..300, around: [64, 128], k: independent}

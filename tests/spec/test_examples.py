@@ -73,7 +73,7 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
         "smoke": Tier(strategy="first"),
         "each": Tier(strategy="1-wise"),
     }
-    assert spec.checks == (*CHECKS[:4], "isolation", "determinism", "properties")
+    assert spec.checks == (*CHECKS[:4], "isolation", "determinism", "relations")
     assert (spec.determinism, spec.tile, spec.regressions) == ((), {}, ())
     assert spec.fuzz == Fuzz(
         seqlens=FuzzLengths(

@@ -25,7 +25,7 @@ axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
     "name, summary, problem, entry, construct, factory, compile, call, returns, "
-    "architectures, axes, shards, context, where, cases, tiers, tolerance, checks, properties, agree, sanitizers, determinism, cuda_graph, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
+    "architectures, axes, shards, context, where, cases, tiers, tolerance, checks, relations, agree, sanitizers, determinism, cuda_graph, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -57,10 +57,10 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         ],
     ),
     "one bad item in a list is one error": (
-        HEAD + "architectures: [hopper]\nproperties: [{permute: 3}]\nagree: [{axis: 3}]\n",
+        HEAD + "architectures: [hopper]\nrelations: [{permute: 3}]\nagree: [{axis: 3}]\n",
         [
             "5:17: 'architectures[0]' must be an architecture as code is assembled for it, from sm_90 on with its letter: sm_80, sm_90a, sm_100a; got 'hopper'",
-            "6:24: 'properties[0].permute' must be text; got 3",
+            "6:23: 'relations[0].permute' must be text; got 3",
             "7:16: 'agree[0].axis' must be text; got 3",
         ],
     ),
@@ -325,7 +325,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a check that does not exist": (
         HEAD + "checks: [numeric, gradient]\n",
         [
-            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, sanitizers, isolation, determinism, repeat, properties, agreement; got 'gradient'; did you mean 'gradients'?"
+            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, sanitizers, isolation, determinism, repeat, relations, agreement; got 'gradient'; did you mean 'gradients'?"
         ],
     ),
     "a check twice, and none at all": (
@@ -524,7 +524,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a declared problem without a reference": (
         DECL + "problem:\n  inputs:\n    x: {shape: [rows], dtype: $dtype}\n  outputs: [y]\n",
         [
-            "4:1: the key 'reference' is missing in 'problem'; without one, name 'properties' or 'agree', which results can be judged by"
+            "4:1: the key 'reference' is missing in 'problem'; without one, name 'relations' or 'agree', which results can be judged by"
         ],
     ),
     "a shape over an unknown axis": (

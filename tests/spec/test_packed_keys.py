@@ -112,8 +112,8 @@ def test_a_call_is_read_as_one_only_where_it_is_the_whole_expression() -> None:
 
 
 def test_properties_of_batches_may_be_named_where_the_problem_is_packed() -> None:
-    text = TEXT.replace("INPUT", GOOD) + "properties: [batch_split, finite]\n"
-    assert [each.name for each in parse_spec(text).properties] == ["batch_split", "finite"]
+    text = TEXT.replace("INPUT", GOOD) + "relations: [batch_split, finite]\n"
+    assert [each.name for each in parse_spec(text).relations] == ["batch_split", "finite"]
     plain = text.replace("sum(seqlens)", "dim").replace(GOOD, "shape: [dim], dtype: int32")
-    with pytest.raises(SpecError, match="unknown property 'batch_split'"):
+    with pytest.raises(SpecError, match="unknown relation 'batch_split'"):
         parse_spec(plain)

@@ -1,6 +1,6 @@
 """The checks that run the entry again, and which of them a case gets.
 
-Equal calls, isolation, poison beside a sequence, repeated calls, properties and agreement cost one
+Equal calls, isolation, poison beside a sequence, repeated calls, relations and agreement cost one
 to three further runs each: most of a case's time. A case of a tier gets all. Of thousands of fuzz
 examples each gets one, in turn; which one, the case's own seed says, so that an example is judged
 the same way whenever it is run. Of equal calls it makes two then, and not three. Shrinking keeps
@@ -13,8 +13,6 @@ import random
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
-from tlmatrix.check.relations import CHECK_OF_KIND
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,10 +23,10 @@ __all__ = ["FURTHER", "KINDS", "Relations", "in_turn", "one_relation", "wanted"]
 Relations = Literal["all", "rotate"] | Collection[str]
 """`all`; one, in turn (`rotate`); or all of the checks with these names."""
 
-KINDS: tuple[RelationKind, ...] = ("isolation", "poison", "repeat", "property", "agreement")
+KINDS: tuple[RelationKind, ...] = ("isolation", "poison", "repeat", "relations", "agreement")
 """Relations in the order in which a person would want to know of them."""
 
-FURTHER: tuple[str, ...] = ("determinism", *(CHECK_OF_KIND[kind] for kind in KINDS))
+FURTHER: tuple[str, ...] = ("determinism", *KINDS)
 """The checks that run the entry again, in the order in which they are made."""
 
 

@@ -2,7 +2,7 @@
 
 First the run itself, with guards, poison and sanitizers, against the reference; then whether it
 repeats itself; then the relations. What can only say the same again is left out: after wrong
-numbers, properties, repeated calls and agreement would fail for the same reason, while isolation
+numbers, relations, repeated calls and agreement would fail for the same reason, while isolation
 and poison may name the cause. Of the checks that need further runs a case may get some (`further`).
 
 Where there is no reference, the results of the first run are taken for it: nothing is then said of
@@ -23,7 +23,7 @@ from tlmatrix.check.further import FURTHER, KINDS, Relations, in_turn, one_relat
 from tlmatrix.check.gathering import Gathered, differing_copies
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poisoned
-from tlmatrix.check.relations import CHECK_OF_KIND, check_relation, raised
+from tlmatrix.check.relations import check_relation, raised
 from tlmatrix.check.results import Results
 from tlmatrix.check.running import SeveralRanks, run_guarded
 from tlmatrix.check.sanitizers import Watch
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tlmatrix.matrix.case import Case
-    from tlmatrix.problem.model import Problem, Relation, Tensors
+    from tlmatrix.problem.model import Problem, Relation, RelationKind, Tensors
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["judge"]
@@ -47,7 +47,7 @@ _MEANT = (
     "entry give it too"
 )
 
-_KIND_OF = {CHECK_OF_KIND[kind]: kind for kind in KINDS}
+_KIND_OF: dict[str, RelationKind] = {kind: kind for kind in KINDS}
 
 
 def judge(
@@ -145,7 +145,7 @@ class _Judge:
         same: frozenset[str] = frozenset()
         if numeric:
             # A later call is judged by itself only where the first one was right.
-            same = frozenset({"repeat"} if keep_going else {"properties", "repeat", "agreement"})
+            same = frozenset({"repeat"} if keep_going else {"relations", "repeat", "agreement"})
         if relations == "rotate":
             found += self._one_in_turn(checks - same, usable, made)
         else:

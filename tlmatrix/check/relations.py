@@ -1,4 +1,4 @@
-"""Two ways to the same values: isolation, poison, properties, repeated calls and agreements.
+"""Two ways to the same values: isolation, poison, relations, repeated calls and agreements.
 
 A family says which problems must give what (`Problem.relations`); here they are run and
 compared. Where a relation, or the case, does not ask for equal values, both sides may be off by
@@ -30,16 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import Yardstick
     from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
 
-__all__ = ["CHECK_OF_KIND", "check_relation", "raised"]
-
-CHECK_OF_KIND = {
-    "isolation": "isolation",
-    "poison": "poison",
-    "property": "properties",
-    "repeat": "repeat",
-    "agreement": "agreement",
-}
-"""The check that runs the relations of a kind."""
+__all__ = ["check_relation", "raised"]
 
 
 def check_relation(
@@ -58,7 +49,7 @@ def check_relation(
 
     An exception of the entry is a finding that names the relation, for the problem itself ran.
     """
-    check = CHECK_OF_KIND[relation.kind]
+    check = relation.kind
     results: list[Tensors] = []
     pair = None
     try:
@@ -110,7 +101,7 @@ def _refused(relation: Relation, error: Exception | None) -> list[Finding]:
     assert relation.refused is not None
     name, words = relation.refused
     wanted = f"{name} with {words!r} in its message"
-    check = CHECK_OF_KIND[relation.kind]
+    check = relation.kind
     if error is None:
         title = f"the call is captured, where the spec says that it is refused: no {wanted}"
         hint = "what the host decides in a call is the same in every replay: refuse, or say `when`"
@@ -211,7 +202,7 @@ def _differences(
         other = right[name]
         if tensor.shape != other.shape:
             title = f"{name} has shape {list(other.shape)}, expected {list(tensor.shape)}"
-            found.append(Finding(CHECK_OF_KIND[relation.kind], title, tensor=name))
+            found.append(Finding(relation.kind, title, tensor=name))
             continue
         if alike(tensor, other):
             continue
@@ -223,7 +214,7 @@ def _differences(
         if deviation is not None:
             found.append(
                 explain(
-                    CHECK_OF_KIND[relation.kind],
+                    relation.kind,
                     name,
                     _in_whole(name, deviation, relation, mine),
                     yardstick.problem,
@@ -297,7 +288,7 @@ def _apart(
     relation: Relation, pair: Pair, mine: Tensors, yardstick: Yardstick, *, exact: bool
 ) -> list[Finding]:
     """Where the two sides of a pair are too far apart."""
-    check, problem = CHECK_OF_KIND[relation.kind], yardstick.problem
+    check, problem = relation.kind, yardstick.problem
     found = []
     for name, expected in pair.expected.items():
         if name not in pair.got:

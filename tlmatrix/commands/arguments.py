@@ -211,7 +211,7 @@ def _add_keep_going(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--keep-going",
         action="store_true",
-        help="after wrong numbers, judge properties and agreements too",
+        help="after wrong numbers, judge relations and agreements too",
     )
 
 

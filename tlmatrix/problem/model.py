@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Tensors = Mapping[str, "torch.Tensor"]
-RelationKind = Literal["isolation", "poison", "property", "repeat", "agreement"]
+RelationKind = Literal["isolation", "poison", "relations", "repeat", "agreement"]
 
 
 class ReferenceFailedError(RuntimeError):
@@ -203,7 +203,7 @@ class Problem:
     gradient_of: Mapping[str, str] = field(default_factory=dict)
     """Gradient name to input name: {"dq": "q"}."""
     has_reference: bool = True
-    """Whether anybody knows what must come out; else properties and agreements judge alone."""
+    """Whether anybody knows what must come out; else relations and agreements judge alone."""
     reference: Callable[[], Tensors] = dict
     """float64 values of every output and gradient; computed once."""
     lowp: Callable[[], Tensors] = dict

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.relate import chooser
+from tlmatrix.problem.seeded import seeded_random
 from tlmatrix.spec.expr.closures import SPARE_PAGES
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Paging:
     def pages(self) -> list[list[int]]:
         """The pages of each sequence, in the order of its rows."""
         pool = list(range(self.pool))
-        chooser(self.seed).shuffle(pool)
+        seeded_random(self.seed).shuffle(pool)
         return [[pool.pop() for _ in range(count)] for count in self._owned]
 
     @cached_property
@@ -59,7 +59,7 @@ class Paging:
 
     def table(self, most: int) -> torch.Tensor:
         """[batch, most] int64: the block table, with room for `most` pages of a sequence."""
-        pick = chooser(self.seed + 1)
+        pick = seeded_random(self.seed + 1)
         made = [
             [*pages, *(pick.choice(_NO_PAGE) for _ in range(most - len(pages)))]
             for pages in self.pages

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.problem.relate import repeated
+from tlmatrix.problem.relations.forms import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

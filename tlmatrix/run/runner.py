@@ -316,10 +316,10 @@ class Runner:
         if case.origin == "reject":
             takes = bound.binding.parameters
             return reject_problem(spec, case, _reject_of(spec, case), make, takes)
-        from tlmatrix.problem.laws import with_properties
+        from tlmatrix.problem.relations.user import with_user_relations
 
         seed = case_seed(case, self.seed)
-        made = with_properties(spec, bound.family, make(case.values), seed, self._environment())
+        made = with_user_relations(spec, bound.family, make(case.values), seed, self._environment())
         if not has_ranks(spec):
             return made
         from tlmatrix.problem.sharding.whole import shared_out

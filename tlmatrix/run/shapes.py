@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.relate import repeated
+from tlmatrix.problem.relations.forms import repeated
 from tlmatrix.problem.sharding.whole import shared_out
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError

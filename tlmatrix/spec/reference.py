@@ -36,7 +36,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("A tier", models.Tier),
     ("Tolerances", models.Tolerance),
     ("An allowance", models.AllowanceChange),
-    ("A property", models.Property),
+    ("A relation", models.RelationDecl),
     ("An agreement", models.Agreement),
     ("Sanitizers", models.SanitizerOptions),
     ("Packed rows", models.PackedRows),

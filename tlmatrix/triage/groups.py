@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "Pattern", "group_failures"]
 
-_FURTHER = frozenset({"isolation", "determinism", "repeat", "properties", "agreement"})
+_FURTHER = frozenset({"isolation", "determinism", "repeat", "relations", "agreement"})
 """Checks that compare numbers of several runs."""
 _NUMBERS = _FURTHER | {"numeric", "gradients"}
 """Checks that compare numbers; their findings differ in shape more than in cause."""

@@ -337,7 +337,7 @@ def test_tiles_fit_the_shared_memory_of_a_block(arch, shared_memory, dim_v, wind
         tile = chosen.key_block
         scores = 2 * tile.keys * tile.queries
         loaded = max(tile.stages, 1) * tile.queries * both
-        dq_sums = 2 * tile.queries * wide if tile.reduces else 0  # float32
+        dq_sums = 2 * tile.queries * wide if tile.tma_reduce else 0  # float32
         assert 2 * (tile.keys * both + loaded + scores + dq_sums) <= shared_memory
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tlmatrix.problem.attention.form import Form
 from tlmatrix.problem.attention.inputs import draw_operands
-from tlmatrix.problem.attention.padded import between_padded, packed
+from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
 from tlmatrix.problem.attention.stored import Store
 from tlmatrix.problem.attention.values import STORED_TENSORS
@@ -22,11 +22,11 @@ from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 from tlmatrix.spec.model.calling import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.frame import Frame
-    from tlmatrix.problem.model import Relation, RelationKind, Tensors
+    from tlmatrix.problem.model import Tensors
     from tlmatrix.spec.values import Value
 
 __all__ = ["Attention", "attention_case"]
@@ -101,13 +101,6 @@ class Attention:
 
     def problem(self) -> Problem:
         """The problem; references are computed when they are first asked for."""
-        from tlmatrix.problem.attention.relations import relations
-
-        def related(kind: RelationKind) -> Iterable[Relation]:
-            for relation in relations(self, kind):
-                padded = self.setting.padded
-                yield between_padded(relation, form.padding.masks) if padded else relation
-
         form, operands = self.form, self.operands
         if form.setting.stored:
             inputs = self.store.inputs(operands)
@@ -136,7 +129,6 @@ class Attention:
             gradient_of=gradients if by_autograd else {},
             reference=lambda: self._results(self.exact.values),
             lowp=lambda: self._results(self.low.values),
-            relations=related,
             cost=lambda: cost(form.setting, backward=bool(gradients)),
             with_inputs=self._with_inputs,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.axes import AxisError, Setting
 from tlmatrix.problem.attention.lint import TENSORS, lint
-from tlmatrix.problem.attention.names import PROPERTIES
+from tlmatrix.problem.attention.names import RELATIONS
 from tlmatrix.problem.attention.sinks import sink_named
 from tlmatrix.problem.attention.values import AXES, DATA_AXES
 from tlmatrix.problem.frame import Frame, compile_key
@@ -30,7 +32,7 @@ class AttentionFamily:
 
     axes = AXES
     optional = frozenset(OPTIONAL_AXES)
-    properties = PROPERTIES
+    relation_names = RELATIONS
     tensors = TENSORS
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
@@ -56,6 +58,7 @@ class AttentionFamily:
             AxisError: (a ValueError) the values make no attention problem; `axis` names which.
         """
         from tlmatrix.problem.attention.build import attention_case
+        from tlmatrix.problem.relations.attention import attention_relations
 
-        frame = Frame(spec, values, seed, device)
-        return attention_case(frame, Setting.of(values)).problem()
+        case = attention_case(Frame(spec, values, seed, device), Setting.of(values))
+        return replace(case.problem(), relations=partial(attention_relations, case))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from tlmatrix.problem.attention.names import ROWS
 from tlmatrix.problem.attention.values import AXES, STORED, explain_value
 from tlmatrix.problem.frame import places
-from tlmatrix.problem.names import names_of
-from tlmatrix.problem.naming import lint_arguments, lint_results
+from tlmatrix.problem.name_lint import lint_arguments, lint_results
+from tlmatrix.problem.name_table import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,13 +1,13 @@
-"""The names of attention: axes, tensors, and properties that a spec may choose from.
+"""The names of attention: axes, tensors, and relations that a spec may name.
 
 A row of `ROWS` is all that a name needs: lint, the unknown-axis check and the document read it.
 """
 
 from __future__ import annotations
 
-from tlmatrix.problem.names import Document, Name
+from tlmatrix.problem.name_table import Document, Name
 
-__all__ = ["DOCUMENT", "PROPERTIES", "ROWS"]
+__all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
 
 _DENSE = ("bshd", "bhsd")
 _PACKED = ("thd", "padded")
@@ -313,7 +313,7 @@ ROWS = (
     ),
 )
 
-PROPERTIES = (
+RELATIONS = (
     "batch_permuted",
     "batch_split",
     "batch_extended",
@@ -333,10 +333,10 @@ DOCUMENT = Document(
     "attention",
     "The problem `attention`",
     """\
-`problem: attention` makes inputs, a float64 reference with gradients, and properties of
+`problem: attention` makes inputs, a float64 reference with gradients, and metamorphic relations of
 scaled dot product attention. An entry gets what its parameters name; `call`, `compile`, `tile` and
 `where` use the same names, and axes besides. An axis that neither the problem nor the entry takes
 is an error. Decode caches and padded tensors have [a guide](../../guides/attention-layouts.md).""",
     ROWS,
-    "## Properties\n\n" + ", ".join(f"`{name}`" for name in PROPERTIES) + ".",
+    "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

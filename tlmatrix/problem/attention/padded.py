@@ -9,7 +9,7 @@ enormous size, by the case's seed; results must be 0 there, and lse -inf.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tlmatrix.problem.attention.axes import Setting
-    from tlmatrix.problem.model import Relation, Tensors
+    from tlmatrix.problem.model import Tensors
 
-__all__ = ["Padding", "between_padded", "packed"]
+__all__ = ["Padding", "packed"]
 
 _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
 _APART = frozenset({"sink", "dsink"})
@@ -115,13 +115,3 @@ def packed(tensors: Tensors, masks: Mapping[str, torch.Tensor]) -> Tensors:
         return tensor.transpose(1, 2)[mask].T if name in _OF_ROWS else tensor[mask]
 
     return Deferred(tuple(tensors), take)
-
-
-def between_padded(relation: Relation, masks: Mapping[str, torch.Tensor]) -> Relation:
-    """A relation of packed results as one of padded ones; `masks` are of the problem itself."""
-
-    def right(results: Sequence[Tensors]) -> Tensors:
-        problems = zip(results, relation.problems, strict=True)
-        return relation.right([packed(each, problem.names) for each, problem in problems])
-
-    return replace(relation, left=lambda mine: relation.left(packed(mine, masks)), right=right)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.problem.collective.names import ROWS
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import places
-from tlmatrix.problem.names import names_of
-from tlmatrix.problem.naming import lint_arguments, lint_results
+from tlmatrix.problem.name_lint import lint_arguments, lint_results
+from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import explain_dtype
 from tlmatrix.spec.model.sharding import WORLD, Shard

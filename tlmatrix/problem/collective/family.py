@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.collective.axes import AXES, DATA_AXES, OPTIONAL, CollectiveSetting, lint
-from tlmatrix.problem.collective.names import PROPERTIES, ROWS
+from tlmatrix.problem.collective.names import RELATIONS, ROWS
 from tlmatrix.problem.frame import Frame, compile_key
-from tlmatrix.problem.names import names_of
+from tlmatrix.problem.name_table import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,7 +30,7 @@ class CollectiveFamily:
     axes = AXES
     optional = OPTIONAL
     cotangents = False
-    properties = PROPERTIES
+    relation_names = RELATIONS
     tensors: tuple[str, ...] = tuple(sorted(names_of(ROWS, "input", "output")))
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
@@ -48,6 +50,7 @@ class CollectiveFamily:
     ) -> Problem:
         """The problem of a case; ValueError where the values make none."""
         from tlmatrix.problem.collective.build import collective_case
+        from tlmatrix.problem.relations.collective import collective_relations
 
-        setting = CollectiveSetting.of(values)
-        return collective_case(Frame(spec, values, seed, device), setting).problem()
+        case = collective_case(Frame(spec, values, seed, device), CollectiveSetting.of(values))
+        return replace(case.problem(), relations=partial(collective_relations, case))

@@ -1,13 +1,13 @@
-"""The names of collective: axes, tensors, and properties that a spec may choose from."""
+"""The names of collective: axes, tensors, and relations that a spec may name."""
 
 from __future__ import annotations
 
-from tlmatrix.problem.names import Document, Name
+from tlmatrix.problem.name_table import Document, Name
 from tlmatrix.spec.model.sharding import WORLD
 
-__all__ = ["DOCUMENT", "PROPERTIES", "ROWS"]
+__all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
 
-PROPERTIES = ("rows_permuted", "ranks_permuted", "doubled")
+RELATIONS = ("rows_permuted", "ranks_permuted", "doubled")
 
 ROWS = (
     Name(
@@ -71,5 +71,5 @@ ranks of the axis `world`. Shapes are those of the whole; each rank's entry gets
 take `rank`, `group` and `context` besides ([several GPUs](../../guides/several-gpus.md)). There
 are no gradients. Instead of a layout, shapes go by `operation`.""",
     ROWS,
-    "## Properties\n\n" + ", ".join(f"`{name}`" for name in PROPERTIES) + ".",
+    "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

@@ -10,27 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.problem.declared.family import declared
+from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
-from tlmatrix.problem.declared.sequences import other_lengths, packed_relations
 from tlmatrix.problem.declared.tensors import drawn_inputs, dtype_declared, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose, draw, generator
 from tlmatrix.problem.frame import tile_edges
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
-from tlmatrix.problem.relate import repeated
 from tlmatrix.problem.storage import flattened, laid_out
 from tlmatrix.spec.dtypes import DTYPES, torch_dtype
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.model.spec import OutputDecl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tlmatrix.problem.declared.reference import ReferenceCall
     from tlmatrix.problem.frame import Frame
-    from tlmatrix.problem.model import Relation, RelationKind
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
@@ -306,7 +301,6 @@ class Declared:
             has_reference=self.reference is not None,
             reference=dict if self.reference is None else lambda: self.exact,
             lowp=dict if self.reference is None else lambda: self.low,
-            relations=self._relations,
             cost=self._cost,
             with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
         )
@@ -325,14 +319,6 @@ class Declared:
             cotangents = sum(tensor.nbytes for tensor in self.cotangents.values())
             backward = Cost(0, read + cotangents + gradients)
         return Cost(0, read + moved(*self.declaration.output_names), backward)
-
-    def _relations(self, kind: RelationKind) -> Iterator[Relation]:
-        if kind == "repeat":
-            other = other_lengths(self, "normal", self.seed + 1)
-            because = "a second call must not remember the first"
-            relation = repeated(other.problem(), self.problem(), because)
-            yield relation if self.reference is not None else replace(relation, judge=())
-        yield from packed_relations(self, kind)
 
 
 def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

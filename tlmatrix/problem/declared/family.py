@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.names import ROWS
 from tlmatrix.problem.declared.sizes import lint_sizes
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.frame import Frame, compile_key, places
-from tlmatrix.problem.names import names_of
-from tlmatrix.problem.naming import lint_arguments
+from tlmatrix.problem.name_lint import lint_arguments
+from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
 from tlmatrix.spec.dtypes import DTYPES
 from tlmatrix.spec.model.packed import packed_axes
-from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -54,14 +56,10 @@ class DeclaredFamily:
                 nor axis, raises, or does not return the declared outputs.
         """
         from tlmatrix.problem.declared.build import declared_case
+        from tlmatrix.problem.relations.declared import declared_relations
 
-        return declared_case(Frame(spec, values, seed, device)).problem()
-
-
-def declared(spec: Spec) -> DeclaredProblem:
-    """The declaration of a spec of this family."""
-    assert isinstance(spec.problem, DeclaredProblem)
-    return spec.problem
+        case = declared_case(Frame(spec, values, seed, device))
+        return replace(case.problem(), relations=partial(declared_relations, case))
 
 
 _OPTIONAL = {"values": explain_distribution, "storage": explain_storage}

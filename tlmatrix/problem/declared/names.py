@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tlmatrix.problem.names import Document, Name
+from tlmatrix.problem.name_table import Document, Name
 
 __all__ = ["DOCUMENT", "ROWS"]
 

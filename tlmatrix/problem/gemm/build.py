@@ -8,30 +8,26 @@ many rounded terms as there are ranks, which may cancel.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.problem.distributions import choose, draw, generator
 from tlmatrix.problem.frame import tile_edges
-from tlmatrix.problem.model import Cost, Dim, Problem, Relation, TensorInfo
-from tlmatrix.problem.poison import huge
-from tlmatrix.problem.relate import chooser, permutation, repeated, untouched
+from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.sharding.shards import Sharding
 from tlmatrix.problem.storage import laid_out
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 from tlmatrix.spec.model.sharding import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tlmatrix.problem.frame import Frame
     from tlmatrix.problem.gemm.axes import GemmSetting
-    from tlmatrix.problem.model import RelationKind, Tensors
-    from tlmatrix.spec.values import Value
 
-__all__ = ["Gemm", "gemm_case"]
+__all__ = ["Gemm", "drawn_gemm", "gemm_case", "random_integers"]
 
 _FLOAT8_UNIT = 2.0**-15
 """Hopper's tensor cores keep about 14 bits of a sum of float8 products (DeepSeek-V3, 2412.19437,
@@ -95,7 +91,6 @@ class Gemm:
             dims={name: self._dims(name) for name in inputs},
             reference=lambda: {"c": self._exact},
             lowp=lambda: {"c": self._low},
-            relations=self._relations,
             cost=lambda: Cost(2 * m * n * k, moved + m * n * out.bytes),
             with_inputs=lambda changed: replace(
                 self,
@@ -120,7 +115,7 @@ class Gemm:
         return (m, n)
 
     @property
-    def _operands(self) -> tuple[str, str]:
+    def operand_dtypes(self) -> tuple[str, str]:
         """The dtypes of a and b."""
         return self.setting.a_dtype, self.setting.b_dtype
 
@@ -182,8 +177,8 @@ class Gemm:
 
     @cached_property
     def _low(self) -> torch.Tensor:
-        narrow = all(dtype_named(name).floating for name in self._operands) and (
-            "float64" not in self._operands
+        narrow = all(dtype_named(name).floating for name in self.operand_dtypes) and (
+            "float64" not in self.operand_dtypes
         )
         wide = torch.float32 if narrow else torch.float64  # sums of integers are exact
         stored = torch_dtype(self.setting.out_dtype)
@@ -193,132 +188,15 @@ class Gemm:
         total = sum((part.to(wide) for part in parts), torch.zeros_like(self._exact, dtype=wide))
         return (total if self.c is None else total + self.c.to(wide)).to(stored)
 
-    def _relations(self, kind: RelationKind) -> Iterator[Relation]:
-        match kind:
-            case "isolation":
-                yield from self._disturbed(kind, 1.0, "other values in")
-            case "poison":
-                yield from self._disturbed(kind, None, "huge values in")
-            case "property":
-                yield from self._properties()
-            case "repeat":
-                other = _drawn(self.frame, self.setting, "normal", self.frame.seed + 1)
-                yield repeated(
-                    other.problem(), self.problem(), "a second call must not remember the first"
-                )
-
-    def _disturbed(self, kind: RelationKind, size: float | None, what: str) -> Iterator[Relation]:
-        """One row of op(a), and then one column of op(b), made anew; the rest of c must stay.
-
-        `size`: of the new values; as large as their dtype's values may be without it.
-        """
-        setting, pick = self.setting, chooser(self.frame.seed)
-        source = generator(self.frame.seed + 1)
-        for name, dim, count in (("row", 0, setting.m), ("column", 1, setting.n)):
-            if count < 2:
-                continue
-            place = pick.randrange(count)
-            of_a = dim == 0
-            mine = self.a if of_a else self.b
-            stored = dim ^ int(setting.transpose_a if of_a else setting.transpose_b)
-            changed = mine.clone()
-            line = changed.select(stored, place)
-            line.copy_(_other(source, line, self._operands[dim], size))
-            case = replace(self, a=changed) if of_a else replace(self, b=changed)
-            matrix = "a" if of_a else "b"
-            yield untouched(
-                f"{kind}_{name}",
-                kind,
-                case.problem(),
-                partial(_without, dim=dim, place=place),
-                f"{what} {name} {place} of {matrix} must change no other {name} of c",
-            )
-
-    def _properties(self) -> Iterator[Relation]:
-        setting = self.setting
-        if setting.m > 1:
-            order = torch.tensor(permutation(chooser(self.frame.seed), setting.m))
-            order = order.to(self.frame.device)
-            stored = int(setting.transpose_a)
-            c = None if self.c is None else self.c[order]
-            case = replace(self, a=self.a.index_select(stored, order), c=c)
-            inverse = order.argsort()
-            yield Relation(
-                "rows_permuted",
-                "property",
-                (case.problem(),),
-                left=lambda mine: mine,
-                right=lambda results: {"c": results[0]["c"][inverse]},
-                because="a permutation of the rows of a permutes the rows of c alike",
-            )
-        if self.scale is not None:
-            yield self._scale_doubled(self.scale)
-            return  # the transposed product would have its rows scaled
-        turned = replace(
-            setting,
-            a_dtype=setting.b_dtype,
-            b_dtype=setting.a_dtype,
-            m=setting.n,
-            n=setting.m,
-            transpose_a=not setting.transpose_b,
-            transpose_b=not setting.transpose_a,
-        )
-        flags = {"transpose_a": turned.transpose_a, "transpose_b": turned.transpose_b}
-        needed: dict[str, Value] = {
-            name: flag for name, flag in flags.items() if flag != getattr(setting, name)
-        }
-        if turned.a_dtype != turned.b_dtype:
-            needed |= {"a_dtype": turned.a_dtype, "b_dtype": turned.b_dtype}
-        swapped = {"m": turned.m, "n": turned.n}
-        if self.frame.allows(needed) and self.frame.obeys(
-            {**self.frame.values, **swapped, **flags}
-        ):
-            case = Gemm(
-                replace(self.frame, values={**self.frame.values, **swapped, **needed}),
-                turned,
-                self.b,
-                self.a,
-                None if self.c is None else self.c.T.contiguous(),
-                None,
-                self.distribution,
-            )
-            yield Relation(
-                "transposed",
-                "property",
-                (case.problem(),),
-                left=lambda mine: mine,
-                right=lambda results: {"c": results[0]["c"].T},
-                because="the transposed product of b and a is the transpose of c",
-            )
-
-    def _scale_doubled(self, scale: torch.Tensor) -> Relation:
-        c = None if self.c is None else self.c + self.c
-        return Relation(
-            "scale_doubled",
-            "property",
-            (replace(self, scale=scale + scale, c=c).problem(),),
-            left=lambda mine: mine,
-            right=lambda results: {"c": results[0]["c"] / 2},
-            because="twice the scale, and twice what is added, give twice the result",
-        )
-
 
 def _both_float8(setting: GemmSetting) -> bool:
     return all(name.startswith("float8") for name in (setting.a_dtype, setting.b_dtype))
 
 
-def _other(
-    source: torch.Generator, line: torch.Tensor, dtype: str, size: float | None
+def random_integers(
+    source: torch.Generator, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Values to take the place of `line`, in its shape."""
-    if not line.is_floating_point():
-        return _integers(source, line.shape, line.dtype)
-    size = huge(dtype) if size is None else size
-    return draw("normal", source, line.shape, torch.float32) * size
-
-
-def _integers(source: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """All that 8 bits hold; of wider integers no more, so that sums stay exact in float64."""
+    """Integers of 8 bits, whatever the dtype, so that sums stay exact in float64."""
     low, high = (0, 256) if not dtype.is_signed else (-128, 128)
     return torch.randint(low, high, tuple(shape), generator=source).to(dtype)
 
@@ -334,18 +212,13 @@ def _aligned(
         tensors[name] = (mine.int().abs().clamp(max=127) * along).to(mine.dtype)
 
 
-def _without(tensors: Tensors, dim: int, place: int) -> Tensors:
-    c = tensors["c"]
-    kept = [index for index in range(c.shape[dim]) if index != place]
-    return {"c": c.index_select(dim, torch.tensor(kept, device=c.device))}
-
-
 def gemm_case(frame: Frame, setting: GemmSetting) -> Gemm:
     """The case with tensors drawn from its seed."""
-    return _drawn(frame, setting, choose(frame.values.get("values"), frame.seed), frame.seed)
+    return drawn_gemm(frame, setting, choose(frame.values.get("values"), frame.seed), frame.seed)
 
 
-def _drawn(frame: Frame, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
+def drawn_gemm(frame: Frame, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
+    """The case with tensors drawn from a distribution and a seed."""
     source = generator(seed)
     shapes = {"a": setting.shape_a, "b": setting.shape_b}
     dtypes = {"a": torch_dtype(setting.a_dtype), "b": torch_dtype(setting.b_dtype)}
@@ -355,7 +228,7 @@ def _drawn(frame: Frame, setting: GemmSetting, distribution: str, seed: int) -> 
         name: (
             draw(distribution, source, shape, dtypes[name], index=index)
             if dtypes[name].is_floating_point
-            else _integers(source, shape, dtypes[name])
+            else random_integers(source, shape, dtypes[name])
         ).to(frame.device)
         for index, (name, shape) in enumerate(shapes.items())
     }

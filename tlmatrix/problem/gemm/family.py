@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.frame import Frame, compile_key
 from tlmatrix.problem.gemm.axes import AXES, DATA_AXES, OPTIONAL, GemmSetting, lint
-from tlmatrix.problem.gemm.names import PROPERTIES, ROWS
-from tlmatrix.problem.names import names_of
+from tlmatrix.problem.gemm.names import RELATIONS, ROWS
+from tlmatrix.problem.name_table import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +31,7 @@ class GemmFamily:
     optional = OPTIONAL
     cotangents = False
     tensors = tuple(sorted(names_of(ROWS, "input", "output")))
-    properties = PROPERTIES
+    relation_names = RELATIONS
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`."""
@@ -50,5 +52,7 @@ class GemmFamily:
     ) -> Problem:
         """The problem of a case; ValueError where the values make none."""
         from tlmatrix.problem.gemm.build import gemm_case
+        from tlmatrix.problem.relations.gemm import gemm_relations
 
-        return gemm_case(Frame(spec, values, seed, device), GemmSetting.of(values)).problem()
+        case = gemm_case(Frame(spec, values, seed, device), GemmSetting.of(values))
+        return replace(case.problem(), relations=partial(gemm_relations, case))

@@ -1,12 +1,12 @@
-"""The names of gemm: axes, tensors, and properties that a spec may choose from."""
+"""The names of gemm: axes, tensors, and relations that a spec may name."""
 
 from __future__ import annotations
 
-from tlmatrix.problem.names import Document, Name
+from tlmatrix.problem.name_table import Document, Name
 
-__all__ = ["DOCUMENT", "PROPERTIES", "ROWS"]
+__all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
 
-PROPERTIES = ("rows_permuted", "transposed", "scale_doubled")
+RELATIONS = ("rows_permuted", "transposed", "scale_doubled")
 
 ROWS = (
     Name("m", ("axis", "name"), "rows of the result", "0 or more"),
@@ -81,5 +81,5 @@ DOCUMENT = Document(
 parameters name; `call`, `compile`, `tile` and `where` use the same names, and axes besides. An axis
 that neither the problem nor the entry takes is an error. There are no gradients.""",
     ROWS,
-    "## Properties\n\n" + ", ".join(f"`{name}`" for name in PROPERTIES) + ".",
+    "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

@@ -1,6 +1,6 @@
 """What is wrong with the oracles of a spec whose every part is well formed.
 
-A problem needs something to be judged by: a reference, properties, or another side to agree with.
+A problem needs something to be judged by: a reference, relations, or another side to agree with.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from tlmatrix.spec.model.spec import Agreement, Property, Spec
+    from tlmatrix.spec.model.spec import Agreement, RelationDecl, Spec
 
 __all__ = ["oracle_faults"]
 
 
 def oracle_faults(spec: Spec, axes: Collection[str], broken: Collection[str]) -> Iterator[Fault]:
-    """Faults of `properties`, `agree`, and of a problem without a reference.
+    """Faults of `relations`, `agree`, and of a problem without a reference.
 
     `axes` are the names in the file, `broken` the keys of its root in which something is malformed.
     """
     declared = spec.problem if isinstance(spec.problem, DeclaredProblem) else None
-    for number, each in enumerate(spec.properties):
-        yield from _property_faults(each, ("properties", number), axes, declared)
+    for number, each in enumerate(spec.relations):
+        yield from _relation_faults(each, ("relations", number), axes, declared)
     for number, side in enumerate(spec.agree):
         yield from _agreement_faults(side, ("agree", number), spec, axes)
-    for key, check in (("properties", "properties"), ("agree", "agreement")):
+    for key, check in (("relations", "relations"), ("agree", "agreement")):
         if getattr(spec, key) and check not in spec.checks and "checks" not in broken:
             message = f"{key!r} is never looked at: 'checks' leaves out {check!r}"
             yield Fault((key,), message, at_key=True)
@@ -43,15 +43,15 @@ def oracle_faults(spec: Spec, axes: Collection[str], broken: Collection[str]) ->
         yield from _alone_faults(spec, declared, broken)
 
 
-def _property_faults(
-    each: Property,
+def _relation_faults(
+    each: RelationDecl,
     path: tuple[str | int, ...],
     axes: Collection[str],
     declared: DeclaredProblem | None,
 ) -> Iterator[Fault]:
     if len(each.forms) != 1:
         said = " and ".join(each.forms) or "nothing"
-        message = f"a property says one of name, permute, split, scale and idempotent, not {said}"
+        message = f"a relation says one of name, permute, split, scale and idempotent, not {said}"
         yield Fault(path, message)
         return
     if each.gives and each.scale is None:
@@ -62,7 +62,7 @@ def _property_faults(
         key = each.forms[0]
         dim = each.permute or each.split
         if declared is None:
-            message = f"{key!r} is for problems declared in the spec; name a property of this one"
+            message = f"{key!r} is for problems declared in the spec; name a relation of this one"
             yield Fault((*path, key), message, at_key=True)
             return
         dims = list(dict.fromkeys(_dims(declared)))
@@ -86,11 +86,11 @@ def _name_faults(
         if name in known:
             return
         hint = suggestion(name, known, "A declared problem has")
-        yield Fault(path, f"unknown property {name!r}{hint}, or package.module:name")
+        yield Fault(path, f"unknown relation {name!r}{hint}, or package.module:name")
 
 
 def _tensor_faults(
-    each: Property, path: tuple[str | int, ...], declared: DeclaredProblem
+    each: RelationDecl, path: tuple[str | int, ...], declared: DeclaredProblem
 ) -> Iterator[Fault]:
     inputs, outputs = list(declared.inputs), list(declared.output_names)
     named: list[tuple[tuple[str | int, ...], str, list[str], str, bool]] = [
@@ -127,10 +127,10 @@ def _alone_faults(
     spec: Spec, declared: DeclaredProblem, broken: Collection[str]
 ) -> Iterator[Fault]:
     """What a declared problem needs if no reference says what comes out."""
-    if not (spec.properties or spec.agree):
-        if not {"properties", "agree"} & set(broken):
+    if not (spec.relations or spec.agree):
+        if not {"relations", "agree"} & set(broken):
             message = (
-                "the key 'reference' is missing in 'problem'; without one, name 'properties' or "
+                "the key 'reference' is missing in 'problem'; without one, name 'relations' or "
                 "'agree', which results can be judged by"
             )
             yield Fault(("problem",), message, at_key=True)

@@ -44,7 +44,7 @@ def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     if spec.cuda_graph is not None:
         when = spec.cuda_graph.when
         yield from unknown_names(when, axes, RUN_NAMES, spec, ("cuda_graph", "when"))
-    for key in ("properties", "agree"):
+    for key in ("relations", "agree"):
         for index, condition in enumerate(getattr(spec, key)):
             if condition.when is not None:
                 path = (key, index, "when")

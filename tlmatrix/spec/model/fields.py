@@ -87,7 +87,7 @@ STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
 
 CheckName = Literal[
     "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism",
-    "repeat", "properties", "agreement",
+    "repeat", "relations", "agreement",
 ]  # fmt: skip
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 SanitizerName = Literal[

@@ -200,7 +200,7 @@ class DeclaredProblem(Model):
         description="A function of PyTorch tensors, `package.module:function`, or a mapping that "
         "says how it is called. It is called with the inputs (and the axes it has parameters for) "
         "in float64, and in the kernel's precision. Without one, outputs need shapes, and the spec "
-        "names `properties` or `agree`.",
+        "names `relations` or `agree`.",
         examples=[
             "mypkg.reference:rms_norm",
             {"function": "torch.nn.functional:layer_norm", "call": ["x", ["cols"], "w", "b"]},

@@ -1,4 +1,4 @@
-"""Oracles that need no reference: properties of one entry, and others that it must agree with."""
+"""Metamorphic relations and agreements, as a spec lists them under `relations:` and `agree:`."""
 
 from __future__ import annotations
 
@@ -16,134 +16,139 @@ from tlmatrix.spec.model.fields import (
     Target,
 )
 
-__all__ = ["FINITE", "OF_BATCHES", "Agreement", "Property"]
+__all__ = ["FINITE", "OF_BATCHES", "Agreement", "RelationDecl"]
 
 FINITE = "finite"
-"""The property that needs no further run."""
+"""The relation that needs no further run: no result is NaN or infinite."""
 OF_BATCHES = ("batch_permuted", "batch_split", "batch_extended")
-"""Properties of packed problems that a spec may name."""
+"""The relations that declared problems with packed axes have."""
 
 Factor = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Property(ShortModel):
-    """Something that must hold of the results, whatever they are. Says one thing that is so.
+class RelationDecl(ShortModel):
+    """A metamorphic relation between the results of two calls.
 
-    Text alone is short for `name`.
+    Has exactly one of the keys `name`, `permute`, `split`, `scale` and `idempotent`. Text alone
+    is short for `name`.
     """
 
     short: ClassVar[str] = "name"
 
     name: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="A property by its name: `finite` (no result is NaN or infinite); one that the "
-        "problem brings (then of those the ones named are checked, and no others); or a function "
-        "`package.module:name`, called with the inputs and the results (and the axes it has "
-        "parameters for). It returns the inputs to call the entry with again, and what must come "
-        "out; without any changed input nothing is called, and the results themselves are compared "
-        "with what it says.",
-        examples=["finite", "batch_permuted", "mypkg.laws:shift_invariant"],
+        description="A name: `finite` (no result is NaN or infinite); a relation of the problem "
+        "(the check then runs the named ones, and no others of the problem); or a function "
+        "`package.module:name`. The function takes the inputs, the results, and any axes that its "
+        "parameters name. It returns two mappings: changed inputs for another call of the entry, "
+        "and the results expected of that call. Without changed inputs there is no other call: "
+        "the first results are compared with the expected ones.",
+        examples=["finite", "batch_permuted", "mypkg.relations:shift_invariant"],
     )
     permute: Identifier | None = Field(
         default=None,
-        description="A dimension of a declared problem, as its shapes write it: rows in another "
-        "order give the same results in that order, and results without the dimension stay.",
+        description="A dimension in the shapes of a declared problem. Permuting the inputs along "
+        "it must permute the results along it, and leave results without it unchanged.",
         examples=["rows"],
     )
     split: Identifier | None = Field(
         default=None,
-        description="An axis that is a dimension of a declared problem: two calls with a part each "
-        "give together what one call gives. Results without the dimension are not compared.",
+        description="An axis that is a dimension of a declared problem. Two calls with a part of "
+        "it each must give the results of one call. Results without the dimension are not "
+        "compared.",
         examples=["rows"],
     )
     scale: Annotated[dict[Identifier, Factor], Field(min_length=1)] | None = Field(
         default=None,
-        description="Inputs multiplied by numbers: results must be multiplied as `gives` says. "
-        "Powers of two round nothing.",
+        description="Factors of inputs. Multiplying the inputs by them must multiply the results "
+        "by the factors in `gives`. Powers of two avoid rounding.",
         examples=[{"x": 2, "w": 0.5}],
     )
     gives: dict[Identifier, Factor] = Field(
         default={},
-        description="With `scale`: by what outputs are multiplied then; those left out must stay. "
-        "Gradients follow from it.",
+        description="With `scale`: the factors of outputs, by default 1. Factors of gradients "
+        "follow from them.",
         examples=[{"y": 2}],
     )
     idempotent: Annotated[dict[Identifier, Identifier], Field(min_length=1)] | None = Field(
         default=None,
-        description="Outputs by the inputs they can take the place of: called with them, the entry "
-        "gives the same outputs again.",
+        description="For each input, the output to pass in its place: the entry must return the "
+        "same outputs again.",
         examples=[{"x": "y"}],
     )
     exact: bool = Field(
         default=False,
         strict=True,
-        description="Whether equal bits are asked for, and not the numbers within their allowance.",
+        description="Whether the bits must be equal, not only the numbers within the tolerance.",
         examples=[True],
     )
     when: ExpressionText | None = Field(
         default=None,
-        description="An expression over the axes, `arch` and `backend`: for which cases it is "
-        "checked. By default all.",
+        description="An expression over the axes, `arch` and `backend`: the cases it applies to. "
+        "By default all.",
         examples=["dtype == 'float32'"],
     )
     because: str = Field(
-        default="", description="Why it holds, for findings.", examples=["a norm has no scale"]
+        default="",
+        description="Why the relation holds, for findings.",
+        examples=["a norm has no scale"],
     )
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The keys it says what holds with: there must be one."""
+        """Those of the five keys that are present."""
         keys = ("name", "permute", "split", "scale", "idempotent")
         return tuple(key for key in keys if getattr(self, key) is not None)
 
 
 class Agreement(Model):
-    """Another way to the same results: a variant, another entry, another backend.
+    """Another implementation that must agree: a variant, another entry or another backend.
 
-    It is called with the same inputs once a case, and what both give must agree within the
-    allowance of both.
+    Each case also calls it with the same inputs; the results must agree within both tolerances.
     """
 
     axis: Identifier | None = Field(
         default=None,
-        description="An axis that must make no difference: the other side has another of its "
+        description="An axis that must not change the results. The other side has another of its "
         "values, one for each kernel, that the `where` rules allow.",
         examples=["backward"],
     )
     set: CaseValues | None = Field(
         default=None,
-        description="Axes, or other arguments of the entry, with the values that the other side "
-        "has. A case that has them already is not compared, nor one that `where` excludes.",
+        description="Axes, or other arguments of the entry, with the values of the other side. A "
+        "case that already has them is not compared, nor one that `where` excludes.",
         examples=[{"backward": "split"}],
     )
     compile: dict[Identifier, Argument] = Field(
         default={},
-        description="Keyword arguments of the factory that are others on the other side.",
+        description="Keyword arguments of the factory, with the values of the other side.",
         examples=[{"num_stages": 0}],
     )
     entry: Target | None = Field(
         default=None,
-        description="Another callable of the same parameters.",
+        description="Another callable with the same parameters.",
         examples=["mypkg.other:attention"],
     )
     backend: Literal["interpreter", "cuda"] | None = Field(
         default=None,
-        description="The backend of the other side: `interpreter` or `cuda`. Left out where the "
-        "case runs on it already, and where there is no GPU.",
+        description="The backend of the other side. A case that already runs on it is not "
+        "compared, nor any case on a machine without a GPU if it is `cuda`.",
         examples=["interpreter"],
     )
     when: ExpressionText | None = Field(
         default=None,
-        description="An expression over the axes, `arch` and `backend`: for which cases they must "
-        "agree. By default all.",
+        description="An expression over the axes, `arch` and `backend`: the cases it applies to. "
+        "By default all.",
         examples=["head_dim == 64"],
     )
     exact: bool = Field(
         default=False,
         strict=True,
-        description="Whether equal bits are asked for: stages of a pipeline change no sum.",
+        description="Whether the bits must be equal: pipeline stages, for example, change no sum.",
         examples=[True],
     )
     because: str = Field(
-        default="", description="Why they must agree.", examples=["the sums are the same"]
+        default="",
+        description="Why the two must agree, for findings.",
+        examples=["the sums are the same"],
     )

@@ -54,7 +54,7 @@ from tlmatrix.spec.model.parts import (
     with_default_tiers,
 )
 from tlmatrix.spec.model.regressions import Regression, Retired
-from tlmatrix.spec.model.relations import Agreement, Property
+from tlmatrix.spec.model.relations import Agreement, RelationDecl
 from tlmatrix.spec.model.sanitizers import PackedRows, SanitizerOptions
 from tlmatrix.spec.model.sharding import Shard
 from tlmatrix.spec.model.tolerance import (
@@ -89,12 +89,12 @@ __all__ = [
     "OutputBuffer",
     "OutputDecl",
     "PackedRows",
-    "Property",
     "Range",
     "Reference",
     "Refusal",
     "Regression",
     "Reject",
+    "RelationDecl",
     "Retired",
     "Rule",
     "SanitizerOptions",
@@ -233,11 +233,11 @@ class Spec(Model):
         "kernels are interpreted.",
         examples=[["numeric", "gradients"]],
     )
-    properties: tuple[Property, ...] = Field(
+    relations: tuple[RelationDecl, ...] = Field(
         default=(),
         description="What must hold of the results without any reference, for the check "
-        "`properties`. The problem's own are checked anyway, unless some of them are named here.",
-        examples=[["finite", "mypkg.laws:shift_invariant"]],
+        "`relations`. The problem's own are checked anyway, unless some of them are named here.",
+        examples=[["finite", "mypkg.relations:shift_invariant"]],
     )
     agree: tuple[Agreement, ...] = Field(
         default=(),

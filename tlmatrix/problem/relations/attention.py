@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.attention.inputs import other_values
-from tlmatrix.problem.attention.properties import properties
+from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.attention.sequences import (
+from tlmatrix.problem.poison import huge
+from tlmatrix.problem.relations.attention_identities import identities
+from tlmatrix.problem.relations.attention_sequences import (
     head_dim,
     of_sequences,
     other_operands,
@@ -24,20 +26,27 @@ from tlmatrix.problem.attention.sequences import (
     some_sequence,
     with_parts,
 )
-from tlmatrix.problem.poison import huge
-from tlmatrix.problem.relate import chooser, evened, repeated, untouched
+from tlmatrix.problem.relations.forms import balanced_lengths, repeated, untouched
+from tlmatrix.problem.seeded import seeded_random
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.problem.attention.build import Attention
     from tlmatrix.problem.model import Relation, RelationKind, Tensors
 
-__all__ = ["relations"]
+__all__ = ["attention_relations"]
 
 
-def relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
-    """The relations of one kind."""
+def attention_relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
+    """The relations of one kind for an attention case, in the shapes of its layout."""
+    for relation in _of_packed_results(case, kind):
+        padded = case.setting.padded
+        yield _between_padded(relation, case.form.padding.masks) if padded else relation
+
+
+def _of_packed_results(case: Attention, kind: RelationKind) -> Iterator[Relation]:
+    """The relations of one kind between results whose sequences are packed."""
     match kind:
         case "isolation":
             yield from _isolation(case)
@@ -45,15 +54,25 @@ def relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
             yield from _poison(case)
         case "repeat":
             yield _repeat(case)
-        case "property":
-            yield from properties(case)
+        case "relations":
+            yield from identities(case)
+
+
+def _between_padded(relation: Relation, masks: Mapping[str, torch.Tensor]) -> Relation:
+    """A relation of packed results as one of padded ones; `masks` are of the problem itself."""
+
+    def right(results: Sequence[Tensors]) -> Tensors:
+        problems = zip(results, relation.problems, strict=True)
+        return relation.right([packed(each, problem.names) for each, problem in problems])
+
+    return replace(relation, left=lambda mine: relation.left(packed(mine, masks)), right=right)
 
 
 # Isolation and poison ---------------------------------------------------------------------------
 
 
 def _isolation(case: Attention) -> Iterator[Relation]:
-    pick = chooser(case.frame.seed)
+    pick = seeded_random(case.frame.seed)
     setting, operands = case.setting, case.operands
     if setting.batch > 1:
         victim = some_sequence(case, pick.random())
@@ -100,7 +119,7 @@ def _poison(case: Attention) -> Iterator[Relation]:
     setting = case.setting
     if setting.batch < 2:
         return
-    kept = some_sequence(case, chooser(case.frame.seed).random())
+    kept = some_sequence(case, seeded_random(case.frame.seed).random())
     factor = huge(setting.dtype)
     changes = {}
     neighbours = [number for number in range(setting.batch) if number != kept]
@@ -150,7 +169,7 @@ def _repeat(case: Attention) -> Relation:
     if scale is not None:
         setting, values["scale"] = replace(setting, scale=scale), scale
         because = because.replace("other data", "other data and another scale")
-    lengths = {"q": evened(setting.lengths_q), "k": evened(setting.lengths_k)}
+    lengths = {"q": balanced_lengths(setting.lengths_q), "k": balanced_lengths(setting.lengths_k)}
     seqlens = {"seqlens": {side: list(each) for side, each in lengths.items()}}
     if setting.layout == "thd" and case.frame.obeys(values | seqlens):
         # Tensors of the same sizes, in which the longest sequence is another.

@@ -1,4 +1,4 @@
-"""Entries with and without mistakes, and laws that they must keep; no reference."""
+"""Entries with and without mistakes, and relations that they must keep; no reference."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Without a reference, properties that a spec names find planted mistakes, and nothing else."""
+"""Without a reference, relations that a spec names find planted mistakes, and nothing else."""
 
 from pathlib import Path
 
@@ -18,30 +18,30 @@ problem:
     x: {shape: [rows, cols], dtype: $dtype, grad: true}
     w: {shape: [cols], dtype: $dtype, grad: true, fill: constant_rows}
   outputs: {y: {shape: [rows, cols]}}
-entry: lawful:normalise
+entry: related:normalise
 axes: {rows: [1, 2, 7, 9], cols: [1, 40], dtype: [float32, float16], values: [normal], how: [HOW]}
 tiers: {quick: product}
-properties: PROPERTIES
+relations: RELATIONS
 """
 CLIP = """
 name: clip
 problem:
   inputs: {x: {shape: [rows, 5], dtype: float16}}
   outputs: {y: {shape: [rows, 5], dims: [line, place]}}
-entry: lawful:clip
+entry: related:clip
 axes: {rows: [8], values: [large], how: [HOW]}
-properties: PROPERTIES
+relations: RELATIONS
 """
 
 
-def made(text, how, properties):
-    text = text.replace("HOW", how).replace("PROPERTIES", properties)
-    return parse_spec(text, HERE / "lawful.yaml")
+def made(text, how, relations):
+    text = text.replace("HOW", how).replace("RELATIONS", relations)
+    return parse_spec(text, HERE / "related.yaml")
 
 
-def found(text, how, properties):
+def found(text, how, relations):
     """Findings of all cases of the quick tier, and the results."""
-    spec = made(text, how, properties)
+    spec = made(text, how, relations)
     results = [run_case(spec, case, "interpreter") for case in plan(spec).expansion]
     return [finding for result in results for finding in result.findings], results
 
@@ -52,8 +52,8 @@ ALL = """
   - {scale: {x: 4}, when: "rows > 0"}
   - {scale: {w: 2}, gives: {y: 2}}
   - finite
-  - lawful:signs_cancel
-  - lawful:unit_rows
+  - related:signs_cancel
+  - related:unit_rows
 """
 
 
@@ -65,28 +65,28 @@ def test_a_right_entry_without_a_reference_passes():
 
 
 @pytest.mark.parametrize(
-    ("how", "law", "words"),
+    ("how", "relation", "words"),
     [
         ("tail", "{permute: rows}", "rows_permuted: y: "),
         ("tail", "{split: rows}", "rows_split: y: "),
         ("absolute", "{scale: {x: 4}}", "scaled: y: "),
         ("neighbour", "{split: rows}", "rows_split: y: "),
-        ("neighbour", "lawful:unit_rows", "unit_rows: y: "),
+        ("neighbour", "related:unit_rows", "unit_rows: y: "),
         ("gradient", "{permute: rows}", "rows_permuted: dx: "),
         ("gradient", "{split: rows}", "rows_split: dx: "),
         ("nan", "finite", "finite: y: "),
     ],
 )
-def test_a_planted_mistake_is_found_by_a_property_alone(how, law, words):
-    findings, _ = found(NORM, how, f"[{law}]")
+def test_a_planted_mistake_is_found_by_a_relation_alone(how, relation, words):
+    findings, _ = found(NORM, how, f"[{relation}]")
     told = [each.title for each in findings]
     # Of results that are wrong alike one stands for the others, which its detail names.
-    law, _, tensor = words.partition(": ")
+    relation, _, tensor = words.partition(": ")
     assert any(
-        title.startswith(words) or (title.startswith(law) and f"{tensor}" in str(each.detail))
+        title.startswith(words) or (title.startswith(relation) and f"{tensor}" in str(each.detail))
         for title, each in zip(told, findings, strict=True)
     ), told
-    assert all(each.check == "properties" for each in findings), findings
+    assert all(each.check == "relations" for each in findings), findings
 
 
 def test_a_finding_names_the_worst_place_in_the_tensors_own_terms():
@@ -99,32 +99,32 @@ def test_a_finding_names_the_worst_place_in_the_tensors_own_terms():
 def test_an_output_in_the_place_of_its_input():
     assert found(CLIP, "right", "[{idempotent: {x: y}, exact: true}]")[0] == []
     findings, _ = found(CLIP, "drops", "[{idempotent: {x: y}, exact: true}]")
-    assert not findings  # 0.5 stays 0.5: what is wrong both times is no breach of this law
+    assert not findings  # 0.5 stays 0.5: what is wrong both times is no breach of this relation
     findings, _ = found(CLIP, "drops", "[{scale: {x: 0.0625}, gives: {y: 0.0625}}]")
     assert findings[0].title.startswith("scaled: y: ")
     assert set(findings[0].index) == {"line", "place"}
 
 
-def test_where_a_law_holds_is_for_the_spec_to_say():
+def test_where_a_relation_holds_is_for_the_spec_to_say():
     findings, _ = found(NORM, "tail", "[{permute: rows, when: rows < 3}]")
     assert findings == []
 
 
 @pytest.mark.parametrize(
-    ("law", "words"),
+    ("relation", "words"),
     [
-        ("lawful:forgetful", "must return two mappings"),
-        ("lawful:misnamed", "no input 'z'; did you mean"),
-        ("lawful:broken", "lawful:broken raised KeyError: 'nothing'"),
-        ("lawful:nowhere", "lawful has no 'nowhere'"),
-        ("nolaws:any", "no module 'nolaws'"),
+        ("related:forgetful", "must return two mappings"),
+        ("related:misnamed", "no input 'z'; did you mean"),
+        ("related:broken", "related:broken raised KeyError: 'nothing'"),
+        ("related:nowhere", "related has no 'nowhere'"),
+        ("norelated:any", "no module 'norelated'"),
     ],
 )
-def test_a_law_that_is_wrong_itself_is_an_error_at_its_place(law, words):
-    findings, results = found(NORM, "right", f"[{law}]")
+def test_a_relation_that_is_wrong_itself_is_an_error_at_its_place(relation, words):
+    findings, results = found(NORM, "right", f"[{relation}]")
     assert {result.status for result in results} == {Status.ERROR}
     assert words in findings[0].title.replace(" known:", " did you mean")
-    assert "lawful.yaml:11:14: " in findings[0].title
+    assert "related.yaml:11:13: " in findings[0].title
 
 
 def test_memory_that_nobody_wrote_is_found_without_a_reference():
@@ -138,8 +138,8 @@ factory: half_written:half_written
 call: [x, y]
 returns: [y]
 axes: {rows: [4]}
-properties: [{permute: rows}]
-checks: [poison, properties]
+relations: [{permute: rows}]
+checks: [poison, relations]
 """,
         HERE / "unwritten.yaml",
     )
@@ -152,15 +152,15 @@ checks: [poison, properties]
 GEMM = """
 name: product
 problem: gemm
-entry: lawful_product:product
+entry: related_product:product
 axes: {dtype: [float32], m: [5], n: [4], k: [6], values: [normal], transpose_a: [false, true],
        transpose_b: [false, true], how: [HOW]}
-properties: PROPERTIES
-checks: [properties]
+relations: RELATIONS
+checks: [relations]
 """
 
 
-def test_a_problems_own_properties_are_chosen_by_name():
+def test_a_problems_own_relations_are_chosen_by_name():
     findings, _ = found(GEMM, "late_rows", "[]")
     assert {each.title.partition(":")[0] for each in findings} == {"rows_permuted", "transposed"}
     findings, _ = found(GEMM, "late_rows", "[transposed]")
@@ -173,25 +173,25 @@ def test_a_problems_own_properties_are_chosen_by_name():
 
 
 @pytest.mark.parametrize(
-    ("text", "law", "words"),
+    ("text", "relation", "words"),
     [
-        (NORM, "{permute: cols, split: rows}", "11:14: a property says one of name, permute"),
-        (NORM, "{because: so}", "11:14: a property says one of name, permute"),
-        (NORM, "{permute: row}", "11:24: unknown dimension 'row'; did you mean 'rows'?"),
-        (NORM, "{scale: {z: 2}}", "11:23: unknown input 'z'. Inputs: x, w"),
+        (NORM, "{permute: cols, split: rows}", "11:13: a relation says one of name, permute"),
+        (NORM, "{because: so}", "11:13: a relation says one of name, permute"),
+        (NORM, "{permute: row}", "11:23: unknown dimension 'row'; did you mean 'rows'?"),
+        (NORM, "{scale: {z: 2}}", "11:22: unknown input 'z'. Inputs: x, w"),
         (NORM, "{scale: {x: 2}, gives: {w: 2}}", "unknown output 'w'. Outputs: y"),
         (NORM, "{permute: rows, gives: {y: 2}}", "'gives' goes with 'scale'"),
         (NORM, "{idempotent: {x: z}}", "unknown output 'z'"),
-        (NORM, "finit", "11:14: unknown property 'finit'; did you mean 'finite'?"),
-        (NORM, "'lawful:'", "must be written package.module:name"),
+        (NORM, "finit", "11:13: unknown relation 'finit'; did you mean 'finite'?"),
+        (NORM, "'related:'", "must be written package.module:name"),
         (NORM, "{permute: rows, when: row > 1}", "unknown name 'row'"),
-        (GEMM, "transpose", "unknown property 'transpose'; did you mean 'transposed'?"),
+        (GEMM, "transpose", "unknown relation 'transpose'; did you mean 'transposed'?"),
         (GEMM, "{permute: m}", "'permute' is for problems declared in the spec"),
     ],
 )
-def test_what_is_wrong_with_a_property_is_said_at_its_place(text, law, words):
+def test_what_is_wrong_with_a_relation_is_said_at_its_place(text, relation, words):
     with pytest.raises(SpecError) as caught:
-        plan(made(text, "right", f"[{law}]"))
+        plan(made(text, "right", f"[{relation}]"))
     assert words in str(caught.value)
 
 
@@ -203,8 +203,8 @@ def test_without_a_reference_outputs_have_shapes_and_something_judges():
             "{y: {}}",
             "7:13: without a reference, the output 'y' needs",
         ),
-        ("properties: PROPERTIES", "", "3:1: the key 'reference' is missing"),
-        ("properties: P", "checks: [guards]\nproperties: P", "'properties' is never looked at"),
+        ("relations: RELATIONS", "", "3:1: the key 'reference' is missing"),
+        ("relations: R", "checks: [guards]\nrelations: R", "'relations' is never looked at"),
     ):
         with pytest.raises(SpecError) as caught:
             made(NORM.replace(old, new), "right", "[finite]")

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.build import Attention
 
-__all__ = ["stored_properties"]
+__all__ = ["stored_identities"]
 
 
-def stored_properties(case: Attention) -> Iterator[Relation]:
+def stored_identities(case: Attention) -> Iterator[Relation]:
     """The identities that apply to a case whose keys are stored; none of another's."""
     if case.setting.page_size is not None:
         yield _pages_moved(case)
@@ -29,7 +29,7 @@ def _pages_moved(case: Attention) -> Relation:
     moved = replace(case, placement=case.placement + 1)
     return Relation(
         "pages_moved",
-        "property",
+        "relations",
         (moved.problem(),),
         left=lambda mine: mine,
         right=lambda results: results[0],
@@ -48,7 +48,7 @@ def _other_page_size(case: Attention) -> Iterator[Relation]:
         other = case.reformed(replace(case.setting, page_size=size), values, case.operands)
         yield Relation(
             "other_page_size",
-            "property",
+            "relations",
             (other.problem(),),
             left=lambda mine: mine,
             right=lambda results: results[0],
@@ -68,7 +68,7 @@ def _other_store(case: Attention) -> Iterator[Relation]:
     other = case.reformed(setting, values, case.operands)
     yield Relation(
         "other_store",
-        "property",
+        "relations",
         (other.problem(),),
         left=lambda mine: mine,
         right=lambda results: results[0],

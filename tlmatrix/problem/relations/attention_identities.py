@@ -15,7 +15,9 @@ import torch
 
 from tlmatrix.problem.attention.layouts import convert
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.attention.sequences import (
+from tlmatrix.problem.attention.sinks import sink_named
+from tlmatrix.problem.model import Relation
+from tlmatrix.problem.relations.attention_sequences import (
     head_dim,
     joined,
     of_sequences,
@@ -25,10 +27,8 @@ from tlmatrix.problem.attention.sequences import (
     selected,
     some_sequence,
 )
-from tlmatrix.problem.attention.sinks import sink_named
-from tlmatrix.problem.attention.stored_properties import stored_properties
-from tlmatrix.problem.model import Relation
-from tlmatrix.problem.relate import chooser, permutation
+from tlmatrix.problem.relations.attention_stored import stored_identities
+from tlmatrix.problem.seeded import permutation, seeded_random
 from tlmatrix.spec.dtypes import torch_dtype
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem, Tensors
     from tlmatrix.spec.values import Value
 
-__all__ = ["properties"]
+__all__ = ["identities"]
 
 
-def properties(case: Attention) -> Iterator[Relation]:
+def identities(case: Attention) -> Iterator[Relation]:
     """The identities that apply to the case, built one at a time.
 
     Of the three that make another batch of the same sequences a case tries one, by its seed.
@@ -58,22 +58,22 @@ def properties(case: Attention) -> Iterator[Relation]:
         _padding_elsewhere,
     ):
         yield from make(case)
-    yield from stored_properties(case)
+    yield from stored_identities(case)
 
 
-def _property(
+def _identity(
     name: str,
     problems: tuple[Problem, ...],
     right: Callable[[Sequence[Tensors]], Tensors],
     because: str,
     left: Callable[[Tensors], Tensors] = lambda mine: mine,
 ) -> Iterator[Relation]:
-    yield Relation(name, "property", problems, left, right, because=because)
+    yield Relation(name, "relations", problems, left, right, because=because)
 
 
 def _batch_permuted(case: Attention) -> Iterator[Relation]:
     setting = case.setting
-    order = permutation(chooser(case.frame.seed), setting.batch)
+    order = permutation(seeded_random(case.frame.seed), setting.batch)
     moved = selected(case, order)
     if not case.frame.obeys(moved.frame.values):
         return
@@ -89,7 +89,7 @@ def _batch_permuted(case: Attention) -> Iterator[Relation]:
                 )
         return found
 
-    yield from _property(
+    yield from _identity(
         "batch_permuted",
         (moved.problem(),),
         back,
@@ -99,7 +99,7 @@ def _batch_permuted(case: Attention) -> Iterator[Relation]:
 
 def _split(case: Attention) -> Iterator[Relation]:
     setting = case.setting
-    cut = chooser(case.frame.seed).randrange(1, setting.batch)
+    cut = seeded_random(case.frame.seed).randrange(1, setting.batch)
     halves = [selected(case, range(cut)), selected(case, range(cut, setting.batch))]
     if not all(case.frame.obeys(half.frame.values) for half in halves):
         return
@@ -113,7 +113,7 @@ def _split(case: Attention) -> Iterator[Relation]:
             for name, tensor in first.items()
         }
 
-    yield from _property(
+    yield from _identity(
         "batch_split",
         tuple(half.problem() for half in halves),
         together,
@@ -124,12 +124,12 @@ def _split(case: Attention) -> Iterator[Relation]:
 def _extended(case: Attention) -> Iterator[Relation]:
     """One more sequence in front, so that every other one starts elsewhere in memory."""
     setting = case.setting
-    model = some_sequence(case, chooser(case.frame.seed).random())
+    model = some_sequence(case, seeded_random(case.frame.seed).random())
     longer = preceded(case, model, other_operands(case, [model]))
     if not case.frame.obeys(longer.frame.values):
         return
     keep = range(1, setting.batch + 1)
-    yield from _property(
+    yield from _identity(
         "batch_extended",
         (longer.problem(),),
         lambda results: of_sequences(longer.setting, results[0], keep=keep),
@@ -167,7 +167,7 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
                 found[name] = found[name].reshape(shape).sum(dim + 1, dtype=torch.float64)
         return found
 
-    yield from _property(
+    yield from _identity(
         "groups_as_repeated_heads",
         (apart.problem(),),
         summed,
@@ -194,7 +194,7 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
     if not frame.obeys(values):
         return
     other = case.reformed(replace(setting, window=window), values, case.operands)
-    yield from _property(
+    yield from _identity(
         "window_as_long_as_keys",
         (other.problem(),),
         lambda results: results[0],
@@ -215,7 +215,7 @@ def _sink_of_nothing(case: Attention) -> Iterator[Relation]:
         {**frame.values, "sink": some[0]},
         replace(case.operands, sink=nothing),
     )
-    yield from _property(
+    yield from _identity(
         "sink_of_minus_infinity",
         (other.problem(),),
         lambda results: {name: each for name, each in results[0].items() if name != "dsink"},
@@ -248,7 +248,7 @@ def _sink_merged(case: Attention) -> Iterator[Relation]:
         kept = kept if setting.lse_as_out else kept.transpose(-1, -2)
         return {"out": results[0]["out"] * kept[..., None], "lse": torch.logaddexp(lse, logit)}
 
-    yield from _property(
+    yield from _identity(
         "sink_merged_afterwards",
         (other.problem(),),
         merged,
@@ -262,7 +262,7 @@ def _keys_permuted(case: Attention) -> Iterator[Relation]:
     candidates = [number for number, length in enumerate(setting.lengths_k) if length > 1]
     if setting.causal or not candidates:
         return
-    pick = chooser(case.frame.seed)
+    pick = seeded_random(case.frame.seed)
     number = pick.choice(candidates)
     order = torch.tensor(permutation(pick, setting.lengths_k[number])).to(case.frame.device)
     rows = 2 if setting.layout == "bhsd" else int(not setting.packed)
@@ -283,7 +283,7 @@ def _keys_permuted(case: Attention) -> Iterator[Relation]:
             for name, tensor in results[0].items()
         }
 
-    yield from _property(
+    yield from _identity(
         "keys_permuted",
         (moved.problem(),),
         back,
@@ -298,7 +298,7 @@ def _other_layout(case: Attention) -> Iterator[Relation]:
     others = [each for each in others if frame.allows({"layout": each})]
     if "layout" not in frame.values or "seqlens" in frame.values or not others:
         return
-    layout = chooser(frame.seed).choice(others)
+    layout = seeded_random(frame.seed).choice(others)
     there = partial(convert, setting, setting.layout, layout)
     operands = case.operands
     assert operands.do is not None
@@ -310,7 +310,7 @@ def _other_layout(case: Attention) -> Iterator[Relation]:
             there("do", operands.do), operands.sink,
         ),
     )  # fmt: skip
-    yield from _property(
+    yield from _identity(
         "other_layout",
         (other.problem(),),
         lambda results: {
@@ -328,9 +328,9 @@ def _padding_elsewhere(case: Attention) -> Iterator[Relation]:
     others = [each for each in others if frame.allows({"padding": each})]
     if not case.setting.padded or not others:
         return
-    padding = chooser(frame.seed).choice(others)
+    padding = seeded_random(frame.seed).choice(others)
     other = case.reformed(case.setting, {**frame.values, "padding": padding}, case.operands)
-    yield from _property(
+    yield from _identity(
         "padding_elsewhere",
         (other.problem(),),
         lambda results: results[0],

@@ -24,7 +24,8 @@ from tlmatrix.problem.declared.packed import (
 from tlmatrix.problem.declared.tensors import drawn_inputs
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.poison import huge
-from tlmatrix.problem.relate import chooser, evened, permutation
+from tlmatrix.problem.relations.forms import balanced_lengths
+from tlmatrix.problem.seeded import permutation, seeded_random
 from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
 
     Of the three that make another batch of the same sequences a case tries one, by its seed.
     """
-    if kind not in ("isolation", "poison", "property"):
+    if kind not in ("isolation", "poison", "relations"):
         return
     for axis in packed_axes(case.frame.values, case.declaration):
         batch = _Batch(case, axis)
-        if kind != "property" and batch.count > 1:
+        if kind != "relations" and batch.count > 1:
             found = batch.isolated() if kind == "isolation" else batch.poisoned()
-        elif kind == "property":
+        elif kind == "relations":
             several = (batch.permuted, batch.split) if batch.count > 1 else ()
             forms = (*several, batch.extended)
             found = forms[case.frame.seed % len(forms)]()
@@ -71,7 +72,9 @@ def other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
     made = drawn_inputs(frame, case.declaration, distribution, seed)
     plain = replace(case, inputs=made, distribution=distribution, seed=seed, given_cotangents=None)
     changed = {
-        axis: value_of(frame.values[axis], [evened(side) for side in sides_of(frame.values[axis])])
+        axis: value_of(
+            frame.values[axis], list(map(balanced_lengths, sides_of(frame.values[axis])))
+        )
         for axis in packed_axes(frame.values, case.declaration)
     }
     values = {**frame.values, **changed}
@@ -278,7 +281,7 @@ class _Batch:
 
     def permuted(self) -> Relation | None:
         """The sequences in another order."""
-        order = permutation(chooser(self.case.frame.seed), self.count)
+        order = permutation(seeded_random(self.case.frame.seed), self.count)
         inverse = [order.index(number) for number in range(self.count)]
 
         def back(others: Sequence[_Batch], results: Sequence[Tensors]) -> Tensors:
@@ -286,7 +289,7 @@ class _Batch:
 
         return self._relation(
             "batch_permuted",
-            "property",
+            "relations",
             [(order, order)],
             lambda mine: dict(mine) | self.packed(mine, range(self.count)),
             back,
@@ -295,7 +298,7 @@ class _Batch:
 
     def split(self) -> Relation | None:
         """The batch as two; gradients of what all sequences share are the sum of both."""
-        cut = chooser(self.case.frame.seed).randrange(1, self.count)
+        cut = seeded_random(self.case.frame.seed).randrange(1, self.count)
         halves = [range(cut), range(cut, self.count)]
         differentiable = self.case.differentiable
 
@@ -321,7 +324,7 @@ class _Batch:
 
         return self._relation(
             "batch_split",
-            "property",
+            "relations",
             [(half, half) for half in halves],
             parts,
             together,
@@ -333,7 +336,7 @@ class _Batch:
         model, mine = self._some_sequence(), range(self.count)
         return self._relation(
             "batch_extended",
-            "property",
+            "relations",
             [([_NEW, *mine], [model, *mine])],
             lambda tensors: self.packed(tensors, mine),
             lambda others, results: others[0].packed(results[0], range(1, self.count + 1)),
@@ -381,7 +384,7 @@ class _Batch:
     ) -> frozenset[str]:
         """The results for which the reference obeys; without one, all if the spec names it."""
         if self.case.reference is None:
-            named = {each.name for each in self.case.frame.spec.properties}
+            named = {each.name for each in self.case.frame.spec.relations}
             return frozenset(self.case.infos) if name in named else frozenset()
         mine, theirs = left(self.case.exact), right([other.case.exact for other in others])
         return frozenset(
@@ -392,7 +395,7 @@ class _Batch:
         """One picked by the case's seed, with rows if any sequence has some."""
         full = [number for number, pair in enumerate(zip(*self._sides, strict=True)) if all(pair)]
         some = full or range(self.count)
-        return some[int(chooser(self.case.frame.seed).random() * len(some))]
+        return some[int(seeded_random(self.case.frame.seed).random() * len(some))]
 
 
 def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Products that are wrong in ways their properties show."""
+"""Products that are wrong in ways their relations show."""
 
 import torch
 
