@@ -124,11 +124,17 @@ def page_with(data: dict[str, Any], page: str) -> str:
         ),
         f"| **all** | **{data['mutants']}** | **{data['found']}** | **{data['plain_found']}** |",
         "",
-        f"Time to the first finding: {data['median_seconds']} s (median), "
-        f"{data['most_seconds']} s (maximum). {data['silent']} mutants change no bit at aligned "
-        "shapes.",
+        _pace(data),
     ]
     return _replaced(page, rows)
+
+
+def _pace(data: dict[str, Any]) -> str:
+    return (
+        f"Time to the first finding: {data['median_seconds']} s (median), "
+        f"{data['most_seconds']} s (maximum). {data['silent']} mutants change no bit at aligned "
+        "shapes."
+    )
 
 
 def _replaced(text: str, rows: list[str]) -> str:

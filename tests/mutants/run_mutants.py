@@ -5,8 +5,8 @@
 NAME picks mutants by a part of their id (`masks/`). Results are lines of JSON, written as they
 come; a run goes on where the last one stopped, with the mutants whose edit is new, for as long as
 kernels, specs, framework and runner are the same. `--again` forgets them. `--record` writes the
-score to `score.json`, the README and `docs/results/mutants.md`. The exit code is 1 if a mutant survives, or
-one that is declared silent is not.
+score to `score.json`, the README and `docs/results/mutants.md`. The exit code is 1 if a mutant
+survives, or one that is declared silent is not.
 """
 
 import argparse
