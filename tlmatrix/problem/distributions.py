@@ -40,7 +40,7 @@ DISTRIBUTIONS = {
     "constant_rows": "each row a random constant: equal terms, whose rounding errors add up",
     "opposed": "|N(0, 1)|, negated for every second input: all products of q and k are "
     "negative, so that a zero read out of bounds wins the softmax",
-    "zero_rows": "N(0, 1), the first of every four rows 0: reveals division by a norm or scale of 0",
+    "zero_rows": "N(0, 1), the first of every four rows 0: reveals division by a norm of 0",
     "rising": "each row rises from -3 to 3, with a little noise: the running maximum changes in "
     "every tile",
 }
