@@ -46,7 +46,7 @@ from tlmatrix.interpreter.kernel import InterpretedKernel
 from tlmatrix.interpreter.session import current
 from tlmatrix.matrix import Case
 from tlmatrix.problem.attention import build, family
-from tlmatrix.run import runner as running
+from tlmatrix.run import harness as harness_module
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import Status
 from tlmatrix.run.runner import Runner
@@ -202,13 +202,13 @@ PART_NAMES = {"judge": "guards: buffers", "entry": "entry: operators"}
 @contextmanager
 def runs_counted() -> Iterator[None]:
     """Count the calls of the entry."""
-    plain = running.execute
+    plain = harness_module.execute
 
     def execute(*arguments: Any, **keywords: Any) -> Any:
         RUNS["runs"] += 1
         return plain(*arguments, **keywords)
 
-    with patched([(running, "execute", execute)]):
+    with patched([(harness_module, "execute", execute)]):
         yield
 
 
@@ -256,7 +256,7 @@ def clocked(clock: Clock) -> Iterator[None]:
     changes = [
         timed("inputs", family.AttentionFamily, "problem"),
         by_name(build, "attend", reference),
-        timed("entry: autograd and Python around kernels", running, "execute"),
+        timed("entry: autograd and Python around kernels", harness_module, "execute"),
         by_name(InterpretedKernel, "__call__", kernel),
         timed("guards: buffers", Guards, "move"),
         timed("guards: canaries and inputs", Guards, "findings"),

@@ -36,10 +36,10 @@ from tlmatrix.backend import backend_named, bind, execute
 from tlmatrix.check import judge, memory
 from tlmatrix.problem import Problem, Relation, RelationKind, TensorInfo, family_for
 from tlmatrix.problem.deferred import Deferred
+from tlmatrix.run.harness import case_seed
 from tlmatrix.run.plan import plan
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import CaseResult, Status
-from tlmatrix.run.runner import case_seed
 from tlmatrix.spec import find_specs, load_spec
 from tlmatrix.spec.importing import make_importable
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tlmatrix.backend import backend_named
+from tlmatrix.backend.backends import InterpreterBackend, ProcessesBackend
 from tlmatrix.problem.relations.forms import repeated
 from tlmatrix.run import Status
 from tlmatrix.run.graphs import with_cuda_graph
@@ -105,8 +106,7 @@ def test_a_refusal_is_tried_where_no_other_data_fits_the_capture(runner):
         spec = parse_spec(text.replace("GRAPH", graph), HERE / "refusing.yaml")
         (case,) = plan(spec).cases()
         problem = replace(runner.prepared(spec, case)[0], relations=lambda _kind: [])
-        where = {"arch": "sm_90", "backend": "interpreter"}
-        found = with_cuda_graph(spec, case, problem, where).relations("repeat")
+        found = with_cuda_graph(spec, case, problem, runner.backend).relations("repeat")
         assert [each.captured for each in found] == tried
 
 
@@ -119,9 +119,9 @@ def test_cpu_processes_have_no_graphs(runner):
     spec = parse_spec(TEXT.replace("ENTRY", "collective").replace("GRAPH", "true"), HERE / "x.yaml")
     (case,) = plan(spec).cases()
     problem, _ = runner.prepared(spec, case)
-    for backend, graphs in (("processes", 0), ("cuda", 1)):
-        where = {"arch": "sm_90", "backend": backend}
-        found = with_cuda_graph(spec, case, replace(problem, relations=_one_repeat(problem)), where)
+    problem = replace(problem, relations=_one_repeat(problem))
+    for backend, graphs in ((ProcessesBackend(), 0), (InterpreterBackend(), 1)):
+        found = with_cuda_graph(spec, case, problem, backend)
         assert sum(each.captured for each in found.relations("repeat")) == graphs
 
 

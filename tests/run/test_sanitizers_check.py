@@ -1,12 +1,11 @@
 """The check `sanitizers`: bugs that values do not show fail a case, by name, line and sequence."""
 
 import inspect
-from dataclasses import replace
 
 import pytest
 import watched_kernels as kernels
 
-from tlmatrix.backend.backends import InterpreterBackend
+from tlmatrix.backend.backends import InterpreterBackend, ProcessesBackend
 from tlmatrix.interpreter import SANITIZERS
 from tlmatrix.report.text import describe_result
 from tlmatrix.run import Status
@@ -204,9 +203,10 @@ def test_sanitizers_can_be_left_out_and_added():
     assert finding.title.startswith("guarded: ")
 
 
-def test_where_kernels_are_compiled_the_check_is_not_made():
-    elsewhere = replace(InterpreterBackend(), name="cuda")
-    assert run(packed("next sequence"), backend=elsewhere).status is Status.PASSED
+def test_a_backend_leaves_out_checks_that_it_does_not_support():
+    backend = ProcessesBackend()
+    assert "sanitizers" in backend.unsupported_checks
+    assert run(packed("next sequence"), backend=backend).status is Status.PASSED
 
 
 def test_the_spec_language_names_the_interpreters_sanitizers():

@@ -66,7 +66,7 @@ class CaseResult:
     what is allowed (`Yardstick.closeness`). `coverage` is what the case exercised of its kernels,
     where that was counted; it goes on record apart (`tlmatrix.run.coverage`). `kernels` are what
     the backend `compile` learnt of each kernel on each architecture
-    (`tlmatrix.run.assembly.kernel_facts`). `relations` are the checks made that run the code
+    (`tlmatrix.run.compilation.kernel_facts`). `relations` are the checks made that run the code
     again, relations by name, where not all were asked for. `smaller` is the smallest case found
     that fails alike, where one was looked for. `distribution` is what the inputs hold, the value
     of the axis `values` or the one that the seed picked.

@@ -1,14 +1,16 @@
-"""Compiles the kernels that a case launches, without running them: the backend `compile`."""
+"""Judges a case by compiling the kernels that it launches, which do not run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import CompileBackend, EntryError, execute
 from tlmatrix.backend.assembly import check_budgets
 from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.run.outcome import Outcome, bug_words, combined, with_bug
+from tlmatrix.run.result import Status
 from tlmatrix.spec.model.sharding import has_ranks
 from tlmatrix.tracebacks import user_traceback
 
@@ -17,16 +19,52 @@ if TYPE_CHECKING:
     from tlmatrix.backend.assembly import Assembler, CompiledKernel
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
+    from tlmatrix.run.execution import JudgeOptions
+    from tlmatrix.run.harness import Harness
+    from tlmatrix.run.measurements import Measurements
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["CompiledCase", "compile_case", "kernel_facts"]
+__all__ = ["compile_case", "kernel_facts"]
 
 _REPORTED = {"mma", "wgmma", "tcgen05", "cp", "ldmatrix", "stmatrix", "red", "atom", "setmaxnreg"}
 """Instructions that show how a kernel computes and moves data."""
 
 
+def compile_case(
+    harness: Harness, spec: Spec, case: Case, options: JudgeOptions, measurements: Measurements
+) -> Outcome:
+    """Compile the kernels of a case for each architecture; known bugs apply to each.
+
+    Raises:
+        SpecError: the spec does not match its code.
+        ArchitectureError: the spec's kernels are for none of the requested architectures.
+    """
+    from tlmatrix.matrix import known_bug
+
+    backend = harness.backend
+    assert isinstance(backend, CompileBackend)
+    outcomes, facts, missing = [], [], []
+    for arch in backend.architectures(spec.architectures):
+        bug = known_bug(spec, case, {"arch": arch, "backend": backend.name})
+        if bug is not None and bug.mode == "quarantine":
+            outcomes.append(Outcome(Status.QUARANTINED, message=bug_words(bug)))
+            continue
+        bound = harness.bind(spec, replace(backend, asked=(arch,)))
+        with measurements.phase("problem"):
+            problem = harness.problem(bound, spec, case, options.seed)
+        measurements.elements = sum(tensor.numel() for tensor in problem.inputs.values())
+        with measurements.phase("entry"):
+            compiled = _compile(spec, case, bound.binding, problem, harness.assembler())
+        facts += [fact for kernel in compiled.kernels for fact in kernel_facts(kernel)]
+        missing += [f"{arch}: {reason}" for reason in compiled.missing]
+        status = Status.FAILED if compiled.findings else Status.PASSED
+        outcome = Outcome(status, compiled.findings)
+        outcomes.append(outcome if bug is None else with_bug(outcome, bug, all_checks=True))
+    return combined(outcomes, tuple(facts), missing)
+
+
 @dataclass(frozen=True)
-class CompiledCase:
+class _Compiled:
     """A case on one architecture; `missing` has the reasons why kernels were not assembled."""
 
     kernels: tuple[CompiledKernel, ...]
@@ -34,9 +72,9 @@ class CompiledCase:
     missing: tuple[str, ...]
 
 
-def compile_case(
+def _compile(
     spec: Spec, case: Case, binding: Binding, problem: Problem, assembler: Assembler
-) -> CompiledCase:
+) -> _Compiled:
     """Trace the launches of the code under test, forward and backward, and compile the kernels.
 
     On several ranks these are the launches of all of them; equal kernels are compiled once.
@@ -67,7 +105,7 @@ def compile_case(
     kernels = tuple({each.key: each for each in compiled}.values())
     findings += check_budgets(spec, case.values, kernels)
     missing = tuple(dict.fromkeys(each.missing for each in kernels if each.missing))
-    return CompiledCase(kernels, tuple(findings), missing)
+    return _Compiled(kernels, tuple(findings), missing)
 
 
 def _trace(binding: Binding, problem: Problem) -> None:
