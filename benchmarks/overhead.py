@@ -35,12 +35,8 @@ from rich.table import Table
 from tlmatrix.backend import backend_named, bind, execute
 from tlmatrix.check import judge, memory
 from tlmatrix.problem import Problem, Relation, RelationKind, TensorInfo, family_for
-<<<<<<< HEAD
 from tlmatrix.problem.lazy_mapping import LazyMapping
-=======
-from tlmatrix.problem.deferred import Deferred
 from tlmatrix.run.harness import case_seed
->>>>>>> main
 from tlmatrix.run.plan import plan
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import CaseResult, Status
