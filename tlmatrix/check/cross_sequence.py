@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def depends_on_other_sequences(
                 continue
             changed = tensor.clone()
             index = torch.tensor(chosen, device=tensor.device)
-            size = huge(str(tensor.dtype).removeprefix("torch."))
+            size = poison_scale(str(tensor.dtype).removeprefix("torch."))
             changed.index_copy_(axis, index, changed.index_select(axis, index) * size + size)
             inputs = {**problem.inputs, name: changed}
             try:

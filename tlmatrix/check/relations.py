@@ -17,7 +17,7 @@ from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.numeric import describe_mismatch, deviations, difference
 from tlmatrix.check.tolerance import error_bound
-from tlmatrix.problem.deferred import Deferred
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim
 from tlmatrix.problem.sharding.shards import NotSharedError
 from tlmatrix.spec.issues import SpecError
@@ -240,7 +240,7 @@ def _in_whole_tensor(
         return torch.arange(count, dtype=torch.float64, device=whole.device).view(first[each].shape)
 
     # Applied to the elements' numbers, `left` returns which ones it selects.
-    places = relation.left(Deferred(first, numbered))[name].flatten().long()
+    places = relation.left(LazyMapping(first, numbered))[name].flatten().long()
     values = whole.flatten()
     if len(places) != deviation.wrong.numel() or not 0 <= places.min() <= places.max() < len(
         values
@@ -278,7 +278,7 @@ def _beyond_bound(
         lambda each: bounds.lower_bound(each, 2),
         lambda each: 2 * bounds.error_bound(each).element,
     ):
-        deviation = difference(other, tensor, relation.left(Deferred(known, make))[name])
+        deviation = difference(other, tensor, relation.left(LazyMapping(known, make))[name])
         if deviation is None:
             break
     return deviation

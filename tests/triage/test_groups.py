@@ -1,4 +1,4 @@
-"""Failures that a person would call the same are told once, with what the cases share."""
+"""Groups of failing cases, the evidence for them, and how reports print them."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _text(group: Group, width: int = 80) -> str:
     return " ".join(" ".join(describe_group(group, width=width)).split())
 
 
-# One fault, many faces ------------------------------------------------------------------------
+# One group -------------------------------------------------------------------------------------
 
 
-def test_wrong_numbers_that_share_what_no_passing_case_has_are_one_group() -> None:
+def test_wrong_numbers_that_share_a_value_of_no_passing_case_are_one_group() -> None:
     (group,) = group_failures(
         [
             _result(1, causal=True, window=1, pattern="everything"),
@@ -70,7 +70,7 @@ def test_wrong_numbers_that_share_what_no_passing_case_has_are_one_group() -> No
     assert "other patterns, and what runs a case of each: 2 cases a row -k 'n=2'" in text
 
 
-def test_values_that_explain_only_together_are_all_told() -> None:
+def test_two_shared_values_are_evidence_together() -> None:
     (group,) = group_failures(
         [
             _result(1, causal=True, window=63, dtype="float16"),
@@ -83,7 +83,7 @@ def test_values_that_explain_only_together_are_all_told() -> None:
     assert group.evidence.passing == 0
 
 
-def test_a_value_that_spares_a_case_is_named() -> None:
+def test_a_value_that_only_passing_cases_have_is_evidence() -> None:
     empty = {"lengths": {"q": [0, 5], "k": [7, 0]}}
     (group,) = group_failures(
         [
@@ -99,7 +99,7 @@ def test_a_value_that_spares_a_case_is_named() -> None:
     assert words in _text(group)
 
 
-def test_an_axis_whose_values_part_failing_from_passing_is_evidence() -> None:
+def test_an_axis_with_other_values_in_failing_cases_is_evidence() -> None:
     (group,) = group_failures(
         [
             _result(1, window=63, causal=True),
@@ -113,12 +113,12 @@ def test_an_axis_whose_values_part_failing_from_passing_is_evidence() -> None:
     assert group.evidence.shared == ("window=1 or 63",)
 
 
-def test_a_spec_of_which_nothing_passes_is_one_group() -> None:
+def test_a_spec_without_passing_cases_is_one_group() -> None:
     (group,) = group_failures([_result(1), _result(2, pattern="everything")])
     assert "no case of this spec passed" in _text(group)
 
 
-def test_without_evidence_patterns_stay_apart() -> None:
+def test_patterns_without_evidence_are_separate_groups() -> None:
     groups = group_failures(
         [
             _result(1, causal=True),
@@ -131,7 +131,7 @@ def test_without_evidence_patterns_stay_apart() -> None:
     assert _cases(groups) == [["n=1", "n=2"], ["n=3"]]
 
 
-def test_a_second_fault_does_not_hide_the_first() -> None:
+def test_evidence_separates_two_faults() -> None:
     groups = group_failures(
         [
             *(_result(n, causal=True, pattern=f"pattern {n}", dtype="float16") for n in (1, 2, 3)),
@@ -143,10 +143,10 @@ def test_a_second_fault_does_not_hide_the_first() -> None:
     assert _cases(groups) == [["n=1", "n=2", "n=3"], ["n=4"]]
 
 
-# What stays apart -----------------------------------------------------------------------------
+# Separate groups -------------------------------------------------------------------------------
 
 
-def test_other_specs_endings_and_checks_stay_apart() -> None:
+def test_specs_statuses_and_checks_are_separate_groups() -> None:
     guards = Finding(check="guards", title="wrote past the end", tensor="out")
     groups = group_failures(
         [
@@ -173,7 +173,7 @@ def test_exceptions_are_one_group_by_type_and_first_line() -> None:
     assert _cases(groups) == [["n=1", "n=2"], ["n=3"], ["n=4"]]
 
 
-def test_cases_that_passed_with_all_that_is_shared_are_counted() -> None:
+def test_passing_cases_with_the_shared_values_are_counted() -> None:
     (group,) = group_failures(
         [
             _result(1, causal=True),
@@ -187,7 +187,7 @@ def test_cases_that_passed_with_all_that_is_shared_are_counted() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.SKIPPED, Status.QUARANTINED, Status.KNOWN_BUG])
-def test_a_case_that_was_not_judged_did_not_pass(status: Status) -> None:
+def test_a_case_that_did_not_run_is_not_passing(status: Status) -> None:
     (group,) = group_failures(
         [
             _result(1, causal=True),
@@ -199,7 +199,7 @@ def test_a_case_that_was_not_judged_did_not_pass(status: Status) -> None:
     assert group.evidence.passing == 0
 
 
-def test_bad_input_that_was_refused_is_no_evidence() -> None:
+def test_a_refused_invalid_input_is_no_evidence() -> None:
     (group,) = group_failures(
         [
             _result(1, causal=True),
@@ -211,16 +211,16 @@ def test_bad_input_that_was_refused_is_no_evidence() -> None:
     assert group.evidence.passing == 0
 
 
-def test_one_case_shares_nothing_worth_telling() -> None:
+def test_a_single_case_has_no_shared_values() -> None:
     (group,) = group_failures([_result(1, causal=True), _result(2, Status.PASSED, causal=False)])
     assert group.evidence.shared == ()
     assert "all have" not in _text(group)
 
 
-# What is shown --------------------------------------------------------------------------------
+# Output ----------------------------------------------------------------------------------------
 
 
-def test_the_smallest_case_is_the_example_whatever_the_order_of_workers() -> None:
+def test_the_smallest_case_is_the_example_in_any_order() -> None:
     results = [
         replace(_result(number), elements=elements)
         for number, elements in ((12, 300), (3, 200), (7, 200))
@@ -229,7 +229,7 @@ def test_the_smallest_case_is_the_example_whatever_the_order_of_workers() -> Non
     assert group_failures(results[::-1])[0].example.case == "n=3"
 
 
-def test_a_selection_runs_the_case_it_stands_for_and_no_other() -> None:
+def test_the_selection_of_a_pattern_matches_one_case() -> None:
     (group,) = group_failures(
         [
             replace(_result(number, status, pattern=pattern), values={"m": m, "k": k})
@@ -246,7 +246,7 @@ def test_a_selection_runs_the_case_it_stands_for_and_no_other() -> None:
     assert [pattern.select for pattern in group.others] == ["m=2 and k=1"]
 
 
-def test_prose_keeps_to_the_width_and_commands_stay_whole() -> None:
+def test_text_is_wrapped_and_commands_are_not() -> None:
     long = {f"axis_{number}": "value" for number in range(12)}
     groups = group_failures(
         [
@@ -260,7 +260,7 @@ def test_prose_keeps_to_the_width_and_commands_stay_whole() -> None:
     assert sum("tlmatrix repro" in line for line in lines) == 1
 
 
-def test_a_result_is_told_with_its_command_unbroken() -> None:
+def test_the_command_of_a_result_is_not_wrapped() -> None:
     result = CaseResult(
         spec="x",
         path="specs/x.yaml",
@@ -295,7 +295,7 @@ def test_a_result_is_told_with_its_command_unbroken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "got", "told"),
+    ("expected", "got", "text"),
     [
         (0.1, 0.1 + 2**-30, "expected 0.1, got 0.100000001"),
         (0.5, 0.25, "expected 0.5, got 0.25"),
@@ -303,14 +303,12 @@ def test_a_result_is_told_with_its_command_unbroken() -> None:
         (0.5, 0.5, "expected 0.5, got 0.5"),
     ],
 )
-def test_values_have_the_digits_that_tell_them_apart(
-    expected: float, got: float, told: str
-) -> None:
+def test_values_have_enough_digits_to_differ(expected: float, got: float, text: str) -> None:
     finding = Finding(check="isolation", title="out: differs", expected=expected, got=got)
-    assert any(told in line for line in describe_finding(finding))
+    assert any(text in line for line in describe_finding(finding))
 
 
-def test_a_case_that_is_wrong_by_itself_is_shown_before_one_that_takes_two_runs() -> None:
+def test_the_example_is_wrong_in_a_single_run_if_possible() -> None:
     small = _result(1)
     repeated = replace(small, findings=(replace(small.findings[0], check="repeat"),))
     (group,) = group_failures([repeated, _result(2), _result(3)])
