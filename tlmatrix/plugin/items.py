@@ -126,9 +126,7 @@ class CaseItem(pytest.Item):
             return self._state().shrinking.shrunk(runner, spec, case, result, limit)
 
         # Of the checks that run the code again, each fuzz case gets one, in rotation.
-        return runner.run(
-            spec, case, path=path, relations="rotate", time_limit=limit, refine=shrunk
-        )
+        return runner.run(spec, case, path=path, reruns="rotate", time_limit=limit, refine=shrunk)
 
     def _tell_pytest(self, result: CaseResult) -> None:
         from tlmatrix.run.result import Status

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend import Backend
-    from tlmatrix.check.further import Relations
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
     from tlmatrix.run.records import RecordsWriter
@@ -131,7 +131,7 @@ class Runner:
         case: Case,
         *,
         path: str | None = None,
-        relations: Relations = "all",
+        reruns: Reruns = "all",
         time_limit: float | None = None,
         refine: Callable[[CaseResult], CaseResult] | None = None,
     ) -> CaseResult:
@@ -141,7 +141,7 @@ class Runner:
             spec: the spec of the case.
             case: the case.
             path: the spec's file as the user named it.
-            relations: which checks that run the code again are made: `all`, one that the case's
+            reruns: which checks that run the code again are made: `all`, one that the case's
                 seed picks (`rotate`, for fuzz cases), or those of these names (`{"isolation"}`,
                 for shrinking). Unless `all`, the result names those that ran.
             time_limit: seconds after which the result is a timeout. If the case never returns to
@@ -158,7 +158,7 @@ class Runner:
         interrupts = Interrupts()
         limit = TimeLimit(time_limit, lambda frames: self._end_process(unfinished, frames))
         with suppress(CaseTimeout), interrupts.watch(), limit.enforce():
-            judged = self.judge(spec, case, path=path, relations=relations)
+            judged = self.judge(spec, case, path=path, reruns=reruns)
             result = judged if refine is None else refine(judged)
         if interrupts.received:
             raise KeyboardInterrupt
@@ -169,13 +169,13 @@ class Runner:
         return result
 
     def judge(
-        self, spec: Spec, case: Case, *, path: str | None = None, relations: Relations = "all"
+        self, spec: Spec, case: Case, *, path: str | None = None, reruns: Reruns = "all"
     ) -> CaseResult:
         """Run and judge a case without a record: an attempt of shrinking."""
         counts = self.coverage and self.backend.measures_coverage
         measurements = Measurements(Recorder() if counts else None)
         path = path or str(spec.path)
-        options = JudgeOptions(self.seed, relations, self.checks, self._strict, self._keep_going)
+        options = JudgeOptions(self.seed, reruns, self.checks, self._strict, self._keep_going)
         try:
             outcome = self._outcome(spec, case, path, options, measurements)
         finally:
@@ -197,7 +197,7 @@ class Runner:
             closeness=measurements.error_ratio,
             coverage=counted(measurements.recorder),
             kernels=outcome.kernels,
-            relations=() if relations == "all" else tuple(measurements.relations),
+            relations=() if reruns == "all" else tuple(measurements.relations),
             distribution=measurements.distribution,
         )
 
