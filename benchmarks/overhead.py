@@ -35,7 +35,7 @@ from rich.table import Table
 from tlmatrix.backend import backend_named, bind, execute
 from tlmatrix.check import judge, memory
 from tlmatrix.problem import Problem, Relation, RelationKind, TensorInfo, family_for
-from tlmatrix.problem.deferred import Deferred
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.run.harness import case_seed
 from tlmatrix.run.plan import plan
 from tlmatrix.run.records import RecordsWriter
@@ -206,7 +206,7 @@ def clocked(problem: Problem, clock: Clock) -> Problem:
 
     return replace(
         problem,
-        outputs=Deferred(problem.outputs, output),
+        outputs=LazyMapping(problem.outputs, output),
         reference=clock.timed("reference", problem.reference),
         lowp=clock.timed("reference", problem.lowp),
         relations=relations,

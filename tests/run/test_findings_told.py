@@ -115,7 +115,7 @@ def test_frames_of_python_itself_are_left_out(made):
     ("reference", "title"),
     [
         ("raises", "raises raised KeyError: 'deep inside'"),
-        ("two", "gave 2 results, but 1 have names: y"),
+        ("two", "returned 2 results, expected 1: y"),
         ("nan", "y: the reference gives NaN in 1 of 15 elements where the entry gives numbers"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ def depends_on_other_sequences(
                 continue
             changed = tensor.clone()
             place = torch.tensor(chosen, device=tensor.device)
-            size = huge(str(tensor.dtype).removeprefix("torch."))
+            size = poison_scale(str(tensor.dtype).removeprefix("torch."))
             changed.index_copy_(axis, place, changed.index_select(axis, place) * size + size)
             inputs = {**problem.inputs, name: changed}
             try:

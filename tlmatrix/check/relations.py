@@ -18,7 +18,7 @@ from tlmatrix.check.explain import explain
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.numeric import describe_mismatch, deviations, difference
 from tlmatrix.check.tolerance import limits
-from tlmatrix.problem.deferred import Deferred
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim
 from tlmatrix.problem.sharding.shards import NotSharedError
 from tlmatrix.spec.issues import SpecError
@@ -240,7 +240,7 @@ def _in_whole(name: str, deviation: Deviation, relation: Relation, mine: Tensors
         return torch.arange(count, dtype=torch.float64, device=whole.device).view(mine[each].shape)
 
     # It picks the elements' numbers as it picks the elements.
-    places = relation.left(Deferred(mine, numbered))[name].flatten().long()
+    places = relation.left(LazyMapping(mine, numbered))[name].flatten().long()
     values = whole.flatten()
     if len(places) != deviation.wrong.numel() or not 0 <= places.min() <= places.max() < len(
         values
@@ -278,7 +278,7 @@ def _beyond(
         lambda each: yardstick.least_by_element(each, 2),
         lambda each: 2 * yardstick.limits(each).element,
     ):
-        deviation = difference(other, tensor, relation.left(Deferred(known, make))[name])
+        deviation = difference(other, tensor, relation.left(LazyMapping(known, make))[name])
         if deviation is None:
             break
     return deviation
