@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend import Backend
-    from tlmatrix.check.further import Relations
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
@@ -90,7 +90,7 @@ class Runner:
             torch.autograd.grad(2 * one, one, torch.ones(1))
 
     def run(
-        self, spec: Spec, case: Case, *, path: str | None = None, relations: Relations = "all"
+        self, spec: Spec, case: Case, *, path: str | None = None, reruns: Reruns = "all"
     ) -> CaseResult:
         """Run and judge a case.
 
@@ -98,14 +98,14 @@ class Runner:
             spec: the spec of the case.
             case: the case.
             path: the spec's file as the user named it.
-            relations: which checks that run the code again are made: `all`, one that the case's
+            reruns: which checks that run the code again are made: `all`, one that the case's
                 seed picks (`rotate`, for fuzz cases), or those of these names (`{"isolation"}`,
                 for shrinking). Unless `all`, the result names those that ran.
         """
         counts = self.coverage and self.backend.measures_coverage
         measurements = Measurements(Recorder() if counts else None)
         shown = path or str(spec.path)
-        options = JudgeOptions(self.seed, relations, self.checks, self.strict, self.keep_going)
+        options = JudgeOptions(self.seed, reruns, self.checks, self.strict, self.keep_going)
         try:
             outcome = self._outcome(spec, case, shown, options, measurements)
         finally:
@@ -136,7 +136,7 @@ class Runner:
             closeness=measurements.error_ratio,
             coverage=counted(measurements.recorder),
             kernels=outcome.kernels,
-            relations=() if relations == "all" else tuple(measurements.relations),
+            relations=() if reruns == "all" else tuple(measurements.relations),
             distribution=measurements.distribution,
         )
 
