@@ -1,4 +1,4 @@
-"""The product as Python functions: load a spec, list its cases, run some, look at findings."""
+"""The Python API: load a spec, list its cases, run them, read findings."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Results", "cases", "load", "run_specs"]
 
-Path_ = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 
 
-def load(path: Path_) -> Spec:
-    """The spec in a file; SpecError with everything that is wrong with it."""
+def load(path: PathLike) -> Spec:
+    """Load the spec in a file; raises SpecError with all errors of the file."""
     spec = load_spec(path)
     make_importable(spec.path)
     return spec
 
 
-def cases(spec: Spec | Path_, tier: str = "quick", *, seed: int | None = None) -> Iterator[Case]:
-    """The cases of a tier, each made when it is asked for; rejects come last.
+def cases(spec: Spec | PathLike, tier: str = "quick", *, seed: int | None = None) -> Iterator[Case]:
+    """Generate the cases of a tier; invalid inputs come last.
 
     Raises:
-        SpecError: the tier leaves no case, or the spec is wrong.
+        SpecError: the spec is invalid, or the tier has no case.
     """
     return plan(_spec(spec), tier, seed=seed).cases()
 
 
 def run_specs(
-    specs: Spec | Path_ | Iterable[Spec | Path_],
+    specs: Spec | PathLike | Iterable[Spec | PathLike],
     *,
     tier: str = "quick",
     backend: str | Backend = "auto",
@@ -56,11 +56,17 @@ def run_specs(
 ) -> Results:
     """Run cases in this process, one after the other.
 
-    `select` picks cases (`lambda case: case["causal"]`), `limit` is the most to run of each
-    spec, and `on_result` is called after each.
+    Args:
+        specs: specs, spec files, or folders of them.
+        tier: the tier of each spec.
+        backend: a backend or its name.
+        seed: another seed gives other inputs and other samples.
+        select: picks cases (`lambda case: case["causal"]`).
+        limit: the most cases of each spec.
+        on_result: called after each case.
 
     Raises:
-        SpecError: a spec is wrong.
+        SpecError: a spec is invalid.
         BackendUnavailableError: the backend cannot run here.
     """
     results = []
@@ -78,7 +84,7 @@ def run_specs(
 
 @dataclass(frozen=True)
 class Results(Sequence["CaseResult"]):
-    """What became of the cases, in running order."""
+    """The results of cases, in running order."""
 
     results: tuple[CaseResult, ...]
 
@@ -109,18 +115,18 @@ class Results(Sequence["CaseResult"]):
 
     def __str__(self) -> str:
         counts = Counter(result.status for result in self.results)
-        told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
-        lines = [f"{len(self.results)} cases: {told}"]
+        text = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
+        lines = [f"{len(self.results)} cases: {text}"]
         for result in self.failed:
             lines += ["", f"{result.spec}: {result.case}", *describe_result(result)]
         return "\n".join(lines)
 
 
-def _spec(spec: Spec | Path_) -> Spec:
+def _spec(spec: Spec | PathLike) -> Spec:
     return spec if isinstance(spec, Spec) else load(spec)
 
 
-def _specs(specs: Spec | Path_ | Iterable[Spec | Path_]) -> Iterator[Spec]:
+def _specs(specs: Spec | PathLike | Iterable[Spec | PathLike]) -> Iterator[Spec]:
     given = [specs] if isinstance(specs, Spec | str | os.PathLike) else specs
     for item in given:
         if isinstance(item, Spec):

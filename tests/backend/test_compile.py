@@ -333,8 +333,8 @@ def test_more_tensor_memory_than_there_is_is_found():
 def test_architectures_are_the_specs_or_those_asked_for():
     assert CompileBackend().architectures(["sm_100a"]) == ("sm_100a",)
     assert CompileBackend().architectures([]) == ("sm_80", "sm_90a", "sm_100a")
-    assert CompileBackend(asked=("sm_90a",)).architectures([]) == ("sm_90a",)
-    asked = CompileBackend(asked=("sm_100a", "sm_90a"))
+    assert CompileBackend(requested=("sm_90a",)).architectures([]) == ("sm_90a",)
+    asked = CompileBackend(requested=("sm_100a", "sm_90a"))
     assert asked.architectures(["sm_90a"]) == ("sm_90a",)
     with pytest.raises(ArchitectureError, match="sm_80"):
         asked.architectures(["sm_80"])

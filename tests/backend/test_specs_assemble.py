@@ -53,7 +53,7 @@ SAMPLE = [(path, arch) for path in PATHS for arch in architectures(tlmatrix.load
     ("path", "arch"), SAMPLE, ids=[f"{path.stem}-{arch}" for path, arch in SAMPLE]
 )
 def test_a_case_of_each_family_is_assembled_within_its_budget(path, arch):
-    backend = CompileBackend(asked=(arch,))
+    backend = CompileBackend(requested=(arch,))
     results = tlmatrix.run_specs(
         path, tier="smoke", backend=backend, select=lambda case: case.origin == "tier"
     )

@@ -4,7 +4,7 @@ import inspect
 
 import traced_strangers
 
-from tlmatrix.backend.signature import written
+from tlmatrix.backend.signature import undecorated
 from tlmatrix.commands.new.accesses import Selection
 from tlmatrix.commands.new.factories import trace
 from tlmatrix.commands.new.recognized import Role, recognize
@@ -12,7 +12,7 @@ from tlmatrix.commands.new.recognized import Role, recognize
 
 def _observed(name):
     factory = getattr(traced_strangers, name)
-    parameters = list(inspect.signature(written(factory)).parameters.values())
+    parameters = list(inspect.signature(undecorated(factory)).parameters.values())
     return trace(factory, f"traced_strangers:{name}", parameters)
 
 

@@ -51,7 +51,7 @@ def test_a_right_kernel_has_no_findings_and_a_report_of_what_ran(tmp_path, runne
     launched = [any(result.values["seqlens"]["q"]) for result in results]
     assert report.counted == sum(launched) > 20
     assert any(site.kind == "if" for site in report.coverage.guards)
-    assert 0 < report.closest <= 1
+    assert 0 < report.max_error_ratio <= 1
 
 
 def test_two_faults_are_two_findings_and_the_search_goes_on_after_each(tmp_path, runner):
@@ -116,8 +116,8 @@ def test_the_report_says_how_close_right_numbers_came_to_what_is_allowed(tmp_pat
         spec = rows_spec(folder, entry)
         report, results = _search(spec, runner, rows_cases(spec), examples=40)
         assert not report.found
-        assert report.closest == max(result.closeness for result in results)
-        close[entry] = report.closest
+        assert report.max_error_ratio == max(result.error_ratio for result in results)
+        close[entry] = report.max_error_ratio
     assert close["right"] < 0.5 < close["nearly"] <= 1
 
 

@@ -133,7 +133,7 @@ class FaultyGpu:
     def targeting(self, _architectures: Sequence[str]) -> FaultyGpu:
         return self
 
-    def active(self, _turn: int = 0) -> AbstractContextManager[None]:
+    def active(self, _run_index: int = 0) -> AbstractContextManager[None]:
         return nullcontext()
 
     def importing(self) -> AbstractContextManager[None]:

@@ -1,6 +1,6 @@
-"""Where kernels run, and how the code that a spec names is found and called.
+"""Backends, which run kernels, and bindings, which call the code that a spec names.
 
-Importing this package pulls in no PyTorch; `bind` and what comes after it do, when asked for.
+Importing this package does not import PyTorch; accessing `bind` or `execute` does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Axes that nobody reads: a misspelt axis would double the matrix and test nothing new."""
+"""Finds axes that nothing reads, such as misspelled ones: they multiply cases in vain."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["refuse_unknown_axes", "unread_axes"]
 
 _ALIKE = 0.8
-"""How alike two names are where one may be a slip of the other (`difflib`): sinks and sink."""
+"""Similarity above which a name may be a misspelling of another (`difflib`)."""
 
 
 def refuse_unknown_axes(binding: Binding, family: Family) -> None:
     """Check that each axis of the spec is read by the family, the entry, its context, or the spec.
 
-    A family that does not say which axes it reads may read all of them. An entry that takes any
-    keyword may, too, but for one whose name is nearly that of an axis which is read: `sinks`.
+    A family without a list of axes may read all of them. So may an entry that takes any keyword;
+    then only axes with nearly the name of a known one are errors (`sinks` beside `sink`).
 
     Raises:
-        BindingError: an axis that nothing reads; names the nearest one that is read.
+        BindingError: nothing reads an axis; names the nearest known one.
     """
     spec = binding.spec
     known = _read_by_family(spec, family)
@@ -55,7 +55,7 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
 
 
 def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
-    """The same where the source of what the spec names shows it, with nothing imported."""
+    """Find unread axes from the source of the spec's code, without importing it."""
     if spec.context is not None or (spec.entry is not None and (spec.call or spec.constructor)):
         return
     folder = spec.path.resolve().parent
@@ -86,7 +86,7 @@ def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
 
 
 def _unread(spec: Spec, read: frozenset[str], *, anything: bool) -> Iterator[Issue]:
-    """Axes that are not read; with `anything` those alone that look like a misspelt one."""
+    """Axes that are not read; with `anything`, only those that look misspelled."""
     target = spec.entry or spec.factory
     for axis in spec.axes:
         if axis in read:
@@ -96,8 +96,8 @@ def _unread(spec: Spec, read: frozenset[str], *, anything: bool) -> Iterator[Iss
             if not near:
                 continue
             message = (
-                f"{target} would take the axis {axis!r} as any other keyword; did you mean "
-                f"{near[0]!r}? If not, give it another name, or the entry a parameter {axis!r}"
+                f"{target} has no parameter {axis!r} and takes this axis as any keyword; did you "
+                f"mean {near[0]!r}? If not, rename the axis or add a parameter {axis!r}"
             )
         else:
             words = nearest(axis, sorted(read))
@@ -107,7 +107,7 @@ def _unread(spec: Spec, read: frozenset[str], *, anything: bool) -> Iterator[Iss
 
 
 def _named_parameters(spec: Spec) -> frozenset[str] | None:
-    """What an entry that takes any keyword takes by name; None where Python cannot tell."""
+    """Named parameters of an entry that takes any keyword; None if they are unknown."""
     assert spec.entry is not None
     found = load(spec, ("entry",), spec.entry)
     parameters = parameters_of(found) if callable(found) else None
@@ -129,7 +129,7 @@ def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
 
 
 def _read_by_context(spec: Spec) -> frozenset[str]:
-    """The parameters of what makes the entry's argument `context`."""
+    """The parameters of the function that creates the entry's `context`."""
     if spec.context is None:
         return frozenset()
     make = load(spec, ("context",), spec.context)
@@ -137,7 +137,7 @@ def _read_by_context(spec: Spec) -> frozenset[str]:
 
 
 def _read_by_spec(spec: Spec) -> Iterator[str]:
-    """Names in expressions that shape the inputs or the kernel, and `$axis` dtypes and orders."""
+    """Names in expressions for shapes and compile arguments, and in `$axis` dtypes and orders."""
     if has_ranks(spec):
         yield WORLD
     for shard in spec.shards.values():

@@ -1,9 +1,9 @@
-"""Where kernels run: one small interface, and the places there are.
+"""Backends: `cuda`, `interpreter`, `processes` and `compile`.
 
-`cuda` compiles and runs on a GPU; it is the truth. `interpreter` runs the traced tile IR on the
-CPU and needs nothing; several ranks are simulated there, and processes on `processes`. `auto` is
-`cuda` where there is a GPU, else `interpreter`. `compile` runs nothing: kernels are traced, and
-assembled for each architecture.
+`cuda` compiles kernels and runs them on a GPU. `interpreter` runs the traced tile IR on the CPU
+and simulates several ranks; `processes` is the same with one CPU process for each rank. `compile`
+compiles kernels for each architecture and runs nothing. `auto` is `cuda` if there is a GPU, else
+`interpreter`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
-"""What kernels are assembled for whose spec names no architecture."""
+"""Architectures that the backend `compile` compiles for, if the spec names none."""
 
 
 class Backend(Protocol):
-    """A place where kernels run."""
+    """Runs kernels, or compiles them, for the cases of a process."""
 
     @property
     def name(self) -> str:
@@ -72,34 +72,35 @@ class Backend(Protocol):
         """The device of a problem's tensors."""
 
     def targeting(self, architectures: Sequence[str]) -> Backend:
-        """This backend, for kernels written for these architectures; none stands for any.
+        """This backend for kernels of these architectures; an empty list means any.
 
         Raises:
-            ArchitectureError: such kernels cannot run here.
+            ArchitectureError: this backend does not support them.
         """
 
-    def active(self, turn: int = 0) -> AbstractContextManager[object]:
-        """Inside, calls of TileLang kernels run on this backend.
+    def active(self, run_index: int = 0) -> AbstractContextManager[object]:
+        """Context manager: calls of TileLang kernels inside run on this backend.
 
-        `turn` counts the runs of a case: where there is a choice of orders, each has another.
+        `run_index` is the number of the run of the case, which selects the schedule if the backend
+        has several.
         """
 
     def importing(self) -> AbstractContextManager[object]:
-        """Inside, code under test is imported, which may ask `torch.cuda` where it runs."""
+        """Context manager to import the code under test, which may query `torch.cuda`."""
 
     def synchronize(self) -> None:
-        """Wait until everything asked for has run, so that an error is raised where it belongs."""
+        """Wait until all launches have ended, so that their errors are raised here."""
 
     def broken(self) -> bool:
-        """Whether nothing can run in this process any more (a CUDA context after a fault)."""
+        """Whether this process cannot run kernels any more, as after a fault on a GPU."""
 
     def release(self) -> None:
-        """Give back memory that nothing uses, after a case that found too little."""
+        """Free cached memory, after a case that ran out of memory."""
 
 
 @dataclass(frozen=True)
 class InterpreterBackend:
-    """TileLang's IR on the CPU; `target` is the architecture it is traced for."""
+    """Interprets TileLang's IR on the CPU; kernels are traced for the architecture `target`."""
 
     name: str = "interpreter"
     arch: str = "interpreter"
@@ -118,43 +119,43 @@ class InterpreterBackend:
         return torch.device("cpu")
 
     def targeting(self, architectures: Sequence[str]) -> InterpreterBackend:
-        """Kernels are traced for the first architecture."""
+        """Trace kernels for the first architecture."""
         return replace(self, target=architectures[0]) if architectures else self
 
     @contextmanager
-    def active(self, turn: int = 0) -> Iterator[object]:
-        """Calls of kernels inside are interpreted; warp roles take the turn's schedule.
+    def active(self, run_index: int = 0) -> Iterator[object]:
+        """Interpret kernels inside; `run_index` selects the schedule of warp roles.
 
-        What roles do to memory unordered is an error, unless sanitizers in force collect it.
-        Questions to `torch.cuda` are answered for the target.
+        A data race of warp roles raises an error, unless active sanitizers record it. `torch.cuda`
+        reports a GPU of the target architecture.
         """
         from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
 
         with interpret(arch=self.target) as session, _stand_in(self):
             races = None if session.sanitizers else True
-            with scheduled(SCHEDULES[turn % len(SCHEDULES)], seed=turn, races=races):
+            with scheduled(SCHEDULES[run_index % len(SCHEDULES)], seed=run_index, races=races):
                 yield session
 
     def importing(self) -> AbstractContextManager[object]:
-        """The CPU answers for a GPU where the process has none."""
+        """`torch.cuda` reports a GPU of the target architecture, if the machine has none."""
         return _stand_in_without_gpu(self)
 
     def synchronize(self) -> None:
-        """Nothing runs behind our back."""
+        """Do nothing: interpreted kernels run synchronously."""
 
     def broken(self) -> bool:
-        """An interpreted kernel cannot break its process."""
+        """False: an interpreted kernel cannot break its process."""
         return False
 
     def release(self) -> None:
-        """What an exception kept alive goes; the system takes the rest by itself."""
+        """Free tensors that exceptions keep alive."""
         gc.collect()
 
 
 def _stand_in(backend: InterpreterBackend | CompileBackend) -> AbstractContextManager[None]:
-    """Inside, the CPU answers for a GPU, as it does for `tlmatrix exec`.
+    """`torch.cuda` reports a GPU of the target architecture, as for `tlmatrix exec`.
 
-    Ranks have answers of their own, and processes of ranks are CPU processes.
+    Simulated ranks have a stand-in of their own, and rank processes need none.
     """
     from tlmatrix.interpreter.device import stand_in
     from tlmatrix.interpreter.distributed import here
@@ -167,7 +168,7 @@ def _stand_in(backend: InterpreterBackend | CompileBackend) -> AbstractContextMa
 def _stand_in_without_gpu(
     backend: InterpreterBackend | CompileBackend,
 ) -> AbstractContextManager[None]:
-    """As `_stand_in`, where no other backend of this process can be a GPU."""
+    """Apply `_stand_in` if the machine has no GPU."""
     import torch
 
     return nullcontext() if torch.cuda.is_available() else _stand_in(backend)
@@ -175,7 +176,7 @@ def _stand_in_without_gpu(
 
 @dataclass(frozen=True)
 class ProcessesBackend(InterpreterBackend):
-    """As the interpreter, but several ranks are a CPU process each, and a gloo group."""
+    """The interpreter, with one CPU process for each rank and a gloo process group."""
 
     name: str = "processes"
 
@@ -185,13 +186,13 @@ class ProcessesBackend(InterpreterBackend):
     captures_graphs: ClassVar[bool] = False
 
     def targeting(self, architectures: Sequence[str]) -> ProcessesBackend:
-        """Kernels are traced for the first architecture."""
+        """Trace kernels for the first architecture."""
         return replace(self, target=architectures[0]) if architectures else self
 
 
 @dataclass(frozen=True)
 class CudaBackend:
-    """Compiled kernels on one GPU."""
+    """Compiles kernels and runs them on one GPU."""
 
     device: torch.device
     arch: str
@@ -203,31 +204,31 @@ class CudaBackend:
     captures_graphs: ClassVar[bool] = True
 
     def targeting(self, architectures: Sequence[str]) -> CudaBackend:
-        """A GPU runs what is written for its own architecture (`sm_90a` on `sm_90`)."""
+        """Check that the kernels support this GPU (`sm_90a` and `sm_90f` run on `sm_90`)."""
         if architectures and self.arch not in {name.rstrip("af") for name in architectures}:
             raise ArchitectureError(
                 f"its kernels are for {' and '.join(architectures)}, and this GPU is {self.arch}"
             )
         return self
 
-    def active(self, turn: int = 0) -> AbstractContextManager[object]:  # noqa: ARG002 - one order
-        """The GPU is the current one; kernels compile and run as they always do."""
+    def active(self, run_index: int = 0) -> AbstractContextManager[object]:  # noqa: ARG002 - no choice of schedules
+        """Make the GPU the current device."""
         import torch
 
         return torch.cuda.device(self.device)
 
     def importing(self) -> AbstractContextManager[object]:
-        """The GPU answers."""
+        """Do nothing: `torch.cuda` reports this GPU."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Wait for the GPU; a fault of a kernel is raised here."""
+        """Wait for the GPU; a fault of a kernel raises here."""
         import torch
 
         torch.cuda.synchronize(self.device)
 
     def broken(self) -> bool:
-        """An illegal access leaves a context in which every later call fails."""
+        """Whether a fault, such as an illegal access, has made every later CUDA call fail."""
         import torch
 
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -239,7 +240,7 @@ class CudaBackend:
         return False
 
     def release(self) -> None:
-        """PyTorch keeps what was freed; fragments of it may be why a case did not fit."""
+        """Empty PyTorch's cache, whose fragmentation may have exhausted memory."""
         import torch
 
         gc.collect()
@@ -248,13 +249,15 @@ class CudaBackend:
 
 @dataclass(frozen=True)
 class CompileBackend:
-    """Kernels traced for one architecture after the other, and not run.
+    """Traces kernels for each architecture; they are compiled and do not run.
 
-    `asked` are the architectures that the user named; without any, each spec's own count.
-    `target` is the one that is traced for, `launched` what was launched inside `active`.
+    Attributes:
+        requested: architectures that the user named; by default those of each spec.
+        target: the architecture that kernels are traced for.
+        launched: kernels launched inside `active`.
     """
 
-    asked: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
     target: str = "sm_90a"
     launched: list[TracedKernel] = field(default_factory=list, compare=False)
     name: str = "compile"
@@ -273,28 +276,28 @@ class CompileBackend:
         return torch.device("cpu")
 
     def architectures(self, named: Sequence[str]) -> tuple[str, ...]:
-        """What kernels of a spec are assembled for that names these architectures (none: any).
+        """The architectures to compile for, of a spec that supports `named`; empty means any.
 
         Raises:
-            ArchitectureError: none of them was asked for.
+            ArchitectureError: the user requested none of them.
         """
-        if not self.asked:
+        if not self.requested:
             return tuple(named) or ARCHITECTURES
-        found = tuple(arch for arch in self.asked if not named or arch in named)
+        found = tuple(arch for arch in self.requested if not named or arch in named)
         if not found:
             raise ArchitectureError(
-                f"its kernels are for {' and '.join(named)}, and {' and '.join(self.asked)} "
-                "was asked for"
+                f"its kernels are for {' and '.join(named)}, and {' and '.join(self.requested)} "
+                "was requested"
             )
         return found
 
     def targeting(self, architectures: Sequence[str]) -> CompileBackend:
-        """Kernels are traced for the first architecture."""
+        """Trace kernels for the first architecture."""
         return replace(self, target=self.architectures(architectures)[0], launched=[])
 
     @contextmanager
-    def active(self, turn: int = 0) -> Iterator[None]:  # noqa: ARG002 - nothing runs
-        """Calls of kernels inside are noted."""
+    def active(self, run_index: int = 0) -> Iterator[None]:  # noqa: ARG002 - nothing runs
+        """Record launches inside; nothing runs."""
         from tlmatrix.interpreter import traced
 
         with traced(arch=self.target) as launched, _stand_in(self):
@@ -304,34 +307,34 @@ class CompileBackend:
                 self.launched.extend(launched)
 
     def importing(self) -> AbstractContextManager[object]:
-        """The CPU answers for a GPU where the process has none."""
+        """`torch.cuda` reports a GPU of the target architecture, if the machine has none."""
         return _stand_in_without_gpu(self)
 
     def synchronize(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no kernel runs."""
 
     def broken(self) -> bool:
-        """A compiler that crashes takes only its own process with it."""
+        """False: compilers run in processes of their own."""
         return False
 
     def release(self) -> None:
-        """What an exception kept alive goes."""
+        """Free tensors that exceptions keep alive."""
         gc.collect()
 
 
 def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Backend:
-    """The backend of that name; `architectures` are those to `compile` for.
+    """Create the backend of that name; `compile` compiles for `architectures`.
 
-    The workers of pytest-xdist are spread over the GPUs of the machine by their number.
+    Workers of pytest-xdist use the GPUs of the machine in rotation.
 
     Raises:
-        ValueError: there is no such name.
-        BackendUnavailableError: `cuda` was asked for and there is no GPU.
+        ValueError: there is no such backend.
+        BackendUnavailableError: `cuda` was requested and there is no GPU.
     """
     if name not in BACKENDS:
-        raise ValueError(f"no backend {name!r}{suggestion(name, BACKENDS, 'There are')}")
+        raise ValueError(f"unknown backend {name!r}{suggestion(name, BACKENDS, 'Backends')}")
     if name == "compile":
-        return CompileBackend(asked=tuple(architectures))
+        return CompileBackend(requested=tuple(architectures))
     if name == "processes":
         return ProcessesBackend()
     import torch

@@ -1,4 +1,4 @@
-"""The parameters of a callable as a user wrote them, also behind TileLang's decorators."""
+"""Parameters of a callable as its author wrote them, also under TileLang's decorators."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Mapping
 
-__all__ = ["is_tilelang_factory", "parameters_of", "written"]
+__all__ = ["is_tilelang_factory", "parameters_of", "undecorated"]
 
 
 def is_tilelang_factory(function: object) -> bool:
-    """Whether it was made by `@tilelang.jit`, autotuned or not."""
+    """Whether the function is decorated with `@tilelang.jit`, autotuned or not."""
     return hasattr(function, "get_tir") or hasattr(function, "jit_impl")
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Parameters by name; None where neither Python nor PyTorch can tell (some builtins)."""
+    """Parameters by name; None if they are unknown, as for some builtins."""
     from tlmatrix.problem import callables
 
-    return callables.parameters_of(written(function))
+    return callables.parameters_of(undecorated(function))
 
 
-def written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as its author wrote it."""
+def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without TileLang's decorators."""
     original: Any = getattr(function, "jit_impl", function)
     if is_tilelang_factory(original):
         original = getattr(original, "func", original)

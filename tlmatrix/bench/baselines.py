@@ -15,7 +15,7 @@ from tlmatrix.spec.importing import load
 from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
-    from tlmatrix.backend.binding import Launch
+    from tlmatrix.backend.binding import PreparedCall
     from tlmatrix.bench.candidates import Named
     from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec
@@ -54,7 +54,7 @@ def _declared(name: str, spec: Spec, declared: DeclaredProblem, problem: Problem
     function = reference if name == "torch" else torch.compile(reference, dynamic=False)
     entry = Entry(spec.model_copy(update=alone), function, parameters_of(reference))
 
-    def ready(inputs: Named) -> Launch:
-        return entry.launch({**problem.names, **problem.inputs, **inputs}, problem)
+    def ready(inputs: Named) -> PreparedCall:
+        return entry.prepare({**problem.names, **problem.inputs, **inputs}, problem)
 
     return Run(ready, ready({}).named)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend import Backend
-    from tlmatrix.backend.binding import Launch
+    from tlmatrix.backend.binding import PreparedCall
     from tlmatrix.bench.timing import Call
     from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec
@@ -147,8 +147,8 @@ def entry_run(
         made = _arguments(spec, load(spec, ("entry",), spec.entry), config)
         problem = replace(problem, names={**problem.names, **made})
 
-    def ready(inputs: Named) -> Launch:
-        return binding.callee.launch({**problem.names, **problem.inputs, **inputs}, problem)
+    def ready(inputs: Named) -> PreparedCall:
+        return binding.callee.prepare({**problem.names, **problem.inputs, **inputs}, problem)
 
     # A factory's kernels write to output buffers, which are allocated here.
     first = ready({})

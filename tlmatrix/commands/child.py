@@ -162,7 +162,7 @@ class _Run:
         path, case = self._running
         header = read_records(results).header
         lost = lost_case(
-            results, shown_path(Path(path)), case, asked=header.backend, seed=header.seed
+            results, shown_path(Path(path)), case, requested=header.backend, seed=header.seed
         )
         self.handle(CaseFinished(lost))
 

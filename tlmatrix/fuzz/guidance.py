@@ -43,7 +43,7 @@ class Guidance:
         `error` is its error ratio; `rare` is the sum of 1/n over its coverage features, where n
         counts the examples with that feature.
         """
-        scores = {} if result.closeness is None else {"error": result.closeness}
+        scores = {} if result.error_ratio is None else {"error": result.error_ratio}
         if result.coverage is not None:
             scores["rare"] = self._rarity(result.coverage)
         return scores

@@ -83,7 +83,7 @@ class FuzzReport:
 
     `examples` counts the cases that ran, without those of shrinking. `exhausted` is whether only
     duplicates were generated at the end. `coverage` is that of interpreted kernels in the
-    `counted` examples. `closest` is the largest error ratio of a passing case.
+    `counted` examples. `max_error_ratio` is the largest error ratio of a passing case.
     """
 
     spec: str
@@ -96,7 +96,7 @@ class FuzzReport:
     exhausted: bool = False
     counted: int = 0
     coverage: Coverage | None = None
-    closest: float | None = None
+    max_error_ratio: float | None = None
 
 
 def examples_of(spec: Spec, tier: str) -> int:
@@ -214,7 +214,7 @@ class _Search:
         self._examples = 0
         self._draws = 0
         self._duplicates = 0
-        self._closest: float | None = None
+        self._max_error_ratio: float | None = None
 
     def run(self, strategy: SearchStrategy[Case], seed: int) -> FuzzReport:
         from tlmatrix.fuzz.generation import derive_seed, explore
@@ -239,7 +239,7 @@ class _Search:
             exhausted=not self._budget.spent(self._examples) and not self._runner.broken_by,
             counted=self._guidance.counted,
             coverage=self._guidance.coverage,
-            closest=self._closest,
+            max_error_ratio=self._max_error_ratio,
         )
 
     def _over(self) -> bool:
@@ -262,8 +262,8 @@ class _Search:
         result = self._run(case, self._spec, "rotate", coverage=self._guidance.counts())
         self._examples += 1
         self._counts[result.status] += 1
-        if result.status is Status.PASSED and result.closeness is not None:
-            self._closest = max(result.closeness, self._closest or 0.0)
+        if result.status is Status.PASSED and result.error_ratio is not None:
+            self._max_error_ratio = max(result.error_ratio, self._max_error_ratio or 0.0)
         scores = self._guidance.scores(result)
         if self._hooks.on_result is not None:
             self._hooks.on_result(result)

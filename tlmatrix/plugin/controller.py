@@ -185,7 +185,11 @@ class Controller:
         path = shown_path(self._state.config.rootpath / match["path"])
         settings = self._state.settings
         result = lost_case(
-            settings.results_path, path, match["case"], asked=settings.backend, seed=settings.seed
+            settings.results_path,
+            path,
+            match["case"],
+            requested=settings.backend,
+            seed=settings.seed,
         )
         report.longrepr = self._state.describe(result)
         if result.status is Status.KNOWN_BUG:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 __all__ = ["lost_case"]
 
 
-def lost_case(results: Path, path: str, case_id: str, *, asked: str, seed: int) -> CaseResult:
+def lost_case(results: Path, path: str, case_id: str, *, requested: str, seed: int) -> CaseResult:
     """The result of a case whose process is gone, from `results`, or else added there: crashed.
 
-    The process itself may have recorded one before it ended (a timeout, a GPU fault). `asked` is
-    the backend that the user named, `seed` that of the run.
+    The process itself may have recorded one before it ended (a timeout, a GPU fault). `requested`
+    is the backend that the user named, `seed` that of the run.
     """
     from tlmatrix.run.records import RecordsWriter, read_records
 
@@ -25,14 +25,14 @@ def lost_case(results: Path, path: str, case_id: str, *, asked: str, seed: int) 
             # Without a key it is only known to have begun.
             if (result.path, result.case) == (path, case_id) and result.key:
                 return result
-    result = _crashed(path, case_id, asked, seed)
+    result = _crashed(path, case_id, requested, seed)
     writer = RecordsWriter(results)
     writer.case(result)
     writer.close()
     return result
 
 
-def _crashed(path: str, case_id: str, asked: str, seed: int) -> CaseResult:
+def _crashed(path: str, case_id: str, requested: str, seed: int) -> CaseResult:
     from tlmatrix.check.finding import Finding
     from tlmatrix.matrix import find_case
     from tlmatrix.run.result import CaseResult, Status
@@ -56,6 +56,6 @@ def _crashed(path: str, case_id: str, asked: str, seed: int) -> CaseResult:
                 "command below to see it alone",
             ),
         ),
-        asked=asked,
+        requested=requested,
         seed=seed,
     )

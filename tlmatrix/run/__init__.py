@@ -1,4 +1,4 @@
-"""From a plan to results: runs cases, says what happened as events, keeps records on disk."""
+"""Runs cases, emits events, and writes results files."""
 
 from tlmatrix.run.events import (
     CaseFinished,

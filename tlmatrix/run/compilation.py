@@ -49,7 +49,7 @@ def compile_case(
         if bug is not None and bug.mode == "quarantine":
             outcomes.append(Outcome(Status.QUARANTINED, message=bug_words(bug)))
             continue
-        bound = harness.bind(spec, replace(backend, asked=(arch,)))
+        bound = harness.bind(spec, replace(backend, requested=(arch,)))
         with measurements.phase("problem"):
             problem = harness.problem(bound, spec, case, options.seed)
         measurements.elements = sum(tensor.numel() for tensor in problem.inputs.values())

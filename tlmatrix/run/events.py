@@ -1,4 +1,4 @@
-"""What happens during a run, in order; reports, and files, only ever read these."""
+"""Events of a run, which reports read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RunHeader:
-    """How a run was made: enough to make it again. First record of a results file."""
+    """The settings of a run, with which it can be repeated; first record of a results file."""
 
     tier: str
     backend: str
@@ -34,19 +34,19 @@ class RunHeader:
     started: str
     """UTC, ISO 8601."""
     folder: str = ""
-    """The working directory, which relative paths start from."""
+    """The working directory; relative paths start from it."""
     versions: Mapping[str, str] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
-    """What the backend `compile` was asked to assemble for; empty for what each spec names."""
+    """What the backend `compile` compiles for; empty for the architectures of each spec."""
     select: str = ""
     """The expression of `-k`."""
     fuzz: bool = True
-    """Whether the cases that the tier draws were wanted."""
+    """Whether the fuzz cases of the tier run."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Last record of a results file whose run came to its end."""
+    """Last record of a results file, if the run finished."""
 
     counts: Mapping[str, int]
     """Cases by status."""
@@ -56,20 +56,20 @@ class Summary:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """Cases are known and the first is about to run; `cases` counts them by spec path."""
+    """The cases are collected and the first is about to run; `cases` counts them by spec path."""
 
     cases: Mapping[str, int]
     results: str | None
-    """The results file, where one is written."""
+    """The results file, if one is written."""
     earlier: Mapping[str, int] = field(default_factory=dict)
-    """Cases by spec path that passed in the run that is resumed, and are not run again."""
+    """By spec path, the number of cases that passed in the resumed run and do not run again."""
     place: str = ""
-    """How workers share the GPUs of the machine, where there are several."""
+    """How workers share the GPUs of the machine, if it has several."""
 
 
 @dataclass(frozen=True)
 class Preparing:
-    """What the process that reports does before the first case has a result, in words."""
+    """Progress before the first result, as text."""
 
     words: str
 
@@ -83,15 +83,15 @@ class CaseFinished:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """Nothing more will come."""
+    """The run ended; the last event."""
 
     counts: Mapping[Status, int]
     seconds: float
     interrupted: bool
     coverage: Coverage | None = None
-    """What all cases on record exercised of their kernels, where that was counted."""
+    """Kernel coverage of all recorded cases, if measured."""
     detail: str = "summary"
-    """How much of it the user wants to see (`tlmatrix.config.COVERAGE`)."""
+    """Detail of the coverage report (`tlmatrix.config.COVERAGE`)."""
 
 
 Event = RunStarted | Preparing | CaseFinished | RunFinished

@@ -1,8 +1,4 @@
-"""Failures of the GPU's side as findings: no compilation, no launch, no memory.
-
-They are three findings because three people act on them: who wrote the kernel's source, who wrote
-its accesses, and who chose the sizes of the case or the machine.
-"""
+"""Findings for device faults: a kernel does not compile, a launch fails, memory runs out."""
 
 from __future__ import annotations
 
@@ -17,10 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = ["fault_finding"]
 
-_WHOSE = {
+_DURING = {
     "entry": "in the code under test",
-    "problem": "making the case",
-    "judge": "judging the case (reference and checks)",
+    "problem": "while building the case",
+    "judge": "while judging the case (reference and checks)",
 }
 _NO_MEMORY = {
     "entry": "its own buffers do not fit beside the case's inputs of {inputs}",
@@ -29,25 +25,28 @@ _NO_MEMORY = {
     "judge": "float64 copies do not fit beside the case's inputs of {inputs}: give each GPU fewer "
     "workers (-n), or make the case smaller",
 }
-"""What to do, by the phase that asked."""
+"""What to do, by the phase that ran out of memory."""
 _LAUNCHES = {
     "": "more shared memory, registers or threads than a block of this GPU may have; "
     "`tlmatrix run --backend compile` counts them",
     "empty": "TileLang launches no kernel without blocks, and TMA copies of no empty tensor: where "
-    "an input is empty return before the call, or, if nobody calls it so, draw sizes from 1 on",
+    "an input is empty return before the call, or, if empty inputs are invalid, list sizes from 1",
     "descriptor": "TMA needs addresses and rows that are multiples of 16 bytes; a copy with "
     "`disable_tma=True` does without it",
 }
-"""What to do, by what is wrong with a launch."""
+"""What to do, by the kind of launch error."""
 
 
 def fault_finding(
     error: BaseException, backend: Backend, phase: str, inputs: int
 ) -> Finding | None:
-    """The finding that an exception is; None if it is not about the GPU, compiler or memory.
+    """The finding for an exception; None if it is not about the GPU, the compiler or memory.
 
-    `phase` of the case was under way (`problem`, `entry`, `judge`), whose inputs take `inputs`
-    bytes.
+    Args:
+        error: the exception.
+        backend: the backend of the case.
+        phase: the phase that raised: `problem`, `entry` or `judge`.
+        inputs: bytes of the case's inputs.
     """
     fault = classify_fault(error)
     if fault is None:
@@ -73,7 +72,7 @@ def _compile(fault: DeviceFault, backend: Backend) -> Finding:
 
 
 def _memory(error: BaseException, fault: DeviceFault, phase: str, inputs: int) -> Finding:
-    title = f"out of memory {_WHOSE[phase]}"
+    title = f"out of memory {_DURING[phase]}"
     if fault.requested:
         title += f": asked for {fault.requested}"
         if fault.free:
@@ -90,7 +89,7 @@ def _memory(error: BaseException, fault: DeviceFault, phase: str, inputs: int) -
 
 
 def _amount(size: int) -> str:
-    """Bytes as PyTorch writes them."""
+    """A number of bytes, formatted as PyTorch does."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}"
@@ -98,11 +97,11 @@ def _amount(size: int) -> str:
 
 
 def _launch(error: BaseException, fault: DeviceFault, backend: Backend) -> Finding:
-    who = fault.kernel or "a kernel"
+    name = fault.kernel or "a kernel"
     if not backend.broken():
         return Finding(
             check="launch",
-            title=f"{who} cannot be launched: {fault.message}",
+            title=f"{name} cannot be launched: {fault.message}",
             where=fault.detail or None,
             hint=_LAUNCHES[fault.launch_error],
             detail=user_traceback(error),
@@ -112,12 +111,12 @@ def _launch(error: BaseException, fault: DeviceFault, backend: Backend) -> Findi
         )
     return Finding(
         check="launch",
-        title=f"{who} failed on the GPU: {fault.message}; the CUDA context is lost",
+        title=f"{name} failed on the GPU: {fault.message}; the CUDA context is lost",
         where=fault.detail or None,
-        hint="nothing after it in this process could be believed, so nothing more runs there. The "
-        "access is named by the interpreter's sanitizers (`tlmatrix repro … --backend "
-        "interpreter`) and by `compute-sanitizer tlmatrix repro …`; CUDA_LAUNCH_BLOCKING=1 names "
-        "the launch",
+        hint="later results of this process would be unreliable, so it runs no more cases. The "
+        "interpreter's sanitizers (`tlmatrix repro … --backend interpreter`) and "
+        "`compute-sanitizer tlmatrix repro …` name the access; CUDA_LAUNCH_BLOCKING=1 names the "
+        "launch",
         detail=user_traceback(error),
         pattern=fault.message,
     )

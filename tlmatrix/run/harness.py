@@ -141,7 +141,7 @@ class Harness:
 
         def run_entry(problem: Problem) -> Tensors:
             with measured():
-                return execute(binding, problem, turn=next(runs))
+                return execute(binding, problem, run_index=next(runs))
 
         return run_entry
 

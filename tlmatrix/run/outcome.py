@@ -1,4 +1,4 @@
-"""What came of a case: passed, failed, skipped, a known bug, or what an exception says about it."""
+"""Status and findings of a case, also from exceptions and known bugs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Outcome", "bug_words", "combined", "error_outcome", "spec_error_outc
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a `Runner` makes a result of; `kernels` are facts of what was assembled."""
+    """Status and findings of a case; `kernels` are facts of compiled kernels."""
 
     status: Status
     findings: tuple[Finding, ...] = ()
@@ -38,7 +38,7 @@ class Outcome:
 def combined(
     outcomes: list[Outcome], facts: tuple[Mapping[str, Any], ...], missing: list[str]
 ) -> Outcome:
-    """One outcome of those on each architecture: the worst of them, with all findings."""
+    """Combine the outcomes of all architectures: the worst status, with all findings."""
     findings = tuple(
         finding for each in outcomes if each.status is Status.FAILED for finding in each.findings
     )
@@ -59,15 +59,15 @@ def combined(
 def spec_error_outcome(
     error: SpecError, path: str, reference: tuple[int, int] | None = None
 ) -> Outcome:
-    """What the spec says does not fit what it names; its place is written as the user would.
+    """The outcome of a spec that does not match its code; `path` is the file as the user wrote it.
 
-    What lies at the place of the reference, line and column, is an error of the reference.
+    An error at `reference`, the line and column of the reference, is a reference error.
     """
     if all((issue.line, issue.column) == reference for issue in error.issues):
         words = "; ".join(issue.message for issue in error.issues)
         return Outcome(Status.ERROR, (_reference_error(words),))
-    told = "\n".join(str(replace(issue, path=Path(path))) for issue in error.issues)
-    title, _, detail = told.partition("\n")
+    text = "\n".join(str(replace(issue, path=Path(path))) for issue in error.issues)
+    title, _, detail = text.partition("\n")
     finding = Finding(check="spec", title=title, detail=detail or None, pattern=title)
     return Outcome(Status.ERROR, (finding,))
 
@@ -75,7 +75,7 @@ def spec_error_outcome(
 def error_outcome(
     error: Exception, backend: Backend, measurements: Measurements, *, strict: bool
 ) -> Outcome:
-    """What an exception says about the case that raised it."""
+    """The outcome of a case that raised `error`."""
     if isinstance(error, ArchitectureError):
         return Outcome(Status.SKIPPED, reason=SkipReason.ARCHITECTURE, message=str(error))
     if isinstance(error, DevicesError):
@@ -85,12 +85,12 @@ def error_outcome(
     raised = error.error if isinstance(error, EntryError | ReferenceFailedError) else error
     if _is_unsupported(raised) and strict:
         title = f"not judged: {raised}"
-        hint = "run it on a GPU; `--unsupported tell` leaves such cases out"
+        hint = "run it on a GPU, or skip such cases with `--unsupported tell`"
         return Outcome(Status.ERROR, (Finding("unsupported", title, hint=hint, pattern="refused"),))
     if _is_unsupported(raised):
         return Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
-    place = "entry" if isinstance(error, EntryError) else measurements.failed_phase
-    fault = fault_finding(raised, backend, place, measurements.bytes)
+    phase = "entry" if isinstance(error, EntryError) else measurements.failed_phase
+    fault = fault_finding(raised, backend, phase, measurements.bytes)
     if fault is not None:
         return Outcome(Status.ERROR, (_on_ranks(fault, error),))
     if isinstance(error, ReferenceFailedError):
@@ -122,14 +122,14 @@ def _reference_error(words: str, detail: str | None = None) -> Finding:
     return Finding(
         check="reference",
         title=f"reference error: {words}",
-        hint="the reference is at fault, and the code under test is not judged",
+        hint="fix the reference; the code under test was not judged",
         detail=detail,
         pattern="reference error",
     )
 
 
 def _on_ranks(finding: Finding, error: Exception) -> Finding:
-    """The finding of an exception, with the ranks that it came from."""
+    """Add the ranks that raised to a finding."""
     if not isinstance(error, EntryError) or not error.where:
         return finding
     detail = "\n".join(filter(None, [finding.detail, *error.notes]))
@@ -146,12 +146,12 @@ _NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs are available", "no NVIDIA
 
 
 def _remedy(raised: BaseException) -> str | None:
-    """What to do about an entry that asks for a GPU where there is none."""
+    """What to do if the entry asks for a GPU and the machine has none."""
     if not any(words in str(raised) for words in _NO_DEVICE):
         return None
     return (
-        "it asks for a GPU, and the case runs without one: make tensors where the inputs are "
-        "(device=x.device); a whole program that says cuda runs by `tlmatrix exec`"
+        "it asks for a GPU, and the case runs without one: allocate tensors on the device of the "
+        "inputs (device=x.device); `tlmatrix exec` runs whole programs that name cuda"
     )
 
 
@@ -162,7 +162,7 @@ def _is_unsupported(error: BaseException) -> bool:
 
 
 def bug_words(bug: KnownBug) -> str:
-    """The bug and its day, as a result says why it is no failure."""
+    """The known bug and its expiry date, as text."""
     return f"known bug {bug.issue}, until {bug.expires}"
 
 
@@ -177,7 +177,7 @@ def with_bug(outcome: Outcome, bug: KnownBug, *, all_checks: bool) -> Outcome:
     if outcome.status is Status.PASSED and all_checks:
         finding = Finding(
             check="known_bugs",
-            title=f"passes, though known_bugs says that {bug.issue} breaks it",
+            title=f"passes, though known_bugs expects {bug.issue} to break it",
             hint="the bug is gone: remove its entry, or narrow its `when`",
             pattern=bug.issue,
         )

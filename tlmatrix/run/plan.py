@@ -1,4 +1,4 @@
-"""What a run would do with a spec: which cases, in which order, which of them together."""
+"""The cases of a spec in a tier: their order, and groups that share kernels."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CASES", "REGRESSIONS", "Plan", "plan"]
 
 MOST_CASES = 2_000_000
-"""Cases that one run holds of a spec, each of them an item of pytest."""
+"""The most cases of a spec in one run; each is a pytest item."""
 
 REGRESSIONS = "-regressions"
-"""How the name of a group ends that holds cases which once failed."""
+"""Suffix of the names of groups of regressions."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases of a spec in one tier, and its rejects; made as they are asked for."""
+    """The cases of a spec in one tier, and its invalid inputs; generated lazily."""
 
     spec: Spec
     tier: str
@@ -42,17 +42,17 @@ class Plan:
     family: Family
 
     def cases(self) -> Iterator[Case]:
-        """Every case in running order, bad input last."""
+        """All cases in running order, invalid inputs last."""
         yield from self.expansion.cases
         for reject in self.rejects:
             yield reject.case
 
     def count(self) -> int:
-        """How many cases there are, without making them."""
+        """The number of cases, without generating them."""
         return self.expansion.count() + len(self.rejects)
 
     def refuse_too_many(self) -> None:
-        """Raises SpecError where the tier has more cases than one run can hold."""
+        """Raise SpecError if the tier has more cases than `MOST_CASES`."""
         if self.count() <= MOST_CASES:
             return
         counted = "" if self.expansion.counted else "at most "
@@ -78,8 +78,8 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
     """Plan the cases of a tier.
 
     Raises:
-        SpecError: the family finds fault with the spec, the tier is unknown or leaves no case, a
-            known bug is past its date, or a reject is also a case that must pass.
+        SpecError: the spec is invalid for its family, the tier is unknown or empty, a known bug
+            has expired, or an invalid input is also a case that must pass.
     """
     family = family_for(spec)
     issues = [

@@ -171,7 +171,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _incomplete(line: bytes) -> bool:
-    """Whether a line begins like a record: its end was lost, and a resumed run appended to it."""
+    """Whether a line is the start of a record whose end was lost before a resumed run appended."""
     return line.startswith(b'{"record":')
 
 
@@ -185,7 +185,7 @@ def _unfinished(record: Mapping[str, Any]) -> CaseResult:
             Finding(
                 check="crash",
                 title="the run ended while this case was running",
-                hint="the process may have been killed; run the case alone to find out",
+                hint="the process may have been killed; run the case alone to see",
             ),
         ),
     )

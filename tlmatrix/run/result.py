@@ -1,4 +1,4 @@
-"""What became of a case, as plain frozen data that every report reads."""
+"""The result of a case, as frozen data that reports read."""
 
 from __future__ import annotations
 
@@ -24,52 +24,59 @@ class Status(StrEnum):
     FAILED = "failed"
     """A check has a finding."""
     ERROR = "error"
-    """The code under test, or the spec, made judging impossible: it raised, or does not fit."""
+    """The case could not be judged: the code under test raised, or does not match the spec."""
     SKIPPED = "skipped"
     KNOWN_BUG = "known-bug"
-    """Failed, as `known_bugs` says."""
+    """Failed with a bug that `known_bugs` lists."""
     QUARANTINED = "quarantined"
-    """Not run, as `known_bugs` says."""
+    """Not run, because of a bug that `known_bugs` lists."""
     CRASHED = "crashed"
     """The process ended while the case ran."""
     TIMEOUT = "timeout"
 
 
 FAILURES = frozenset({Status.FAILED, Status.ERROR, Status.CRASHED, Status.TIMEOUT})
-"""Endings that make a run fail."""
+"""Statuses that make a run fail."""
 
 
 class SkipReason(StrEnum):
     """Why a case was not judged."""
 
     UNSUPPORTED = "unsupported"
-    """The backend names something in the kernel that it does not model."""
+    """The interpreter does not model an operation of the kernel."""
     ARCHITECTURE = "architecture"
-    """The kernels are written for other architectures than the backend's."""
+    """The kernels do not support the architecture of the backend."""
     TOOLKIT = "toolkit"
-    """The CUDA toolkit here cannot assemble the kernels."""
+    """The installed CUDA toolkit cannot assemble the kernels."""
     GPUS = "gpus"
-    """The case asks for more GPUs than there are."""
+    """The case needs more GPUs than this machine has."""
     DEVICE = "device"
-    """The GPU was lost to a fault of an earlier case in the same process."""
+    """An earlier case of the process left the GPU unusable."""
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case, judged.
+    """The result of a case.
 
-    `path` is the spec's file as the user wrote it, so that `path::case` can be pasted into
-    `tlmatrix repro`. `seconds` is the whole time; `phases` splits it into making the problem
-    (`problem`), the code under test (`entry`) and the rest (`judge`, with the reference).
-    `message` says why a case was skipped, or which known bug it met. `elements` counts those of
-    all inputs: how large the case is. `closeness` is how close numbers that are right came to
-    what is allowed (`ReferenceBounds.error_ratio`). `coverage` is what the case exercised,
-    where that was counted; it goes on record apart (`tlmatrix.run.coverage`). `kernels` are what
-    the backend `compile` learnt of each kernel on each architecture
-    (`tlmatrix.run.compilation.kernel_facts`). `relations` are the checks made that run the code
-    again, relations by name, where not all were asked for. `smaller` is the smallest case found
-    that fails alike, where one was looked for. `distribution` is what the inputs hold, the value
-    of the axis `values` or the one that the seed picked.
+    Attributes:
+        spec: name of the spec.
+        path: the spec's file as the user wrote it; `tlmatrix repro path::case` runs the case.
+        case: id of the case.
+        key: exact values of the case, from which its seed is derived.
+        origin: where the case comes from: `tier`, `regression`, `reject`, `fuzz`, …
+        message: why the case was skipped, or its known bug.
+        seconds: total time; `phases` splits it into building the problem (`problem`), the code
+            under test (`entry`), and the rest with the reference (`judge`).
+        requested: the backend as the user named it; `backend` is the one that ran the case.
+        seed: seed of the run.
+        elements: elements of all inputs.
+        error_ratio: the largest error divided by its error bound, if the numbers were judged.
+        coverage: kernel coverage, if measured; a record of its own (`tlmatrix.run.coverage`).
+        kernels: facts of each compiled kernel, on the backend `compile`
+            (`tlmatrix.run.compilation.kernel_facts`).
+        relations: the checks that ran the code again, unless all did; relations by name.
+        smaller: the smallest case found that fails with the same cause.
+        distribution: the distribution of the inputs (`values`).
     """
 
     spec: str
@@ -86,11 +93,10 @@ class CaseResult:
     phases: Mapping[str, float] = field(default_factory=dict)
     backend: str = ""
     arch: str = ""
-    asked: str = "auto"
-    """The backend that the user named; `backend` is the one it was."""
+    requested: str = "auto"
     seed: int = 0
     elements: int = 0
-    closeness: float | None = None
+    error_ratio: float | None = None
     coverage: Coverage | None = None
     kernels: tuple[Mapping[str, Any], ...] = ()
     relations: tuple[str, ...] = ()
@@ -104,21 +110,21 @@ class CaseResult:
 
     @property
     def node(self) -> str:
-        """`specs/x.yaml::causal=true-…`: what `tlmatrix repro` and pytest take."""
+        """The case as an argument of `tlmatrix repro` and pytest: `specs/x.yaml::causal=true-…`."""
         return f"{self.path}::{self.case}"
 
     @property
     def command(self) -> str:
-        """The one command that runs this case again, alone, and shows everything."""
+        """The command that runs this case again, alone, with full output."""
         words = ["tlmatrix", "repro", f"'{self.node}'"]
         if self.seed:
             words += ["--seed", str(self.seed)]
-        if self.asked not in ("", "auto"):
-            words += ["--backend", self.asked]
+        if self.requested not in ("", "auto"):
+            words += ["--backend", self.requested]
         return " ".join(words)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the results file; fields that say nothing are left out."""
+        """Plain data for the results file, without empty fields."""
         data: dict[str, Any] = {
             "spec": self.spec,
             "path": self.path,
@@ -134,10 +140,10 @@ class CaseResult:
             "phases": {name: round(value, 6) for name, value in self.phases.items()},
             "backend": self.backend,
             "arch": self.arch,
-            "asked": "" if self.asked == "auto" else self.asked,
+            "requested": "" if self.requested == "auto" else self.requested,
             "seed": self.seed,
             "elements": self.elements,
-            "closeness": None if self.closeness is None else round(self.closeness, 4),
+            "error_ratio": None if self.error_ratio is None else round(self.error_ratio, 4),
             "kernels": [dict(kernel) for kernel in self.kernels],
             "relations": list(self.relations),
             "smaller": self.smaller.to_json() if self.smaller is not None else None,
@@ -147,7 +153,7 @@ class CaseResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseResult:
-        """The result that `to_json` wrote; fields of a later version are left aside."""
+        """Read the data of `to_json`; unknown fields are ignored."""
         fields_of_record = cls.__dataclass_fields__.keys() - {"coverage"}
         known = {name: data[name] for name in fields_of_record if name in data}
         known["status"] = Status(known["status"])

@@ -194,7 +194,7 @@ class Runner:
             seconds=seconds,
             phases=phases,
             elements=measurements.elements,
-            closeness=measurements.error_ratio,
+            error_ratio=measurements.error_ratio,
             coverage=counted(measurements.recorder),
             kernels=outcome.kernels,
             relations=() if reruns == "all" else tuple(measurements.relations),
@@ -213,7 +213,7 @@ class Runner:
             status=Status.CRASHED,
             backend=self.backend.name,
             arch=self.backend.arch,
-            asked=self.requested,
+            requested=self.requested,
             seed=self.seed,
         )
 

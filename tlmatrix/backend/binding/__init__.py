@@ -1,18 +1,18 @@
-"""Between a spec and the code it names: what is called, with which arguments, giving what.
+"""Binds a spec to the code it names, and calls that code on a problem.
 
-`bind` finds what `entry` or `factory` names and how it is called; a module each knows one form:
+`bind` imports the `entry` or `factory`; each module handles one form of it:
 
 - `entries`: a function, `Function.apply`, an operator of `torch.library`;
 - `modules`: a class of `nn.Module`, whose parameters are inputs;
-- `factories`: TileLang's, which make kernels.
+- `factories`: TileLang functions that return kernels.
 
-`execute` calls it on a problem and gives named outputs and their gradients.
+`execute` calls it on a problem and returns named outputs and their gradients.
 """
 
 from __future__ import annotations
 
 from tlmatrix.backend.binding.binding import Binding, bind
+from tlmatrix.backend.binding.calls import PreparedCall
 from tlmatrix.backend.binding.execution import execute
-from tlmatrix.backend.binding.launches import Launch
 
-__all__ = ["Binding", "Launch", "bind", "execute"]
+__all__ = ["Binding", "PreparedCall", "bind", "execute"]

@@ -1,13 +1,13 @@
-"""A spec tied to the code that it names."""
+"""Binds a spec to the code that it names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.binding.entries import Entry, refuse_function_class
 from tlmatrix.backend.binding.factories import Factory, JitEntry
-from tlmatrix.backend.binding.launches import misfit
 from tlmatrix.backend.binding.modules import module_entry
 from tlmatrix.backend.errors import BindingError
 from tlmatrix.backend.signature import is_tilelang_factory, parameters_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend.backends import Backend
-    from tlmatrix.backend.binding.launches import Callee
+    from tlmatrix.backend.binding.calls import Callee
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Binding", "bind"]
@@ -28,10 +28,14 @@ __all__ = ["Binding", "bind"]
 
 @dataclass(frozen=True)
 class Binding:
-    """A spec tied to the code it names, on one backend.
+    """A spec bound to the code it names, on one backend.
 
-    `differentiable` is true of an entry and false of a factory, whose kernels autograd does not
-    see. `parameters` are the names of the problem that the code takes; None where it takes any.
+    Attributes:
+        spec: the spec.
+        backend: the backend, for the architectures of the spec.
+        callee: prepares calls of the code.
+        differentiable: whether autograd records the code: True for entries, False for factories.
+        parameters: names of the problem that the code takes; None if it takes any.
     """
 
     spec: Spec
@@ -42,11 +46,11 @@ class Binding:
 
 
 def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding:
-    """Import what the spec names and check that it can be called; nothing is called yet.
+    """Import the code that the spec names and check that it is callable, without calling it.
 
     Raises:
-        ArchitectureError: the spec's kernels are for other architectures than the backend's.
-        SpecError: the entry or factory is not there.
+        ArchitectureError: the spec's kernels do not support the backend's architecture.
+        SpecError: the entry or factory does not exist.
         BindingError: it is not callable.
     """
     backend = backend.targeting(spec.architectures)
@@ -57,14 +61,14 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     with backend.importing():
         found = load(spec, (where,), target)
     if not callable(found):
-        raise misfit(spec, f"it is not callable but of type {type(found).__name__}")
+        raise binding_error(spec, f"it is not callable: its type is {type(found).__name__}")
     if where == "factory":
         return Binding(spec, backend, Factory(spec, found), False, names_of(spec.call))
     return Binding(spec, backend, *_entry(spec, found))
 
 
 def _entry(spec: Spec, found: Callable[..., Any]) -> tuple[Callee, bool, frozenset[str] | None]:
-    """What calls an entry, whether autograd sees it, and the names that it takes."""
+    """The callee of an entry, whether autograd records it, and the names that it takes."""
     import torch
 
     refuse_function_class(spec, found)
@@ -74,7 +78,7 @@ def _entry(spec: Spec, found: Callable[..., Any]) -> tuple[Callee, bool, frozens
         taken = module.parameters
         return module, True, taken if taken is None or not spec.call else taken | named
     if spec.constructor:
-        message = "construct: the entry is no class of nn.Module, so nothing is constructed"
+        message = "construct: the entry is not a class of nn.Module; remove `construct`"
         raise BindingError([spec.issue(("construct",), message)])
     parameters = parameters_of(found)
     if is_tilelang_factory(found):

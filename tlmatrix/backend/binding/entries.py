@@ -1,4 +1,4 @@
-"""Entries: functions, `Function.apply` of autograd, operators of `torch.library`."""
+"""Entries that are functions, `Function.apply` of autograd, or operators of `torch.library`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.backend.binding.launches import given, launch, misfit, wrong_of
+from tlmatrix.backend.binding.calls import argument_source, binding_error, error_at, prepared_call
 from tlmatrix.problem.callables import by_name, takes_any_keyword
 from tlmatrix.problem.calling import Arguments, arguments_of
 from tlmatrix.words import suggestion
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Mapping
 
-    from tlmatrix.backend.binding.launches import Launch, Names
+    from tlmatrix.backend.binding.calls import Names, PreparedCall
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
 
@@ -25,16 +25,16 @@ __all__ = ["Entry", "entry_arguments", "refuse_function_class"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A callable; `parameters` is None where nothing is known of them (some builtins)."""
+    """A callable; `parameters` is None if they are unknown, as for some builtins."""
 
     spec: Spec
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter] | None
 
-    def launch(self, names: Names, problem: Problem) -> Launch:
-        """The call on a problem."""
+    def prepare(self, names: Names, problem: Problem) -> PreparedCall:
+        """Prepare the call on a problem."""
         arguments = entry_arguments(self.spec, self.parameters, names, problem)
-        return launch(self.spec, self.function, arguments, problem.returns)
+        return prepared_call(self.spec, self.function, arguments, problem.returns)
 
 
 def entry_arguments(
@@ -43,11 +43,11 @@ def entry_arguments(
     names: Names,
     problem: Problem,
 ) -> Arguments:
-    """Arguments as `call` lists them, or else those that parameters name.
+    """Arguments as `call` lists them, by default one for each parameter.
 
-    A parameter that has the name of an output, and neither a value nor a default, gets a buffer.
+    A parameter with the name of an output, no value and no default, gets a buffer to write to.
     """
-    material = given(spec, names, problem)
+    material = argument_source(spec, names, problem)
     if spec.call:
         return _in_order(spec, parameters, arguments_of(spec.call, material))
     if parameters is None:
@@ -60,8 +60,8 @@ def entry_arguments(
 
     def missing(name: str) -> Exception:
         words = suggestion(name, sorted(names), "Known names")
-        remedy = ". Say what it gets under `call`" if words.startswith(".") else ""
-        return misfit(spec, f"no value for its parameter {name!r}{words}{remedy}")
+        remedy = ". Give its value under `call`" if words.startswith(".") else ""
+        return binding_error(spec, f"no value for its parameter {name!r}{words}{remedy}")
 
     found = by_name(parameters, {**names, **written}, missing)
     others: dict[str, Any] = {}
@@ -74,17 +74,17 @@ def entry_arguments(
 def _in_order(
     spec: Spec, parameters: Mapping[str, inspect.Parameter] | None, found: Arguments
 ) -> Arguments:
-    """Keywords of parameters that are taken by position alone (`Function.apply`) in their order."""
+    """Turn keywords into positional arguments, as `Function.apply` takes them."""
     if parameters is None or not found.keywords:
         return found
     if not takes_any_keyword(parameters):
         for name in found.keywords:
             if name not in parameters:
                 words = f"{name!r}{suggestion(name, parameters, 'It takes')}"
-                raise wrong_of(spec)(("call", name), f"{spec.entry!r} has no parameter {words}")
+                raise error_at(spec)(("call", name), f"{spec.entry!r} has no parameter {words}")
 
     def missing(name: str) -> Exception:
-        return misfit(spec, f"`call` has no value for its parameter {name!r}")
+        return binding_error(spec, f"`call` has no value for its parameter {name!r}")
 
     others = {name: value for name, value in found.keywords.items() if name not in parameters}
     inner = by_name(parameters, found.keywords, missing)
@@ -92,10 +92,10 @@ def _in_order(
 
 
 def refuse_function_class(spec: Spec, found: object) -> None:
-    """A class of autograd is called by its `apply`.
+    """Check that the entry is not a class of `torch.autograd.Function`.
 
     Raises:
-        BindingError: `found` is such a class.
+        BindingError: it is; its `apply` is the entry.
     """
     if isinstance(found, type) and issubclass(found, torch.autograd.Function):
-        raise misfit(spec, f"it is a class; name what calls it: {spec.entry}.apply")
+        raise binding_error(spec, f"it is a class of autograd.Function; write {spec.entry}.apply")

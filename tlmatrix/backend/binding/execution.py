@@ -1,4 +1,4 @@
-"""The code under test, called on a problem: its outputs, and the gradients of them."""
+"""Calls the code under test on a problem and returns its outputs and gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.backend.binding.launches import misfit
+from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.errors import EntryError
 from tlmatrix.check.results import Results
 
@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 __all__ = ["execute"]
 
 
-def execute(binding: Binding, problem: Problem, *, turn: int = 0, wait: bool = True) -> Results:
-    """Run the code under test on a problem: its outputs, and the gradients the problem asks for.
+def execute(
+    binding: Binding, problem: Problem, *, run_index: int = 0, wait: bool = True
+) -> Results:
+    """Run the code under test on a problem and return its outputs and gradients.
 
     Gradients are those of the outputs in `problem.cotangents`, if the spec checks gradients and
-    the code is differentiable. Tensors are given to the code as they are, not copied. `turn`
-    counts the runs of a case (see `Backend.active`). Without `wait` a GPU may still be at it.
+    the code is differentiable. Inputs are not copied.
+
+    Args:
+        binding: the code.
+        problem: its inputs.
+        run_index: the number of this run of the case, see `Backend.active`.
+        wait: wait until the GPU has finished.
 
     Raises:
         EntryError: the code under test raised.
-        BindingError: arguments or results do not fit what the spec says.
+        BindingError: arguments or results do not match the spec.
     """
     wanted: Mapping[str, str] = {}
     if binding.differentiable and problem.cotangents and "gradients" in binding.spec.checks:
@@ -37,13 +44,13 @@ def execute(binding: Binding, problem: Problem, *, turn: int = 0, wait: bool = T
     leaves = {name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
     absent: dict[str, str] = {}
-    with binding.backend.active(turn):
-        launch = binding.callee.launch(names, problem)
+    with binding.backend.active(run_index):
+        call = binding.callee.prepare(names, problem)
         try:
-            results = launch()
+            results = call()
         except Exception as error:
             raise EntryError(error) from error
-        outputs = launch.named(results)
+        outputs = call.named(results)
         if wanted:
             gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
             outputs |= gradients
@@ -62,10 +69,10 @@ def _gradients(
     wanted: Mapping[str, str],
     leaves: Tensors,
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The gradients that there are, and why the others are not there."""
+    """The gradients, and for each missing one the reason."""
     for name in problem.cotangents:
         if name not in outputs:
-            raise misfit(spec, f"returns no {name!r}, whose gradients are checked")
+            raise binding_error(spec, f"returns no {name!r}, whose gradients are checked")
     detached = [name for name in problem.cotangents if not outputs[name].requires_grad]
     attached = [name for name in problem.cotangents if name not in detached]
     grads: tuple[torch.Tensor | None, ...] = (None,) * len(wanted)
@@ -93,7 +100,7 @@ def _gradients(
 
 
 def _no_effect(problem: Problem, gradient: str) -> bool:
-    """Whether the reference has no gradient either: None then stands for zeros."""
+    """Whether the gradient of the reference is zero; None from the entry then means zero."""
     if not problem.has_reference:
         return False
     expected = problem.reference().get(gradient)

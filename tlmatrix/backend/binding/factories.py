@@ -1,4 +1,4 @@
-"""Factories: TileLang's functions that make kernels, lazy or eager, and functions of PrimFuncs."""
+"""Factories: TileLang functions that return kernels, lazy or eager, or PrimFuncs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.backend.binding.calls import argument_source, binding_error, error_at, prepared_call
 from tlmatrix.backend.binding.entries import entry_arguments
-from tlmatrix.backend.binding.launches import given, launch, misfit, wrong_of
 from tlmatrix.backend.errors import BindingError, EntryError
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.problem.calling import Arguments, arguments_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Mapping
 
-    from tlmatrix.backend.binding.launches import Launch, Names
+    from tlmatrix.backend.binding.calls import Names, PreparedCall
     from tlmatrix.problem.calling import ArgumentSource
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
@@ -33,19 +33,19 @@ __all__ = ["Factory", "JitEntry"]
 
 @dataclass(frozen=True)
 class Factory:
-    """A TileLang factory; the kernels it made are kept, by their compile arguments."""
+    """A TileLang factory; its kernels are cached by compile arguments."""
 
     spec: Spec
     function: Callable[..., Any]
     kernels: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
-    def launch(self, names: Names, problem: Problem) -> Launch:
-        """The call of the case's kernel."""
-        arguments = arguments_of(self.spec.call, given(self.spec, names, problem))
+    def prepare(self, names: Names, problem: Problem) -> PreparedCall:
+        """Prepare the call of the case's kernel."""
+        arguments = arguments_of(self.spec.call, argument_source(self.spec, names, problem))
         kernel = self._kernel(names)
         if arguments.keywords and hasattr(kernel, "prim_func"):
             arguments = _by_position(self.spec, kernel, arguments)
-        return launch(self.spec, kernel, arguments, problem.returns[:1])
+        return prepared_call(self.spec, kernel, arguments, problem.returns[:1])
 
     def _kernel(self, names: Names) -> Callable[..., Any]:
         arguments = {name: self._compiled(name, names) for name in self.spec.compile}
@@ -112,7 +112,7 @@ class Factory:
     def _compile(self, made: object) -> Callable[..., Any]:
         if not _is_prim_func(made):
             kind = type(made).__name__
-            raise misfit(self.spec, f"gave no kernel but a value of type {kind}")
+            raise binding_error(self.spec, f"returns a value of type {kind}, not a kernel")
         import tilelang
 
         written = written_by(self.spec.call, self.spec.results)
@@ -127,19 +127,19 @@ class Factory:
 class JitEntry:
     """A function of `@tilelang.jit` as an entry.
 
-    An eager one is called as any function. A lazy one gives a kernel, which is called with the
-    problem's tensors by the names of the kernel's parameters; in a mapping of `call`, keys that are
-    no parameters of the function are the kernel's.
+    An eager function is called like any other. A lazy one returns a kernel, which is called with
+    the problem's tensors of the names of its parameters. If `call` is a mapping, keys that are not
+    parameters of the function are arguments of the kernel.
     """
 
     spec: Spec
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter]
 
-    def launch(self, names: Names, problem: Problem) -> Launch:
-        """The call of the function, and of the kernel that it may give."""
+    def prepare(self, names: Names, problem: Problem) -> PreparedCall:
+        """Prepare the call of the function, and of the kernel that it may return."""
         names = {name: _dtype_name(value) for name, value in names.items()}
-        material = given(self.spec, names, problem)
+        material = argument_source(self.spec, names, problem)
         own, rest = self._arguments(names, problem, material)
         written = dict(own.written)
 
@@ -150,12 +150,12 @@ class JitEntry:
             tensors = self._tensors(made, rest, material, written)
             return made(*tensors)
 
-        return launch(self.spec, call, replace(own, written=written), problem.returns)
+        return prepared_call(self.spec, call, replace(own, written=written), problem.returns)
 
     def _arguments(
         self, names: Names, problem: Problem, material: ArgumentSource
     ) -> tuple[Arguments, dict[str, Any]]:
-        """Arguments of the function, and what `call` has for the kernel."""
+        """Arguments of the function, and those of `call` for the kernel."""
         if not isinstance(self.spec.call, dict):
             return entry_arguments(self.spec, self.parameters, names, problem), {}
         found = arguments_of(self.spec.call, material)
@@ -183,20 +183,20 @@ class JitEntry:
 
 
 def _by_position(spec: Spec, kernel: Any, found: Arguments) -> Arguments:  # noqa: ANN401 - as above
-    """Arguments by keyword in the order of the kernel's parameters."""
+    """Turn keywords into positional arguments, in the order of the kernel's parameters."""
     order = _inputs_of(kernel)
     for name in found.keywords:
         if name not in order:
             words = f"the kernel has no input {name!r}{suggestion(name, order, 'It takes')}"
-            raise wrong_of(spec)(("call", name), words)
+            raise error_at(spec)(("call", name), words)
     for name in order:
         if name not in found.keywords:
-            raise misfit(spec, f"`call` has no value for the kernel's input {name!r}")
+            raise binding_error(spec, f"`call` has no value for the kernel's input {name!r}")
     return Arguments(tuple(found.keywords[name] for name in order), {}, found.written)
 
 
 def _inputs_of(kernel: Any) -> list[str]:  # noqa: ANN401 - as above
-    """The names of what a kernel is called with, in order: all but what it allocates itself."""
+    """Names of a kernel's arguments, in order: its parameters without those it allocates."""
     function = kernel.prim_func
     allocated = {int(index) % len(function.params) for index in kernel.out_idx or ()}
     return [
@@ -207,7 +207,7 @@ def _inputs_of(kernel: Any) -> list[str]:  # noqa: ANN401 - as above
 
 
 def _dtype_name(value: object) -> object:
-    """A dtype by its name, as TileLang's functions take it."""
+    """The name of a dtype, as TileLang takes it; other values unchanged."""
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
@@ -216,5 +216,5 @@ def _is_prim_func(value: object) -> bool:
 
 
 def _plain(value: object) -> Value:
-    """A compile argument as plain data, to tell kernels apart."""
+    """A compile argument as plain data, for the key of its kernel."""
     return value if isinstance(value, str | int | float | bool | None) else repr(value)

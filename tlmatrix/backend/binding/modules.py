@@ -1,8 +1,8 @@
-"""Entries that are classes of `nn.Module`: constructed for a case, run with the case's tensors.
+"""Entries that are classes of `nn.Module`, constructed for each case.
 
-The module's parameters (and buffers that have the name of an input) are inputs of the problem, by
-their names with `_` for the dots: `torch.func.functional_call` puts the inputs in their place, so
-that gradients reach them. Other buffers are copied for each call: no call sees what another left.
+The module's parameters, and buffers with the name of an input, are inputs of the problem; dots in
+their names are written `_`. `torch.func.functional_call` replaces them by the inputs, so that
+gradients reach these. Other buffers are copied for each call, which makes calls independent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.backend.binding.calls import binding_error, error_at, prepared_call
 from tlmatrix.backend.binding.entries import entry_arguments
-from tlmatrix.backend.binding.launches import launch, misfit, wrong_of
 from tlmatrix.backend.errors import EntryError
 from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
 from tlmatrix.spec.expr.expression import ExpressionError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Mapping
 
-    from tlmatrix.backend.binding.launches import Launch, Names
+    from tlmatrix.backend.binding.calls import Names, PreparedCall
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
 
@@ -34,33 +34,33 @@ __all__ = ["ModuleEntry", "module_entry"]
 
 @dataclass(frozen=True)
 class ModuleEntry:
-    """A class of `nn.Module`; modules are kept by the arguments they were constructed with."""
+    """A class of `nn.Module`; modules are cached by constructor arguments."""
 
     spec: Spec
     kind: type[torch.nn.Module]
     constructor: Mapping[str, inspect.Parameter] | None
     forward: Mapping[str, inspect.Parameter] | None
-    made: dict[str, torch.nn.Module] = field(default_factory=dict)
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
 
-    def launch(self, names: Names, problem: Problem) -> Launch:
-        """The call of the case's module."""
-        arguments = self._constructed_with(names)
+    def prepare(self, names: Names, problem: Problem) -> PreparedCall:
+        """Prepare the call of the case's module."""
+        arguments = self._constructor_arguments(names)
         device = next(iter(problem.inputs.values())).device
         key = canonical({name: repr(value) for name, value in arguments.items()}) + str(device)
-        if key not in self.made:
-            self.made[key] = self._make(arguments, device)
-        module = self.made[key]
+        if key not in self.modules:
+            self.modules[key] = self._make(arguments, device)
+        module = self.modules[key]
         state = self._state(module, names, problem)
 
         def call(*positional: object, **keywords: object) -> object:
             return torch.func.functional_call(module, state, positional, keywords)
 
         found = entry_arguments(self.spec, self.forward, names, problem)
-        return launch(self.spec, call, found, problem.returns)
+        return prepared_call(self.spec, call, found, problem.returns)
 
     @property
     def parameters(self) -> frozenset[str] | None:
-        """The names that the constructor and `forward` take; None where they take any."""
+        """Names that the constructor and `forward` take; None if they take any."""
         read: set[str] = set()
         for taken in (self.constructor, self.forward):
             if taken is None or takes_any_keyword(taken):
@@ -68,7 +68,7 @@ class ModuleEntry:
             read |= taken.keys()
         return frozenset(read)
 
-    def _constructed_with(self, names: Names) -> dict[str, Any]:
+    def _constructor_arguments(self, names: Names) -> dict[str, Any]:
         found = {name: self._constant(name, names) for name in self.spec.constructor}
         if found or self.constructor is None:
             return found
@@ -76,10 +76,10 @@ class ModuleEntry:
 
         def missing(name: str) -> Exception:
             words = suggestion(name, axes, "Axes")
-            return misfit(
+            return binding_error(
                 self.spec,
-                f"no axis for {name!r} of its constructor{words}; or say what "
-                f"it gets under `construct`: {{{name}: …}}",
+                f"no axis for {name!r} of its constructor{words}; or give "
+                f"its value under `construct`: {{{name}: …}}",
             )
 
         return dict(by_name(self.constructor, axes, missing).keywords)
@@ -90,13 +90,13 @@ class ModuleEntry:
         if taken is not None and not takes_any_keyword(taken) and name not in taken:
             words = suggestion(name, taken, "It takes")
             message = f"the constructor has no parameter {name!r}{words}"
-            raise wrong_of(self.spec)(("construct", name), message)
+            raise error_at(self.spec)(("construct", name), message)
         if not isinstance(value, str):
             return value
         try:
             return expression(value).evaluate(names)
         except ExpressionError as error:
-            raise wrong_of(self.spec)(("construct", name), f"{name}: {error}") from error
+            raise error_at(self.spec)(("construct", name), f"{name}: {error}") from error
 
     def _make(self, arguments: dict[str, Any], device: torch.device) -> torch.nn.Module:
         gpus = [device] if device.type == "cuda" else []
@@ -110,7 +110,7 @@ class ModuleEntry:
     def _state(
         self, module: torch.nn.Module, names: Names, problem: Problem
     ) -> dict[str, torch.Tensor]:
-        """What takes the place of the module's parameters and buffers in a call."""
+        """The tensors that replace the module's parameters and buffers in a call."""
         state: dict[str, torch.Tensor] = {}
         absent = []
         for name, parameter in module.named_parameters():
@@ -120,12 +120,12 @@ class ModuleEntry:
                 continue
             tensor: torch.Tensor = names[flat]
             if tensor.shape != parameter.shape:
-                shapes = f"{list(parameter.shape)}, and the input {flat!r} {list(tensor.shape)}"
-                raise misfit(self.spec, f"its parameter {name!r} has the shape {shapes}")
+                shapes = f"{list(parameter.shape)}, but the input {flat!r} has {list(tensor.shape)}"
+                raise binding_error(self.spec, f"its parameter {name!r} has the shape {shapes}")
             state[name] = tensor
         if absent:
-            verb = "is no input" if len(absent) == 1 else "are no inputs"
-            raise misfit(
+            verb = "is not an input" if len(absent) == 1 else "are not inputs"
+            raise binding_error(
                 self.spec,
                 f"its parameter{'s' * (len(absent) > 1)} {listed(absent)} {verb} of the problem; "
                 f"declare {absent[0]!r} under `inputs`, or construct the module without it",
@@ -145,7 +145,7 @@ class ModuleEntry:
 
 
 def module_entry(spec: Spec, kind: type[torch.nn.Module]) -> ModuleEntry:
-    """The entry of a class of `nn.Module`."""
+    """Make the entry of a class of `nn.Module`."""
     forward = parameters_of(kind.forward)
     if forward is not None:
         forward = dict(list(forward.items())[1:])

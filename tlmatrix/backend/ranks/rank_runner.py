@@ -86,7 +86,7 @@ class RankRunner:
         problem = _reuse_memory(self._problem(job.calls[0]), held)
 
         def call() -> dict[str, torch.Tensor]:
-            return execute(self.binding, problem, turn=job.turn, wait=False)
+            return execute(self.binding, problem, run_index=job.turn, wait=False)
 
         for _ in range(_WARMUP):
             call()
@@ -116,7 +116,7 @@ class RankRunner:
             guards: Guards | None = None
             if job.poison is not None:
                 problem, guards = stack.enter_context(guarded(problem, poison=job.poison))
-            results = execute(self.binding, problem, turn=job.turn, wait=wait)
+            results = execute(self.binding, problem, run_index=job.turn, wait=wait)
         return results, guards.findings(results) if guards is not None else []
 
     def with_context(self, problem: Problem) -> Problem:

@@ -38,7 +38,7 @@ class _OnRank(InterpreterBackend):
     """The backend of calls on a simulated rank, while the simulation's own is active."""
 
     @contextmanager
-    def active(self, turn: int = 0) -> Iterator[object]:  # noqa: ARG002
+    def active(self, run_index: int = 0) -> Iterator[object]:  # noqa: ARG002
         """Do nothing: the simulation's backend is active already."""
         yield self
 

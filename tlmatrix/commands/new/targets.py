@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.signature import is_tilelang_factory, written
+from tlmatrix.backend.signature import is_tilelang_factory, undecorated
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def target_of(text: str) -> Target:
         hidden = frozenset() if separate else frozenset(parameters[:1])
         return Target(text, module, owner, last, found, raw, function, hidden)
     # A custom operator of torch.library keeps the function that it was made of.
-    function = getattr(found, "_init_fn", None) or written(found)
+    function = getattr(found, "_init_fn", None) or undecorated(found)
     return Target(text, module, owner, last, found, raw, function)
 
 

@@ -1,4 +1,4 @@
-"""A call of the code under test, made ready: its arguments, and the names of its results."""
+"""Prepares calls of the code under test: its arguments, and the names of its results."""
 
 from __future__ import annotations
 
@@ -20,16 +20,24 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.calling import Fill
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Callee", "Launch", "Names", "given", "launch", "misfit", "wrong_of"]
+__all__ = [
+    "Callee",
+    "Names",
+    "PreparedCall",
+    "argument_source",
+    "binding_error",
+    "error_at",
+    "prepared_call",
+]
 
 Names = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A call of the code under test, its arguments ready.
+class PreparedCall:
+    """A call of the code under test with its arguments.
 
-    `named` gives the outputs by name, from what the call returned.
+    `named` maps the returned value to outputs by name.
     """
 
     function: Callable[..., Any]
@@ -38,36 +46,36 @@ class Launch:
     named: Callable[[object], dict[str, torch.Tensor]]
 
     def __call__(self) -> object:
-        """Call it, as anyone would; whatever it raises is its own."""
+        """Call the function; its exceptions are not wrapped."""
         result: object = self.function(*self.arguments, **self.keywords)
         return result
 
 
 class Callee(Protocol):
-    """Makes ready a call of the code under test with what `names` holds."""
+    """Code under test that can be called on a problem."""
 
-    def launch(self, names: Names, problem: Problem) -> Launch:
-        """The call on a problem."""
+    def prepare(self, names: Names, problem: Problem) -> PreparedCall:
+        """Prepare the call on a problem; `names` are the values for its arguments."""
 
 
-def launch(
+def prepared_call(
     spec: Spec,
     function: Callable[..., Any],
     arguments: Arguments,
     expected: Sequence[str],
-) -> Launch:
-    """The call of `function`, whose results are named as the spec says, else as `expected`."""
-    wrong = wrong_of(spec)
+) -> PreparedCall:
+    """Prepare a call of `function`; the spec names its results, by default as `expected`."""
+    error = error_at(spec)
 
     def named(results: object) -> dict[str, torch.Tensor]:
-        returned = named_results(results, spec.returns, expected, arguments.written, wrong)
+        returned = named_results(results, spec.returns, expected, arguments.written, error)
         return {**arguments.written, **returned}
 
-    return Launch(function, arguments.positional, arguments.keywords, named)
+    return PreparedCall(function, arguments.positional, arguments.keywords, named)
 
 
-def given(spec: Spec, names: Names, problem: Problem) -> ArgumentSource:
-    """What the arguments of the spec's `call` are made from."""
+def argument_source(spec: Spec, names: Names, problem: Problem) -> ArgumentSource:
+    """The values and buffers for the arguments of the spec's `call`."""
 
     def allocate(name: str, fill: Fill) -> torch.Tensor:
         info = problem.outputs[name]
@@ -79,21 +87,21 @@ def given(spec: Spec, names: Names, problem: Problem) -> ArgumentSource:
         return make(info.shape, dtype=info.dtype, device=device)
 
     results = spec.results or problem.returns
-    return ArgumentSource(names, problem.outputs, results, allocate, wrong_of(spec))
+    return ArgumentSource(names, problem.outputs, results, allocate, error_at(spec))
 
 
-def wrong_of(spec: Spec) -> Callable[[Path, str], BindingError]:
-    """What makes an error of a place in the spec and words; of no place, at what is called."""
+def error_at(spec: Spec) -> Callable[[Path, str], BindingError]:
+    """A function that makes an error at a key path of the spec; () is the entry or factory."""
 
-    def wrong(path: Path, message: str) -> BindingError:
+    def error(path: Path, message: str) -> BindingError:
         if not path:
-            return misfit(spec, message)
+            return binding_error(spec, message)
         return BindingError([spec.issue(path, f"{path[0]}: {message}")])
 
-    return wrong
+    return error
 
 
-def misfit(spec: Spec, message: str) -> BindingError:
+def binding_error(spec: Spec, message: str) -> BindingError:
     """An error at the entry or factory of the spec."""
     where = "entry" if spec.entry is not None else "factory"
     target = spec.entry or spec.factory
