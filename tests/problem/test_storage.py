@@ -5,7 +5,7 @@ import torch
 from declared_references import rms_norm
 from problem_cases import CPU, dense, make_problem, make_spec, packed
 
-from tlmatrix.check.memory import ALIGNMENT, guarded
+from tlmatrix.check.guards import ALIGNMENT, guarded
 from tlmatrix.problem import family_for
 from tlmatrix.problem.optional_axes import lint_optional_axes
 from tlmatrix.spec.model.fields import STORAGES

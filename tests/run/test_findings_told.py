@@ -84,7 +84,7 @@ def test_checks_that_are_not_judged_are_named_and_keep_going_judges_them(made, c
     path = made("wrong")
     _, finding = only(path)
     assert finding.check == "numeric"
-    assert "not judged: repeat and relations, which wrong numbers make fail too" in finding.detail
+    assert "not run: repeat and relations: wrong values make them fail too" in finding.detail
     assert main(["repro", f"{path}::rows=5", "--keep-going"]) == 1
     told = capsys.readouterr().out
     assert "relations: rows_split: y:" in told

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.draw.numbers import Span
+from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.problem.distributions import usual_distributions
 from tlmatrix.problem.optional_axes import optional_axes
 from tlmatrix.spec.issues import SpecError
@@ -18,7 +18,7 @@ from tlmatrix.spec.issues import SpecError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.fuzz.draw.lengths import Lengths
+    from tlmatrix.fuzz.strategies.lengths import Lengths
     from tlmatrix.problem import Family
     from tlmatrix.spec.model.fuzz import Fuzz
     from tlmatrix.spec.model.spec import Spec
