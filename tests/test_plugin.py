@@ -231,7 +231,7 @@ def test_rejects_are_cases(project: Project) -> None:
     ("how", "mode", "code", "words"),
     [
         ("wrong", "tolerate", 0, "1 xfailed"),
-        ("right", "tolerate", 1, "passes, though known_bugs says that #7 breaks it"),
+        ("right", "tolerate", 1, "passes, though known_bugs expects #7 to break it"),
         ("wrong", "quarantine", 0, "1 skipped"),
     ],
 )

@@ -221,7 +221,7 @@ def results(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_bound(results: Callable[..., list[CaseResult]], form: str) -> None:
+def test_every_form_of_entry_passes(results: Callable[..., list[CaseResult]], form: str) -> None:
     found = results(*FORMS[form])
     assert found
     assert [(each.case, each.status.value, each.message) for each in found] == [
@@ -230,7 +230,7 @@ def test_every_form_is_bound(results: Callable[..., list[CaseResult]], form: str
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_a_finding_in_every_form(
+def test_a_bug_is_a_finding_in_every_form(
     results: Callable[..., list[CaseResult]], mistake: str
 ) -> None:
     problem, binding, words = MISTAKES[mistake]
@@ -243,7 +243,7 @@ def test_a_mistake_is_a_finding_in_every_form(
 MISFITS = {
     "a class of autograd": (
         "entry: bound_forms:Norm",
-        "entry: 'bound_forms:Norm': it is a class; name what calls it: bound_forms:Norm.apply",
+        "it is a class of autograd.Function; write bound_forms:Norm.apply",
     ),
     "an argument that is none": (
         "entry: bound_forms:norm\ncall: {x: x, v: w}",
@@ -278,19 +278,19 @@ MISFITS = {
     "a constructor without axes": (
         "entry: bound_forms:Block",
         (
-            "no axis for 'out' of its constructor. Axes: dtype, rows, cols; or say what it gets "
+            "no axis for 'out' of its constructor. Axes: dtype, rows, cols; or give its value "
             "under `construct`: {out: …}"
         ),
     ),
     "construct of a function": (
         "entry: bound_forms:norm\nconstruct: {cols: cols}",
-        "construct: the entry is no class of nn.Module, so nothing is constructed",
+        "construct: the entry is not a class of nn.Module; remove `construct`",
     ),
 }
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_what_does_not_fit_is_said_at_its_place(
+def test_a_mismatch_is_an_error_at_its_location(
     results: Callable[..., list[CaseResult]], misfit: str
 ) -> None:
     binding, words = MISFITS[misfit]

@@ -82,7 +82,7 @@ def test_forward_and_backward_are_traced_and_nothing_runs():
     assert len(names) == len(set(names)), "a kernel is noted once, however often it is launched"
 
 
-def test_traced_kernels_are_not_found_where_kernels_run():
+def test_traced_kernels_are_not_cached_for_other_backends():
     a = torch.ones(8, 8).half()
     launched(lambda: gemm(a, a), "sm_90a")
     with interpret(arch="sm_90a"):
@@ -144,7 +144,7 @@ def test_a_kernel_of_each_family_is_assembled(assembler, function, arch, instruc
 
 
 @nvcc
-def test_a_right_kernel_passes_and_its_facts_are_recorded(tmp_path):
+def test_a_correct_kernel_passes_and_its_facts_are_recorded(tmp_path):
     (result,) = judged(tmp_path, "double")
     assert result.status is tlmatrix.Status.PASSED
     (fact,) = result.kernels
@@ -154,7 +154,7 @@ def test_a_right_kernel_passes_and_its_facts_are_recorded(tmp_path):
 
 
 @nvcc
-def test_too_much_shared_memory_is_found_which_no_compiler_says(tmp_path):
+def test_too_much_shared_memory_is_a_finding_without_a_compiler_error(tmp_path):
     (result,) = judged(tmp_path, "greedy")
     (finding,) = result.findings
     assert "greedy_elements on sm_90a: 245760 bytes of shared memory" in finding.title
@@ -163,7 +163,7 @@ def test_too_much_shared_memory_is_found_which_no_compiler_says(tmp_path):
 
 
 @nvcc
-def test_what_nvcc_refuses_is_found_in_its_words(tmp_path):
+def test_an_nvcc_error_is_reported_with_its_message(tmp_path):
     (result,) = judged(tmp_path, "not_assembled")
     (finding,) = result.findings
     assert "calls_nobody cannot be assembled for sm_90a" in finding.title
@@ -171,7 +171,7 @@ def test_what_nvcc_refuses_is_found_in_its_words(tmp_path):
 
 
 @nvcc
-def test_rules_of_the_spec_hold(tmp_path):
+def test_budgets_of_the_spec_are_checked(tmp_path):
     rules = """\
 assembly:
   - {kernel: double_elements, instructions: [wgmma.mma_async, ld.global]}
@@ -189,7 +189,7 @@ assembly:
 
 
 @nvcc
-def test_known_bugs_are_those_of_an_architecture(tmp_path):
+def test_known_bugs_apply_to_each_architecture(tmp_path):
     bug = """\
 known_bugs:
   - {when: "arch == 'sm_90a'", issue: "#1", expires: 2099-01-01}
@@ -198,10 +198,10 @@ known_bugs:
     assert result.status is tlmatrix.Status.KNOWN_BUG
     (result,) = judged(tmp_path, "double", bug)
     assert result.status is tlmatrix.Status.FAILED
-    assert "passes, though known_bugs says" in result.findings[0].title
+    assert "passes, though known_bugs expects" in result.findings[0].title
 
 
-def test_bad_input_is_refused_on_this_backend_too(tmp_path):
+def test_invalid_inputs_are_tested_on_this_backend(tmp_path):
     reject = 'rejects:\n  - {set: {kernel: none}, raises: KeyError, matching: "None"}\n'
     results = judged(tmp_path, "double", reject)
     assert [result.status for result in results if result.origin == "reject"] == [
@@ -209,7 +209,7 @@ def test_bad_input_is_refused_on_this_backend_too(tmp_path):
     ]
 
 
-def test_a_kernel_that_cannot_be_lowered_is_found(assembler):
+def test_a_lowering_error_is_a_finding(assembler):
     sys.path.insert(0, str(HERE))
     try:
         from assembly_kernels import not_lowered
@@ -243,7 +243,7 @@ def test_a_kernel_with_an_annotated_layout_is_lowered():
     assert "AtomicAddx2" in source
 
 
-def test_a_compiler_that_crashes_is_an_answer_and_the_next_kernel_is_lowered():
+def test_the_next_kernel_is_lowered_after_a_compiler_crash():
     lowerer = Lowerer()
     try:
         child = lowerer._start()
@@ -260,7 +260,7 @@ def test_a_compiler_that_crashes_is_an_answer_and_the_next_kernel_is_lowered():
         lowerer.close()
 
 
-def test_a_compiler_that_does_not_end_is_stopped():
+def test_a_hanging_compiler_is_killed():
     lowerer = Lowerer(seconds=0.1)
     with pytest.raises(LoweringError, match=r"did not end in 0\.1 s"):
         lowerer.lower("{}", "sm_90a", {})
@@ -280,7 +280,7 @@ def test_a_toolkit_too_old_for_an_architecture_skips_with_that_reason(tmp_path, 
     assert result.message == "sm_90a: nvcc 11.0 does not know sm_90a"
 
 
-def test_the_tools_words_are_read(tmp_path):
+def test_the_output_of_ptxas_is_parsed(tmp_path):
     tool = tmp_path / "nvcc"
     tool.write_text(
         "#!/bin/sh\n"
@@ -318,7 +318,7 @@ def test_the_tools_words_are_read(tmp_path):
         Toolkit(failing, "1", frozenset()).assemble(source, "sm_100a", {}, [])
 
 
-def test_more_tensor_memory_than_there_is_is_found():
+def test_too_much_tensor_memory_is_a_finding():
     from tlmatrix.backend.assembly import MachineCode, check_budgets
 
     part = MachineCode("k_kernel", 100, tensor_memory=640)
@@ -330,7 +330,7 @@ def test_more_tensor_memory_than_there_is_is_found():
 # Architectures -------------------------------------------------------------------------------
 
 
-def test_architectures_are_the_specs_or_those_asked_for():
+def test_architectures_are_those_of_the_spec_or_the_requested_ones():
     assert CompileBackend().architectures(["sm_100a"]) == ("sm_100a",)
     assert CompileBackend().architectures([]) == ("sm_80", "sm_90a", "sm_100a")
     assert CompileBackend(requested=("sm_90a",)).architectures([]) == ("sm_90a",)

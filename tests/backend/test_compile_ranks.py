@@ -60,7 +60,7 @@ def test_a_kernel_of_all_ranks_is_assembled_once(tmp_path):
 
 
 @nvcc
-def test_a_kernel_of_one_rank_alone_is_found_at_fault(tmp_path):
+def test_a_finding_in_the_kernel_of_one_rank(tmp_path):
     result = assembled(tmp_path, "not_assembled")
     (finding,) = result.findings
     assert finding.title.startswith("calls_nobody cannot be assembled for sm_90a")
@@ -68,14 +68,14 @@ def test_a_kernel_of_one_rank_alone_is_found_at_fault(tmp_path):
 
 
 @nvcc
-def test_a_kernel_that_waits_for_flags_is_assembled_though_nobody_raises_them(tmp_path):
+def test_a_kernel_that_waits_for_flags_is_assembled_without_their_signals(tmp_path):
     rule = "assembly: [{kernel: double_when_told, instructions: [ld.acquire.sys], spills: 0}]\n"
     result = assembled(tmp_path, "waiting", rule)
     assert result.status is tlmatrix.Status.PASSED, str(result)
     assert names(result) == ["double_elements", "double_when_told"]
 
 
-def test_what_a_rank_raises_while_it_is_traced_names_the_rank(tmp_path, monkeypatch):
+def test_an_exception_during_tracing_names_the_rank(tmp_path, monkeypatch):
     monkeypatch.setattr("tlmatrix.backend.assembly.assembler.find_toolkit", lambda: None)
     (finding,) = assembled(tmp_path, "missing").findings
     assert finding.check == "entry"
@@ -84,6 +84,6 @@ def test_what_a_rank_raises_while_it_is_traced_names_the_rank(tmp_path, monkeypa
     )
 
 
-def test_a_collective_that_one_rank_calls_alone_is_found_though_nothing_runs(tmp_path):
+def test_a_collective_that_only_one_rank_calls_is_a_finding(tmp_path):
     found = assembled(tmp_path, "alone").findings
     assert [finding.check for finding in found] == ["ranks"], found

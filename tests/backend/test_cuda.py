@@ -69,31 +69,31 @@ def judged(factory, tmp_path):
     return tlmatrix.run_case(spec, case, "cuda")
 
 
-def test_auto_takes_the_gpu():
+def test_auto_selects_the_gpu():
     backend = backend_named("auto")
     assert backend.name == "cuda"
     assert backend.arch.startswith("sm_")
 
 
-def test_a_right_kernel_passes(tmp_path):
+def test_a_correct_kernel_passes(tmp_path):
     result = judged("right", tmp_path)
     assert result.status is tlmatrix.Status.PASSED, result.findings
     assert result.backend == "cuda"
 
 
-def test_a_store_past_the_end_is_found_by_the_guards(tmp_path):
+def test_guards_detect_a_store_past_the_end(tmp_path):
     result = judged("one_row_too_many", tmp_path)
     (finding,) = [each for each in result.findings if each.check == "guards"]
     assert "elements 0-63 past the end of y" in finding.where
 
 
-def test_a_row_that_is_never_written_is_found(tmp_path):
+def test_an_unwritten_row_is_a_finding(tmp_path):
     result = judged("one_row_short", tmp_path)
     assert any("row 99" in (each.where or "") for each in result.findings)
     assert any("never written" in f"{each.hint} {each.title}" for each in result.findings)
 
 
-def test_kernels_run_interpreted_too_where_there_is_a_gpu():
+def test_the_interpreter_also_runs_on_a_machine_with_a_gpu():
     from tlmatrix_kernels.gemm import gemm
 
     a = torch.randn(65, 40).half()
@@ -188,9 +188,7 @@ def doubled(x, how):
         ("greedy", "launch", "cannot be launched"),
     ],
 )
-def test_a_fault_has_its_own_finding_and_the_cases_after_it_are_judged_right(
-    tmp_path, how, check, words
-):
+def test_a_gpu_fault_is_a_finding_and_later_cases_are_judged(tmp_path, how, check, words):
     (tmp_path / "faults.yaml").write_text(FAULTS.replace("HOW", how))
     (tmp_path / "test_cuda.py").symlink_to(Path(__file__))
     command = ["pytest", "faults.yaml", "-q", "-n", "1", "--tlmatrix-results", "out.jsonl"]

@@ -52,7 +52,7 @@ SAMPLE = [(path, arch) for path in PATHS for arch in architectures(tlmatrix.load
 @pytest.mark.parametrize(
     ("path", "arch"), SAMPLE, ids=[f"{path.stem}-{arch}" for path, arch in SAMPLE]
 )
-def test_a_case_of_each_family_is_assembled_within_its_budget(path, arch):
+def test_a_case_of_each_family_is_compiled_within_its_budget(path, arch):
     backend = CompileBackend(requested=(arch,))
     results = tlmatrix.run_specs(
         path, tier="smoke", backend=backend, select=lambda case: case.origin == "tier"
@@ -67,7 +67,7 @@ def test_a_case_of_each_family_is_assembled_within_its_budget(path, arch):
     assert all(fact["registers"] for fact in result.kernels)
 
 
-def test_every_architecture_has_a_family_and_every_spec():
+def test_every_architecture_and_every_spec_is_covered():
     assert {arch for _, arch in SAMPLE} == set(ARCHITECTURES)
     of_families = {*FAMILIES, *" ".join(FAMILIES.values()).split()}
     assert of_families == {path.stem for path in FOLDER.glob("*.yaml")}

@@ -60,14 +60,14 @@ def found(spec):
     return {result.values[axis]: list(result.findings) for result in results}, results
 
 
-def test_variants_that_sum_in_another_order_agree_within_the_allowance_of_both():
+def test_variants_with_another_summation_order_agree_within_both_error_bounds():
     for agree in ("[{set: {variant: chunks}}]", "[{entry: agreeing:other}]"):
         findings, results = found(made(PRODUCT, agree))
         assert findings == {8: [], 10: []}
         assert all(result.phases["agreement"] > 0 for result in results)
 
 
-def test_a_variant_that_forgets_a_tail_is_found_and_both_sides_are_named():
+def test_a_variant_without_its_tail_is_a_finding_that_names_both_sides():
     findings, results = found(made(PRODUCT, "[{set: {variant: tail}, because: one sum}]"))
     assert findings[8] == []
     finding = findings[10][0]
@@ -88,7 +88,7 @@ def test_a_variant_that_forgets_a_tail_is_found_and_both_sides_are_named():
     assert failed.command == f"{command} --backend interpreter"
 
 
-def test_along_an_axis_another_value_is_tried_and_the_same_one_for_the_same_kernels():
+def test_the_other_value_of_an_axis_is_the_same_for_the_same_kernels():
     spec = made(PRODUCT, "[{axis: variant}]", "whole, chunks, tail", "agreement")
     findings, results = found(spec)
     for result in results:
@@ -103,7 +103,7 @@ def test_along_an_axis_another_value_is_tried_and_the_same_one_for_the_same_kern
     assert again == [each.title for result in results for each in result.findings]
 
 
-def test_an_argument_that_is_no_axis_and_equal_bits():
+def test_an_argument_that_is_not_an_axis_with_bitwise_agreement():
     agree = "[{set: {chunk: 5}, exact: true, when: variant == 'chunks'}]"
     findings, _ = found(made(PRODUCT, agree, "chunks"))
     assert findings[8]  # 4 + 4 and 5 + 3: other roundings
@@ -112,7 +112,7 @@ def test_an_argument_that_is_no_axis_and_equal_bits():
     assert found(made(PRODUCT, agree.replace("5", "4"), "chunks"))[0] == {8: [], 10: []}
 
 
-def test_stages_of_a_factory_agree_bit_for_bit():
+def test_stages_of_a_factory_agree_bitwise():
     assert found(made(STAGES, "[{compile: {num_stages: 2}, exact: true}]"))[0] == {8: [], 24: []}
     findings, _ = found(made(STAGES, "[{compile: {num_stages: 3}, exact: true}]"))
     for each in findings.values():
@@ -125,7 +125,7 @@ def test_a_factory_agrees_with_a_plain_function():
     assert found(made(STAGES, "[{entry: agreeing:twice}]"))[0] == {8: [], 24: []}
 
 
-def test_two_sides_judge_without_a_reference():
+def test_agreement_needs_no_reference():
     text = STAGES.replace("  reference: agreeing:twice\n", "")
     assert found(made(text, "[{entry: agreeing:twice}]"))[0] == {8: [], 24: []}
     findings, _ = found(
@@ -134,13 +134,13 @@ def test_two_sides_judge_without_a_reference():
     assert findings[8][0].title.startswith("agreeing:twice: y: ")
 
 
-def test_what_another_side_raises_is_a_finding_unless_it_cannot_run_here():
+def test_an_exception_of_the_other_side_is_a_finding_unless_it_is_unsupported():
     findings, _ = found(made(PRODUCT, "[{set: {variant: raises}}]"))
     assert findings[8][0].title == "variant=raises: raised EntryError: RuntimeError: no such kernel"
     assert found(made(PRODUCT, "[{set: {variant: unsupported}}]"))[0] == {8: [], 10: []}
 
 
-def test_after_wrong_numbers_agreement_is_left_out():
+def test_agreement_is_not_checked_after_wrong_numbers():
     findings, _ = found(made(PRODUCT, "[{set: {variant: whole}}]", "tail"))
     assert [each.check for each in findings[10]] == ["numeric"]
     assert "agreement: wrong values make them fail too" in findings[10][0].detail
@@ -156,7 +156,7 @@ def test_after_wrong_numbers_agreement_is_left_out():
         ("[{axis: variant}]\nwhere: [{expr: variant == 'whole', because: not so}]", "whole, tail"),
     ],
 )
-def test_where_there_is_no_other_side_nothing_is_compared(agree, variants):
+def test_a_case_without_another_side_compares_nothing(agree, variants):
     spec = made(PRODUCT, agree, variants)
     findings, results = found(spec)
     assert findings == {8: [], 10: []}
@@ -171,7 +171,7 @@ def test_where_there_is_no_other_side_nothing_is_compared(agree, variants):
         ("[{entry: agreeing:doubled}]", ""),
     ],
 )
-def test_another_side_must_take_the_same_inputs(agree, words):
+def test_both_sides_must_have_the_same_inputs(agree, words):
     findings, results = found(made(PRODUCT, agree))
     if words:
         assert {result.status for result in results} == {Status.ERROR}
@@ -192,7 +192,7 @@ def test_another_side_must_take_the_same_inputs(agree, words):
         ("[{set: {variant: x}}]\nproperties: []", ""),
     ],
 )
-def test_what_is_wrong_with_an_agreement_is_said_at_its_place(agree, words):
+def test_an_invalid_agreement_is_an_error_at_its_location(agree, words):
     if not words:
         with pytest.raises(SpecError, match="'agree' is never looked at: 'checks' leaves out"):
             made(PRODUCT, agree, checks="numeric")
@@ -202,14 +202,14 @@ def test_what_is_wrong_with_an_agreement_is_said_at_its_place(agree, words):
     assert words in str(caught.value)
 
 
-def test_in_turn_an_agreement_costs_one_further_run():
+def test_with_rotation_an_agreement_costs_one_more_run():
     spec = made(PRODUCT, "[{set: {variant: chunks}}]", checks="numeric, agreement")
     runner = Runner(backend_named("interpreter"))
     result = runner.run(spec, next(iter(plan(spec).expansion)), reruns="rotate")
     assert result.relations == ("variant=chunks",)
 
 
-def test_another_backend_runs_the_same_case_beside_this_one():
+def test_another_backend_runs_the_same_case():
     """Where there is no GPU: the interpreter under the name of one, beside itself."""
     spec = made(STAGES, "[{backend: interpreter, compile: {num_stages: 3}}]")
     here = replace(InterpreterBackend(), name="cuda", arch="sm_90")
@@ -224,7 +224,7 @@ def test_another_backend_runs_the_same_case_beside_this_one():
 
 
 @pytest.mark.cuda
-def test_a_kernel_gives_on_the_gpu_what_it_gives_interpreted():
+def test_a_kernel_agrees_on_the_gpu_and_interpreted():
     spec = made(STAGES, "[{backend: interpreter}]")
     for case in plan(spec).expansion:
         result = run_case(spec, case, "cuda")
@@ -237,7 +237,7 @@ def test_a_kernel_gives_on_the_gpu_what_it_gives_interpreted():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["gqa_varlen", "sink_varlen", "decode_paged", "gemm", "rms_norm"])
-def test_our_kernels_give_on_the_gpu_what_they_give_interpreted(name):
+def test_showcase_kernels_agree_on_the_gpu_and_interpreted(name):
     spec = load_spec(HERE.parents[1] / "specs" / f"{name}.yaml")
     both = {
         "agree": (Agreement(backend="interpreter"),),
@@ -251,7 +251,7 @@ def test_our_kernels_give_on_the_gpu_what_they_give_interpreted(name):
         assert result.phases["agreement"] > 0
 
 
-def test_calls_in_a_row_get_tensors_as_far_from_an_aligned_address_as_the_first():
+def test_tensors_of_repeated_calls_have_the_alignment_of_the_first():
     """Who takes another kernel where rows are aligned, with other roundings, keeps no state."""
     text = PRODUCT.replace("AGREE", "[]").replace("CHECKS", "numeric, repeat")
     text = text.replace("agreeing:product", "agreeing:by_alignment").replace("m: [5]", "m: [40]")

@@ -48,7 +48,7 @@ def spec_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     sys.modules.pop(module, None)
 
 
-def test_load_list_run_look(spec_path: Path) -> None:
+def test_load_list_run_and_read_findings(spec_path: Path) -> None:
     spec = tlmatrix.load(spec_path)
     cases = list(tlmatrix.cases(spec))
     assert cases[0].id == "how=right-rows=1"
@@ -74,7 +74,7 @@ def test_cases_are_selected_and_limited(spec_path: Path) -> None:
     assert [result.case for result in results] == ["how=right-rows=1"]
 
 
-def test_one_case_runs_alone_and_a_seed_changes_its_inputs(spec_path: Path) -> None:
+def test_a_seed_changes_the_inputs_of_a_case(spec_path: Path) -> None:
     spec = tlmatrix.load(spec_path)
     case = next(case for case in tlmatrix.cases(spec) if case["how"] == "wrong")
     one, same, other = (
@@ -95,14 +95,14 @@ def test_kernels_for_another_gpu_are_skipped_with_the_reason(spec_path: Path) ->
     assert result.message == "its kernels are for sm_100a, and this GPU is sm_90"
 
 
-def test_a_wrong_spec_raises_with_its_place(spec_path: Path) -> None:
+def test_an_invalid_spec_raises_with_its_location(spec_path: Path) -> None:
     spec_path.write_text(spec_path.read_text() + "more: 1\n")
     with pytest.raises(tlmatrix.SpecError) as caught:
         tlmatrix.load(spec_path)
     assert (caught.value.issues[0].line, caught.value.issues[0].column) == (9, 1)
 
 
-def test_the_package_offers_what_it_says() -> None:
+def test_every_name_in_all_is_importable() -> None:
     for name in tlmatrix.__all__:
         assert getattr(tlmatrix, name) is not None
     with pytest.raises(AttributeError, match="nothing_like_that"):

@@ -50,12 +50,12 @@ def judged(runner, entry, graph="true"):
 
 
 @pytest.mark.parametrize("entry", ["barriers_on_both_sides", "collective"])
-def test_what_may_be_captured_passes(runner, entry):
+def test_a_call_that_can_be_captured_passes(runner, entry):
     result = judged(runner, entry)
     assert (result.status, result.findings) == (Status.PASSED, ())
 
 
-def test_a_half_that_the_host_chose_at_the_capture_is_found(runner):
+def test_a_choice_that_the_host_made_at_capture_is_a_finding(runner):
     """As calls it is right: without `cuda_graph` nobody knows."""
     assert judged(runner, "halves_that_take_turns", "false").status is Status.PASSED
     found = judged(runner, "halves_that_take_turns").findings
@@ -64,14 +64,14 @@ def test_a_half_that_the_host_chose_at_the_capture_is_found(runner):
     assert "memory is used again before all have read it" in found[0].title
 
 
-def test_old_data_in_a_replay_is_found(runner):
+def test_stale_data_in_a_replay_is_a_finding(runner):
     (finding,) = judged(runner, "what_the_first_call_found").findings
     assert finding.title.startswith("cuda_graph: y: ")
     assert "captured to a CUDA graph once, and replayed with other data" in finding.detail
     assert "the entry keeps state" in finding.detail
 
 
-def test_other_roundings_of_a_replay_are_a_finding_unless_they_are_declared(runner):
+def test_other_roundings_of_a_replay_are_a_finding_unless_declared(runner):
     (finding,) = judged(runner, "rounded_where_captured").findings
     assert finding.title.startswith("cuda_graph: y: ")
     assert "must be bit for bit equal" in finding.title
@@ -82,14 +82,14 @@ def test_other_roundings_of_a_replay_are_a_finding_unless_they_are_declared(runn
     assert finding.title.startswith("cuda_graph: y: ")
 
 
-def test_a_host_that_reads_while_it_captures_is_found_with_its_line(runner):
+def test_a_host_read_during_capture_is_a_finding_with_its_line(runner):
     (finding,) = judged(runner, "reading_on_the_host").findings
     assert finding.check == "repeat"
     assert "operation not permitted when stream is capturing" in finding.title
     assert "captured_entries.py" in finding.detail
 
 
-def test_a_refusal_that_is_declared_is_tried(runner):
+def test_a_declared_refusal_is_tested(runner):
     assert judged(runner, "refusing", REFUSED).status is Status.PASSED
     (finding,) = judged(runner, "barriers_on_both_sides", REFUSED).findings
     assert finding.title == (
@@ -100,7 +100,7 @@ def test_a_refusal_that_is_declared_is_tried(runner):
     assert "expected RuntimeError with 'cannot be captured' in its message" in finding.title
 
 
-def test_a_refusal_is_tried_where_no_other_data_fits_the_capture(runner):
+def test_a_declared_refusal_is_tested_without_other_data_for_the_capture(runner):
     text = TEXT.replace("ENTRY", "refusing")
     for graph, tried in ((REFUSED, [True]), ("true", [])):
         spec = parse_spec(text.replace("GRAPH", graph), HERE / "refusing.yaml")
@@ -110,12 +110,12 @@ def test_a_refusal_is_tried_where_no_other_data_fits_the_capture(runner):
         assert [each.captured for each in found] == tried
 
 
-def test_a_refusal_that_is_not_declared_is_a_finding(runner):
+def test_an_undeclared_refusal_is_a_finding(runner):
     (finding,) = judged(runner, "refusing").findings
     assert "this gather cannot be captured" in finding.title
 
 
-def test_cpu_processes_have_no_graphs(runner):
+def test_a_backend_without_graphs_captures_nothing(runner):
     spec = parse_spec(TEXT.replace("ENTRY", "collective").replace("GRAPH", "true"), HERE / "x.yaml")
     (case,) = plan(spec).cases()
     problem, _ = runner.prepared(spec, case)

@@ -39,14 +39,14 @@ def _written(path: Path, *results: CaseResult) -> Path:
     return path
 
 
-def test_the_coverage_of_a_run_is_that_of_its_cases_together(tmp_path: Path) -> None:
+def test_the_coverage_of_a_run_merges_that_of_its_cases(tmp_path: Path) -> None:
     one, other = _coverage(2), _coverage(5, partly=1, trips=3)
     records = read_records(_written(tmp_path / "r.jsonl", _result("a", one), _result("b", other)))
     assert records.coverage() == one + other
     assert [item.coverage for item in records.results] == [None, None]
 
 
-def test_two_processes_that_write_one_file_say_their_sites_themselves(tmp_path: Path) -> None:
+def test_each_process_that_appends_to_a_file_writes_its_own_sites(tmp_path: Path) -> None:
     path = _written(tmp_path / "r.jsonl", _result("a", _coverage(1)))
     _written(path, _result("b", _coverage(2)))
     assert read_records(path).coverage() == _coverage(1) + _coverage(2)
@@ -57,7 +57,7 @@ def test_a_case_that_ran_again_in_a_resumed_run_counts_once(tmp_path: Path) -> N
     assert read_records(path).coverage() == _coverage(2)
 
 
-def test_names_are_written_once_and_counts_with_every_case(tmp_path: Path) -> None:
+def test_sites_are_written_once_and_counts_for_every_case(tmp_path: Path) -> None:
     results = [_result(str(n), _coverage(n)) for n in range(1, 6)]
     lines = _written(tmp_path / "r.jsonl", *results).read_text().splitlines()
     kinds = [json.loads(line)["record"] for line in lines]
@@ -66,7 +66,7 @@ def test_names_are_written_once_and_counts_with_every_case(tmp_path: Path) -> No
     assert sum("x, y" in line for line in lines) == 1
 
 
-def test_a_torn_line_loses_what_it_held_and_no_more(tmp_path: Path) -> None:
+def test_an_incomplete_line_loses_only_its_own_record(tmp_path: Path) -> None:
     path = _written(tmp_path / "r.jsonl", _result("a", _coverage(1)), _result("b", _coverage(2)))
     lines = path.read_text().splitlines()
     torn = next(n for n, line in enumerate(lines) if '"record":"sites"' in line)
@@ -75,5 +75,5 @@ def test_a_torn_line_loses_what_it_held_and_no_more(tmp_path: Path) -> None:
     assert not read_records(path).coverage()
 
 
-def test_a_run_that_counted_nothing_has_no_coverage(tmp_path: Path) -> None:
+def test_a_run_without_measurement_has_no_coverage(tmp_path: Path) -> None:
     assert not read_records(_written(tmp_path / "r.jsonl", _result("a", None))).coverage()

@@ -172,7 +172,7 @@ def _results(
     return list(tlmatrix.run_specs(spec, backend=gpu or FaultyGpu()))
 
 
-def test_no_memory_for_the_kernel_says_how_much_was_asked_and_free(project: Project) -> None:
+def test_out_of_memory_in_the_kernel_reports_requested_and_free_memory(project: Project) -> None:
     gpu = FaultyGpu()
     faulty, right = _results(project, "[memory, right]", gpu)
     (finding,) = faulty.findings
@@ -185,12 +185,12 @@ def test_no_memory_for_the_kernel_says_how_much_was_asked_and_free(project: Proj
     assert len(gpu.released) == 1
 
 
-def test_what_a_case_without_memory_held_is_given_back(project: Project) -> None:
+def test_memory_is_released_after_an_out_of_memory_case(project: Project) -> None:
     _results(project, "[memory]")
     assert sys.modules[project.module].Held.living == 0
 
 
-def test_no_memory_for_the_reference_is_not_the_kernels_fault(project: Project) -> None:
+def test_out_of_memory_in_the_reference_is_not_a_fault_of_the_kernel(project: Project) -> None:
     (result,) = _results(project, "[right]", rows="[7]")
     (finding,) = result.findings
     assert finding.check == "memory"
@@ -198,7 +198,7 @@ def test_no_memory_for_the_reference_is_not_the_kernels_fault(project: Project) 
     assert "fewer workers" in (finding.hint or "")
 
 
-def test_a_refused_launch_names_the_kernel_and_later_cases_run(project: Project) -> None:
+def test_a_failed_launch_names_the_kernel_and_later_cases_run(project: Project) -> None:
     faulty, right = _results(project, "[launch, right]")
     (finding,) = faulty.findings
     assert finding.check == "launch"
@@ -207,7 +207,7 @@ def test_a_refused_launch_names_the_kernel_and_later_cases_run(project: Project)
     assert right.status is Status.PASSED
 
 
-def test_a_launch_without_blocks_is_told_as_such(project: Project) -> None:
+def test_an_empty_launch_is_a_launch_finding(project: Project) -> None:
     faulty, right = _results(project, "[empty, right]")
     (finding,) = faulty.findings
     assert finding.check == "launch"
@@ -217,7 +217,7 @@ def test_a_launch_without_blocks_is_told_as_such(project: Project) -> None:
     assert right.status is Status.PASSED
 
 
-def test_a_tma_descriptor_that_cannot_be_made_is_told_as_a_launch(project: Project) -> None:
+def test_an_invalid_tma_descriptor_is_a_launch_finding(project: Project) -> None:
     empty, odd = (result.findings[0] for result in _results(project, "[tma, odd]"))
     assert (empty.check, odd.check) == ("launch", "launch")
     assert empty.title == "a kernel cannot be launched: a TMA descriptor of an empty tensor"
@@ -228,7 +228,7 @@ def test_a_tma_descriptor_that_cannot_be_made_is_told_as_a_launch(project: Proje
     assert "multiples of 16 bytes" in (odd.hint or "")
 
 
-def test_after_an_illegal_access_no_later_case_of_the_process_is_judged(project: Project) -> None:
+def test_cases_after_an_illegal_access_in_the_process_are_skipped(project: Project) -> None:
     faulty, later = _results(project, "[illegal, right]", FaultyGpu(illegal=True))
     (finding,) = faulty.findings
     assert finding.check == "launch"
@@ -237,13 +237,13 @@ def test_after_an_illegal_access_no_later_case_of_the_process_is_judged(project:
     assert "double.yaml::how=illegal-rows=5" in later.message
 
 
-def test_an_error_of_the_entrys_own_stays_what_it_was(project: Project) -> None:
+def test_an_error_of_the_entry_is_an_entry_finding(project: Project) -> None:
     (result,) = _results(project, "[own]")
     assert [finding.check for finding in result.findings] == ["entry"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is the GPU that is asked for")
-def test_an_entry_that_asks_for_a_gpu_is_told_what_to_do_without(project: Project) -> None:
+def test_an_entry_that_needs_a_gpu_gets_a_hint_for_the_cpu(project: Project) -> None:
     (result,) = _results(project, "[cuda]")
     (finding,) = result.findings
     assert finding.check == "entry"
@@ -309,7 +309,7 @@ def _compiled(project: Project, how: str) -> CaseResult:
 
 
 @pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
-def test_what_nvcc_refuses_is_told_in_its_own_words(project: Project) -> None:
+def test_an_nvcc_error_is_a_finding_with_its_message(project: Project) -> None:
     result = _compiled(project, "nvcc")
     (finding,) = result.findings
     assert finding.check == "compile"
@@ -319,7 +319,7 @@ def test_what_nvcc_refuses_is_told_in_its_own_words(project: Project) -> None:
     assert "1 error detected" in (finding.detail or "")
 
 
-def test_what_tilelang_cannot_lower_is_told_with_the_kernels_name(project: Project) -> None:
+def test_a_lowering_error_is_a_finding_with_the_kernels_name(project: Project) -> None:
     result = _compiled(project, "tilelang")
     (finding,) = result.findings
     assert finding.check == "compile"
@@ -342,7 +342,7 @@ InterpreterBackend.broken = broken
 """
 
 
-def test_a_worker_whose_gpu_is_lost_is_replaced_and_every_case_is_judged(project: Project) -> None:
+def test_a_worker_that_lost_its_gpu_is_replaced_and_every_case_is_judged(project: Project) -> None:
     _written(project, "[illegal, right]", rows="[1]")
     code = project.folder / f"{project.module}.py"
     told = code.read_text().replace(

@@ -77,7 +77,7 @@ def _write(path: Path, *results: CaseResult) -> None:
     writer.close()
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_records_are_read_back(tmp_path: Path) -> None:
     _write(tmp_path / "a" / "run.jsonl", _FAILED, _SKIPPED)
     records = read_records(tmp_path / "a" / "run.jsonl")
     assert records.header == _HEADER
@@ -89,7 +89,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", range(1, 120, 7))
-def test_a_file_cut_anywhere_in_its_last_line_is_read_without_it(tmp_path: Path, keep: int) -> None:
+def test_an_incomplete_last_line_is_ignored(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "run.jsonl"
     _write(path, _SKIPPED)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -99,7 +99,7 @@ def test_a_file_cut_anywhere_in_its_last_line_is_read_without_it(tmp_path: Path,
     assert result.case == _SKIPPED.case
 
 
-def test_a_resumed_run_writes_on_after_a_torn_line(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_after_an_incomplete_line(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     _write(path, _SKIPPED)
     path.write_bytes(path.read_bytes()[:-20])
@@ -108,7 +108,7 @@ def test_a_resumed_run_writes_on_after_a_torn_line(tmp_path: Path) -> None:
     assert [item.status for item in records.results] == [Status.SKIPPED, Status.FAILED]
 
 
-def test_the_last_word_on_a_case_counts(tmp_path: Path) -> None:
+def test_the_last_result_of_a_case_counts(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     passed = CaseResult(spec="x", path=_FAILED.path, case=_FAILED.case, status=Status.PASSED)
     _write(path, _FAILED, _SKIPPED, passed)
@@ -117,7 +117,7 @@ def test_the_last_word_on_a_case_counts(tmp_path: Path) -> None:
     assert len(records.results) == 2
 
 
-def test_a_case_that_never_ended_is_crashed_and_the_run_has_no_summary(tmp_path: Path) -> None:
+def test_an_unfinished_case_is_crashed_and_the_run_has_no_summary(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     writer = RecordsWriter(path)
     writer.header(_HEADER)
@@ -138,7 +138,7 @@ def test_a_case_that_never_ended_is_crashed_and_the_run_has_no_summary(tmp_path:
         ("[1]\n", ":1: not a record but list"),
     ],
 )
-def test_what_is_no_results_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_another_file_is_an_error(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(RecordsError, match=words):
@@ -154,7 +154,7 @@ def _append(path: Path, worker: str, count: int) -> None:
     writer.close()
 
 
-def test_processes_share_a_file_without_tearing_each_others_lines(tmp_path: Path) -> None:
+def test_processes_append_whole_lines_to_a_shared_file(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     writer = RecordsWriter(path)
     writer.header(_HEADER)

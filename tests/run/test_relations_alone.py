@@ -57,7 +57,7 @@ ALL = """
 """
 
 
-def test_a_right_entry_without_a_reference_passes():
+def test_a_correct_entry_without_a_reference_passes():
     findings, results = found(NORM, "right", ALL)
     assert [each.title for each in findings] == []
     assert len(results) == 16
@@ -77,7 +77,7 @@ def test_a_right_entry_without_a_reference_passes():
         ("nan", "finite", "finite: y: "),
     ],
 )
-def test_a_planted_mistake_is_found_by_a_relation_alone(how, relation, words):
+def test_a_relation_alone_detects_a_mutant(how, relation, words):
     findings, _ = found(NORM, how, f"[{relation}]")
     told = [each.title for each in findings]
     # Of results that are wrong alike one stands for the others, which its detail names.
@@ -89,14 +89,14 @@ def test_a_planted_mistake_is_found_by_a_relation_alone(how, relation, words):
     assert all(each.check == "relations" for each in findings), findings
 
 
-def test_a_finding_names_the_worst_place_in_the_tensors_own_terms():
+def test_a_finding_names_the_worst_element_by_dimensions():
     findings, _ = found(NORM, "tail", "[{permute: rows, because: rows are apart}]")
     largest = max(findings, key=lambda each: each.total or 0)
     assert set(largest.index) == {"rows", "cols"}
     assert largest.detail.startswith("rows are apart")
 
 
-def test_an_output_in_the_place_of_its_input():
+def test_an_output_that_aliases_an_input():
     assert found(CLIP, "right", "[{idempotent: {x: y}, exact: true}]")[0] == []
     findings, _ = found(CLIP, "drops", "[{idempotent: {x: y}, exact: true}]")
     assert not findings  # 0.5 stays 0.5: what is wrong both times is no breach of this relation
@@ -105,7 +105,7 @@ def test_an_output_in_the_place_of_its_input():
     assert set(findings[0].index) == {"line", "place"}
 
 
-def test_where_a_relation_holds_is_for_the_spec_to_say():
+def test_a_condition_of_the_spec_limits_a_relation():
     findings, _ = found(NORM, "tail", "[{permute: rows, when: rows < 3}]")
     assert findings == []
 
@@ -120,14 +120,14 @@ def test_where_a_relation_holds_is_for_the_spec_to_say():
         ("norelated:any", "no module 'norelated'"),
     ],
 )
-def test_a_relation_that_is_wrong_itself_is_an_error_at_its_place(relation, words):
+def test_an_invalid_relation_is_an_error_at_its_location(relation, words):
     findings, results = found(NORM, "right", f"[{relation}]")
     assert {result.status for result in results} == {Status.ERROR}
     assert words in findings[0].title.replace(" known:", " did you mean")
     assert "related.yaml:11:13: " in findings[0].title
 
 
-def test_memory_that_nobody_wrote_is_found_without_a_reference():
+def test_uninitialized_memory_is_found_without_a_reference():
     spec = parse_spec(
         """
 name: unwritten
@@ -160,7 +160,7 @@ checks: [relations]
 """
 
 
-def test_a_problems_own_relations_are_chosen_by_name():
+def test_relations_of_the_problem_are_selected_by_name():
     findings, _ = found(GEMM, "late_rows", "[]")
     assert {each.title.partition(":")[0] for each in findings} == {"rows_permuted", "transposed"}
     findings, _ = found(GEMM, "late_rows", "[transposed]")
@@ -189,13 +189,13 @@ def test_a_problems_own_relations_are_chosen_by_name():
         (GEMM, "{permute: m}", "'permute' is for problems declared in the spec"),
     ],
 )
-def test_what_is_wrong_with_a_relation_is_said_at_its_place(text, relation, words):
+def test_an_error_in_a_relation_has_its_location(text, relation, words):
     with pytest.raises(SpecError) as caught:
         plan(made(text, "right", f"[{relation}]"))
     assert words in str(caught.value)
 
 
-def test_without_a_reference_outputs_have_shapes_and_something_judges():
+def test_without_a_reference_outputs_need_shapes_and_a_relation():
     for old, new, words in (
         ("{y: {shape: [rows, cols]}}", "[y]", "7:12: without a reference, outputs need shapes"),
         (

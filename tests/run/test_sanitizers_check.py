@@ -83,12 +83,12 @@ CLEAN = {
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_nothing_is_found_where_nothing_is_wrong(name):
+def test_a_correct_kernel_has_no_finding(name):
     result = run(CLEAN[name], checks="numeric, poison, guards, sanitizers, determinism")
     assert (result.status, result.findings) == (Status.PASSED, ())
 
 
-def test_a_store_into_the_next_sequence_that_its_owner_overwrites():
+def test_a_cross_sequence_store_that_is_overwritten_is_a_finding():
     assert run(packed("next sequence"), checks="numeric, poison").status is Status.PASSED
     result = run(packed("next sequence"), checks="numeric, poison, guards, sanitizers, determinism")
     finding = only(result)
@@ -107,7 +107,7 @@ def summed(used):
     return factory("tiles_of_the_longest", sizes, "x, cu_seqlens, y")
 
 
-def test_rows_of_another_sequence_that_are_read_and_masked_are_no_failure():
+def test_masked_reads_of_another_sequence_are_no_finding():
     watched = "numeric, poison, guards, sanitizers, determinism"
     result = run(summed(0), checks=watched, problem="Summing")
     assert (result.status, result.findings) == (Status.PASSED, ())
@@ -118,7 +118,7 @@ def test_rows_of_another_sequence_that_are_read_and_masked_are_no_failure():
     assert "results depend on it" in finding.hint
 
 
-def test_a_finding_survives_the_results_file_and_reads_as_it_should():
+def test_a_finding_is_recorded_and_printed():
     result = run(packed("next sequence"))
     assert CaseResult.from_json(result.to_json()).findings == result.findings
     text = "\n".join(describe_result(result, width=200))
@@ -127,14 +127,14 @@ def test_a_finding_survives_the_results_file_and_reads_as_it_should():
     assert "repro     tlmatrix repro" in text
 
 
-def test_two_blocks_that_write_the_same_value_to_one_element():
+def test_two_blocks_that_write_the_same_value_to_one_element_race():
     finding = only(run(factory("overlapping_double"), checks="numeric, sanitizers, determinism"))
     assert finding.title == "races: target[16, 0] is written by two blocks"
     assert finding.against.startswith("a write by block (0,) at")
     assert finding.against.endswith(at("overlapping_double", "tall"))
 
 
-def test_an_unwritten_row_is_told_once_with_the_store_that_should_have_written_it():
+def test_an_uninitialized_row_is_one_finding_with_the_store_that_misses_it():
     finding = only(run(packed("unwritten"), checks="numeric, poison, sanitizers"))
     assert finding.title == "unwritten: y[19, 0] is never written, and 23 other elements"
     assert finding.index["sequence"] == 0
@@ -144,21 +144,21 @@ def test_an_unwritten_row_is_told_once_with_the_store_that_should_have_written_i
     assert "row 19 of sequence 0" in finding.detail
 
 
-def test_an_unwritten_element_of_shared_memory_that_a_maximum_hides():
+def test_uninitialized_shared_memory_that_a_maximum_hides_is_a_finding():
     finding = only(run(factory("staged_double", "total: total, bug: true"), checks="sanitizers"))
     assert finding.title == "uninitialised: stage[7] is read, never written"
     assert finding.tensor is None
     assert finding.source.endswith(at("staged_double", "staged"))
 
 
-def test_a_workspace_that_another_kernel_left_unwritten():
+def test_a_workspace_that_another_kernel_left_uninitialized_is_a_finding():
     finding = only(run(entry("through_workspace"), checks="numeric, poison, sanitizers"))
     assert finding.title == "uninitialised: work[54, 0] is read, never written"
     assert finding.kernel == "redoubled"
     assert finding.source.endswith(at("redoubled_through", "from work"))
 
 
-def test_values_that_are_not_finite_are_told_with_the_operation_that_made_the_first():
+def test_non_finite_values_name_the_first_operation_that_produced_one():
     (finding,) = run(factory("born_nan"), checks="numeric, sanitizers").findings
     assert finding.check == "numeric"
     assert "nonfinite: target[0, 0] becomes NaN" in finding.detail
@@ -174,7 +174,7 @@ def test_an_access_that_stops_the_kernel_is_a_finding_with_its_line():
     assert unwatched.status is Status.ERROR
 
 
-def test_a_spec_says_whose_the_rows_of_a_workspace_are():
+def test_a_spec_assigns_the_rows_of_a_workspace_to_sequences():
     told = {
         "short": "sanitizers: {sequences: {work: cu_seqlens}}\n",
         "long": "sanitizers: {sequences: {work: {boundaries: cu_seqlens, dim: 0}}}\n",
@@ -185,7 +185,7 @@ def test_a_spec_says_whose_the_rows_of_a_workspace_are():
         assert finding.title.startswith("sequences: write of work[25, 0] in row 25 of sequence 2")
 
 
-def test_boundaries_that_the_problem_does_not_have_are_an_error_at_their_line():
+def test_unknown_boundaries_are_an_error_at_their_line():
     result = run(entry("by_sequence"), more="sanitizers: {sequences: {work: cu_seqlen}}\n")
     (finding,) = result.findings
     assert result.status is Status.ERROR
@@ -193,7 +193,7 @@ def test_boundaries_that_the_problem_does_not_have_are_an_error_at_their_line():
     assert "did you mean 'cu_seqlens'?" in finding.title
 
 
-def test_sanitizers_can_be_left_out_and_added():
+def test_a_spec_disables_and_enables_sanitizers():
     assert (
         run(factory("overlapping_double"), more="sanitizers: {without: [races]}\n").findings == ()
     )
@@ -209,5 +209,5 @@ def test_a_backend_leaves_out_checks_that_it_does_not_support():
     assert run(packed("next sequence"), backend=backend).status is Status.PASSED
 
 
-def test_the_spec_language_names_the_interpreters_sanitizers():
+def test_the_spec_language_names_all_sanitizers_of_the_interpreter():
     assert set(SanitizerName.__args__) == set(SANITIZERS)

@@ -61,7 +61,7 @@ def _run(scheduling: CaseScheduling, worker: _Worker) -> str:
     return state
 
 
-def test_groups_stay_together_and_everything_runs() -> None:
+def test_groups_stay_on_one_worker_and_every_case_runs() -> None:
     scheduling = _scheduling(2)
     workers = [_Worker("gw0"), _Worker("gw1")]
     for worker in workers:
@@ -84,7 +84,7 @@ def test_the_replacement_of_a_dead_worker_runs_groups_of_one() -> None:
     assert sorted(first.ran + second.ran) == list(_GROUPS)
 
 
-def test_regressions_go_ahead_of_larger_groups() -> None:
+def test_regressions_run_before_larger_groups() -> None:
     groups = {"a": "x", "b": "x", "c": "x", "d": "y-regressions", "e": "z", "f": "z-regressions"}
     scheduling = _scheduling(1, groups, largest_first=True)
     worker = _Worker("gw0")

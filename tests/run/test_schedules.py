@@ -82,13 +82,13 @@ def results(tmp_path, monkeypatch):
     del sys.modules[module]
 
 
-def test_the_runs_of_a_case_take_different_schedules(results):
+def test_runs_of_a_case_use_different_schedules(results):
     result, seen = results[True]
     assert result.status is tlmatrix.Status.PASSED, result.findings
     assert {schedule for schedule, _ in seen} >= {"eager", "lazy", "random"}
 
 
-def test_roles_that_race_fail_the_case(results):
+def test_a_data_race_of_warp_roles_fails_the_case(results):
     result, _ = results[False]
     assert result.status is tlmatrix.Status.ERROR
     assert result.findings[0].title.startswith("raises RaceError: race on row: ")

@@ -71,14 +71,14 @@ def test_collectives_alone_pass_every_check(runner, world, operation, entry):
     assert [finding.title for result in found for finding in result.findings] == []
 
 
-def test_a_neighbours_shard_is_found_and_the_rank_is_named(runner):
+def test_the_shard_of_another_rank_is_a_finding_that_names_the_rank(runner):
     first = findings(runner, GEMM, "neighbours_shard")[0]
     assert (first.check, first.pattern) == ("numeric", "a shard")
     assert first.where == "n 4-7, all of rank 1"
     assert first.hint == "rank 1 has the shard of rank 2: the offset of another rank?"
 
 
-def test_a_shard_of_another_shape_is_told_with_rank_and_both_shapes(runner):
+def test_a_wrong_shard_shape_is_a_finding_with_rank_and_both_shapes(runner):
     (short,) = findings(runner, GEMM, "one_row_short")
     assert short.title == (
         "ranks 1 and 2 of 3: c has shape [16, 4], expected [17, 4], its shard of [17, 12]"
@@ -88,7 +88,7 @@ def test_a_shard_of_another_shape_is_told_with_rank_and_both_shapes(runner):
     assert "that is the whole" in whole.hint
 
 
-def test_a_rank_that_raises_is_named_with_its_line(runner):
+def test_an_exception_names_its_rank_and_line(runner):
     (result,) = results(runner, GEMM, "raising")
     (finding,) = result.findings
     assert result.status is Status.ERROR
@@ -96,7 +96,7 @@ def test_a_rank_that_raises_is_named_with_its_line(runner):
     assert "rank_entries.py" in finding.detail
 
 
-def test_a_rank_that_waits_alone_is_a_deadlock_that_tells_who_waits_where(runner):
+def test_a_deadlock_names_the_waiting_ranks_and_lines(runner):
     found = findings(runner, GEMM, "waiting_alone")
     told = "\n".join(f"{each.title}\n{each.detail}" for each in found)
     assert "rank 1" in told
@@ -104,7 +104,7 @@ def test_a_rank_that_waits_alone_is_a_deadlock_that_tells_who_waits_where(runner
     assert "rank_entries.py" in told
 
 
-def test_what_every_rank_has_whole_must_be_alike(runner):
+def test_replicated_results_must_be_equal_on_all_ranks(runner):
     first = findings(runner, COLLECTIVE, "differing")[0]
     assert first.check == "ranks"
     assert first.title.startswith("rank 1 of 3: y: 1 of 1600 elements differ")
@@ -112,12 +112,12 @@ def test_what_every_rank_has_whole_must_be_alike(runner):
     assert "largest distance from the reference: rank 0 0, rank 1 1, rank 2 0" in first.detail
 
 
-def test_state_that_outlives_a_call_is_found_by_calls_in_a_row_on_one_context(runner):
+def test_repeated_calls_on_one_context_detect_leaked_state(runner):
     found = findings(runner, COLLECTIVE + CONTEXT, "stale_when_called_again")
     assert {each.check for each in found} == {"repeat"}
 
 
-def test_a_context_must_fit_the_shapes_of_later_calls(runner):
+def test_a_context_must_support_the_shapes_of_later_calls(runner):
     found = findings(runner, COLLECTIVE + CONTEXT, "too_small_for_more")
     # Of rows 12 and 25, only a longer call after a shorter one shows it.
     assert {(each.check, each.tensor) for each in found} == {("repeat", "y")}
@@ -125,7 +125,7 @@ def test_a_context_must_fit_the_shapes_of_later_calls(runner):
     assert any("a call with rows=25 came between" in each.detail for each in found)
 
 
-def test_sums_in_low_precision_are_found(runner):
+def test_low_precision_sums_are_a_finding(runner):
     text = COLLECTIVE + "tolerance: {default: {factor: 1.25}}\n"
     options = {"operation": "reduce_scatter", "world": 8}
     assert findings(runner, text, "reduce_scatter", **options) == []
@@ -133,13 +133,13 @@ def test_sums_in_low_precision_are_found(runner):
     assert "numeric" in {each.check for each in found}
 
 
-def test_an_entry_that_writes_to_its_shard_is_found(runner):
+def test_an_entry_that_writes_to_its_input_shard_is_a_finding(runner):
     first = findings(runner, COLLECTIVE, "writes_to_its_shard")[0]
     assert first.check == "guards"
     assert first.title.startswith("every rank: the entry changed its input x")
 
 
-def test_bad_input_must_be_refused_on_every_rank(runner):
+def test_an_invalid_input_must_raise_on_every_rank(runner):
     for entry, status in (("refusing", Status.PASSED), ("all_gather_gemm", Status.FAILED)):
         text = GEMM.replace("ENTRY", entry).replace("WORLD", "3").replace("k: [12]", "k: [16]")
         spec = parse_spec(text, HERE / f"{entry}.yaml")
@@ -147,7 +147,7 @@ def test_bad_input_must_be_refused_on_every_rank(runner):
         assert runner.run(spec, case).status is status
 
 
-def test_a_shard_of_another_length_can_be_asked_to_be_refused(runner):
+def test_an_invalid_shard_length_must_raise(runner):
     """Every rank gets what the reject says; where the split length stays, its part of it."""
     base = GEMM.replace("ENTRY", "refusing_rows").replace("WORLD", "3").partition("rejects:")[0]
     rejects = (
@@ -163,7 +163,7 @@ def test_a_shard_of_another_length_can_be_asked_to_be_refused(runner):
         assert result.status is status, (change, result.findings, result.message)
 
 
-def test_a_length_that_ranks_do_not_divide_is_an_error_of_the_spec(runner):
+def test_a_length_that_the_ranks_do_not_divide_is_a_spec_error(runner):
     (result,) = results(runner, GEMM.replace(", uneven: balanced", ""), "all_gather_gemm")
     (finding,) = result.findings
     assert (result.status, finding.check) == (Status.ERROR, "spec")
@@ -173,11 +173,11 @@ def test_a_length_that_ranks_do_not_divide_is_an_error_of_the_spec(runner):
 PULLED = COLLECTIVE.replace("[12, 25]", "[12]").replace("[balanced]", "[none]") + CONTEXT
 
 
-def test_pulls_between_two_barriers_pass_every_check(runner):
+def test_reads_between_two_barriers_pass_every_check(runner):
     assert [each.title for each in findings(runner, PULLED, "pulled", world=2)] == []
 
 
-def test_a_pull_that_nothing_orders_after_the_write_is_a_race(runner):
+def test_an_unordered_remote_read_is_a_race(runner):
     found = findings(runner, PULLED, "pulled_before_it_is_there", world=2)
     races = [each for each in found if each.check == "sanitizers"]
     assert races
@@ -187,20 +187,20 @@ def test_a_pull_that_nothing_orders_after_the_write_is_a_race(runner):
     assert "a barrier of the ranks" in races[0].hint
 
 
-def test_a_buffer_that_the_next_call_overwrites_is_found_by_calls_in_a_row(runner):
+def test_repeated_calls_detect_a_buffer_that_the_next_call_overwrites(runner):
     """One call alone is right: there is no barrier only between it and the next."""
     found = findings(runner, PULLED, "overwritten_while_others_pull", world=2)
     assert {each.check for each in found} >= {"sanitizers"}
 
 
-def test_a_race_that_only_other_data_bring_is_found_in_the_run_with_them(runner):
+def test_a_race_that_depends_on_data_is_found_in_the_run_with_other_data(runner):
     """The run with huge values is watched as the first one is, and as calls in a row are."""
     found = findings(runner, PULLED, "unordered_for_huge_values", world=2)
     assert {each.check for each in found} >= {"sanitizers"}
     assert any(each.title.startswith("races: ") and "rank 1" in each.title for each in found)
 
 
-def test_a_signal_that_never_comes_is_told_with_who_waits_for_whom(runner):
+def test_a_missing_signal_is_a_finding_with_the_waiting_ranks(runner):
     found = findings(runner, PULLED, "never_signalled", world=2)
     told = "\n".join(f"{each.title}\n{each.detail}" for each in found)
     assert "rank 0" in told

@@ -60,32 +60,32 @@ def turns(run, **options):
     return found
 
 
-def test_all_are_made_unless_it_is_said_otherwise(run):
+def test_all_checks_run_by_default(run):
     result = run(1)
     assert [finding.check for finding in result.findings] == ["repeat"]
     assert result.relations == ()
 
 
-def test_in_rotation_the_result_says_whose_turn_it_was(run):
+def test_with_rotation_the_result_names_the_check_that_ran(run):
     found = turns(run)
     assert set(found) == {"determinism", "repeat"}
     assert found["determinism"].status is Status.PASSED
     assert found["repeat"].status is Status.FAILED
 
 
-def test_named_checks_are_made_and_no_other(run):
+def test_only_named_checks_run(run):
     assert run(1, {"repeat"}).relations == ("repeat",)
     assert run(2, {"determinism"}).status is Status.PASSED
 
 
-def test_the_record_keeps_which_were_made(run):
+def test_the_record_names_the_checks_that_ran(run):
     result = run(1, {"repeat"})
     told = json.loads(json.dumps(result.to_json()))
     assert CaseResult.from_json(told).relations == ("repeat",)
     assert "relations" not in run(2).to_json()
 
 
-def test_a_known_bug_is_not_gone_because_another_check_had_its_turn(run):
+def test_a_known_bug_is_not_stale_if_another_check_ran(run):
     found = turns(run, more=BUG)
     assert found["determinism"].status is Status.PASSED
     assert found["repeat"].status is Status.KNOWN_BUG

@@ -31,7 +31,7 @@ def run(binding, tokens, backend="interpreter"):
 
 
 @pytest.mark.parametrize("binding", [FACTORY, "entry: emptied_kernels:unguarded\n"])
-def test_no_tokens_are_a_finding_about_the_launch(binding):
+def test_an_empty_launch_is_a_finding(binding):
     result = run(binding, 0)
     (finding,) = result.findings
     assert (finding.check, result.status) == ("launch", Status.ERROR)
@@ -43,7 +43,7 @@ def test_no_tokens_are_a_finding_about_the_launch(binding):
     assert run(binding, 33).status is Status.PASSED
 
 
-def test_an_empty_tensor_of_tma_is_a_finding_about_the_launch():
+def test_an_empty_tma_tensor_is_a_launch_finding():
     binding = FACTORY.replace("doubled", "copied")
     (finding,) = run(binding, 0).findings
     assert finding.check == "launch"
@@ -52,6 +52,6 @@ def test_an_empty_tensor_of_tma_is_a_finding_about_the_launch():
     assert run(binding, 33).status is Status.PASSED
 
 
-def test_a_guard_before_the_call_is_what_is_asked_for():
+def test_a_guard_before_the_call_passes():
     for tokens in (0, 1, 33):
         assert run("entry: emptied_kernels:guarded\n", tokens).findings == ()

@@ -73,14 +73,14 @@ def only(path):
     ("axes", "words"),
     [("", ", which the seed of the case picks"), (", values: [ramp]", "ramp")],
 )
-def test_a_failing_case_says_what_its_inputs_hold(made, axes, words):
+def test_a_failing_case_reports_the_distribution_of_its_inputs(made, axes, words):
     result, _ = only(made("wrong", axes=axes))
     (line,) = [line for line in describe_result(result) if line.startswith("  inputs")]
     assert line == f"  inputs    {result.distribution}{words}" or line.endswith(f"    {words}")
     assert CaseResult.from_json(result.to_json()).distribution == result.distribution != ""
 
 
-def test_checks_that_are_not_judged_are_named_and_keep_going_judges_them(made, capsys):
+def test_skipped_checks_are_named_and_run_with_keep_going(made, capsys):
     path = made("wrong")
     _, finding = only(path)
     assert finding.check == "numeric"
@@ -91,7 +91,7 @@ def test_checks_that_are_not_judged_are_named_and_keep_going_judges_them(made, c
     assert "--keep-going" not in told
 
 
-def test_a_reproduction_says_whether_it_is_the_finding_on_record(made, capsys):
+def test_repro_compares_its_finding_with_the_recorded_one(made, capsys):
     path = made("wrong")
     main(["run", str(path), "-n", "0"])
     capsys.readouterr()
@@ -102,7 +102,7 @@ def test_a_reproduction_says_whether_it_is_the_finding_on_record(made, capsys):
     assert "  recorded  another finding in .tlmatrix/run-" in capsys.readouterr().out
 
 
-def test_frames_of_python_itself_are_left_out(made):
+def test_frames_of_the_standard_library_are_left_out(made):
     _, finding = only(made("raises"))
     assert finding.title == "raises KeyError: 'deep inside'"
     lines = finding.detail.splitlines()
@@ -119,7 +119,7 @@ def test_frames_of_python_itself_are_left_out(made):
         ("nan", "y: the reference gives NaN in 1 of 15 elements where the entry gives numbers"),
     ],
 )
-def test_an_error_of_the_reference_is_called_one(made, reference, title):
+def test_an_error_of_the_reference_is_a_reference_error(made, reference, title):
     result, finding = only(made("right", reference=reference, axes=", values: [normal]"))
     assert result.failed
     assert finding.check == "reference"
