@@ -24,7 +24,7 @@ LAST_RUN = ""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports unknown arguments with the usage of their command, and accepts paths after options."""
+    """Reports unknown arguments with the usage of their command; accepts paths after options."""
 
     def parse_known_args(  # type: ignore[override]
         self,
@@ -104,7 +104,7 @@ def _add_run(commands: _Commands) -> None:
         "--arch",
         action="append",
         metavar="ARCH",
-        help="with --backend compile: assemble for this architecture only, such as sm_90a; repeatable",
+        help="with --backend compile: assemble only for this architecture, as sm_90a; repeatable",
     )
     run.add_argument(
         "-k",
@@ -146,7 +146,7 @@ def _add_run(commands: _Commands) -> None:
         "--coverage",
         action="store_const",
         const="table",
-        help="count the kernel lines and guards that cases exercise, and print a table (interpreter)",
+        help="count the kernel lines and guards that cases exercise (interpreter); print a table",
     )
     run.add_argument(
         "--no-coverage",
@@ -163,7 +163,8 @@ def _add_list(commands: _Commands) -> None:
     listing = commands.add_parser(
         "list",
         help="list the cases of specs",
-        description="Count the cases of specs, and those that each `where` rule removes. Imports no entry.",
+        description="Count the cases of specs, and those that each `where` rule removes. "
+        "Imports no entry.",
     )
     _add_paths(listing)
     listing.add_argument("--tier", help="quick (the default), nightly, full, or a tier of the spec")
@@ -250,8 +251,8 @@ def _add_coverage(commands: _Commands) -> None:
     coverage = commands.add_parser(
         "coverage",
         help="show which kernel lines the cases of a run exercised",
-        description="Print the lines, guards and loop trip counts of kernels that the cases of a run "
-        "on the interpreter exercised, and those that they did not.",
+        description="Print the lines, guards and loop trip counts of kernels that the cases of a "
+        "run on the interpreter exercised, and those that they did not.",
     )
     coverage.add_argument(
         "results",
@@ -274,8 +275,8 @@ def _add_fuzz(commands: _Commands) -> None:
     fuzz = commands.add_parser(
         "fuzz",
         help="generate cases, search for failures, and shrink them",
-        description="Generate cases from the `fuzz` section of specs, run them, and shrink the first "
-        "failure of each cause to the smallest case that fails in the same way.",
+        description="Generate cases from the `fuzz` section of specs, run them, and shrink the "
+        "first failure of each cause to the smallest case that fails in the same way.",
     )
     _add_paths(fuzz)
     fuzz.add_argument(
@@ -327,9 +328,9 @@ def _add_explain(commands: _Commands) -> None:
     explain = commands.add_parser(
         "explain",
         help="show how one output element of a case was computed",
-        description="Run one case on the interpreter and trace one element of an output back to the "
-        "inputs: the block that wrote it, the iterations of its loops, every statement that leads "
-        "to it with its value and that of a float64 run, and the parts of the inputs that it "
+        description="Run one case on the interpreter and trace one element of an output back to "
+        "the inputs: the block that wrote it, the iterations of its loops, every statement that "
+        "leads to it with its value and that of a float64 run, and the parts of the inputs that it "
         "depends on. (`tlmatrix list --explain` prints why a case is in a tier.)",
     )
     explain.add_argument("case", metavar="SPEC.yaml::ID", help="as a finding prints it")
@@ -451,8 +452,8 @@ def _add_exec(commands: _Commands) -> None:
     program = commands.add_parser(
         "exec",
         help="run a GPU script, unchanged, on the interpreter",
-        description="Run a script like `python SCRIPT.py`, with TileLang kernels and cuda tensors on "
-        "the CPU. Nothing is timed: TileLang's benchmarks return NaN.",
+        description="Run a script like `python SCRIPT.py`, with TileLang kernels and cuda tensors "
+        "on the CPU. Nothing is timed: TileLang's benchmarks return NaN.",
     )
     program.add_argument(
         "--arch",
@@ -510,8 +511,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
-        help="where kernels run; auto: cuda if there is a GPU, else interpreter; compile: lower and "
-        "assemble them for the architectures of the spec, and run nothing",
+        help="where kernels run; auto: cuda if there is a GPU, else interpreter; compile: lower "
+        "and assemble them for the architectures of the spec, and run nothing",
     )
     parser.add_argument(
         "--seed", type=int, help="other input data and samples (default: 0, the seed of each case)"

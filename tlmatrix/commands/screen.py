@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["screen_width", "print_wrapped"]
+__all__ = ["print_wrapped", "screen_width"]
 
 
 def screen_width(elsewhere: int) -> int:

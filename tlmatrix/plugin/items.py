@@ -1,7 +1,7 @@
-"""Spec files and their cases as pytest sees them.
+"""Spec files and their cases as pytest's collectors and items.
 
-A case is an item named by its id. What it prints when it fails are its findings, not a Python
-traceback: the frames that lead to a comparison inside tlmatrix help nobody.
+An item is named by the id of its case. A failed one prints its findings, not a traceback into
+tlmatrix.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 __all__ = ["CaseFailure", "CaseItem", "SpecFile"]
 
 _GRACE = 10.0
-"""Seconds between asking a case to stop and ending its process."""
-_ENDED = 70
-"""Exit status of a process that a case left unusable."""
+"""Seconds between the timeout signal and the end of the process."""
+_EXIT_STATUS = 70
+"""Exit status of a process that a case made unusable."""
 
 
-class CaseFailure(Exception):  # noqa: N818 - it reports a failure; nothing went wrong here
-    """A case that makes the run fail; carries its result."""
+class CaseFailure(Exception):  # noqa: N818 - a failed test, not an error
+    """Raised by an item whose case failed; has its result."""
 
     def __init__(self, result: CaseResult) -> None:
         self.result = result
@@ -53,17 +53,17 @@ class CaseFailure(Exception):  # noqa: N818 - it reports a failure; nothing went
 
 
 class _CaseTimeout(BaseException):
-    """Raised in the middle of a case whose time is up; no handler of `Exception` may eat it."""
+    """Raised in a case at its time limit; a `BaseException`, so `except Exception` misses it."""
 
 
 class SpecFile(pytest.File):
-    """A spec; its children are the cases of the tier that was asked for."""
+    """A spec, whose children are the cases of the selected tier."""
 
     def collect(self) -> Iterator[CaseItem]:
-        """Every case, every reject, and the drawn cases of the tier.
+        """Yield the cases of the tier, the invalid inputs, and the fuzz cases.
 
         Raises:
-            SpecError: the spec is wrong, or has no case, or more than a run can hold.
+            SpecError: the spec is invalid, or has no case, or too many cases.
         """
         from tlmatrix.run.plan import plan
         from tlmatrix.spec.importing import make_importable
@@ -76,10 +76,10 @@ class SpecFile(pytest.File):
         planned = plan(spec, state.settings.tier, seed=state.settings.seed or None)
         planned.refuse_too_many()
         with_keywords = bool(self.config.option.keyword)
-        named = state.named(self.path)
-        for case in _with_draws(planned, state) if named is None else _named(planned, named):
+        ids = state.selected_ids(self.path)
+        for case in _all_cases(planned, state) if ids is None else _cases_by_id(planned, ids):
             item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
-            if state.sharing.file:
+            if state.groups_file.path:
                 item.group = planned.group(case)
             if with_keywords:
                 item.extra_keyword_matches.update(case_keywords(case))
@@ -88,7 +88,7 @@ class SpecFile(pytest.File):
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> str | TerminalRepr:
-        """A spec's errors as `file:line:column: message` lines; anything else as pytest does."""
+        """The errors of a spec as lines `file:line:column: message`."""
         from tlmatrix.spec.issues import SpecError
 
         if isinstance(excinfo.value, SpecError):
@@ -108,7 +108,7 @@ class CaseItem(pytest.Item):
         self.case = case
         self.group: str | None = None
         self.result: CaseResult | None = None
-        self.seconds_allowed: float | None = None
+        self.time_limit: float | None = None
         self._timed_out = False
         self._stack: list[str] = []
         self._interrupted = False
@@ -116,41 +116,41 @@ class CaseItem(pytest.Item):
 
     @cached_property
     def shown_path(self) -> str:
-        """The spec's file as one would write it in the working directory."""
+        """The path of the spec relative to the working directory."""
         return shown_path(self.path)
 
     def runtest(self) -> None:
-        """Run and judge the case; the result goes to the results file before pytest hears of it."""
+        """Run and check the case; its result is recorded before it is reported to pytest."""
         state = self._state()
         runner = state.runner()
         state.record_start(self.shown_path, self.name)
         with suppress(_CaseTimeout), _one_thread(), self._interruptible(), self._timer():
-            self.result = self._judged(runner)
+            self.result = self._run_case(runner)
         if self._interrupted:
-            # Compilers of the code under test got the signal too, and their failure is no finding.
+            # The signal also reaches compilers that the case runs; their failure is no finding.
             raise KeyboardInterrupt
         if self._timed_out:
-            # The code under test may have turned our exception into its own.
+            # The code under test may have replaced `_CaseTimeout` by another exception.
             self.result = self._timeout_result(self._stack)
         assert self.result is not None
         state.record_case(self.result)
         if state.expendable and (runner.lost or self._timed_out):
-            # A CUDA context after a fault, or modules whose import was cut short: whatever ran
-            # next would fail for no fault of its own. Another process goes on.
-            os._exit(_ENDED)
-        self._tell_pytest(self.result)
+            # The CUDA context is lost, or an import was cut short: further cases would fail
+            # here. Another process continues the run.
+            os._exit(_EXIT_STATUS)
+        self._raise_outcome(self.result)
 
-    def _judged(self, runner: Runner) -> CaseResult:
+    def _run_case(self, runner: Runner) -> CaseResult:
         spec, case, path = self.spec, self.case, self.shown_path
         if case.origin != "fuzz":
             return runner.run(spec, case, path=path)
-        # One of many: the checks that run the code again take turns.
+        # Each fuzz case gets one of the checks that run the code again, in rotation.
         result = runner.run(spec, case, path=path, relations="rotate")
         if not result.failed or runner.lost:
             return result
-        return self._state().shrinking.shrunk(runner, spec, case, result, self.seconds_allowed)
+        return self._state().shrinker.add_smaller(runner, spec, case, result, self.time_limit)
 
-    def _tell_pytest(self, result: CaseResult) -> None:
+    def _raise_outcome(self, result: CaseResult) -> None:
         from tlmatrix.run.result import Status
 
         if result.failed:
@@ -164,20 +164,20 @@ class CaseItem(pytest.Item):
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> str | TerminalRepr:
-        """The findings of the case; a traceback only for an error inside tlmatrix."""
+        """The findings of the case; a traceback for an error inside tlmatrix."""
         if isinstance(excinfo.value, CaseFailure):
             return self._state().describe(excinfo.value.result)
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The spec's file and the case; there is no line of Python to show."""
+        """The spec's file and the case, without a line number."""
         return self.path, None, f"{self.spec.name}: {self.name}"
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Remember a Ctrl-C that comes inside, where it may be turned into another exception.
+        """Record Ctrl-C, because the code under test may replace the exception.
 
-        Where it is ignored, as in a script's background jobs, it stays so.
+        An ignored SIGINT, as in background jobs of a script, stays ignored.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -195,12 +195,12 @@ class CaseItem(pytest.Item):
 
     @contextmanager
     def _timer(self) -> Iterator[None]:
-        """Stop what runs inside after the time allowed, and the process where that does not help.
+        """Stop the code inside at the time limit of the case.
 
-        A signal raises an exception in Python code. Code that never returns to Python (a hanging
-        kernel) does not see it; then a thread writes the result and ends the process.
+        SIGALRM raises an exception in Python code. If the code does not return to Python, as in a
+        hanging kernel, a thread writes the result and ends the process.
         """
-        seconds = self.seconds_allowed
+        seconds = self.time_limit
         if seconds is None:
             yield
             return
@@ -229,9 +229,9 @@ class CaseItem(pytest.Item):
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
         result = self._timeout_result(traceback.format_stack(frame) if frame else [])
         self._state().record_case(result)
-        line = f"\n{result.node}: no end in sight; the process is stopped\n"
+        line = f"\n{result.node}: still running after its time limit; ending the process\n"
         os.write(2, line.encode())
-        os._exit(_ENDED)
+        os._exit(_EXIT_STATUS)
 
     def _timeout_result(self, frames: list[str]) -> CaseResult:
         from tlmatrix.run.result import CaseResult, Status
@@ -258,31 +258,31 @@ class CaseItem(pytest.Item):
         return state_of(self.config)
 
 
-def _with_draws(planned: Plan, state: State) -> Iterator[Case]:
-    """The cases of a plan, then those that its tier draws."""
+def _all_cases(planned: Plan, state: State) -> Iterator[Case]:
+    """The cases of a plan, then the fuzz cases of its tier."""
     ids = set()
     for case in planned.cases():
         ids.add(case.id)
         yield case
-    if state.fuzzes:
+    if state.runs_fuzz_cases:
         from tlmatrix.fuzz.tier import tier_fuzz_cases
 
         yield from tier_fuzz_cases(planned.spec, planned.tier, ids, seed=state.settings.seed)
 
 
-def _named(planned: Plan, ids: frozenset[str]) -> Iterator[Case]:
-    """The cases of these ids, whether or not the tier has or draws them; of no other, nothing."""
+def _cases_by_id(planned: Plan, ids: frozenset[str]) -> Iterator[Case]:
+    """The cases with these ids, also if they are not in the tier."""
     from tlmatrix.matrix import CaseNotFoundError, find_case
 
     listed = {case.id: case for case in planned.cases() if case.id in ids}
     for case_id in sorted(ids):
-        with suppress(CaseNotFoundError):  # pytest itself says of a name that there is no such item
+        with suppress(CaseNotFoundError):  # pytest reports names that match no item
             yield listed.get(case_id) or find_case(planned.spec, case_id)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small tensors on several threads wait for each other longer than they compute."""
+    """Limit PyTorch to one thread, which is faster for small tensors."""
     import torch
 
     before = torch.get_num_threads()
