@@ -38,9 +38,8 @@ from overhead import Clock, guards_counted
 from rich.console import Console
 from rich.table import Table
 
-from tlmatrix.backend import backend_named
-from tlmatrix.check import judging, relations, sanitizers
-from tlmatrix.check.memory import Guards
+from tlmatrix.check import pipeline, relations, sanitizers
+from tlmatrix.check.guards import Guards
 from tlmatrix.fuzz.generation import without_hook
 from tlmatrix.interpreter.kernel import InterpretedKernel
 from tlmatrix.interpreter.session import current
@@ -122,7 +121,7 @@ class Bench:
     def __init__(self, spec: Spec, relations: Relations, path: Path) -> None:
         self.spec = spec
         self.relations = relations
-        self.runner = Runner(backend_named("interpreter"), asked="interpreter")
+        self.runner = Runner("interpreter")
         self.runner.prepare()
         self.writer = RecordsWriter(path)
         self.failures = 0
@@ -135,7 +134,7 @@ class Bench:
 
     def example(self, case: Case) -> CaseResult:
         """Run and record one case as a fuzz run does."""
-        result = self.runner.run(self.spec, case, relations=self.relations)
+        result = self.runner.run(self.spec, case, reruns=self.relations)
         self.writer.case(result)
         return result
 
@@ -228,8 +227,8 @@ def patched(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 @contextmanager
 def clocked(clock: Clock) -> Iterator[None]:
     """Charge the parts of every example to the clock."""
-    judge = judging._Judge  # noqa: SLF001 - it runs the checks of a case
-    watch = sanitizers.Watch
+    judge = pipeline._Pipeline  # noqa: SLF001 - it runs the checks of a case
+    watch = sanitizers.SanitizerSession
 
     def timed(part: str, place: Any, name: str) -> tuple[Any, str, Any]:
         return place, name, clock.timed(part, getattr(place, name))
@@ -263,13 +262,13 @@ def clocked(clock: Clock) -> Iterator[None]:
         timed("sanitizers: reports", watch, "findings"),
         timed("numeric, gradients and poison: values", judge, "_numeric"),
         timed("determinism: comparing", judge, "_repeatable"),
-        by_name(relations, "_judged", lambda check, *_: f"{check}: judging its own reference"),
+        by_name(relations, "_compare_with_reference", lambda check, *_: f"{check}: own reference"),
         by_name(
             judge,
             "_related",
             lambda _, relation, *__, **___: f"{relation.kind}: comparing",
         ),
-        timed("relations: their problems", judge, "_one_in_turn"),
+        timed("relations: their problems", judge, "_one_in_rotation"),
         timed("relations: their problems", judge, "_all"),
         timed("records", RecordsWriter, "case"),
     ]

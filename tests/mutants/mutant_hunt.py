@@ -25,8 +25,8 @@ from mutant_catalog import FOLDER, ROOT, Mutant, plant
 from mutant_reach import Sources
 
 from tlmatrix.backend import backend_named
-from tlmatrix.fuzz.draw import cases as generate_cases
 from tlmatrix.fuzz.search import examples_of, fuzz_spec
+from tlmatrix.fuzz.strategies import cases as generate_cases
 from tlmatrix.matrix import Case
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner

@@ -169,7 +169,7 @@ def test_an_access_that_stops_the_kernel_is_a_finding_with_its_line():
     finding = only(run(factory("unguarded_double"), checks="numeric, sanitizers, determinism"))
     assert finding.title.startswith("bounds: index 55 of dimension 0 of source[55, 0] is outside")
     assert "also bounds: index 55 of dimension 0 of target" in finding.detail
-    assert "not judged: determinism" in finding.detail
+    assert "not run: determinism" in finding.detail
     unwatched = run(factory("unguarded_double"), checks="numeric")
     assert unwatched.status is Status.ERROR
 
@@ -189,7 +189,7 @@ def test_boundaries_that_the_problem_does_not_have_are_an_error_at_their_line():
     result = run(entry("by_sequence"), more="sanitizers: {sequences: {work: cu_seqlen}}\n")
     (finding,) = result.findings
     assert result.status is Status.ERROR
-    assert "7:32: sanitizers: 'cu_seqlen' is no list of boundaries" in finding.title
+    assert "7:32: sanitizers: 'cu_seqlen' is not a list of integers" in finding.title
     assert "did you mean 'cu_seqlens'?" in finding.title
 
 

@@ -59,7 +59,7 @@ def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
     if spec.context is not None or (spec.entry is not None and (spec.call or spec.constructor)):
         return
     folder = spec.path.resolve().parent
-    known: set[str] = set(getattr(family, "optional", ()))
+    known: set[str] = set(getattr(family, "optional_axes", ()))
     axes = getattr(family, "axes", None)
     anything = False
     if axes is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import SearchStrategy
 
-    from tlmatrix.check.further import Relations
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
@@ -134,7 +134,7 @@ def fuzz_spec(
     Args:
         spec: the spec.
         runner: runs the cases.
-        strategy: generates the cases; by default `tlmatrix.fuzz.draw.cases` of the tier.
+        strategy: generates the cases; by default `tlmatrix.fuzz.strategies.cases` of the tier.
         tier: its number of examples applies if there are neither `examples` nor `seconds`.
         examples: how many cases to run.
         seconds: how long to run.
@@ -150,7 +150,7 @@ def fuzz_spec(
     if examples is None and seconds is None:
         examples = examples_of(spec, tier)
     if strategy is None:
-        from tlmatrix.fuzz.draw import cases
+        from tlmatrix.fuzz.strategies import cases
 
         strategy = cases(spec, tier)
     search = _Search(
@@ -236,7 +236,7 @@ class _Search:
             seconds=time.monotonic() - self._budget.began,
             counts=dict(self._counts),
             found=tuple(self._found),
-            exhausted=not self._budget.spent(self._examples) and not self._runner.lost,
+            exhausted=not self._budget.spent(self._examples) and not self._runner.broken_by,
             counted=self._guidance.counted,
             coverage=self._guidance.coverage,
             closest=self._closest,
@@ -244,7 +244,7 @@ class _Search:
 
     def _over(self) -> bool:
         done = self._budget.spent(self._examples) or self._duplicates >= _MAX_DUPLICATES
-        return done or bool(self._runner.lost)
+        return done or bool(self._runner.broken_by)
 
     def _one(self, case: Case) -> Mapping[str, float] | None:
         from tlmatrix.fuzz.generation import StopGenerating
@@ -271,13 +271,13 @@ class _Search:
             self._on_failure(case, result)
         return scores
 
-    def _run(
-        self, case: Case, spec: Spec, relations: Relations, *, coverage: bool = False
-    ) -> CaseResult:
+    def _run(self, case: Case, spec: Spec, reruns: Reruns, *, coverage: bool = False) -> CaseResult:
         if self._hooks.on_start is not None:
-            self._hooks.on_start(case, relations != "rotate")
+            self._hooks.on_start(case, reruns != "rotate")
         self._runner.coverage = coverage
-        return self._runner.run(spec, case, path=self._path, relations=relations)
+        if reruns != "rotate":
+            return self._runner.judge(spec, case, path=self._path, reruns=reruns)
+        return self._runner.run(spec, case, path=self._path, reruns=reruns)
 
     def _on_failure(self, case: Case, result: CaseResult) -> None:
         index = known_fault(self._spec, case, result, self._found)
@@ -314,8 +314,8 @@ def shrink_failure(
     before = runner.coverage
     runner.coverage = False
 
-    def run(case: Case, spec: Spec, relations: Relations) -> CaseResult:
-        return runner.run(spec, case, path=result.path, relations=relations)
+    def run(case: Case, spec: Spec, reruns: Reruns) -> CaseResult:
+        return runner.judge(spec, case, path=result.path, reruns=reruns)
 
     try:
         return _with_region(spec, runner, _shrink(spec, case, result, cause, run, seconds))
@@ -347,7 +347,7 @@ def _shrink(
     case: Case,
     result: CaseResult,
     cause: Cause,
-    run: Callable[[Case, Spec, Relations], CaseResult],
+    run: Callable[[Case, Spec, Reruns], CaseResult],
     seconds: float,
 ) -> FuzzFailure:
     """Shrink a failing case."""

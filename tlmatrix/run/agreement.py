@@ -17,7 +17,7 @@ from tlmatrix.backend import (
     backend_named,
 )
 from tlmatrix.interpreter import Unsupported
-from tlmatrix.problem import Pair, Relation, override
+from tlmatrix.problem import Pair, Relation, with_changed_arguments
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.values import canonical, label
 
@@ -170,7 +170,7 @@ class _Other:
                 raise self._spec_error(f"with {self.words[0]} the input {name!r} differs")
         known = {name: each for name, each in self.arguments.items() if _base(name) in made.names}
         # The rest are arguments unknown to the problem, such as the stages of a pipeline.
-        return override(replace(made, names={**self.arguments, **made.names}), known)
+        return with_changed_arguments(replace(made, names={**self.arguments, **made.names}), known)
 
     def _spec_error(self, message: str) -> Exception:
         return refuse(self.spec, ("agree", self.number), message)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from tlmatrix.check.finding import Finding
-    from tlmatrix.check.further import Relations
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
     from tlmatrix.run.harness import BoundSpec, Harness
@@ -32,7 +32,7 @@ class JudgeOptions:
 
     Attributes:
         seed: seed of the run; 0 gives every case its own inputs.
-        relations: which checks that run the code again are made: `all`, one that the case's seed
+        reruns: which checks that run the code again are made: `all`, one that the case's seed
             picks (`rotate`), or those of these names.
         checks: the only checks to make; None makes those of the spec.
         strict: a kernel that the interpreter does not model is an error, not skipped.
@@ -40,7 +40,7 @@ class JudgeOptions:
     """
 
     seed: int = 0
-    relations: Relations = "all"
+    reruns: Reruns = "all"
     checks: Collection[str] | None = None
     strict: bool = False
     keep_going: bool = False
@@ -66,7 +66,7 @@ def execute_case(
         raise
     except Exception as error:  # noqa: BLE001 - the code under test may raise anything
         outcome = error_outcome(error, harness.backend, measurements, strict=options.strict)
-    all_checks = options.relations == "all" and case.origin != "fuzz"
+    all_checks = options.reruns == "all" and case.origin != "fuzz"
     return outcome if bug is None else with_bug(outcome, bug, all_checks=all_checks)
 
 
@@ -125,9 +125,9 @@ def _judge(
         checks=checks - backend.unsupported_checks,
         arch=backend.arch,
         deterministic=_is_bitwise(spec, {**problem.names, **harness.environment}),
-        relations=options.relations,
-        made=measurements.relations.append,
-        told=measurements.set_error_ratio,
+        reruns=options.reruns,
+        on_check=measurements.relations.append,
+        on_error_ratio=measurements.set_error_ratio,
         keep_going=options.keep_going,
     )
 

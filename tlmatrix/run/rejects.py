@@ -38,7 +38,7 @@ def reject_problem(
         ValueError: a bad value is for a name that the problem does not have, or the entry would
             never see it.
     """
-    from tlmatrix.problem import override
+    from tlmatrix.problem import with_changed_arguments
 
     others = {name: value for name, value in reject.set.items() if name not in spec.axes}
     values = {name: value for name, value in case.values.items() if name not in others}
@@ -54,7 +54,7 @@ def reject_problem(
         others = dict(reject.set)
         values |= {name: spec.axes[name][0] for name in reject.set if name in spec.axes}
         problem = make(values)
-    return override(problem, others) if others else problem
+    return with_changed_arguments(problem, others) if others else problem
 
 
 def judge_reject(

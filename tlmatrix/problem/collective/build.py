@@ -1,4 +1,4 @@
-"""Collectives with their references, bounds and relations."""
+"""Builds the problem of a collective: tensors, references and error bounds."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.distributions import choose, draw, generator
-from tlmatrix.problem.frame import tile_edges
+from tlmatrix.problem.case_setup import tile_sizes
+from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
-from tlmatrix.problem.storage import laid_out
+from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
+    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.collective.axes import CollectiveSetting
-    from tlmatrix.problem.frame import Frame
 
 __all__ = ["Collective", "collective_case", "drawn_collective"]
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A case with its tensor: x is [rows, cols], or of every rank, [world, rows, cols]."""
+    """A case with its tensor: x is [rows, cols], or [world, rows, cols] with a term per rank."""
 
-    frame: Frame
+    setup: CaseSetup
     setting: CollectiveSetting
     x: torch.Tensor
     distribution: str
 
     def problem(self) -> Problem:
-        """The problem; references are computed when they are first asked for."""
-        frame, setting = self.frame, self.setting
-        inputs = laid_out(frame.values.get("storage"), {"x": self.x})
-        names = {**frame.values, **setting.names(), "device": frame.device, **inputs}
-        names |= {"values": self.distribution, "dtype": frame.dtype(setting.dtype)}
-        tiles = tile_edges(frame.spec, names)
+        """The problem, without relations; references are computed on first use."""
+        setup, setting = self.setup, self.setting
+        inputs = with_storage(setup.values.get("storage"), {"x": self.x})
+        names = {**setup.values, **setting.names(), "device": setup.device, **inputs}
+        names |= {"values": self.distribution, "dtype": setup.dtype(setting.dtype)}
+        tiles = tile_sizes(setup.spec, names)
         row = Dim("row", setting.rows, tile=tiles.get("row"))
         col = Dim("col", setting.cols, tile=tiles.get("col"))
         ranks = Dim("rank", setting.world)
@@ -45,8 +45,8 @@ class Collective:
             "y",
             (row, col),
             torch_dtype(setting.dtype),
-            # A gather rounds nothing, and a sum in float32 only once, as `lowp` does: beyond the
-            # order of the sum there is nothing for a floor to allow.
+            # A gather does not round; a float32 sum rounds once, as `lowp` does. Only the order of
+            # the sum may differ.
             0.0,
             magnitude=lambda: self._sum(self.x.double().abs()),
             spread=lambda: torch.zeros_like(self._exact),
@@ -55,7 +55,7 @@ class Collective:
         )
         moved = self.x.numel() * dtype.bytes
         return Problem(
-            values=frame.values,
+            values=setup.values,
             names=names,
             inputs=inputs,
             outputs={"y": info},
@@ -77,24 +77,24 @@ class Collective:
 
     @cached_property
     def _low(self) -> torch.Tensor:
-        """Sums in float32, rounded once."""
+        """The sum in float32, rounded once."""
         wide = torch.promote_types(self.x.dtype, torch.float32)
         return self._sum(self.x.to(wide)).to(torch_dtype(self.setting.dtype))
 
 
-def collective_case(frame: Frame, setting: CollectiveSetting) -> Collective:
-    """The case with a tensor drawn from its seed."""
+def collective_case(setup: CaseSetup, setting: CollectiveSetting) -> Collective:
+    """The case with a tensor generated from its seed."""
     return drawn_collective(
-        frame, setting, choose(frame.values.get("values"), frame.seed), frame.seed
+        setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
     )
 
 
 def drawn_collective(
-    frame: Frame, setting: CollectiveSetting, distribution: str, seed: int
+    setup: CaseSetup, setting: CollectiveSetting, distribution: str, seed: int
 ) -> Collective:
-    """The case with a tensor drawn from a distribution and a seed."""
+    """The case with a tensor generated from a distribution and a seed."""
     shape: tuple[int, ...] = (setting.rows, setting.cols)
     if setting.adds:
         shape = (setting.world, *shape)
     x = draw(distribution, generator(seed), shape, torch_dtype(setting.dtype), index=0)
-    return Collective(frame, setting, x.to(frame.device), distribution)
+    return Collective(setup, setting, x.to(setup.device), distribution)

@@ -1,4 +1,4 @@
-"""The family of collectives, as specs name it; torch is imported when a problem is made."""
+"""The family of `problem: collective`; torch is imported when a problem is built."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.case_setup import CaseSetup, compile_key
 from tlmatrix.problem.collective.axes import AXES, DATA_AXES, OPTIONAL, CollectiveSetting, lint
 from tlmatrix.problem.collective.names import RELATIONS, ROWS
-from tlmatrix.problem.frame import Frame, compile_key
 from tlmatrix.problem.name_table import names_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class CollectiveFamily:
     """All-gather, all-reduce and reduce-scatter of rows."""
 
     axes = AXES
-    optional = OPTIONAL
+    optional_axes = OPTIONAL
     cotangents = False
     relation_names = RELATIONS
     tensors: tuple[str, ...] = tuple(sorted(names_of(ROWS, "input", "output")))
@@ -48,9 +48,9 @@ class CollectiveFamily:
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
     ) -> Problem:
-        """The problem of a case; ValueError where the values make none."""
+        """The problem of a case; raises ValueError if axis values are invalid."""
         from tlmatrix.problem.collective.build import collective_case
         from tlmatrix.problem.relations.collective import collective_relations
 
-        case = collective_case(Frame(spec, values, seed, device), CollectiveSetting.of(values))
+        case = collective_case(CaseSetup(spec, values, seed, device), CollectiveSetting.of(values))
         return replace(case.problem(), relations=partial(collective_relations, case))

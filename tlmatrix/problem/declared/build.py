@@ -1,4 +1,4 @@
-"""Problems from a declaration: the user's reference in float64, and at the kernel's precision."""
+"""Builds the problem of a declaration; its reference runs in float64 and in low precision."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.declared.tensors import drawn_inputs, dtype_declared, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
-from tlmatrix.problem.distributions import choose, draw, generator
-from tlmatrix.problem.frame import tile_edges
+from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
-from tlmatrix.problem.storage import flattened, laid_out
+from tlmatrix.problem.storage import expandable, with_storage
 from tlmatrix.spec.dtypes import DTYPES, torch_dtype
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.model.spec import OutputDecl
 
 if TYPE_CHECKING:
+    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.declared.reference import ReferenceCall
-    from tlmatrix.problem.frame import Frame
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
@@ -34,7 +34,7 @@ __all__ = ["Declared", "declared_case"]
 
 @dataclass(frozen=True)
 class _Run:
-    """One call of the reference: its outputs, and the leaves it can be differentiated by."""
+    """The results of one call of the reference, and the inputs to differentiate by (leaves)."""
 
     outputs: dict[str, torch.Tensor]
     leaves: dict[str, torch.Tensor]
@@ -42,7 +42,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Result:
-    """What an output is, before it is known what it holds. `dtype` is the reference's, if any."""
+    """Shape and dtype of an output; `dtype` is that of the reference, None without one."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -51,21 +51,21 @@ class _Result:
 
 @dataclass(frozen=True)
 class Declared:
-    """A declared case with its tensors; `reference` is None where nobody knows what comes out."""
+    """A declared case with its tensors; `reference` is None if the spec declares none."""
 
-    frame: Frame
+    setup: CaseSetup
     declaration: DeclaredProblem
     reference: ReferenceCall | None
     inputs: dict[str, torch.Tensor]
     distribution: str
     seed: int
     given_cotangents: Mapping[str, torch.Tensor] | None = None
-    """Cotangents in place of those drawn from the seed, for relations."""
+    """Cotangents of a relation, in place of those generated from the seed."""
 
     @property
     def differentiable(self) -> dict[str, str]:
-        """Gradient name to input name, for the gradients that are judged."""
-        spec = self.frame.spec
+        """Gradient name to input name, for the gradients that are checked."""
+        spec = self.setup.spec
         found = {f"d{name}": name for name, decl in self.declaration.inputs.items() if decl.grad}
         if not self._by_autograd:
             return {name: of for name, of in found.items() if name in spec.results}
@@ -73,8 +73,8 @@ class Declared:
 
     @property
     def _by_autograd(self) -> bool:
-        """Whether gradients come from autograd, and not from what is called."""
-        spec = self.frame.spec
+        """Whether gradients come from autograd, not from the results of the call."""
+        spec = self.setup.spec
         return spec.factory is None and not any(
             f"d{name}" in spec.results for name in self.declaration.inputs
         )
@@ -85,15 +85,15 @@ class Declared:
 
     @cached_property
     def exact(self) -> dict[str, torch.Tensor]:
-        """Outputs and gradients in float64, as exact as the reference gives them."""
+        """Outputs and gradients of the exact reference, as float64."""
         return _doubled(self._values(self._exact_run))
 
     @cached_property
     def low(self) -> dict[str, torch.Tensor]:
-        """The same function in the inputs' own dtypes.
+        """Outputs and gradients of the reference in the dtypes of the inputs.
 
-        Where PyTorch has no such operation for a dtype (float8, or float16 on a CPU), float32
-        stands in and only inputs and results are rounded, which makes the tolerance no wider.
+        In float32 if PyTorch lacks an operation for a dtype (float8, or float16 on a CPU); then
+        only inputs and results are rounded, which does not widen the tolerance.
         """
         try:
             values = self._values(self._run(None))
@@ -103,7 +103,7 @@ class Declared:
 
     @cached_property
     def _results(self) -> dict[str, _Result]:
-        """Outputs as the reference gives them, or else as they are declared."""
+        """Shapes and dtypes of the outputs: of the reference, or declared without one."""
         if self.reference is not None:
             return {
                 name: _Result(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
@@ -112,7 +112,7 @@ class Declared:
         found = {}
         for name in self.declaration.output_names:
             path = ("problem", "outputs", name, "shape")
-            shape = sizes_of(self.frame, self._declared_output(name).shape or (), path)
+            shape = sizes_of(self.setup, self._declared_output(name).shape or (), path)
             dtype = self._dtype(name, None)
             grad = bool(self.differentiable) and dtype.is_floating_point
             found[name] = _Result(shape, None, grad)
@@ -124,7 +124,7 @@ class Declared:
         return decl if isinstance(decl, OutputDecl) else OutputDecl()
 
     def _run(self, dtype: torch.dtype | None) -> _Run:
-        """Call the reference with floating inputs in `dtype` (None: as they are)."""
+        """Call the reference with floating-point inputs in `dtype`; None for their own."""
         assert self.reference is not None
         grads = set(self.differentiable.values())
         given, leaves = {}, {}
@@ -140,15 +140,15 @@ class Declared:
 
     @cached_property
     def _axes(self) -> dict[str, Any]:
-        """The axes as code is given them."""
+        """The axes as arguments of the reference: dtypes as torch.dtype."""
         return {
             name: torch_dtype(value) if name in self._dtype_axes else value
-            for name, value in self.frame.values.items()
+            for name, value in self.setup.values.items()
         }
 
     @cached_property
     def _dtype_axes(self) -> frozenset[str]:
-        """The axes that hold dtypes: those named with a `$`."""
+        """The axes of dtypes: those declared as `dtype: $axis`."""
         outputs = self.declaration.outputs
         decls: list[InputDecl | OutputDecl] = list(self.declaration.inputs.values())
         if isinstance(outputs, Mapping):
@@ -172,25 +172,25 @@ class Declared:
 
     @cached_property
     def cotangents(self) -> dict[str, torch.Tensor]:
-        """By output: normal noise in the output's dtype, or what its storage can hold."""
+        """The cotangent of each output, N(0, 1) in its dtype; constant if storage is `expanded`."""
         if self.given_cotangents is not None:
             return dict(self.given_cotangents)
-        source, storage = generator(self.seed ^ 0xC07A), self.frame.values.get("storage")
-        drawn = {
-            name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.frame.device)
+        source, storage = generator(self.seed ^ 0xC07A), self.setup.values.get("storage")
+        generated = {
+            name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.setup.device)
             for name, result in self._results.items()
             if result.requires_grad
         }
-        return {name: flattened(storage, tensor) for name, tensor in drawn.items()}
+        return {name: expandable(storage, tensor) for name, tensor in generated.items()}
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._dtype(name, self._results[name].dtype)
 
     def _dtype(self, name: str, result: torch.dtype | None) -> torch.dtype:
-        """As declared; else the reference's if it is no number with a fraction; else as inputs."""
+        """The declared dtype; else the reference's, if not floating; else that of the inputs."""
         declared_dtype = self._declared_output(name).dtype
         if declared_dtype is not None:
-            return dtype_declared(self.frame, declared_dtype)
+            return dtype_declared(self.setup, declared_dtype)
         floating = [each.dtype for each in self.inputs.values() if each.is_floating_point()]
         if result is None:
             return (floating or [each.dtype for each in self.inputs.values()])[0]
@@ -198,7 +198,7 @@ class Declared:
 
     @cached_property
     def infos(self) -> dict[str, TensorInfo]:
-        """Outputs and gradients: what they are."""
+        """The outputs and gradients by name."""
         infos = {}
         for name, result in self._results.items():
             infos[name] = self._info(name, result.shape, self._dtype_of(name))
@@ -217,8 +217,8 @@ class Declared:
         )
 
     def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:
-        """The dimensions of a tensor as findings describe them."""
-        tiles, values = tile_edges(self.frame.spec, self.frame.values), self.frame.values
+        """The dimensions of a tensor, for findings."""
+        tiles, values = tile_sizes(self.setup.spec, self.setup.values), self.setup.values
         decl = self._declared_output(name)
         if decl.shape is not None:
             self._check_shape(name, decl, shape)
@@ -236,9 +236,9 @@ class Declared:
         return tuple(found)
 
     def sizes(self, name: str) -> tuple[Expression | int, ...] | None:
-        """The declared sizes of a tensor; of an output without any, an input's shaped alike.
+        """The declared sizes of a tensor; of an output without any, those of an equal-shaped input.
 
-        None where no input is, or where several are that are packed differently.
+        None if no input has the shape, or if inputs with the shape are packed differently.
         """
         decl = self.declaration.inputs.get(self.differentiable.get(name, name))
         if decl is not None:
@@ -246,7 +246,7 @@ class Declared:
         declared_shape = self._declared_output(name).shape
         if declared_shape is not None:
             return declared_shape
-        shape, values = self._results[name].shape, self.frame.values
+        shape, values = self._results[name].shape, self.setup.values
         alike = [
             self.declaration.inputs[other].sizes
             for other, tensor in self.inputs.items()
@@ -257,7 +257,7 @@ class Declared:
 
     @cached_property
     def _term_sizes(self) -> dict[str, torch.Tensor]:
-        """By output and gradient: the sizes of the terms it is the sum of."""
+        """The sizes of the terms of each element, by output and gradient; see `term_sizes`."""
         assert self.reference is not None
         exact = self.reference.exact_dtype == torch.float64
         dtype = torch.float64 if exact else torch.float32
@@ -267,30 +267,30 @@ class Declared:
 
     def _check_shape(self, name: str, decl: OutputDecl, shape: tuple[int, ...]) -> None:
         path = ("problem", "outputs", name, "shape")
-        declared_shape = sizes_of(self.frame, decl.shape or (), path)
+        declared_shape = sizes_of(self.setup, decl.shape or (), path)
         if declared_shape != shape:
             raise refuse(
-                self.frame.spec,
+                self.setup.spec,
                 path,
-                f"{name} is declared {list(declared_shape)}; the reference gives {list(shape)}",
+                f"{name} is declared {list(declared_shape)}; the reference returned {list(shape)}",
             )
 
     def problem(self) -> Problem:
-        """The problem; a reference runs once now, for it alone knows the outputs' shapes."""
-        frame, differentiable = self.frame, self.differentiable
-        storage = frame.values.get("storage")
+        """The problem, without relations; runs the reference once, for the shapes of outputs."""
+        setup, differentiable = self.setup, self.differentiable
+        storage = setup.values.get("storage")
         cotangents = self.cotangents if differentiable else {}
-        cotangents = laid_out(storage, cotangents, cotangents)
-        inputs = laid_out(storage, self.inputs)
+        cotangents = with_storage(storage, cotangents, cotangents)
+        inputs = with_storage(storage, self.inputs)
         names: dict[str, Any] = {
-            name: frame.dtype(str(value)) if name in self._dtype_axes else value
-            for name, value in frame.values.items()
+            name: setup.dtype(str(value)) if name in self._dtype_axes else value
+            for name, value in setup.values.items()
         }
-        names |= {"device": frame.device, "values": self.distribution}
+        names |= {"device": setup.device, "values": self.distribution}
         names |= {f"d{name}": tensor for name, tensor in cotangents.items()} | inputs
         by_autograd = self._by_autograd
         return Problem(
-            values=frame.values,
+            values=setup.values,
             names=names,
             inputs=inputs,
             outputs=self.infos,
@@ -306,7 +306,7 @@ class Declared:
         )
 
     def _cost(self) -> Cost:
-        """Tensors in and out, each once; the backward reads cotangents and inputs."""
+        """Each tensor is read or written once; the backward reads inputs and cotangents."""
 
         def moved(*names: str) -> int:
             infos = (self.infos[name] for name in names)
@@ -328,10 +328,10 @@ def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def declared_case(frame: Frame) -> Declared:
-    """The case with tensors drawn from its seed."""
-    declaration = declared(frame.spec)
-    reference = reference_of(frame, declaration)
-    distribution = choose(frame.values.get("values"), frame.seed)
-    inputs = drawn_inputs(frame, declaration, distribution, frame.seed)
-    return Declared(frame, declaration, reference, inputs, distribution, frame.seed)
+def declared_case(setup: CaseSetup) -> Declared:
+    """The case with tensors generated from its seed."""
+    declaration = declared(setup.spec)
+    reference = reference_of(setup, declaration)
+    distribution = choose_distribution(setup.values.get("values"), setup.seed)
+    inputs = drawn_inputs(setup, declaration, distribution, setup.seed)
+    return Declared(setup, declaration, reference, inputs, distribution, setup.seed)

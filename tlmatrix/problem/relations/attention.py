@@ -1,7 +1,7 @@
-"""Other ways to the same attention, which need no reference.
+"""Metamorphic relations of attention: isolation, poison, repeated calls, and identities.
 
-Each relation picks its sequence, head or permutation by the case's seed, so that a matrix tries
-many and a case costs few runs. Problems are built when a relation is taken from the iterator.
+The seed of a case selects the sequence, head or permutation of a relation: a case costs few runs,
+and a matrix tries many. Problems are built lazily, as relations are iterated over.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from tlmatrix.problem.attention.inputs import other_values
 from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 from tlmatrix.problem.relations.attention_identities import identities
 from tlmatrix.problem.relations.attention_sequences import (
     head_dim,
-    of_sequences,
     other_operands,
-    parts,
+    replace_sequences,
+    select_results,
     selected_setting,
     some_sequence,
-    with_parts,
+    split_sequences,
 )
 from tlmatrix.problem.relations.forms import balanced_lengths, repeated, untouched
 from tlmatrix.problem.seeded import seeded_random
@@ -40,13 +40,13 @@ __all__ = ["attention_relations"]
 
 def attention_relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
     """The relations of one kind for an attention case, in the shapes of its layout."""
-    for relation in _of_packed_results(case, kind):
+    for relation in _packed_relations(case, kind):
         padded = case.setting.padded
-        yield _between_padded(relation, case.form.padding.masks) if padded else relation
+        yield _between_padded(relation, case.structure.padding.masks) if padded else relation
 
 
-def _of_packed_results(case: Attention, kind: RelationKind) -> Iterator[Relation]:
-    """The relations of one kind between results whose sequences are packed."""
+def _packed_relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
+    """The relations of one kind, between packed results."""
     match kind:
         case "isolation":
             yield from _isolation(case)
@@ -59,7 +59,7 @@ def _of_packed_results(case: Attention, kind: RelationKind) -> Iterator[Relation
 
 
 def _between_padded(relation: Relation, masks: Mapping[str, torch.Tensor]) -> Relation:
-    """A relation of packed results as one of padded ones; `masks` are of the problem itself."""
+    """A relation between padded results; `masks` are those of the original problem."""
 
     def right(results: Sequence[Tensors]) -> Tensors:
         problems = zip(results, relation.problems, strict=True)
@@ -72,24 +72,24 @@ def _between_padded(relation: Relation, masks: Mapping[str, torch.Tensor]) -> Re
 
 
 def _isolation(case: Attention) -> Iterator[Relation]:
-    pick = seeded_random(case.frame.seed)
+    pick = seeded_random(case.setup.seed)
     setting, operands = case.setting, case.operands
     if setting.batch > 1:
         victim = some_sequence(case, pick.random())
-        changed = with_parts(case, {victim: other_operands(case, [victim])})
+        changed = replace_sequences(case, {victim: other_operands(case, [victim])})
         yield untouched(
             "isolation_sequence",
             "isolation",
             changed.problem(),
             partial(
-                of_sequences, case.setting, keep=[n for n in range(setting.batch) if n != victim]
+                select_results, case.setting, keep=[n for n in range(setting.batch) if n != victim]
             ),
             f"other values in sequence {victim} must change no bit of another sequence",
         )
     if setting.kv_heads > 1:
         group = pick.randrange(setting.kv_heads)
         alone = replace(setting, kv_heads=1)
-        other = other_values(alone, case.frame.seed + 2, case.frame.device)
+        other = other_values(alone, case.setup.seed + 2, case.setup.device)
         assert operands.do is not None
         assert other.do is not None
         tensors = {}
@@ -104,48 +104,47 @@ def _isolation(case: Attention) -> Iterator[Relation]:
         yield untouched(
             "isolation_head",
             "isolation",
-            case.changed(**tensors).problem(),
+            case.with_tensors(**tensors).problem(),
             partial(_heads, case, group=group),
             f"other values in kv head {group} and its query heads must change no bit of another",
         )
 
 
 def _poison(case: Attention) -> Iterator[Relation]:
-    """All sequences but one get huge v and do, and other q and k of normal size.
+    """All sequences but one get huge v and do, and new q and k of normal size.
 
-    With huge q and k the probabilities of a leak would be 0 or 1 and often hide it; so the
-    weights stay ordinary and what they multiply is huge.
+    Huge q and k would give probabilities of 0 or 1, which often hide a leak.
     """
     setting = case.setting
     if setting.batch < 2:
         return
-    kept = some_sequence(case, seeded_random(case.frame.seed).random())
-    factor = huge(setting.dtype)
+    kept = some_sequence(case, seeded_random(case.setup.seed).random())
+    factor = poison_scale(setting.dtype)
     changes = {}
     neighbours = [number for number in range(setting.batch) if number != kept]
     other = other_operands(case, neighbours)
     shape = selected_setting(setting, neighbours)
     assert other.do is not None
     pieces = [
-        parts(shape, name, tensor)
+        split_sequences(shape, name, tensor)
         for name, tensor in (
             ("q", other.q), ("k", other.k), ("v", other.v * factor), ("do", other.do * factor),
         )
     ]  # fmt: skip
-    for place, number in enumerate(neighbours):
-        changes[number] = Operands(*(piece[place] for piece in pieces))
+    for index, number in enumerate(neighbours):
+        changes[number] = Operands(*(piece[index] for piece in pieces))
     yield untouched(
         "poison_neighbours",
         "poison",
-        with_parts(case, changes).problem(),
-        partial(of_sequences, case.setting, keep=[kept]),
+        replace_sequences(case, changes).problem(),
+        partial(select_results, case.setting, keep=[kept]),
         f"values of size {factor:g} in every other sequence must change no bit of sequence {kept}",
     )
 
 
 def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
-    """What belongs to the heads outside a kv head's group."""
-    setting, device = case.setting, case.frame.device
+    """The results of all heads outside the group of a kv head."""
+    setting, device = case.setting, case.setup.device
     keys = [head for head in range(setting.kv_heads) if head != group]
     queries = [head for head in range(setting.heads) if head // setting.groups != group]
     kept_keys, kept = (torch.tensor(heads, device=device) for heads in (keys, queries))
@@ -161,31 +160,31 @@ def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
 
 
 def _repeat(case: Attention) -> Relation:
-    operands = other_values(case.setting, case.frame.seed + 3, case.frame.device)
+    operands = other_values(case.setting, case.setup.seed + 3, case.setup.device)
     other = replace(case, operands=operands, distribution="normal")
     because = "a second call with other data must not remember the first, nor the third the second"
-    setting, values = case.setting, dict(case.frame.values)
+    setting, values = case.setting, dict(case.setup.values)
     scale = _other_scale(case)
     if scale is not None:
         setting, values["scale"] = replace(setting, scale=scale), scale
         because = because.replace("other data", "other data and another scale")
     lengths = {"q": balanced_lengths(setting.lengths_q), "k": balanced_lengths(setting.lengths_k)}
     seqlens = {"seqlens": {side: list(each) for side, each in lengths.items()}}
-    if setting.layout == "thd" and case.frame.obeys(values | seqlens):
-        # Tensors of the same sizes, in which the longest sequence is another.
+    if setting.layout == "thd" and case.setup.satisfies_where(values | seqlens):
+        # Tensors of the same sizes, with another longest sequence.
         setting = replace(setting, lengths_q=lengths["q"], lengths_k=lengths["k"])
         values |= seqlens
     if setting != case.setting:
-        other = other.reformed(setting, values, operands)
+        other = other.with_setting(setting, values, operands)
     return repeated(other.problem(), case.problem(), because)
 
 
 def _other_scale(case: Attention) -> float | None:
-    """Another value of the axis scale; None where the spec does not say that scales may differ."""
-    mine = case.frame.values.get("scale")
-    for value in case.frame.spec.axes.get("scale", ()):
-        if isinstance(value, int | float) and value != mine and case.frame.allows({"scale": value}):
+    """Another value of the axis `scale`; None if the spec allows no other."""
+    mine = case.setup.values.get("scale")
+    for value in case.setup.spec.axes.get("scale", ()):
+        if isinstance(value, int | float) and value != mine and case.setup.allows({"scale": value}):
             return float(value)
-    if mine is not None and case.frame.allows({"scale": None}):
+    if mine is not None and case.setup.allows({"scale": None}):
         return float(case.setting.head_dim**-0.5)
     return None

@@ -1,8 +1,8 @@
-"""Whose tensor a kernel was given: the problem's own by identity, others by name or by shape.
+"""Maps the parameters of kernels to the tensors of a problem.
 
-A kernel's parameters have names of their own. What it is given is the problem's tensor if it
-lies in the same memory (a view will do). What the entry allocated is taken for packed like a
-tensor of the problem that has the same shape, unless the spec says whose its rows are.
+A parameter in the memory of an input is that input or a view of it. A tensor that the entry
+allocated is assumed to be packed like a tensor of the problem with the same shape, unless the spec
+declares its sequences (`sanitizers.sequences`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Ownership"]
+__all__ = ["TensorMap"]
 
 _Rows = tuple[tuple[int, ...], int]
-"""Boundaries of sequences, and the dimension that counts rows."""
+"""Boundaries of sequences, and the dimension of rows."""
 
 
-class Ownership:
-    """What the tensors of one run of a problem are.
+class TensorMap:
+    """The tensors of one run of a problem, and the sequences of their rows.
 
     Raises:
         SpecError: the spec names boundaries that the problem does not have.
@@ -37,7 +37,7 @@ class Ownership:
 
     def __init__(self, spec: Spec, problem: Problem) -> None:
         self._own = {name: tensor for name, tensor in problem.inputs.items() if tensor.numel()}
-        # By the memory they lie in: every launch asks of every parameter whose it is.
+        # Looked up for every parameter of every launch.
         self._by_memory: dict[int, str] = {}
         for name, tensor in self._own.items():
             self._by_memory.setdefault(tensor.untyped_storage().data_ptr(), name)
@@ -53,7 +53,7 @@ class Ownership:
         self._packed = {name: _packed(self._dims[name]) for name in self._own if name in self._dims}
 
     def sequences(self, name: str, tensor: torch.Tensor) -> Sequences | None:
-        """Which rows of a kernel's parameter belong to which sequence; None where nobody knows."""
+        """The sequences of the rows of a kernel's parameter; None if unknown."""
         from tlmatrix.interpreter import Sequences
 
         rows = self._rows(name, tensor)
@@ -80,13 +80,13 @@ class Ownership:
         return boundaries, axes[position]
 
     def result(self, tensor: torch.Tensor, results: Tensors) -> str | None:
-        """Which result of the entry lies in the memory of a tensor."""
+        """The name of the result in the memory of a tensor; None if there is none."""
         return _named(tensor, results)
 
-    def place(self, report: Report, results: Tensors) -> tuple[str | None, dict[str, int]]:
-        """The tensor that a report is about, and the element in the tensor's own terms.
+    def locate(self, report: Report, results: Tensors) -> tuple[str | None, dict[str, int]]:
+        """The tensor that a report is about, and its element by named dimension.
 
-        A tensor that is nobody's goes by the kernel's name for it; memory of a block has none.
+        A tensor that is not the problem's has the kernel's name for it; memory of a block has none.
         """
         tensor = report.tensor
         if tensor is None:
@@ -112,7 +112,7 @@ def _boundaries(spec: Spec, problem: Problem, name: str, source: str) -> tuple[i
         value = value.tolist()
     if not isinstance(value, list | tuple) or not all(isinstance(each, int) for each in value):
         path = ("sanitizers", "sequences", name)
-        message = f"sanitizers: {source!r} is no list of boundaries of the problem"
+        message = f"sanitizers: {source!r} is not a list of integers of the problem"
         names = [each for each, known in problem.names.items() if isinstance(known, torch.Tensor)]
         words = suggestion(source, sorted(names), "Its tensors")
         raise SpecError([spec.issue(path, message + words)])
@@ -129,7 +129,7 @@ def _packed(dims: Sequence[Dim]) -> _Rows | None:
 
 
 def _packed_shapes(known: Iterable[tuple[Dim, ...]]) -> Mapping[tuple[int, ...], _Rows]:
-    """Rows by shape, dimensions of size one left out; only where all such tensors agree."""
+    """Rows by shape without dimensions of size one, if all tensors of that shape agree."""
     found: dict[tuple[int, ...], set[_Rows | None]] = defaultdict(set)
     for dims in known:
         shape = tuple(dim.size for dim in dims)
@@ -148,7 +148,7 @@ def _without_ones(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def _named(tensor: torch.Tensor, known: Mapping[str, torch.Tensor]) -> str | None:
-    """Whose memory a tensor lies in."""
+    """The name of the known tensor that shares the memory of `tensor`."""
     if not tensor.numel():
         return None
     storage = tensor.untyped_storage().data_ptr()
@@ -159,7 +159,7 @@ def _named(tensor: torch.Tensor, known: Mapping[str, torch.Tensor]) -> str | Non
 
 
 def _same_axis(view: torch.Tensor, base: torch.Tensor, axis: int) -> int | None:
-    """Which dimension of a view is dimension `axis` of its base."""
+    """The dimension of a view that is dimension `axis` of its base."""
     if view.shape == base.shape and view.stride() == base.stride():
         return axis
     size, step = base.shape[axis], base.stride(axis)
@@ -169,24 +169,24 @@ def _same_axis(view: torch.Tensor, base: torch.Tensor, axis: int) -> int | None:
 
 
 def _index_in(base: torch.Tensor, view: torch.Tensor, index: Sequence[int]) -> tuple[int, ...]:
-    """The element of a tensor that an index into a view of its memory means; () if it is none."""
+    """The index into `base` of an element of a view; () if it has none."""
     if view.shape == base.shape and view.stride() == base.stride():
         return tuple(index)
     start = (view.data_ptr() - base.data_ptr()) // base.element_size()
     offset = start + sum(at * step for at, step in zip(index, view.stride(), strict=True))
     if view.dtype != base.dtype or not base.is_contiguous() or not 0 <= offset < base.numel():
         return ()
-    place = []
+    found = []
     for size in reversed(base.shape):
         offset, at = divmod(offset, size)
-        place.append(at)
-    return tuple(reversed(place))
+        found.append(at)
+    return tuple(reversed(found))
 
 
 def _described(dims: Sequence[Dim], index: Sequence[int]) -> dict[str, int]:
     if len(dims) != len(index):
         return {}
-    place: dict[str, int] = {}
+    found: dict[str, int] = {}
     for dim, at in zip(dims, index, strict=True):
-        place |= dim.describe(at)
-    return place
+        found |= dim.describe(at)
+    return found

@@ -7,10 +7,10 @@ import pytest
 import torch
 from attention_world import attention
 
-from tlmatrix.check.excerpt import excerpt
+from tlmatrix.check.error_stats import Comparison, measure_errors
+from tlmatrix.check.region_subset import select_regions
 from tlmatrix.check.regions import Regions
-from tlmatrix.check.survey import Measured, survey
-from tlmatrix.check.tolerance import Yardstick, limits
+from tlmatrix.check.tolerance import ReferenceBounds, error_bound
 from tlmatrix.problem.model import Dim, TensorInfo
 from tlmatrix.spec.model.spec import Tolerance
 
@@ -34,7 +34,7 @@ def measured(name, dims, dtype=torch.float16):
     reference = torch.randn(shape, dtype=torch.float64)
     results = (reference + torch.randn(shape) / 100, reference + torch.randn(shape) / 100)
     got, low = (result.to(dtype) for result in results)
-    return Measured(name, got, low, reference, Regions(dims, CPU))
+    return Comparison(name, got, low, reference, Regions(dims, CPU))
 
 
 def check(made):
@@ -52,18 +52,18 @@ def check(made):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int32])
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_survey_measures_each_region(name, dtype):
-    check(survey([measured(name, SHAPES[name], dtype)]))
+    check(measure_errors([measured(name, SHAPES[name], dtype)]))
 
 
 def test_many_tensors_are_measured_as_each_by_itself():
-    check(survey([measured(name, dims) for name, dims in SHAPES.items()]))
+    check(measure_errors([measured(name, dims) for name, dims in SHAPES.items()]))
 
 
 def test_tensors_of_different_dtypes_keep_their_values_when_measured_together():
     whole = measured("whole", SHAPES["no region"], torch.int32)
     whole = replace(whole, got=whole.got + 2**24 + 1, reference=whole.reference + 2**24)
     small = measured("small", SHAPES["no region"], torch.float8_e5m2)
-    check(survey([whole, small, measured("half", SHAPES["one row"])]))
+    check(measure_errors([whole, small, measured("half", SHAPES["one row"])]))
 
 
 @pytest.mark.parametrize("name", ["elements of a head", "larger than a piece"])
@@ -72,9 +72,9 @@ def test_equal_infinities_are_no_distance_and_others_spoil_only_their_region(nam
     at = (0,) * each.got.ndim
     for tensor in (each.got, each.low, each.reference):
         tensor[at] = -torch.inf
-    check(survey([each]))
+    check(measure_errors([each]))
     each.got[at] = 1
-    made = survey([each])
+    made = measure_errors([each])
     assert not made.within([100.0])[0]
     assert made.within([100.0])[1:].all()
 
@@ -83,7 +83,7 @@ def test_equal_infinities_are_no_distance_and_others_spoil_only_their_region(nam
 def test_a_region_whose_low_precision_result_is_not_finite_allows_nothing(spoil):
     each = measured("x", SHAPES["rows of a head"])
     each.low[0, 0, 0] = spoil
-    within = survey([replace(each, got=each.reference.half())]).within([2.0])
+    within = measure_errors([replace(each, got=each.reference.half())]).within([2.0])
     assert not within[0]
     assert within[1:].all()
 
@@ -91,20 +91,20 @@ def test_a_region_whose_low_precision_result_is_not_finite_allows_nothing(spoil)
 def test_within_takes_the_factor_of_each_tensor():
     pair = [measured("a", SHAPES["one row"]), measured("b", SHAPES["no region"])]
     pair = [replace(each, got=each.reference + 3 * (each.low - each.reference)) for each in pair]
-    assert survey(pair).within([3.1, 2.9]).tolist() == [True, False]
+    assert measure_errors(pair).within([3.1, 2.9]).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", ["out", "lse", "dq", "dk", "dv"])
 def test_some_regions_alone_have_the_limits_that_they_have_in_the_whole(name):
     problem = attention((1, 3, 9), (4, 3, 2), dtype=torch.bfloat16)
-    yardstick = Yardstick(problem, Tolerance(), "interpreter")
-    regions, reference = yardstick.regions(name), yardstick.reference[name]
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    regions, reference = bounds.regions(name), bounds.reference[name]
     chosen = np.zeros(regions.count, dtype=bool)
     chosen[[0, regions.count // 2]] = True
-    part = excerpt(problem.outputs[name], regions, chosen)
-    low = part.of(yardstick.lowp[name])
-    alone = limits(part.info, part.of(reference), low, yardstick.allowance(name))
-    whole = yardstick.limits(name)
+    part = select_regions(problem.outputs[name], regions, chosen)
+    low = part.of(bounds.lowp[name])
+    alone = error_bound(part.info, part.of(reference), low, bounds.tolerance_of(name))
+    whole = bounds.error_bound(name)
     assert torch.equal(alone.element, part.of(whole.element))
     numbers = np.unique(part.info.dims[0].region)
     assert torch.allclose(
@@ -116,6 +116,6 @@ def test_some_regions_alone_have_the_limits_that_they_have_in_the_whole(name):
 def test_a_tensor_that_is_one_region_is_an_excerpt_of_itself(name):
     made = measured(name, SHAPES[name])
     info = TensorInfo("y", SHAPES[name], torch.float16, 2.0**-11, made.reference.abs)
-    part = excerpt(info, made.regions, np.ones(1, dtype=bool))
+    part = select_regions(info, made.regions, np.ones(1, dtype=bool))
     assert torch.equal(part.of(made.got).flatten(), made.got.flatten())
     assert torch.equal(part.info.magnitude().flatten(), made.reference.abs().flatten())

@@ -1,17 +1,17 @@
-"""A mapping whose values are made when they are asked for: most relations ask for few."""
+"""A mapping that computes values on first access."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-__all__ = ["Deferred"]
+__all__ = ["LazyMapping"]
 
 Made = TypeVar("Made")
 
 
-class Deferred(Mapping[str, Made]):
-    """Has the keys `names`; `make(name)` gives a value, once."""
+class LazyMapping(Mapping[str, Made]):
+    """A mapping with the keys `names`; calls `make(name)` once, on first access."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Made]) -> None:
         self._names = dict.fromkeys(names)
@@ -19,7 +19,7 @@ class Deferred(Mapping[str, Made]):
         self._made: dict[str, Made] = {}
 
     def __getitem__(self, name: str) -> Made:
-        """The value, made now if it is the first time; KeyError for another name."""
+        """The value, computed on first access; raises KeyError if the name is unknown."""
         if name not in self._made:
             if name not in self._names:
                 raise KeyError(name)
@@ -27,7 +27,7 @@ class Deferred(Mapping[str, Made]):
         return self._made[name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether it is one of the names; nothing is made."""
+        """Whether the name is a key; computes nothing."""
         return name in self._names
 
     def __iter__(self) -> Iterator[str]:
@@ -35,5 +35,5 @@ class Deferred(Mapping[str, Made]):
         return iter(self._names)
 
     def __len__(self) -> int:
-        """How many names there are."""
+        """The number of names."""
         return len(self._names)

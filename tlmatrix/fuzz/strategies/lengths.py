@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tlmatrix.fuzz.draw.numbers import Span, clipped, edges
+from tlmatrix.fuzz.strategies.spans import Span, clipped, edges
 from tlmatrix.spec.model.fuzz import Range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.fuzz.draw.traces import Requests
+    from tlmatrix.fuzz.strategies.traces import Requests
     from tlmatrix.spec.model.spec import FuzzLengths
     from tlmatrix.spec.values import Value
 

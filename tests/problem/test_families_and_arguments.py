@@ -6,7 +6,7 @@ import pytest
 import torch
 from problem_cases import make_problem, make_spec, packed
 
-from tlmatrix.problem import family_for, override
+from tlmatrix.problem import family_for, with_changed_arguments
 from tlmatrix.spec import load_spec
 from tlmatrix.spec.issues import SpecError
 
@@ -60,7 +60,7 @@ def test_a_users_family_loads_from_beside_its_spec(users_spec):
     [
         ("users_own_family:Mien", "has no 'Mien'; did you mean 'Mine'?"),
         ("users_own_family:Half", "has no method compile_key; a family has lint"),
-        ("users_own_family:Broken", "cannot be made: OSError: no luck"),
+        ("users_own_family:Broken", "() raised OSError: no luck"),
         ("users_own_family:constant", "is not a class"),
         ("no_such_family:Mine", "no module 'no_such_family'; looked in"),
     ],
@@ -96,20 +96,20 @@ PROBLEM = packed([4, 3], values="normal")
     ],
 )
 def test_scalars_take_the_place_of_an_argument(changes, name, expected):
-    changed = override(make_problem(PROBLEM), changes)
+    changed = with_changed_arguments(make_problem(PROBLEM), changes)
     assert changed.names[name] == expected
     assert name not in changed.inputs
 
 
 def test_what_is_no_tensor_any_more_has_no_gradient():
     problem = make_problem(PROBLEM)
-    changed = override(problem, {"v": 1.0})
+    changed = with_changed_arguments(problem, {"v": 1.0})
     assert dict(problem.gradient_of) == dict(changed.gradient_of) | {"dv": "v"}
     assert "dv" not in changed.gradient_of
 
 
 def test_a_list_becomes_a_tensor_of_the_originals_dtype():
-    changed = override(make_problem(PROBLEM), {"cu_seqlens_q": [0, 5, 3]})
+    changed = with_changed_arguments(make_problem(PROBLEM), {"cu_seqlens_q": [0, 5, 3]})
     tensor = changed.names["cu_seqlens_q"]
     assert tensor.tolist() == [0, 5, 3]
     assert tensor.dtype == torch.int32
@@ -119,14 +119,16 @@ def test_a_list_becomes_a_tensor_of_the_originals_dtype():
 @pytest.mark.parametrize("change", [{"k": {"dtype": "float32"}}, {"k.dtype": "float32"}])
 def test_a_dtype_can_be_changed_either_way(change):
     problem = make_problem(PROBLEM)
-    changed = override(problem, change)
+    changed = with_changed_arguments(problem, change)
     assert changed.names["k"].dtype == changed.inputs["k"].dtype == torch.float32
     assert problem.names["k"].dtype == torch.float16
     assert torch.equal(changed.names["k"].half(), problem.names["k"])
 
 
 def test_shape_and_device_can_be_changed():
-    changed = override(make_problem(PROBLEM), {"q": {"shape": [3, 4]}, "v.device": "meta"})
+    changed = with_changed_arguments(
+        make_problem(PROBLEM), {"q": {"shape": [3, 4]}, "v.device": "meta"}
+    )
     assert changed.names["q"].shape == (3, 4)
     assert changed.names["q"].dtype == torch.float16
     assert changed.names["v"].device.type == "meta"
@@ -143,4 +145,4 @@ def test_shape_and_device_can_be_changed():
 )
 def test_overrides_that_make_no_sense_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        override(make_problem(PROBLEM), changes)
+        with_changed_arguments(make_problem(PROBLEM), changes)

@@ -1,13 +1,11 @@
-"""Memory that shows misuse: canaries around every buffer, and NaN in what nobody has written.
+"""Guards: canaries around every buffer, and poison in uninitialized memory.
 
-Inside `guarded`, the inputs lie in buffers of their own with canaries on both sides, and so does
-everything that the entry allocates through PyTorch (`torch.empty`, `zeros`, `new_empty`, …,
-also in a backward pass, also where TileLang allocates the outputs). Memory that was asked for
-without values holds a NaN of a bit pattern that no arithmetic yields, so an element nobody wrote
-is told from a NaN that was computed. Afterwards the canaries must be intact and the inputs
-bit-unchanged.
+Inside `guarded`, inputs are copied to buffers with canaries on both sides, and so is everything
+that the entry allocates through PyTorch (`torch.empty`, `zeros`, `new_empty`, ..., also in a
+backward pass and in TileLang). Uninitialized memory holds poison (`tlmatrix.check.poison`).
+Afterwards the canaries and the inputs must be unchanged.
 
-The canaries are NaN in every floating dtype too, so a value read from beyond a buffer shows.
+Canaries are NaN in every floating dtype, so a read beyond a buffer makes results NaN.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tlmatrix.check.bits import alike
+from tlmatrix.check.bits import same_bits
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.poison import CANARY, as_row, extent_of, fill_poison
 
@@ -34,13 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["Guards", "allocations_guarded", "guarded"]
 
 ALIGNMENT = 512
-"""Bytes; what PyTorch's CUDA allocator gives, and more than TMA's 16."""
+"""Bytes; the same as PyTorch's CUDA allocator. TMA needs 16."""
 
 _PAD = 4096
-"""Bytes of canary on either side; a multiple of ALIGNMENT, and more than a row of most tensors."""
+"""Bytes of canary on each side; a multiple of ALIGNMENT, longer than a row of most tensors."""
 
 _LARGE = 2**16
-"""Bytes of a buffer from which on filling its canaries alone costs less than filling all of it."""
+"""Size in bytes above which filling only the canaries is faster than filling the whole buffer."""
 
 _aten = torch.ops.aten
 _WITHOUT_VALUES = frozenset(
@@ -68,8 +66,8 @@ _WITH_VALUES = frozenset(
 
 
 @dataclass
-class _Fence:
-    """One guarded buffer: `halves`, memory in int16, with the payload in the bytes [start, end)."""
+class _GuardedBuffer:
+    """A guarded buffer: memory as int16 in `halves`, with the payload in bytes [start, end)."""
 
     halves: torch.Tensor
     start: int
@@ -79,15 +77,15 @@ class _Fence:
 
     @property
     def memory(self) -> torch.Tensor:
-        """In bytes."""
+        """The memory as bytes."""
         return self.halves.view(torch.uint8)
 
     @property
     def payload(self) -> torch.UntypedStorage:
-        """The buffer's own bytes, as a storage that begins and ends with them.
+        """The bytes of the buffer as a storage of their own.
 
-        A view would have an offset into its storage, and PyTorch itself assumes that fresh
-        memory has none (the backward of an in-place slice assignment does).
+        A view would have a storage offset, and PyTorch assumes that fresh memory has none (in the
+        backward of an in-place slice assignment).
         """
         own: torch.UntypedStorage = self.halves.untyped_storage()[self.start : self.end]
         return own
@@ -95,7 +93,7 @@ class _Fence:
     @property
     def sides(self) -> torch.Tensor:
         """The canaries before and after, [2, _PAD / 2] in int16."""
-        # From an even byte, so that every canary starts with the same half of the pattern.
+        # Aligned to two bytes, so that every canary starts with the same byte of the pattern.
         end = self.end + self.end % 2
         begin = self.start - _PAD
         return self.halves.as_strided((2, _PAD // 2), ((end - begin) // 2, 1), begin // 2)
@@ -116,7 +114,7 @@ class _Fence:
 
 @dataclass(frozen=True)
 class _Moved:
-    """An input, its copy between canaries, and how many elements of memory lie before both."""
+    """An input, its copy between canaries, and the number of elements of memory before both."""
 
     name: str
     before: torch.Tensor
@@ -125,22 +123,22 @@ class _Moved:
 
     @property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The memory of both, from the elements before them."""
+        """The memory of both, including the elements before them."""
         return as_row(self.before, self.lead), as_row(self.after, self.lead)
 
 
 class Guards:
-    """The guarded buffers of one run, and what became of them."""
+    """The guarded buffers of one run."""
 
     def __init__(self, *, poison: bool = True) -> None:
-        self._fences: list[_Fence] = []
+        self._buffers: list[_GuardedBuffer] = []
         self._moved: list[_Moved] = []
         self._poison = poison
 
     def move(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of `tensor` between canaries: same bits, sizes, strides and requires_grad.
+        """Copy `tensor` between canaries with the same bits, sizes, strides and requires_grad.
 
-        It is as far from an aligned address as `tensor` is from the start of its memory.
+        Its offset from an aligned address is the storage offset of `tensor`.
         """
         if not _plain(tensor):
             return tensor
@@ -151,7 +149,7 @@ class Guards:
         return copy.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copy
 
     def allocated(self, tensor: torch.Tensor, *, values: bool) -> torch.Tensor:
-        """What to hand out in place of `tensor`, just allocated, with its `values` or without."""
+        """A guarded replacement of the fresh `tensor`; `values` is whether it is initialized."""
         if not _plain(tensor):
             return tensor
         file, line = _caller()
@@ -171,84 +169,84 @@ class Guards:
         return guarded
 
     def findings(self, results: Tensors) -> list[Finding]:
-        """Overwritten canaries and changed inputs; `results` give buffers their names."""
-        found = [self._describe(fence, results) for fence in self._overwritten()]
-        return found + [_changed_input(each) for each in self._moved if not alike(*each.rows)]
+        """Findings about overwritten canaries and changed inputs; `results` name their buffers."""
+        found = [self._describe(buffer, results) for buffer in self._overwritten()]
+        return found + [_changed_input(each) for each in self._moved if not same_bits(*each.rows)]
 
     def _allocate(
         self, like: torch.Tensor, label: Callable[[], str], lead: int = 0
     ) -> torch.Tensor:
-        """Memory for a tensor like another one, and for `lead` elements before it."""
+        """Allocate a guarded tensor with the layout of `like`, and `lead` elements before it."""
         extent = (lead + extent_of(like)) * like.element_size()
         room = _PAD + -(-(extent + 1) // ALIGNMENT) * ALIGNMENT + _PAD
         halves = torch.empty((room + ALIGNMENT) // 2, dtype=torch.int16, device=like.device)
         start = -halves.data_ptr() % ALIGNMENT + _PAD
         if extent > _LARGE:
-            # What lies between is filled by who asked for it.
+            # The caller fills the payload.
             halves[: start // 2].fill_(CANARY)
             halves[(start + extent) // 2 :].fill_(CANARY)
         else:
             halves.fill_(CANARY)
-        fence = _Fence(halves, start, start + extent, label, like.element_size())
-        self._fences.append(fence)
+        buffer = _GuardedBuffer(halves, start, start + extent, label, like.element_size())
+        self._buffers.append(buffer)
         result = torch.empty(0, dtype=like.dtype, device=like.device)
-        return result.set_(fence.payload, lead, like.size(), like.stride())
+        return result.set_(buffer.payload, lead, like.size(), like.stride())
 
-    def _overwritten(self) -> list[_Fence]:
-        by_device: dict[torch.device, list[_Fence]] = {}
-        for fence in self._fences:
-            by_device.setdefault(fence.halves.device, []).append(fence)
+    def _overwritten(self) -> list[_GuardedBuffer]:
+        by_device: dict[torch.device, list[_GuardedBuffer]] = {}
+        for buffer in self._buffers:
+            by_device.setdefault(buffer.halves.device, []).append(buffer)
         found = []
-        for fences in by_device.values():
-            canaries = torch.cat([fence.sides for fence in fences])
-            # One comparison, and on a GPU one wait, for all buffers.
-            if alike(canaries, torch.full_like(canaries, CANARY)):
-                found += [fence for fence in fences if fence.odd_byte_hit]
+        for buffers in by_device.values():
+            canaries = torch.cat([buffer.sides for buffer in buffers])
+            # One comparison for all buffers, and so one synchronization on a GPU.
+            if same_bits(canaries, torch.full_like(canaries, CANARY)):
+                found += [buffer for buffer in buffers if buffer.odd_byte_hit]
                 continue
             broken = (canaries != CANARY).any(1).reshape(-1, 2).any(1).tolist()
             found += [
-                fence
-                for fence, hit in zip(fences, broken, strict=True)
-                if hit or fence.odd_byte_hit
+                buffer
+                for buffer, hit in zip(buffers, broken, strict=True)
+                if hit or buffer.odd_byte_hit
             ]
         return found
 
-    def _describe(self, fence: _Fence, results: Tensors) -> Finding:
+    def _describe(self, buffer: _GuardedBuffer, results: Tensors) -> Finding:
         names = [
             name
             for name, tensor in results.items()
             if tensor.numel()
-            and tensor.untyped_storage().data_ptr() == fence.halves.data_ptr() + fence.start
+            and tensor.untyped_storage().data_ptr() == buffer.halves.data_ptr() + buffer.start
         ]
-        label = names[0] if names else fence.label()
-        before = _hits(fence.before)
-        after = [offset + fence.end % 2 for offset in _hits(fence.after)]
-        if fence.odd_byte_hit:
+        label = names[0] if names else buffer.label()
+        before = _hits(buffer.before)
+        after = [offset + buffer.end % 2 for offset in _hits(buffer.after)]
+        if buffer.odd_byte_hit:
             after.insert(0, 0)
         parts = []
         if after:
-            first, last = after[0] // fence.itemsize, after[-1] // fence.itemsize
+            first, last = after[0] // buffer.itemsize, after[-1] // buffer.itemsize
             parts.append(f"elements {first}-{last} past the end of {label}")
         if before:
-            first, last = (_PAD - before[-1] - 1) // fence.itemsize + 1, _PAD - before[0]
-            parts.append(f"elements {first}-{-(-last // fence.itemsize)} before {label}")
+            first, last = (_PAD - before[-1] - 1) // buffer.itemsize + 1, _PAD - before[0]
+            parts.append(f"elements {first}-{-(-last // buffer.itemsize)} before {label}")
         return Finding(
             check="guards",
-            title=f"a write outside of {label}: {' and '.join(parts)} were overwritten",
+            title=f"out-of-bounds write: {' and '.join(parts)} were overwritten",
             tensor=names[0] if names else None,
             pattern="past the end" if after else "before the start",
-            wrong=len({offset // fence.itemsize for offset in after})
-            + len({offset // fence.itemsize for offset in before}),
+            wrong=len({offset // buffer.itemsize for offset in after})
+            + len({offset // buffer.itemsize for offset in before}),
             where=" and ".join(parts),
-            hint="a store that is not guarded by the length: a full tile at the last rows"
+            hint="is a full tile stored at the last rows? bound the store by the length"
             if after
-            else "a negative index",
-            detail=fence.label() if names else None,
+            else "a negative index?",
+            detail=buffer.label() if names else None,
         )
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's __init_subclass__
-    """Replaces what allocating operators return; autograd carries it to its own threads."""
+class _GuardMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's __init_subclass__
+    """Guards the results of allocating operators, also in threads of autograd."""
 
     def __init__(self, guards: Guards) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -256,7 +254,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's __i
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: what keeps torch.compile out of a mode imports all of it first, for a second."""
+        """No: skipping would import torch.compile, which takes a second."""
         return False
 
     def __torch_dispatch__(
@@ -274,22 +272,22 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's __i
         return result
 
 
-class _ModeBesideCompiled(_Mode):  # type: ignore[no-untyped-call] # as above
-    """The mode where something may be compiled, which must not trace it."""
+class _GuardModeUncompiled(_GuardMode):  # type: ignore[no-untyped-call] # as above
+    """The mode if torch.compile is in use, which must not trace it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return True
 
-    __torch_dispatch__ = _Mode.__torch_dispatch__  # what PyTorch looks for to keep it out
+    __torch_dispatch__ = _GuardMode.__torch_dispatch__  # PyTorch looks for it in the class itself
 
 
 @contextmanager
 def guarded(problem: Problem, *, poison: bool = True) -> Iterator[tuple[Problem, Guards]]:
-    """The same problem with its inputs between canaries, and allocations guarded inside.
+    """Yield the problem with inputs between canaries, and guard allocations inside.
 
-    With `poison` false, memory without values starts as zeros: where that changes a result, the
-    entry reads what it never wrote.
+    Without `poison`, fresh memory holds zeros; a result that changes then depends on uninitialized
+    memory.
     """
     guards = Guards(poison=poison)
     moved = {
@@ -311,25 +309,25 @@ def guarded(problem: Problem, *, poison: bool = True) -> Iterator[tuple[Problem,
 
 
 def allocations_guarded(guards: Guards | None = None) -> AbstractContextManager[object]:
-    """Inside, memory that PyTorch allocates lies between canaries of `guards`."""
-    mode = _ModeBesideCompiled if "torch._dynamo" in sys.modules else _Mode
+    """Guard the memory that PyTorch allocates inside."""
+    mode = _GuardModeUncompiled if "torch._dynamo" in sys.modules else _GuardMode
     return mode(Guards() if guards is None else guards)
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether it is an ordinary strided tensor with memory of its own."""
+    """Whether the tensor is an ordinary strided one with elements."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout == torch.strided
         and tensor.device.type in ("cpu", "cuda")
-        and tensor.numel() > 0  # one without elements may be resized by who asked for it
+        and tensor.numel() > 0  # an empty one may be resized later
         and not tensor.is_complex()
         and not tensor.is_quantized
     )
 
 
 def _caller() -> tuple[str, int]:
-    """File and line of the nearest frame outside PyTorch and this package: the entry's."""
+    """File and line of the nearest frame outside PyTorch and this package."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack costs milliseconds
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
@@ -362,5 +360,5 @@ def _changed_input(moved: _Moved) -> Finding:
         wrong=int(changed.sum()),
         total=changed.numel(),
         pattern="input changed",
-        hint="an in-place operation on an argument, or a store through the wrong pointer",
+        hint="an in-place operation on an argument, or a store to the wrong buffer?",
     )

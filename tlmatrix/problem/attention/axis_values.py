@@ -1,6 +1,6 @@
-"""Which axes an attention case has, and what each of their values may be, one by itself.
+"""The axes of an attention case, and the valid values of each.
 
-What values mean together is in `axes`.
+`axes` checks values against each other.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIGNMENTS",
     "AXES",
+    "CACHE_LAYOUTS",
+    "CACHE_TENSORS",
     "DATA_AXES",
     "LAYOUTS",
     "PADDINGS",
-    "STORED",
-    "STORED_TENSORS",
     "explain_value",
     "whole",
 ]
 
 LAYOUTS = ("bshd", "bhsd", "thd", "padded", "cache", "paged")
 PADDINGS = ("right", "left", "holes")
-"""Where the padding of the layout `padded` stands; `holes`: anywhere."""
+"""Positions of the padding in the layout `padded`; `holes` is anywhere."""
 ALIGNMENTS = ("bottom_right", "top_left")
-"""Where a causal mask begins: the last query sees the last key, or the first query the first."""
-STORED = ("cache", "paged")
-"""Layouts of decoding: one query a sequence, keys in rows of its own or in pages of a pool."""
+"""Alignment of a causal mask: the last query sees the last key, or the first query the first."""
+CACHE_LAYOUTS = ("cache", "paged")
+"""Layouts of decoding: one query per sequence, keys in a contiguous or paged KV cache."""
 
 AXES = names_of(ROWS, "axis")
-"""Axes the family reads; an entry may take any others."""
+"""The axes that the family reads; an entry may take others."""
 
 DATA_AXES = frozenset(
     {
@@ -48,18 +48,18 @@ DATA_AXES = frozenset(
         "values", "padding", "storage", "shared_mask",
     }
 )  # fmt: skip
-"""Axes that are data for a kernel with symbolic lengths, so that they share a compiled one."""
+"""Axes that do not affect the compiled kernel, if its lengths are symbolic."""
 
 _POSITIVE = ("batch", "heads", "kv_heads", "groups", "head_dim")
 
-STORED_TENSORS = frozenset({"k_cache", "v_cache", "k_pages", "v_pages", "block_table", "seqlens_k"})
-"""What a stored layout has in the place of k and v."""
+CACHE_TENSORS = frozenset({"k_cache", "v_cache", "k_pages", "v_pages", "block_table", "seqlens_k"})
+"""The inputs of layouts with a KV cache in place of k and v."""
 
 
 def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None:
-    """What is wrong with one value of one axis, by itself; None where nothing is.
+    """Why `value` is invalid for `axis`; None if it is valid.
 
-    `empty` allows tensors to have no heads and dims.
+    `empty` allows sizes of 0 for heads and head dimensions.
     """
     least = 0 if empty else 1
     match axis:
@@ -118,6 +118,6 @@ def _at_least(value: Value, least: int, want: str, *, optional: bool = False) ->
 
 
 def whole(value: Value) -> int:
-    """A value that `explain_value` has found to be a whole number, as one."""
+    """A value as an int; `explain_value` has checked it."""
     assert isinstance(value, int)
     return value

@@ -1,4 +1,4 @@
-"""Arguments made wrong on purpose, for the `rejects` of a spec."""
+"""Replaces arguments of a problem: for invalid-argument tests, and for agreements."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.values import Value
 
-__all__ = ["override"]
+__all__ = ["with_changed_arguments"]
 
 _KEYS = ("dtype", "shape", "device")
 
 
-def override(problem: Problem, changes: Mapping[str, Value]) -> Problem:
+def with_changed_arguments(problem: Problem, changes: Mapping[str, Value]) -> Problem:
     """The problem with some of its arguments replaced.
 
-    A scalar or list takes the place of the argument; where that was a tensor, a list becomes a
-    tensor of its dtype and device. For a tensor a mapping changes part of it: `{dtype: float32}`,
-    `{shape: [3, 4]}` (zeros of that shape), `{device: meta}`; `k.dtype: float32` is short for
-    `k: {dtype: float32}`.
+    A scalar or list replaces the argument; a list in place of a tensor becomes a tensor with its
+    dtype and device. A mapping changes part of a tensor: `{dtype: float32}`, `{shape: [3, 4]}`
+    (zeros of that shape), `{device: meta}`; `k.dtype: float32` is short for `k: {dtype: float32}`.
 
     Raises:
-        ValueError: a name the problem does not have, or a change that makes no sense for it.
+        ValueError: the problem has no argument of a name, or the change does not fit it.
     """
     names, inputs = dict(problem.names), dict(problem.inputs)
     for written, change in changes.items():
@@ -43,7 +42,7 @@ def override(problem: Problem, changes: Mapping[str, Value]) -> Problem:
                 inputs[name] = value
             else:
                 del inputs[name]
-    # What is no tensor any more has no gradient.
+    # An argument that is no longer a tensor has no gradient.
     wanted = {gradient: name for gradient, name in problem.gradient_of.items() if name in inputs}
     return replace(problem, names=names, inputs=inputs, gradient_of=wanted)
 
@@ -73,13 +72,12 @@ def _part_changed(name: str, tensor: torch.Tensor, key: str, value: Value) -> to
         case "shape":
             sizes = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
             if not all(isinstance(size, int) and size >= 0 for size in sizes):
-                raise ValueError(f"{name}.shape: {value!r} is not a list of sizes")
+                raise ValueError(f"{name}.shape: {value!r} is not a list of sizes (0 or more)")
             return torch.zeros(list(sizes), dtype=tensor.dtype, device=tensor.device)  # type: ignore[arg-type]
         case "device":
             return tensor.to(str(value))
     raise ValueError(
-        f"{name}: cannot change {key!r}{nearest(key, _KEYS)}; of a tensor change "
-        "dtype, shape or device"
+        f"{name}: cannot change {key!r}{nearest(key, _KEYS)}; a tensor has dtype, shape and device"
     )
 
 

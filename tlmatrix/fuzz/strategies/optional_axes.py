@@ -1,7 +1,8 @@
 """What random cases have besides the axes of their spec: values, storage, lengths told too large.
 
-The axes are those of `tlmatrix.problem.optional`. A case has one only where it is drawn to be other
-than usual, but for `values`: without it the case's seed would choose, anew for every smaller case.
+The axes are those of `tlmatrix.problem.optional_axes`. A case has one only where it is drawn to be
+other than usual, but for `values`: without it the case's seed would choose, anew for every
+smaller case.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.draw.numbers import Span
+from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.problem.distributions import usual_distributions
-from tlmatrix.problem.optional import optional_axes
+from tlmatrix.problem.optional_axes import optional_axes
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.fuzz.draw.lengths import Lengths
+    from tlmatrix.fuzz.strategies.lengths import Lengths
     from tlmatrix.problem import Family
     from tlmatrix.spec.model.fuzz import Fuzz
     from tlmatrix.spec.model.spec import Spec

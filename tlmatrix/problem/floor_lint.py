@@ -1,4 +1,4 @@
-"""Floors of a tolerance that no error can exceed, so that no wrong result could fail."""
+"""Warns about tolerance floors so large that no wrong result can fail."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["lint_floors"]
 
 _LARGEST = 128.0
-"""More than any element of an input: 16 standard deviations of 8 (`values: large`)."""
+"""A bound on the elements of inputs: 16 standard deviations of 8 (`values: large`)."""
 
 
 def lint_floors(spec: Spec) -> Iterator[Issue]:
-    """A warning for each floor that is at least the largest error of the tensors it holds for."""
+    """An issue for each floor that is at least the largest possible error of its tensors."""
     most = {name: 2 * largest for name, largest in _largest(spec).items()}
     if not most:
         return
@@ -31,8 +31,8 @@ def lint_floors(spec: Spec) -> Iterator[Issue]:
             whose = "a result" if name == "default" else name
             yield spec.issue(
                 (*path, "floor"),
-                f"the floor {change.floor:g} lets every finite result pass, zeros too: an error "
-                f"of {whose} is at most {bound:g}; leave it out for what rounding alone can do",
+                f"with the floor {change.floor:g} every finite result passes, even zeros: errors "
+                f"of {whose} are at most {bound:g}; remove the floor to allow rounding errors only",
             )
 
 
@@ -47,7 +47,7 @@ def _changes(spec: Spec) -> Iterator[tuple[tuple[str, ...], str, AllowanceChange
 
 
 def _largest(spec: Spec) -> Mapping[str, float]:
-    """The largest magnitude of each result, where the problem and its dtypes bound it."""
+    """The largest magnitude of each result, if the problem or its dtypes bound it."""
     if isinstance(spec.problem, DeclaredProblem):
         outputs = spec.problem.outputs
         declared = outputs if isinstance(outputs, dict) else {}
@@ -63,7 +63,7 @@ def _largest(spec: Spec) -> Mapping[str, float]:
     dtypes = max((_range_of(spec, name) for name in ("$dtype", "$out_dtype")), default=0.0)
     match spec.problem:
         case "attention":
-            # A weighted mean of values; sums over rows make gradients and lse, bounded by dtype.
+            # out is a weighted mean of values; gradients are sums, bounded by their dtype.
             return {"out": _LARGEST, "dq": dtypes, "dk": dtypes, "dv": dtypes}
         case "gemm":
             terms = max(
@@ -79,8 +79,8 @@ def _largest(spec: Spec) -> Mapping[str, float]:
 
 
 def _range_of(spec: Spec, dtype: str) -> float:
-    """The largest finite value of a dtype, or of those of an axis: `$dtype`."""
+    """The largest finite value of a dtype, or of the dtypes of an axis: `$dtype`."""
     names = spec.axes.get(dtype[1:], ()) if dtype.startswith("$") else (dtype,)
     known = [DTYPES[name] for name in names if isinstance(name, str) and name in DTYPES]
-    # Whole numbers have no bound here: their errors are counted, not rounded.
+    # No bound for integers, which are compared exactly.
     return max((each.largest if each.floating else float("inf") for each in known), default=0.0)

@@ -22,10 +22,10 @@ from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.draw.domains import Domain, domain_of
-from tlmatrix.fuzz.draw.extras import Extras, extras_of
-from tlmatrix.fuzz.draw.lengths import Lengths, lengths_of
-from tlmatrix.fuzz.draw.traces import requests_of
+from tlmatrix.fuzz.strategies.axis_domain import Domain, domain_of
+from tlmatrix.fuzz.strategies.lengths import Lengths, lengths_of
+from tlmatrix.fuzz.strategies.optional_axes import Extras, extras_of
+from tlmatrix.fuzz.strategies.traces import requests_of
 from tlmatrix.matrix import expand
 from tlmatrix.matrix.rules import UNBOUND
 from tlmatrix.matrix.space import Space
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Rule, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Configuration", "Ground", "ground_of"]
+__all__ = ["CaseDomain", "Configuration", "case_domain"]
 
 _MOST_CASES = 512
 """Cases of a tier that are looked at for configurations."""
@@ -80,7 +80,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class CaseDomain:
     """All that drawing needs to know of a spec and a tier.
 
     `fixed` are the axes of a configuration and `free` those drawn anew, each with its domain;
@@ -107,13 +107,13 @@ class Ground:
         return {**self.fixed, **self.free}
 
 
-def ground_of(
+def case_domain(
     spec: Spec,
     tier: str = "quick",
     *,
     among: Sequence[Configuration] | None = None,
     at_most: Mapping[str, int] | None = None,
-) -> Ground:
+) -> CaseDomain:
     """What cases of a tier are drawn from.
 
     `among` allows no other configurations, `at_most` no larger numbers of an axis; but all of
@@ -144,13 +144,13 @@ def ground_of(
     rules = tuple(rule for rule in spec.where if rule.expr.names & apart.keys())
     space = _space(spec, plan, {**fixed, **free}, apart)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
-        return ground_of(spec, tier, among=among)
+        return case_domain(spec, tier, among=among)
     found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in some)
     configurations = tuple(each for each in among or found if _possible(each, fixed, space))
     lengths = {axis: _lengths(spec, axis, batches, tiles) for axis, batches in apart.items()}
     extras = extras_of(spec, fuzz, family, lengths.get("seqlens"))
     only = among is not None
-    return Ground(spec, tier, configurations, fixed, free, lengths, space, extras, rules, only)
+    return CaseDomain(spec, tier, configurations, fixed, free, lengths, space, extras, rules, only)
 
 
 def _lengths(spec: Spec, axis: str, batches: FuzzLengths, tiles: _Tiles) -> Lengths:

@@ -142,7 +142,7 @@ def test_every_relation_holds_for_the_reference(layout):
                     torch.testing.assert_close(other[name], mine[name], rtol=1e-9, atol=1e-9)
     assert {"isolation_sequence", "isolation_head", "poison_neighbours", "repeat"} <= seen
     assert {"batch_permuted", "batch_split", "batch_extended", "keys_permuted"} <= seen
-    assert {"other_store"} <= seen
+    assert {"other_cache_layout"} <= seen
     assert ({"pages_moved", "other_page_size"} <= seen) == (layout is PAGED)
 
 

@@ -9,15 +9,15 @@ from tlmatrix.spec.values import label
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tlmatrix.fuzz.draw.domains import Domain
-    from tlmatrix.fuzz.draw.ground import Ground
-    from tlmatrix.fuzz.draw.lengths import Lengths
-    from tlmatrix.fuzz.draw.numbers import Span
+    from tlmatrix.fuzz.strategies.axis_domain import Domain
+    from tlmatrix.fuzz.strategies.case_domain import CaseDomain
+    from tlmatrix.fuzz.strategies.lengths import Lengths
+    from tlmatrix.fuzz.strategies.spans import Span
 
 __all__ = ["described"]
 
 
-def described(ground: Ground) -> Iterator[str]:
+def described(ground: CaseDomain) -> Iterator[str]:
     """A line each for lengths, for other axes that change freely, and for those that do not."""
     for axis, lengths in ground.lengths.items():
         yield f"{axis}: {_lengths(lengths)}"

@@ -6,12 +6,12 @@ import pytest
 from attention_world import FakeSpec, attention, flash
 
 from tlmatrix.check import judge
-from tlmatrix.check.further import FURTHER
+from tlmatrix.check.rerun_checks import RERUN_CHECKS
 from tlmatrix.matrix.case import Case
 from tlmatrix.problem.model import Relation
 from tlmatrix.spec.model.spec import Tolerance
 
-CHECKS = ("numeric", "gradients", *FURTHER)
+CHECKS = ("numeric", "gradients", *RERUN_CHECKS)
 NAMES = {
     "isolation": ("isolation_sequence", "isolation_head"),
     "poison": ("poison_neighbours",),
@@ -42,7 +42,7 @@ class Entry:
         return results
 
 
-def judged(relations, *, number=0, entry=None, checks=CHECKS, names=NAMES):
+def judged(reruns, *, number=0, entry=None, checks=CHECKS, names=NAMES):
     """The names of what was made, the calls of the entry, and the findings."""
     made = []
     entry = entry or Entry()
@@ -54,8 +54,8 @@ def judged(relations, *, number=0, entry=None, checks=CHECKS, names=NAMES):
         checks=checks,
         arch="interpreter",
         deterministic=True,
-        relations=relations,
-        made=made.append,
+        reruns=reruns,
+        on_check=made.append,
     )
     return made, entry.calls, found
 
@@ -123,6 +123,6 @@ def test_after_wrong_numbers_the_turn_goes_to_a_check_that_may_name_the_cause():
     for number in range(30):
         made, _, found = judged("rotate", number=number, entry=Entry(breaks=1))
         assert found[0].check == "numeric"
-        assert "not judged: repeat and relations" in found[0].detail
+        assert "not run: repeat and relations" in found[0].detail
         turns.update(made)
     assert turns == {"determinism", *NAMES["isolation"], *NAMES["poison"]}

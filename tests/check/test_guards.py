@@ -9,8 +9,8 @@ import pytest
 import torch
 from attention_world import DTYPES, attention, flash, run
 
-from tlmatrix.check.memory import ALIGNMENT, guarded
-from tlmatrix.check.poison import poisoned
+from tlmatrix.check.guards import ALIGNMENT, guarded
+from tlmatrix.check.poison import poison_mask
 from tlmatrix.problem.model import Dim, Problem, TensorInfo
 
 ALL_FLOATS = (*DTYPES, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -76,7 +76,7 @@ def test_a_single_element_written_outside(dtype, count, before):
     assert finding.where == (
         "elements 1-1 before y" if before else "elements 0-0 past the end of y"
     )
-    assert "test_memory.py" in finding.detail
+    assert "test_guards.py" in finding.detail
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -99,7 +99,7 @@ def test_a_nan_written_past_the_end_is_seen_too():
 
 def test_a_write_past_the_end_of_an_input():
     (finding,) = findings(doubled(torch.float16), kernel(lambda x, _: beyond(x, 2).fill_(3)))
-    assert finding.title.startswith("a write outside of input x: elements 0-1 past the end")
+    assert finding.title.startswith("out-of-bounds write: elements 0-1 past the end")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_allocations_in_a_backward_pass_are_guarded():
         @staticmethod
         def backward(_, dy):
             dx = torch.empty_like(dy)
-            assert poisoned(dx) is not None
+            assert poison_mask(dx) is not None
             dx.copy_(2 * dy)
             beyond(dx, 1).fill_(0)
             return dx
@@ -249,8 +249,8 @@ def test_fresh_memory_is_nan_and_recognised(dtype):
     with guarded(doubled(torch.float32)):
         fresh = torch.empty(5, 3, dtype=dtype)
     assert fresh.float().isnan().all()
-    assert poisoned(fresh).all()
-    assert poisoned(torch.zeros(3, dtype=dtype)) is None
+    assert poison_mask(fresh).all()
+    assert poison_mask(torch.zeros(3, dtype=dtype)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
@@ -265,7 +265,7 @@ def test_fresh_integers_are_large_and_odd(dtype):
 def test_a_computed_nan_is_no_poison(dtype):
     computed = torch.zeros(2, dtype=dtype) / 0
     assert computed.isnan().all()
-    assert poisoned(computed) is None
+    assert poison_mask(computed) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, **NAMES)
@@ -336,7 +336,7 @@ def test_a_compiled_entry_is_guarded_as_any_other():
 
 def test_torch_compile_is_imported_neither_for_guards_nor_for_ranks():
     script = (
-        "import sys, torch, tlmatrix; from tlmatrix.check.memory import allocations_guarded\n"
+        "import sys, torch, tlmatrix; from tlmatrix.check.guards import allocations_guarded\n"
         "with allocations_guarded():\n"
         "    torch.empty(3).zero_()\n"
         "tlmatrix.simulate(lambda rank: torch.ones(2).sum(), world=2)\n"

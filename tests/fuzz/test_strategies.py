@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import Phase, find, given, settings
 
-from tlmatrix.fuzz.draw import Configuration, cases, configurations, ground_of
 from tlmatrix.fuzz.generation import generate_cases
+from tlmatrix.fuzz.strategies import Configuration, case_domain, cases, configurations
 from tlmatrix.fuzz.worker import Job, one_configuration
 from tlmatrix.matrix import Case, find_case
 from tlmatrix.matrix.fixed import broken_rules
@@ -228,7 +228,7 @@ def test_sizes_shrink_to_their_least_that_the_rules_allow() -> None:
 def test_kernels_are_mostly_those_of_the_tier() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     own = set(configurations(spec, "quick"))
-    deciding = ground_of(spec, "quick").fixed
+    deciding = case_domain(spec, "quick").fixed
     assert set(deciding) == {"dtype", "groups", "head_dim", "head_dim_v", "causal", "backward"}
     assert len(own) > 40
     found = [Configuration({name: case[name] for name in deciding}) for case in drawn(spec, 300)]

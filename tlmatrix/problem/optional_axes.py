@@ -1,8 +1,8 @@
-"""Axes that a case may have though its spec lists none of their values.
+"""Optional axes: a case may have them though its spec does not list them.
 
-What inputs hold (`values`), how they lie in memory (`storage`), a longest length that is told
-larger than it is (`max_seqlen_q`, `max_seqlen_k`): random cases have them, and so do cases that are
-written down. A case without them is as if they did not exist, its id too.
+They are the distribution of inputs (`values`), their memory layout (`storage`), and bounds on
+sequence lengths larger than the longest (`max_seqlen_q`, `max_seqlen_k`). Fuzz cases and explicit
+cases may have them. They do not change the id of a case without them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["lint_optional", "optional_axes"]
+__all__ = ["lint_optional_axes", "optional_axes"]
 
 
 def optional_axes(family: Family) -> frozenset[str]:
-    """The optional axes that a family reads; none of a family that does not say."""
-    return frozenset(getattr(family, "optional", ())) & frozenset(OPTIONAL_AXES)
+    """The optional axes that a family reads; none without the attribute `optional_axes`."""
+    return frozenset(getattr(family, "optional_axes", ())) & frozenset(OPTIONAL_AXES)
 
 
-def lint_optional(spec: Spec, family: Family) -> Iterator[Issue]:
-    """Optional axes, in written cases and in `fuzz`, that the family does not read."""
+def lint_optional_axes(spec: Spec, family: Family) -> Iterator[Issue]:
+    """An issue for each optional axis, in a case or in `fuzz`, that the family does not read."""
     known = optional_axes(family)
     regressions = tuple(each.case for each in spec.regressions)
     for key, cases in (("cases", spec.extra), ("regressions", regressions)):
@@ -42,10 +42,12 @@ def lint_optional(spec: Spec, family: Family) -> Iterator[Issue]:
         path = ("fuzz", "storage", index)
         if "storage" not in known:
             yield spec.issue(
-                path, f"the problem lays out its inputs itself, so {name!r} says nothing"
+                path, f"storage {name!r} has no effect: the problem has no axis `storage`"
             )
         elif name == "expanded" and not getattr(family, "cotangents", True):
-            yield spec.issue(path, "the problem has no cotangents, which alone can be 'expanded'")
+            yield spec.issue(
+                path, "storage 'expanded' has no effect: the problem has no cotangents"
+            )
         elif name == "expanded" and "gradients" not in spec.checks:
-            message = "without the check 'gradients' there are no cotangents to be 'expanded'"
+            message = "storage 'expanded' has no effect: it needs the check 'gradients'"
             yield spec.issue(path, message)

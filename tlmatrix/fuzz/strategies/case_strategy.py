@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from tlmatrix.fuzz.draw.extras import EXCESS, SIDES, Extras
-from tlmatrix.fuzz.draw.lengths import Lengths, Profile, batch_value, key_span
-from tlmatrix.fuzz.draw.numbers import Span
+from tlmatrix.fuzz.strategies.lengths import Lengths, Profile, batch_value, key_span
+from tlmatrix.fuzz.strategies.optional_axes import EXCESS, SIDES, Extras
+from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.rules import UNBOUND
 from tlmatrix.spec.expr.expression import ExpressionError
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-    from tlmatrix.fuzz.draw.domains import Domain
-    from tlmatrix.fuzz.draw.ground import Ground
+    from tlmatrix.fuzz.strategies.axis_domain import Domain
+    from tlmatrix.fuzz.strategies.case_domain import CaseDomain
     from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 
@@ -44,7 +44,7 @@ _WITHIN = 15
 """The first configuration is drawn so many times as often as none."""
 
 
-def drawn(ground: Ground) -> SearchStrategy[Case]:
+def drawn(ground: CaseDomain) -> SearchStrategy[Case]:
     """Cases of a spec, drawn from what `ground` says."""
     batches = {axis: _batches(lengths) for axis, lengths in ground.lengths.items()}
     return _cases(ground, _Configurations(ground), batches)
@@ -53,7 +53,7 @@ def drawn(ground: Ground) -> SearchStrategy[Case]:
 @st.composite
 def _cases(
     draw: DrawFn,
-    ground: Ground,
+    ground: CaseDomain,
     configurations: _Configurations,
     batches: Mapping[str, SearchStrategy[Batch]],
 ) -> Case:
@@ -82,7 +82,7 @@ def _cases(
     return Case(ground.spec.name, values, "fuzz")
 
 
-def _obedient(ground: Ground, values: dict[str, Value], batch: Batch) -> Batch:
+def _obedient(ground: CaseDomain, values: dict[str, Value], batch: Batch) -> Batch:
     """The batch, or where a rule does not hold one that the spec lists; `values` are changed."""
     listed = [ground.spec.axes[axis] for axis in ground.lengths]
     drawn_values = [values[axis] for axis in ground.lengths]
@@ -95,7 +95,7 @@ def _obedient(ground: Ground, values: dict[str, Value], batch: Batch) -> Batch:
     raise AssertionError
 
 
-def _obeys(ground: Ground, values: Mapping[str, Value]) -> bool:
+def _obeys(ground: CaseDomain, values: Mapping[str, Value]) -> bool:
     """Whether the rules hold; one that has no answer for these values does not."""
     try:
         return all(bool(rule.expr.evaluate(values)) for rule in ground.rules)
@@ -135,7 +135,7 @@ def _longest(batch: Batch, axis: str) -> int:
 class _Configurations:
     """The places of the values of each configuration, by the two numbers that are drawn for it."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: CaseDomain) -> None:
         self._places = [
             {
                 name: ground.fixed[name].places[canonical(value)]

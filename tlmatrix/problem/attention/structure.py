@@ -1,6 +1,6 @@
-"""What an attention case is apart from its tensors: its names, and the dims of its results.
+"""An attention case without its tensors: its names, and the dimensions of its results.
 
-Most relations change tensors and nothing else, so their problems share the form of the case's own.
+Most relations only replace tensors, so their problems share the structure of the original.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.problem.attention.kv_cache import kv_cache_dims
 from tlmatrix.problem.attention.padded import Padding
-from tlmatrix.problem.attention.stored import stored_dims
-from tlmatrix.problem.deferred import Deferred
-from tlmatrix.problem.frame import tile_edges
+from tlmatrix.problem.case_setup import tile_sizes
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.problem.attention.axes import Setting
-    from tlmatrix.problem.frame import Frame
+    from tlmatrix.problem.case_setup import CaseSetup
 
-__all__ = ["Form"]
+__all__ = ["Structure"]
 
 _TENSORS = (
     "q", "k", "v", "do", "sink", "out", "lse", "delta", "dq", "dk", "dv", "dsink",
 )  # fmt: skip
-_STORED = ("q", "k_cache", "v_cache", "k_pages", "v_pages", "sink", "out", "lse")
+_CACHE_NAMES = ("q", "k_cache", "v_cache", "k_pages", "v_pages", "sink", "out", "lse")
 
 
 @dataclass(frozen=True)
-class Form:
-    """A frame and the setting that its values make."""
+class Structure:
+    """A case and the attention setting that its axis values describe."""
 
-    frame: Frame
+    setup: CaseSetup
     setting: Setting
 
     @cached_property
     def differentiable(self) -> bool:
-        """Whether gradients are judged: autograd reaches an entry, a factory must return them."""
-        spec = self.frame.spec
-        if self.setting.stored:
+        """Whether gradients are checked: by autograd of an entry, or as results of a factory."""
+        spec = self.setup.spec
+        if self.setting.has_cache:
             return False
         if spec.factory is not None:
             return any(name in spec.results for name in ("dq", "dk", "dv", "dsink"))
@@ -51,29 +51,29 @@ class Form:
 
     @cached_property
     def starts(self) -> dict[str, torch.Tensor]:
-        """`cu_seqlens_q` and `cu_seqlens_k`, int32; empty where sequences are not packed."""
+        """`cu_seqlens_q` and `cu_seqlens_k`, [batch + 1] int32; empty unless the layout is thd."""
         setting = self.setting
         if setting.layout != "thd":
             return {}
         return {
-            f"cu_seqlens_{side}": torch.tensor(starts, dtype=torch.int32, device=self.frame.device)
+            f"cu_seqlens_{side}": torch.tensor(starts, dtype=torch.int32, device=self.setup.device)
             for side, starts in (("q", setting.starts_q), ("k", setting.starts_k))
         }
 
     @cached_property
     def padding(self) -> Padding:
-        """Where tokens stand, in the layout `padded`."""
-        pattern = str(self.frame.values.get("padding", "right"))
-        return Padding(self.setting, pattern, self.frame.seed, self.frame.device)
+        """The positions of tokens in the layout `padded`."""
+        pattern = str(self.setup.values.get("padding", "right"))
+        return Padding(self.setting, pattern, self.setup.seed, self.setup.device)
 
     @cached_property
     def names(self) -> dict[str, Any]:
-        """Every name but those of tensors that hold values."""
-        frame, setting = self.frame, self.setting
-        names = {**frame.values, **setting.names(), "sink": None, "device": frame.device}
-        names["dtype"] = frame.dtype(setting.dtype)
-        if frame.spec.entry and "scale" in frame.values and setting.scale is None:
-            names["scale"] = None  # the axis says none: the entry's own default is under test
+        """All names that entries may use, except the tensors with values (q, k, …)."""
+        setup, setting = self.setup, self.setting
+        names = {**setup.values, **setting.names(), "sink": None, "device": setup.device}
+        names["dtype"] = setup.dtype(setting.dtype)
+        if setup.spec.entry and "scale" in setup.values and setting.scale is None:
+            names["scale"] = None  # `scale: none` tests the default of the entry
         if setting.padded:
             masks = self.padding.masks
             names |= {f"seqlen_{side}": masks[f"mask_{side}"].shape[1] for side in "qk"}
@@ -83,7 +83,7 @@ class Form:
 
     @cached_property
     def _tiles(self) -> dict[str, int]:
-        return tile_edges(self.frame.spec, self.names)
+        return tile_sizes(self.setup.spec, self.names)
 
     @cached_property
     def _queries(self) -> tuple[Dim, Dim]:
@@ -94,7 +94,7 @@ class Form:
         return self._side(keys=True)
 
     def _side(self, *, keys: bool) -> tuple[Dim, Dim]:
-        """The rows and the heads of queries or keys."""
+        """The dimensions of rows and heads, of queries or keys."""
         setting, tile = self.setting, self._tiles.get("k" if keys else "q")
         count = setting.kv_heads if keys else setting.heads
         heads = Dim("kv_head" if keys else "head", count, region=range(count))
@@ -107,23 +107,23 @@ class Form:
 
     @cached_property
     def dims(self) -> Mapping[str, tuple[Dim, ...]]:
-        """The dims of every tensor that a forward or a backward may have, by name."""
+        """The dimensions of every tensor of a forward or backward, by name; computed on access."""
         if self.setting.padded:
-            return Deferred(_TENSORS, lambda name: self.padding.dims(name, self._dims_of(name)))
-        if not self.setting.stored:
-            return Deferred(_TENSORS, self._dims_of)
-        names = [name for name in _STORED if not name.endswith(self._other_store)]
-        return Deferred(tuple(names), self._stored_dims_of)
+            return LazyMapping(_TENSORS, lambda name: self.padding.dims(name, self._dims_of(name)))
+        if not self.setting.has_cache:
+            return LazyMapping(_TENSORS, self._dims_of)
+        names = [name for name in _CACHE_NAMES if not name.endswith(self._absent_suffix)]
+        return LazyMapping(tuple(names), self._cache_dims_of)
 
     @property
-    def _other_store(self) -> str:
+    def _absent_suffix(self) -> str:
         return "cache" if self.setting.layout == "paged" else "pages"
 
-    def _stored_dims_of(self, name: str) -> tuple[Dim, ...]:
+    def _cache_dims_of(self, name: str) -> tuple[Dim, ...]:
         heads = (self._queries if name in ("q", "out", "lse", "sink") else self._keys)[1]
         if name == "sink":
             return (replace(heads, region=None),)
-        return stored_dims(self.setting, name, heads, self._tiles)
+        return kv_cache_dims(self.setting, name, heads, self._tiles)
 
     def _dims_of(self, name: str) -> tuple[Dim, ...]:
         setting = self.setting

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.draw.numbers import Span, clipped, edges
+from tlmatrix.fuzz.strategies.spans import Span, clipped, edges
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ __all__ = ["Domain", "domain_of"]
 class Domain:
     """The values of an axis, the plainest first.
 
-    `named` are single values; after them, where `spans` has any, come the whole numbers of its
-    first span, which is drawn from as `tlmatrix.fuzz.draw.numbers` says. A listed number is then
-    no name but a span of itself.
+    `named` are single values. If there are `spans`, the integers of the first one follow, drawn as
+    in `tlmatrix.fuzz.strategies.spans`; listed integers are then spans as well.
     """
 
     named: tuple[Value, ...]

@@ -1,4 +1,4 @@
-"""What every family needs of a spec to make a problem: names an entry sees, tiles, the device."""
+"""The spec, axis values, seed and device of a case, and helpers of all families."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Frame", "compile_key", "places", "tile_edges"]
+__all__ = ["CaseSetup", "compile_key", "tile_sizes", "written_values"]
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The case around a problem, kept so that a relation can make another problem like it."""
+class CaseSetup:
+    """The arguments from which a family builds a problem; relations build others like it."""
 
     spec: Spec
     values: Mapping[str, Value]
@@ -30,28 +30,27 @@ class Frame:
     device: torch.device
 
     def allows(self, changed: Mapping[str, Value]) -> bool:
-        """Whether the spec's author means the entry to be right with these axes changed.
+        """Whether the spec covers the case with these axes changed.
 
-        Each changed axis that the spec has must list the value, and every `where` rule must
-        hold; an axis that the spec does not have cannot be changed.
+        The spec must list each changed value on its axis, and all its `where` rules must hold.
         """
         for axis, value in changed.items():
             listed = self.spec.axes.get(axis, ())
             if canonical(value) not in {canonical(each) for each in listed}:
                 return False
-        return self.obeys({**self.values, **changed})
+        return self.satisfies_where({**self.values, **changed})
 
-    def obeys(self, values: Mapping[str, Value]) -> bool:
-        """Whether `values` satisfy the spec's `where` rules."""
+    def satisfies_where(self, values: Mapping[str, Value]) -> bool:
+        """Whether axis values satisfy the `where` rules of the spec."""
         return all(bool(rule.expr.evaluate(values)) for rule in self.spec.where)
 
     def dtype(self, name: str) -> Any:  # noqa: ANN401 - a torch.dtype or its name
-        """A dtype as this spec's callable wants it: an entry a torch.dtype, a factory its name."""
+        """A dtype for the code under test: a torch.dtype for an entry, its name for a factory."""
         return torch_dtype(name) if self.spec.entry and name in DTYPES else name
 
 
-def tile_edges(spec: Spec, names: Mapping[str, Any]) -> dict[str, int]:
-    """The spec's tiles as numbers; those that are expressions are evaluated over `names`."""
+def tile_sizes(spec: Spec, names: Mapping[str, Any]) -> dict[str, int]:
+    """The tiles of the spec as numbers; expressions are evaluated with `names`."""
     return {
         name: edge if isinstance(edge, int) else int(edge.evaluate(names))
         for name, edge in spec.tile.items()
@@ -66,11 +65,11 @@ def compile_key(
     data: frozenset[str],
     kept: tuple[str, ...],
 ) -> str:
-    """What tells the compiled kernels of two cases apart.
+    """A key that is equal for cases with the same compiled kernel.
 
-    For an entry all axes but those in `data`, which kernels with symbolic sizes take at run time.
-    For a factory what its `compile` arguments come to over `names`, and the axes in `kept`, which
-    tensors show to the compiler; all axes where an argument needs more than `names`.
+    For an entry: all axes except those in `data`, which kernels take at run time. For a factory:
+    the values of its `compile` arguments, and the axes in `kept`, which the compiler sees in the
+    tensors; all axes if an argument cannot be evaluated with `names`.
     """
     if spec.entry is not None:
         return canonical({axis: value for axis, value in values.items() if axis not in data})
@@ -85,8 +84,8 @@ def compile_key(
         return canonical(dict(values))
 
 
-def places(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
-    """Every value of every axis a spec writes down, with where: (path, axis, value)."""
+def written_values(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
+    """All axis values in a spec, with their location: (path, axis, value)."""
     for axis, listed in spec.axes.items():
         for number, value in enumerate(listed):
             yield ("axes", axis, number), axis, value

@@ -1,18 +1,17 @@
-"""Cases drawn from a spec alone, by Hypothesis: lengths, sizes, and every other axis.
+"""Hypothesis strategies for the cases of a spec.
 
-`cases` is a strategy whose every value is an ordinary resolved `Case`. What it draws is settled
-before, in a `Ground`: which axes change from one example to the next, and which combinations of the
-others have kernels. Rules hold by construction, so that nothing is ever rejected; whatever can be
-said against a spec is said, at its place, when the ground is made. This package imports no
-Hypothesis until `cases` is called.
+`cases` is a strategy of ordinary resolved `Case`s. It draws from a `CaseDomain`, which holds the
+domain of every axis and the combinations of axes that kernels are compiled for. Constraints hold by
+construction, and errors in the spec are raised when the domain is built. Hypothesis is imported
+when `cases` is called.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.draw.described import described
-from tlmatrix.fuzz.draw.ground import Configuration, Ground, ground_of
+from tlmatrix.fuzz.strategies.case_domain import CaseDomain, Configuration, case_domain
+from tlmatrix.fuzz.strategies.summary import described
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Configuration", "Ground", "cases", "configurations", "described", "ground_of"]
+__all__ = ["CaseDomain", "Configuration", "case_domain", "cases", "configurations", "described"]
 
 
 def cases(
@@ -44,13 +43,13 @@ def cases(
         ValueError: the spec has no such tier.
         SpecError: what the spec's `fuzz` asks for cannot be drawn; says what and where.
     """
-    from tlmatrix.fuzz.draw.strategy import drawn
+    from tlmatrix.fuzz.strategies.case_strategy import drawn
 
-    return drawn(ground_of(spec, tier, among=among, at_most=at_most))
+    return drawn(case_domain(spec, tier, among=among, at_most=at_most))
 
 
 def configurations(
     spec: Spec, tier: str = "quick", *, at_most: Mapping[str, int] | None = None
 ) -> tuple[Configuration, ...]:
     """What the tier's own cases are compiled for: combinations of the axes that decide kernels."""
-    return ground_of(spec, tier, at_most=at_most).configurations
+    return case_domain(spec, tier, at_most=at_most).configurations

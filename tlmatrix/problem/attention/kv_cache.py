@@ -1,4 +1,4 @@
-"""Keys and values as serving keeps them: in rows of a cache, or in pages of a pool.
+"""KV caches: keys and values in a row per sequence (`cache`), or in pages of a pool (`paged`).
 
 =======  =====================================================  ==============================
 layout   tensors                                                key j of sequence b is
@@ -8,11 +8,11 @@ paged    k_pages, v_pages [pages, page_size, kv_heads, dim],    row j % page_siz
          block_table [batch, max_pages] int32                   block_table[b, j // page_size]
 =======  =====================================================  ==============================
 
-Both have seqlens_k [batch] int32, and one query a sequence: q and out are [batch, heads, dim], lse
-is [batch, heads]. The mathematics is that of packed sequences, and so are the relations; only what
-an entry is handed differs. Rows that hold no key are huge or, with odd seeds, NaN; so are pages
-that no sequence owns (a few are left over). Pages are in no order, and entries of the table that
-name no page are outside of the pool: whoever reads any of it shows.
+Both have seqlens_k [batch] int32, and one query per sequence: q and out are [batch, heads, dim],
+lse is [batch, heads]. Reference and relations compute with packed sequences; only the inputs of an
+entry differ. Rows without a key hold huge values or, with odd seeds, NaN; so do a few spare pages.
+Pages are shuffled, and entries of the block table past the last page of a sequence lie outside the
+pool. An entry that reads any of these gives wrong results.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.distributions import generator, others
+from tlmatrix.problem.distributions import generator, replacement_values
 from tlmatrix.problem.model import Dim
 from tlmatrix.problem.paging import Paging
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 
 if TYPE_CHECKING:
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.attention.reference import Operands
     from tlmatrix.problem.model import Tensors
 
-__all__ = ["Store", "stored_dims"]
+__all__ = ["KVCache", "kv_cache_dims"]
 
 
 @dataclass(frozen=True)
-class Store:
-    """Where the rows of packed keys and values stand; `seed` decides what is left to choice."""
+class KVCache:
+    """The placement of packed keys and values in a cache or a pool of pages, by `seed`."""
 
     setting: Setting
     seed: int
@@ -46,8 +46,9 @@ class Store:
 
     @property
     def _names(self) -> dict[str, str]:
-        place = "pages" if self.setting.layout == "paged" else "cache"
-        return {f"{name}_{place}": name for name in ("k", "v")}
+        """Input name to packed operand: {"k_cache": "k", "v_cache": "v"}."""
+        suffix = "pages" if self.setting.layout == "paged" else "cache"
+        return {f"{name}_{suffix}": name for name in ("k", "v")}
 
     @cached_property
     def _paging(self) -> Paging:
@@ -56,8 +57,8 @@ class Store:
         return Paging(setting.lengths_k, setting.page_size, self.seed)
 
     @property
-    def _room(self) -> tuple[int, int]:
-        """The first two sizes of what holds the rows."""
+    def _rows_shape(self) -> tuple[int, int]:
+        """The first two sizes of the cache or the pool."""
         setting = self.setting
         if setting.page_size is None:
             return setting.batch, setting.capacity
@@ -65,8 +66,8 @@ class Store:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """[total_k] int64: where each packed row stands, rows counted over the first two sizes."""
-        setting, size = self.setting, self._room[1]
+        """[total_k] int64: the slot of each packed row, over the first two dimensions."""
+        setting, size = self.setting, self._rows_shape[1]
         if setting.page_size is not None:
             return self._paging.rows.to(self.device)
         found = [torch.zeros(0, dtype=torch.int64)]
@@ -75,7 +76,7 @@ class Store:
 
     @cached_property
     def tables(self) -> dict[str, torch.Tensor]:
-        """`seqlens_k`, and of pages `block_table`."""
+        """`seqlens_k` [batch] and, with pages, `block_table` [batch, max_pages]; int32."""
         setting = self.setting
         lengths = torch.tensor(setting.lengths_k, dtype=torch.int32, device=self.device)
         if setting.page_size is None:
@@ -84,20 +85,20 @@ class Store:
         return {"block_table": table, "seqlens_k": lengths}
 
     def inputs(self, operands: Operands) -> dict[str, torch.Tensor]:
-        """What an entry is handed for the operands."""
+        """The inputs of an entry: q, the cache or pages filled with k and v, and the tables."""
         source = generator(self.seed)
         made = {"q": operands.q}
         for stored, name in self._names.items():
             packed = getattr(operands, name)
-            shape = (*self._room, *packed.shape[1:])
-            factor = torch.nan if self.seed % 2 else huge(self.setting.dtype)
-            stale = (others(source, [shape], packed.dtype)[0] * factor).to(self.device)
+            shape = (*self._rows_shape, *packed.shape[1:])
+            factor = torch.nan if self.seed % 2 else poison_scale(self.setting.dtype)
+            stale = (replacement_values(source, [shape], packed.dtype)[0] * factor).to(self.device)
             stale.view(-1, *packed.shape[1:])[self.rows] = packed
             made[stored] = stale
         return made | self.tables
 
     def packed(self, given: Tensors) -> dict[str, torch.Tensor]:
-        """The inverse of `inputs` for some tensors."""
+        """The inverse of `inputs`, for some of the tensors."""
         names = self._names
         return {
             names.get(name, name): tensor.flatten(0, 1)[self.rows] if name in names else tensor
@@ -105,8 +106,10 @@ class Store:
         }
 
 
-def stored_dims(setting: Setting, name: str, heads: Dim, tiles: dict[str, int]) -> tuple[Dim, ...]:
-    """The dims of an input or output of a stored layout; `heads` are those it has."""
+def kv_cache_dims(
+    setting: Setting, name: str, heads: Dim, tiles: dict[str, int]
+) -> tuple[Dim, ...]:
+    """The dimensions of an input or output with a KV cache; `heads` is its head dimension."""
     batch = Dim("sequence", setting.batch, region=range(setting.batch))
     of_values = name in ("out", "v_cache", "v_pages")
     dim = Dim("dim", setting.head_dim_v if of_values else setting.head_dim, tile=tiles.get("dim"))
