@@ -267,7 +267,7 @@ MISFITS = {
     "a parameter that is no input": (
         "entry: bound_forms:Block\nconstruct: {cols: cols, out: cols}",
         (
-            "its parameters proj_weight, proj_bias, norm_weight and norm_bias are no inputs of the "
+            "its parameters proj_weight, proj_bias, norm_weight and norm_bias are not inputs of the "
             "problem; declare 'proj_weight' under `inputs`"
         ),
     ),

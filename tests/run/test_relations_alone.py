@@ -1,4 +1,4 @@
-"""Without a reference, relations that a spec names find planted mistakes, and nothing else."""
+"""Relations of a spec find bugs without a reference, and report no false positives."""
 
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_a_correct_entry_without_a_reference_passes():
 def test_a_relation_alone_detects_a_mutant(how, relation, words):
     findings, _ = found(NORM, how, f"[{relation}]")
     told = [each.title for each in findings]
-    # Of results that are wrong alike one stands for the others, which its detail names.
+    # Equal findings of several results are merged; the detail names the others.
     relation, _, tensor = words.partition(": ")
     assert any(
         title.startswith(words) or (title.startswith(relation) and f"{tensor}" in str(each.detail))
@@ -99,7 +99,8 @@ def test_a_finding_names_the_worst_element_by_dimensions():
 def test_an_output_that_aliases_an_input():
     assert found(CLIP, "right", "[{idempotent: {x: y}, exact: true}]")[0] == []
     findings, _ = found(CLIP, "drops", "[{idempotent: {x: y}, exact: true}]")
-    assert not findings  # 0.5 stays 0.5: what is wrong both times is no breach of this relation
+    # 0.5 stays 0.5: the relation does not detect a bug that is the same in both calls.
+    assert not findings
     findings, _ = found(CLIP, "drops", "[{scale: {x: 0.0625}, gives: {y: 0.0625}}]")
     assert findings[0].title.startswith("scaled: y: ")
     assert set(findings[0].index) == {"line", "place"}
@@ -165,7 +166,7 @@ def test_relations_of_the_problem_are_selected_by_name():
     assert {each.title.partition(":")[0] for each in findings} == {"rows_permuted", "transposed"}
     findings, _ = found(GEMM, "late_rows", "[transposed]")
     assert {each.title.partition(":")[0] for each in findings} == {"transposed"}
-    # One of the spec's own leaves the problem's as they are.
+    # A relation of the spec does not deselect those of the problem.
     findings, _ = found(GEMM, "late_rows", "[{scale: {a: 2}, gives: {c: 2}}]")
     assert {each.title.partition(":")[0] for each in findings} == {"rows_permuted", "transposed"}
     findings, _ = found(GEMM, "offset", "[{scale: {a: 2}, gives: {c: 2}}]")

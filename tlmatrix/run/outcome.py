@@ -85,7 +85,7 @@ def error_outcome(
     raised = error.error if isinstance(error, EntryError | ReferenceFailedError) else error
     if _is_unsupported(raised) and strict:
         title = f"not judged: {raised}"
-        hint = "run it on a GPU, or skip such cases with `--unsupported tell`"
+        hint = "run it on a GPU, or skip such cases with `--unsupported skip`"
         return Outcome(Status.ERROR, (Finding("unsupported", title, hint=hint, pattern="refused"),))
     if _is_unsupported(raised):
         return Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
