@@ -267,8 +267,8 @@ MISFITS = {
     "a parameter that is no input": (
         "entry: bound_forms:Block\nconstruct: {cols: cols, out: cols}",
         (
-            "its parameters proj_weight, proj_bias, norm_weight and norm_bias are not inputs of the "
-            "problem; declare 'proj_weight' under `inputs`"
+            "its parameters proj_weight, proj_bias, norm_weight and norm_bias are not inputs of "
+            "the problem; declare 'proj_weight' under `inputs`"
         ),
     ),
     "an argument that the constructor lacks": (
