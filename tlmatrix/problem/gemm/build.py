@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.extensions import distributed
 from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
-from tlmatrix.problem.sharding.shards import Sharding
 from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 from tlmatrix.spec.model.sharding import has_ranks
@@ -159,11 +159,9 @@ class Gemm:
         spec = self.setup.spec
         if not has_ranks(spec):
             return ()
-        splits = Sharding.of(spec, self.problem()).splits
-        for name in ("a", "b"):
-            if name in splits and self._dims(name)[splits[name].axis].name == "k":
-                return splits[name].rows
-        return ()
+        problem = self.problem()
+        shares = (distributed().rank_indices(spec, problem, name, "k") for name in ("a", "b"))
+        return next(filter(None, shares), ())
 
     @cached_property
     def _spread(self) -> torch.Tensor:
