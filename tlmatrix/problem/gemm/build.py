@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.gemm.axes import GemmSetting
 
-__all__ = ["Gemm", "drawn_gemm", "gemm_case", "random_integers"]
+__all__ = ["Gemm", "gemm_case", "generate_gemm", "random_integers"]
 
 _FLOAT8_UNIT = 2.0**-15
 """Unit roundoff of float8 sums. Hopper's tensor cores keep about 14 bits of a sum of float8
@@ -212,12 +212,12 @@ def _equal_signs(
 
 def gemm_case(setup: CaseSetup, setting: GemmSetting) -> Gemm:
     """The case with tensors generated from its seed."""
-    return drawn_gemm(
+    return generate_gemm(
         setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
     )
 
 
-def drawn_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
+def generate_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
     """The case with tensors generated from a distribution and a seed."""
     source = generator(seed)
     shapes = {"a": setting.shape_a, "b": setting.shape_b}
