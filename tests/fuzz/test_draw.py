@@ -14,7 +14,7 @@ from tlmatrix.fuzz.draw import Configuration, cases, configurations, ground_of
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.worker import Job, one_configuration
 from tlmatrix.matrix import Case, find_case
-from tlmatrix.matrix.fixed import broken_rules
+from tlmatrix.matrix.fixed import broken_constraints
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec
@@ -39,8 +39,8 @@ axes:
   window: [none, 1, 64]
   scale: [none, 0.3]
   seqlens: [[17, 64], [1]]
-where:
-  - {expr: window is none or causal, because: a window is causal}
+constraints:
+  - {require: window is none or causal, because: a window is causal}
 tile: {q: 64, k: 128}
 fuzz:
   seqlens: {sequences: 1..8, length: 0..300, around: [192], k: independent}
@@ -51,9 +51,9 @@ name: dense
 problem: gemm
 entry: mypkg.ops:gemm
 axes: {dtype: [float16], transpose_a: [false, true], m: [64, 1], n: [8, 200], k: [8]}
-where:
-  - {expr: transpose_a and m % 8 == 0 or not transpose_a and k % 8 == 0, because: of TMA}
-  - {expr: n != k, because: to have two rules that meet}
+constraints:
+  - {require: transpose_a and m % 8 == 0 or not transpose_a and k % 8 == 0, because: of TMA}
+  - {require: n != k, because: to have two rules that meet}
 tile: {m: 64, n: 128}
 fuzz:
   axes: {m: 0..300, n: {range: 1..300, around: [96]}, k: 0..300}
@@ -99,7 +99,7 @@ def test_every_case_of_the_products_specs_obeys_its_rules_and_makes_a_problem(pa
     for case in found:
         assert case.origin == "fuzz"
         assert set(case.values) >= set(spec.axes)
-        assert not broken_rules(spec, case)
+        assert not broken_constraints(spec, case)
         if spec.problem == "attention":
             Setting.of(case.values)
 
@@ -108,7 +108,7 @@ def test_every_case_of_the_products_specs_obeys_its_rules_and_makes_a_problem(pa
 def test_rules_over_ranges_hold_by_construction(text: str) -> None:
     spec = parse_spec(text)
     found = drawn(spec, 300)
-    assert not [case for case in found if broken_rules(spec, case)]
+    assert not [case for case in found if broken_constraints(spec, case)]
     numbers = {case[name] for name in spec.fuzz.axes for case in found}
     listed = {value for name in spec.fuzz.axes for value in spec.axes[name]}
     assert len(numbers - listed) > 15
@@ -154,8 +154,8 @@ def test_key_lengths_are_as_the_spec_says(keys: str, holds: Callable[..., bool])
 
 
 def test_a_rule_about_lengths_holds_for_generated_batches() -> None:
-    rule = "where:\n  - {expr: len(seqlens) < 3 and sum(seqlens.q) > 0, because: of memory}"
-    found = [of(case) for case in drawn(parse_spec(PACKED.replace("where:", rule)), 60)]
+    rule = "constraints:\n  - len(seqlens) < 3 and sum(seqlens.q) > 0"
+    found = [of(case) for case in drawn(parse_spec(PACKED.replace("constraints:", rule)), 60)]
     assert all(len(q) < 3 and sum(q) > 0 for q, _ in found)
     assert len({q for q, _ in found}) > 10
 
@@ -265,7 +265,7 @@ def test_on_gpus_no_case_is_drawn_of_more_ranks_than_there_are() -> None:
             for number in range(3):
                 strategy = one_configuration(spec, Job("", "nightly", number=number), gpus=gpus)
                 found = generate_cases(strategy, count=40, first=number)
-                assert not [broken for case in found for broken in broken_rules(spec, case)]
+                assert not [broken for case in found for broken in broken_constraints(spec, case)]
                 few |= {case["world"] for case in found}
             assert few == {world for world in range(1, 7) if world <= gpus}
 
@@ -281,7 +281,7 @@ def test_on_gpus_no_case_is_drawn_of_more_ranks_than_there_are() -> None:
 )
 def test_at_most_leaves_out_larger_numbers_unless_nothing_is_left(world, rule, worlds) -> None:
     text = DENSE.replace("axes: {dtype", f"axes: {{world: {world}, dtype", 1)
-    text = text.replace("where:\n", f"where:\n  - {{expr: {rule}, because: of it}}\n")
+    text = text.replace("constraints:\n", f"constraints:\n  - {rule}\n")
     found = drawn(parse_spec(text), 60, at_most={"world": 2})
     assert {case["world"] for case in found} == worlds
 
@@ -355,7 +355,8 @@ fuzz:
 REFUSED = {
     "a rule about a length that would have to be raised": (
         PACKED.replace("  scale:", "  max_seqlen_q: [none, 100]\n  scale:").replace(
-            "where:", "where:\n  - {expr: max_seqlen_q is none or causal, because: of something}"
+            "constraints:",
+            "constraints:\n  - {require: max_seqlen_q is none or causal, because: of something}",
         ),
         (
             "11:24: max_seqlen_q is 100, and 'fuzz' draws lengths up to 300; as a rule names the "
@@ -421,7 +422,7 @@ def test_an_axis_called_seqlens_whose_values_are_numbers_is_no_packed_one() -> N
 
 
 def test_a_rule_without_an_answer_for_generated_lengths_takes_listed_ones() -> None:
-    rule = "where:\n  - {expr: 60 // max(expert_counts) > 2, because: of memory}\n"
+    rule = "constraints:\n  - {require: 60 // max(expert_counts) > 2, because: of memory}\n"
     for case in drawn(parse_spec(SIDELESS + rule), 60):
         assert 0 < max(case["expert_counts"]) <= 20
 

@@ -162,7 +162,7 @@ def test_groups_become_heads_only_where_a_group_of_one_is_listed():
 def test_where_rules_forbid_relations_that_leave_the_matrix():
     values = packed([5], groups=3, causal=True, window=None)
     axes = {"groups": [1, 3], "window": [None, 2]}
-    where = [{"expr": "groups > 1 and window is none", "because": "a limit of the kernel"}]
+    where = [{"require": "groups > 1 and window is none", "because": "a limit of the kernel"}]
     free = relations_of(make_problem(values, axes=axes))
     bound = relations_of(make_problem(values, axes=axes, where=where))
     assert set(free) - set(bound) == {"groups_as_repeated_heads", "window_as_long_as_keys"}

@@ -220,7 +220,7 @@ def test_without_a_reference_only_what_the_spec_names_is_asked_for():
 
 
 def test_a_rule_about_lengths_holds_for_the_other_batches():
-    rules = [{"expr": "len(seqlens) == 3", "because": "of three"}]
+    rules = [{"require": "len(seqlens) == 3", "because": "of three"}]
     for name, offered in (("batch_split", False), ("batch_extended", False),
                           ("batch_permuted", True)):  # fmt: skip
         found = relation(SOFTMAX, name, where=rules)
@@ -318,6 +318,6 @@ def test_a_repeated_call_has_other_lengths_in_tensors_of_the_same_sizes():
     assert other.values["seqlens"] == [3, 3, 2]
     assert other.inputs["cu_seqlens"].tolist() == [0, 3, 6, 8]
     assert other.inputs["x"].shape == problem.inputs["x"].shape
-    rules = [{"expr": "0 in seqlens", "because": "empty ones alone"}]
+    rules = [{"require": "0 in seqlens", "because": "empty ones alone"}]
     (repeated,) = make(where=rules).relations("repeat")
     assert repeated.problems[0].values["seqlens"] == [3, 0, 5]

@@ -29,7 +29,7 @@ axes:
   uneven: [balanced]
   values: [normal]
 """
-REFUSED = "{when: world == 1, otherwise: {raises: RuntimeError, matching: cannot be captured}}"
+REFUSED = "{when: world == 1, otherwise: {raises: RuntimeError, message: cannot be captured}}"
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ def _add_run(commands: _Commands) -> None:
         default="",
         metavar="EXPRESSION",
         help='only cases that match: "causal=true and not dtype=float16", part of an id or of a '
-        "spec's file name, or a kind of case: reject, fuzz, regression, extra",
+        "spec's file name, or a kind of case: invalid, fuzz, regression, extra",
     )
     run.add_argument(
         "--lf",

@@ -48,7 +48,7 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
     _, spec, case = named_case(arguments.case, arguments.values, config)
     seed = arguments.seed if arguments.seed is not None else config.seed
     runner = Runner(backend_named("interpreter"), seed=seed, roots=(config.root,))
-    if case.origin == "reject":
+    if case.origin == "invalid":
         raise UsageError(f"{case.id} is an invalid input: the entry refuses it without output")
     name, index = _element(arguments, runner, spec, case)
     problem, run = runner.prepared(spec, case)

@@ -2,7 +2,7 @@
 
 Shrinking works on resolved cases, not on the choices that led to one, so it is the same for a case
 that was drawn, that pytest ran by its id, or that somebody wrote. Smaller is: fewer sequences,
-then shorter ones, then values that come earlier in the spec. Every step obeys the `where` rules,
+then shorter ones, then values that come earlier in the spec. Every step satisfies the constraints,
 and keeps lengths within the spec's `fuzz` section where the case was within it.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.draw.extras import SIDES
-from tlmatrix.matrix.fixed import broken_rules
+from tlmatrix.matrix.fixed import broken_constraints
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.lengths import sides_of
 from tlmatrix.spec.values import Value, canonical
@@ -89,7 +89,7 @@ class _Search:
         if self._bounded and not _within(self._spec, case):
             return False
         try:
-            return not broken_rules(self._spec, case)
+            return not broken_constraints(self._spec, case)
         except SpecError:
             return False  # A rule has no answer for these values, so they are no case.
 

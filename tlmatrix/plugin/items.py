@@ -60,7 +60,7 @@ class SpecFile(pytest.File):
     """A spec; its children are the cases of the tier that was asked for."""
 
     def collect(self) -> Iterator[CaseItem]:
-        """Every case, every reject, and the drawn cases of the tier.
+        """Every case, every invalid input, and the drawn cases of the tier.
 
         Raises:
             SpecError: the spec is wrong, or has no case, or more than a run can hold.

@@ -4,7 +4,7 @@
 case carries the keywords `:axis:value:` of its values. The colons on both ends make the match
 exact: `head_dim=64` does not select `head_dim=640`. A word without `=` is matched as pytest matches
 it, as a part of the id of a case, of the name of its spec's file or folder, or of its kind:
-`reject`, `fuzz`, `regression`, `extra`.
+`invalid`, `fuzz`, `regression`, `extra`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _compiled(expression: str) -> tuple[str, grammar.Expression]:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise KeywordError(
             f"-k {expression!r} cannot be read: {reason}; write terms such as axis=value, a part "
-            "of an id, or reject, joined by and, or, not and parentheses"
+            "of an id, or invalid, joined by and, or, not and parentheses"
         ) from error
     return rewritten, compiled
 

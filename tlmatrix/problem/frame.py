@@ -32,7 +32,7 @@ class Frame:
     def allows(self, changed: Mapping[str, Value]) -> bool:
         """Whether the spec's author means the entry to be right with these axes changed.
 
-        Each changed axis that the spec has must list the value, and every `where` rule must
+        Each changed axis that the spec has must list the value, and every constraint must
         hold; an axis that the spec does not have cannot be changed.
         """
         for axis, value in changed.items():
@@ -42,8 +42,8 @@ class Frame:
         return self.obeys({**self.values, **changed})
 
     def obeys(self, values: Mapping[str, Value]) -> bool:
-        """Whether `values` satisfy the spec's `where` rules."""
-        return all(bool(rule.expr.evaluate(values)) for rule in self.spec.where)
+        """Whether `values` satisfy the spec's constraints."""
+        return all(bool(rule.expression.evaluate(values)) for rule in self.spec.constraints)
 
     def dtype(self, name: str) -> Any:  # noqa: ANN401 - a torch.dtype or its name
         """A dtype as this spec's callable wants it: an entry a torch.dtype, a factory its name."""
@@ -69,15 +69,15 @@ def compile_key(
     """What tells the compiled kernels of two cases apart.
 
     For an entry all axes but those in `data`, which kernels with symbolic sizes take at run time.
-    For a factory what its `compile` arguments come to over `names`, and the axes in `kept`, which
+    For a factory what its arguments evaluate to over `names`, and the axes in `kept`, which
     tensors show to the compiler; all axes where an argument needs more than `names`.
     """
     if spec.entry is not None:
         return canonical({axis: value for axis, value in values.items() if axis not in data})
     arguments: dict[str, Any] = {axis: values[axis] for axis in kept if axis in values}
     try:
-        for name, value in spec.compile.items():
-            arguments[f"compile.{name}"] = (
+        for name, value in spec.factory_args.items():
+            arguments[f"factory_args.{name}"] = (
                 Expression(value).evaluate(names) if isinstance(value, str) else value
             )
         return canonical(arguments)
@@ -95,7 +95,7 @@ def places(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
             for number, value in enumerate(listed):
                 yield ("tiers", tier, "axes", axis, number), axis, value
     regressions = tuple(each.case for each in spec.regressions)
-    for key, cases in (("cases", spec.extra), ("regressions", regressions)):
+    for key, cases in (("extra_cases", spec.extra_cases), ("regressions", regressions)):
         for number, case in enumerate(cases):
             for axis, value in case.items():
                 yield (key, number, axis), axis, value

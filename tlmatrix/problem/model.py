@@ -181,8 +181,8 @@ class Relation:
 class Problem:
     """What to call an entry with, what must come out, and by which rules that is judged.
 
-    `names` holds every name an entry's parameter, or an expression of `compile` and `call`, may
-    use: the axes, what follows from them, and the tensors. `inputs` is the subset of `names`
+    `names` holds every name an entry's parameter, or an expression of `factory_args` and `call`,
+    may use: the axes, what follows from them, and the tensors. `inputs` is the subset of `names`
     that are tensors the entry must not change. Gradients are taken with `torch.autograd.grad`
     of the outputs named in `cotangents`, with respect to the inputs in `gradient_of`'s values.
     """

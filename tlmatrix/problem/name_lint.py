@@ -1,4 +1,4 @@
-"""Names that a spec uses of its problem: in `call`, `compile`, `returns` and `tolerance`."""
+"""Names that a spec uses of its problem: in `call`, `factory_args`, `returns` and `tolerance`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["lint_arguments", "lint_results"]
 
 
 def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str]) -> Iterator[Issue]:
-    """Unknown names in `call` (tensors and other names) and in `compile` (no tensors).
+    """Unknown names in `call` (tensors and other names) and in `factory_args` (no tensors).
 
     The axes of the spec and its `returns` are known besides.
     """
@@ -29,7 +29,7 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
             if name not in everything and name not in spec.results:
                 hint = nearest(name, everything)
                 yield spec.issue(("call", key), f"call: the problem has no {name!r}{hint}")
-    for argument, value in spec.compile.items():
+    for argument, value in spec.factory_args.items():
         if not isinstance(value, str):
             continue
         try:
@@ -39,8 +39,8 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
         for name in sorted(used - known):
             what = "a tensor" if name in tensors else f"unknown{nearest(name, known)}"
             yield spec.issue(
-                ("compile", argument),
-                f"compile: {argument}: the name {name!r} is {what}",
+                ("factory_args", argument),
+                f"factory_args: {argument}: the name {name!r} is {what}",
             )
 
 

@@ -31,7 +31,7 @@ def lint_optional(spec: Spec, family: Family) -> Iterator[Issue]:
     """Optional axes, in written cases and in `fuzz`, that the family does not read."""
     known = optional_axes(family)
     regressions = tuple(each.case for each in spec.regressions)
-    for key, cases in (("cases", spec.extra), ("regressions", regressions)):
+    for key, cases in (("extra_cases", spec.extra_cases), ("regressions", regressions)):
         for number, case in enumerate(cases):
             for axis in case:
                 if axis not in spec.axes and axis not in known:

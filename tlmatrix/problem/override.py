@@ -1,4 +1,4 @@
-"""Arguments made wrong on purpose, for the `rejects` of a spec."""
+"""Problems with arguments replaced, for the `invalid_inputs` of a spec."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def override(problem: Problem, changes: Mapping[str, Value]) -> Problem:
 
     A scalar or list takes the place of the argument; where that was a tensor, a list becomes a
     tensor of its dtype and device. For a tensor a mapping changes part of it: `{dtype: float32}`,
-    `{shape: [3, 4]}` (zeros of that shape), `{device: meta}`; `k.dtype: float32` is short for
-    `k: {dtype: float32}`.
+    `{shape: [3, 4]}` (zeros of that shape), `{device: meta}`; the name `k.dtype` is a change of
+    one part.
 
     Raises:
         ValueError: a name the problem does not have, or a change that makes no sense for it.

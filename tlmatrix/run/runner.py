@@ -21,6 +21,7 @@ from tlmatrix.backend import (
 from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counted, counting
+from tlmatrix.run.invalid_inputs import check_invalid_input, invalid_problem
 from tlmatrix.run.outcome import (
     Outcome,
     bug_words,
@@ -29,7 +30,6 @@ from tlmatrix.run.outcome import (
     together,
     with_bug,
 )
-from tlmatrix.run.rejects import judge_reject, reject_problem
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.run.returned import narrowed
 from tlmatrix.run.watch import Watch
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from tlmatrix.check.further import Relations
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
-    from tlmatrix.spec.model.spec import KnownBug, Reject, Spec
+    from tlmatrix.spec.model.invalid_inputs import InvalidInput
+    from tlmatrix.spec.model.spec import KnownBug, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Runner", "case_seed", "run_case"]
@@ -204,7 +205,7 @@ class Runner:
             return Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
         bug: KnownBug | None = None
         try:
-            if isinstance(self.backend, CompileBackend) and case.origin != "reject":
+            if isinstance(self.backend, CompileBackend) and case.origin != "invalid":
                 return self._assembled(self.backend, spec, case, watch)
             bug = known_bug(spec, case, self._environment())
             if bug is not None and bug.mode == "quarantine":
@@ -256,8 +257,8 @@ class Runner:
         watch.distribution = str(problem.names.get("values") or "")
 
         run_entry = self._execution(bound.binding, watch)
-        if case.origin == "reject":
-            findings = judge_reject(_reject_of(spec, case), problem, run_entry)
+        if case.origin == "invalid":
+            findings = check_invalid_input(_invalid_input_of(spec, case), problem, run_entry)
         else:
             problem = narrowed(problem, self._returned(bound, spec, case))
             problem = self._with_agreements(bound, spec, case, problem, watch)
@@ -313,9 +314,9 @@ class Runner:
                 spec, values, seed=case_seed(case, self.seed), device=self.backend.device
             )
 
-        if case.origin == "reject":
+        if case.origin == "invalid":
             takes = bound.binding.parameters
-            return reject_problem(spec, case, _reject_of(spec, case), make, takes)
+            return invalid_problem(spec, case, _invalid_input_of(spec, case), make, takes)
         from tlmatrix.problem.relations.user import with_user_relations
 
         seed = case_seed(case, self.seed)
@@ -414,7 +415,7 @@ def _reference_place(spec: Spec) -> tuple[int, int] | None:
     return place.line, place.column
 
 
-def _reject_of(spec: Spec, case: Case) -> Reject:
-    from tlmatrix.matrix import reject_cases
+def _invalid_input_of(spec: Spec, case: Case) -> InvalidInput:
+    from tlmatrix.matrix import invalid_cases
 
-    return next(item.reject for item in reject_cases(spec) if item.case == case)
+    return next(item.invalid for item in invalid_cases(spec) if item.case == case)

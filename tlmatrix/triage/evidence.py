@@ -1,6 +1,6 @@
 """What failing cases have that passing ones do not: the first question about a set of failures.
 
-Bad input (`rejects`) is no evidence either way and is left out by the caller.
+Invalid inputs are no evidence either way and is left out by the caller.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _groups_of(results: Sequence[CaseResult]) -> Iterator[Group]:
     passed = [
         result
         for result in results
-        if result.status is Status.PASSED and result.origin != "reject"
+        if result.status is Status.PASSED and result.origin != "invalid"
     ]  # fmt: skip
     numbers: list[CaseResult] = []
     causes: dict[tuple[object, ...], list[CaseResult]] = defaultdict(list)

@@ -86,7 +86,7 @@ def _gemm(target: Target, observed: Observed) -> Draft | None:
         target.text,
         factory=observed.factory,
         problem="gemm",
-        compile=tuple(lines) if observed.factory else (),
+        factory_args=tuple(lines) if observed.factory else (),
         call=tuple(given)
         if observed.factory
         else None
@@ -168,7 +168,7 @@ def _attention(target: Target, observed: Observed, recognized: Recognized) -> Dr
         call=None if plain else (tuple(line.value for line in call) if target.positional else call),
         returns=("out", "lse")[: len(observed.results)] if len(observed.results) > 1 else (),
         axes=axes,
-        where=(("window is none or causal", "a window is causal by definition"),)
+        constraints=(("window is none or causal", "a window is causal by definition"),)
         if "window" in axes
         else (),
         notes=("attention: inputs, the float64 reference and its gradients are ours",),

@@ -32,7 +32,7 @@ def cases(
     among: Sequence[Configuration] | None = None,
     at_most: Mapping[str, int] | None = None,
 ) -> SearchStrategy[Case]:
-    """Cases of origin "fuzz", all of which obey the `where` rules of the spec.
+    """Cases of origin "fuzz", all of which satisfy the constraints of the spec.
 
     The axes that kernels are compiled for come from `configurations(spec, tier)` and hardly ever
     from elsewhere, so that few kernels serve many examples; from `among` (some of them), and never

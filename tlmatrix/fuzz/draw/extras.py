@@ -68,7 +68,7 @@ def _fixed(axis: str, lengths: Lengths | None) -> bool:
 
 
 def _check_raised(spec: Spec, raised: tuple[str, ...], lengths: Lengths) -> None:
-    ruled = {name for rule in spec.where for name in rule.expr.names}
+    ruled = {name for rule in spec.constraints for name in rule.expression.names}
     for axis in raised:
         most = lengths.longest(SIDES[axis])
         for index, value in enumerate(spec.axes[axis]):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.tiers import Plan
     from tlmatrix.problem import Family
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.model.spec import Rule, Spec
+    from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Configuration", "Ground", "ground_of"]
@@ -98,7 +98,7 @@ class Ground:
     lengths: Mapping[str, Lengths]
     space: Space
     extras: Extras
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ConstraintDecl, ...] = ()
     only: bool = False
 
     @property
@@ -141,7 +141,7 @@ def ground_of(
             domains[name] = domains[name].within(most) or domains[name]
     fixed = {name: domain for name, domain in domains.items() if name not in free_names}
     free = {name: domain for name, domain in domains.items() if name in free_names}
-    rules = tuple(rule for rule in spec.where if rule.expr.names & apart.keys())
+    rules = tuple(rule for rule in spec.constraints if rule.expression.names & apart.keys())
     space = _space(spec, plan, {**fixed, **free}, apart)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
         return ground_of(spec, tier, among=among)
@@ -233,7 +233,7 @@ def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain], packed: Collec
                 f"most {_MOST_COMBINATIONS}"
             )
             number = plan.constraints.index(constraint)
-            issues.append(spec.issue(("where", number, "expr"), message))
+            issues.append(spec.issue(("constraints", number, "require"), message))
     if issues:
         raise SpecError(issues)
     return space

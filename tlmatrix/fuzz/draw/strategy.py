@@ -98,7 +98,7 @@ def _obedient(ground: Ground, values: dict[str, Value], batch: Batch) -> Batch:
 def _obeys(ground: Ground, values: Mapping[str, Value]) -> bool:
     """Whether the rules hold; one that has no answer for these values does not."""
     try:
-        return all(bool(rule.expr.evaluate(values)) for rule in ground.rules)
+        return all(bool(rule.expression.evaluate(values)) for rule in ground.rules)
     except ExpressionError:
         return False
 

@@ -65,7 +65,7 @@ class Setting:
     def of(cls, values: Mapping[str, Value]) -> Setting:
         """The setting of a case; AxisError where the values make none.
 
-        Without heads or dims (`groups: 0`) there is one, for an entry to reject.
+        Without heads or dims (`groups: 0`) there is one, for an entry to raise.
         """
         for axis, value in values.items():
             if reason := explain_value(axis, value, empty=True):
@@ -85,7 +85,7 @@ class Setting:
             raise AxisError(
                 "window",
                 f"window {window} without causal; a window is causal by definition: add "
-                "where: {expr: window is none or causal}",
+                "constraints: [window is none or causal]",
             )
         for axis, longest in (
             ("max_seqlen_q", max(lengths_q, default=0)),

@@ -334,9 +334,9 @@ DOCUMENT = Document(
     "The problem `attention`",
     """\
 `problem: attention` makes inputs, a float64 reference with gradients, and metamorphic relations of
-scaled dot product attention. An entry gets what its parameters name; `call`, `compile`, `tile` and
-`where` use the same names, and axes besides. An axis that neither the problem nor the entry takes
-is an error. More of the layouts: [padded](../../guides/padded.md),
+scaled dot product attention. An entry gets what its parameters name; `call`, `factory_args`, `tile`
+and `constraints` use the same names, and axes besides. An axis that neither the problem nor the
+entry takes is an error. More of the layouts: [padded](../../guides/padded.md),
 [decode](../../guides/decode.md).""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",

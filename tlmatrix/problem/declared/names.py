@@ -30,7 +30,8 @@ DOCUMENT = Document(
     """\
 A mapping at `problem` declares inputs, outputs and a reference
 ([spec](../spec.md#a-declared-problem)). All of its names are the spec's own, and the few below. An
-entry gets what its parameters name; `call`, `compile`, `tile` and `where` use the same names.""",
+entry gets what its parameters name; `call`, `factory_args`, `tile` and `constraints` use the same
+names.""",
     ROWS,
     """\
 ## Names that the spec gives
@@ -45,6 +46,6 @@ for an entry and a reference a `torch.dtype` |
 | `inputs: {x: {..., grad: true}}` | `dx` | the gradient of `x`, of its shape and dtype |
 | an input with `grad`, and an output `y` | `dy` | the cotangent of `y`, which a factory may take |
 
-An axis is read by a shape, a dtype, `between`, `compile`, `tile`, a parameter of the entry or of
-the reference. One that nothing reads is an error.""",
+An axis is read by a shape, a dtype, `between`, `factory_args`, `tile`, a parameter of the entry or
+of the reference. One that nothing reads is an error.""",
 )

@@ -2,7 +2,7 @@
 
 Each changes what a kernel sees (order, place in memory, number of heads, mask) and not the
 mathematics. One is offered only where the spec says that the entry is meant to take the other
-problem: the value it needs is listed on its axis, and the `where` rules allow it.
+problem: the value it needs is listed on its axis, and the constraints allow it.
 """
 
 from __future__ import annotations
