@@ -6,6 +6,7 @@
 # make mutants  plants bugs in the kernels, one at a time, and says how many are found
 # make fuzz-framework  5,000 made-up specs through load, expand and draw: cases or located errors
 # make lint   ruff, mypy and the import rules
+# make docs   the documentation as a site, in build/site
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -27,7 +28,7 @@ SPECS ?= 5000
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test compile mutants fuzz-framework lint setup clean
+.PHONY: run test compile mutants fuzz-framework lint docs setup clean
 
 run: setup
 	$(BIN)/tlmatrix run specs
@@ -50,6 +51,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 setup: $(STAMP)
 

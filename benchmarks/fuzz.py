@@ -39,14 +39,14 @@ from rich.console import Console
 from rich.table import Table
 
 from tlmatrix.backend import backend_named
-from tlmatrix.check import judging, relations, sanitizers
-from tlmatrix.check.memory import Guards
+from tlmatrix.check import pipeline, relations, sanitizers
+from tlmatrix.check.guards import Guards
 from tlmatrix.fuzz.generation import without_hook
 from tlmatrix.interpreter.kernel import InterpretedKernel
 from tlmatrix.interpreter.session import current
 from tlmatrix.matrix import Case
 from tlmatrix.problem.attention import build, family
-from tlmatrix.run import runner as running
+from tlmatrix.run import harness as harness_module
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import Status
 from tlmatrix.run.runner import Runner
@@ -135,7 +135,7 @@ class Bench:
 
     def example(self, case: Case) -> CaseResult:
         """Run and record one case as a fuzz run does."""
-        result = self.runner.run(self.spec, case, relations=self.relations)
+        result = self.runner.run(self.spec, case, reruns=self.relations)
         self.writer.case(result)
         return result
 
@@ -202,13 +202,13 @@ PART_NAMES = {"judge": "guards: buffers", "entry": "entry: operators"}
 @contextmanager
 def runs_counted() -> Iterator[None]:
     """Count the calls of the entry."""
-    plain = running.execute
+    plain = harness_module.execute
 
     def execute(*arguments: Any, **keywords: Any) -> Any:
         RUNS["runs"] += 1
         return plain(*arguments, **keywords)
 
-    with patched([(running, "execute", execute)]):
+    with patched([(harness_module, "execute", execute)]):
         yield
 
 
@@ -228,8 +228,8 @@ def patched(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 @contextmanager
 def clocked(clock: Clock) -> Iterator[None]:
     """Charge the parts of every example to the clock."""
-    judge = judging._Judge  # noqa: SLF001 - it runs the checks of a case
-    watch = sanitizers.Watch
+    judge = pipeline._Pipeline  # noqa: SLF001 - it runs the checks of a case
+    watch = sanitizers.SanitizerSession
 
     def timed(part: str, place: Any, name: str) -> tuple[Any, str, Any]:
         return place, name, clock.timed(part, getattr(place, name))
@@ -256,20 +256,20 @@ def clocked(clock: Clock) -> Iterator[None]:
     changes = [
         timed("inputs", family.AttentionFamily, "problem"),
         by_name(build, "attend", reference),
-        timed("entry: autograd and Python around kernels", running, "execute"),
+        timed("entry: autograd and Python around kernels", harness_module, "execute"),
         by_name(InterpretedKernel, "__call__", kernel),
         timed("guards: buffers", Guards, "move"),
         timed("guards: canaries and inputs", Guards, "findings"),
         timed("sanitizers: reports", watch, "findings"),
         timed("numeric, gradients and poison: values", judge, "_numeric"),
         timed("determinism: comparing", judge, "_repeatable"),
-        by_name(relations, "_judged", lambda check, *_: f"{check}: judging its own reference"),
+        by_name(relations, "_compare_with_reference", lambda check, *_: f"{check}: own reference"),
         by_name(
             judge,
             "_related",
             lambda _, relation, *__, **___: f"{relation.kind}: comparing",
         ),
-        timed("relations: their problems", judge, "_one_in_turn"),
+        timed("relations: their problems", judge, "_one_in_rotation"),
         timed("relations: their problems", judge, "_all"),
         timed("records", RecordsWriter, "case"),
     ]

@@ -33,13 +33,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tlmatrix.backend import backend_named, bind, execute
-from tlmatrix.check import judge, memory
+from tlmatrix.check import guards, judge
 from tlmatrix.problem import Problem, Relation, RelationKind, TensorInfo, family_for
-from tlmatrix.problem.deferred import Deferred
+from tlmatrix.problem.lazy_mapping import LazyMapping
+from tlmatrix.run.harness import case_seed
 from tlmatrix.run.plan import plan
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import CaseResult, Status
-from tlmatrix.run.runner import case_seed
 from tlmatrix.spec import find_specs, load_spec
 from tlmatrix.spec.importing import make_importable
 
@@ -152,7 +152,7 @@ def measure(path: Path, most: int) -> list[dict[str, float]]:
 @contextmanager
 def guards_counted(clock: Clock) -> Iterator[None]:
     """Charge the guards' work on an entry's tensor operations to judging."""
-    mode = memory._Mode  # noqa: SLF001 - it dispatches the entry's operations
+    mode = guards._GuardMode  # noqa: SLF001 - it dispatches the entry's operations
     plain = mode.__torch_dispatch__
     timed = clock.timed("judge", plain)
 
@@ -206,7 +206,7 @@ def clocked(problem: Problem, clock: Clock) -> Problem:
 
     return replace(
         problem,
-        outputs=Deferred(problem.outputs, output),
+        outputs=LazyMapping(problem.outputs, output),
         reference=clock.timed("reference", problem.reference),
         lowp=clock.timed("reference", problem.lowp),
         relations=relations,

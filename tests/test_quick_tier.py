@@ -31,6 +31,6 @@ def runner():
 def test_every_case_passes(path, part, runner):
     spec = load_spec(path)
     cases = list(plan(spec, "quick").cases())[part::PARTS]
-    results = [runner.run(spec, case, path=str(path), relations="rotate") for case in cases]
+    results = [runner.run(spec, case, path=str(path), reruns="rotate") for case in cases]
     assert cases
     assert [str(result) for result in results if result.failed] == []

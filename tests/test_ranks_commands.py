@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.backend.gpus import ALL_GPUS, all_visible_gpus
 from tlmatrix.launchers import idle_rank, without_launcher
 from tlmatrix.run import Status
+from tlmatrix.run.harness import Harness
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import SpecError, parse_spec
@@ -36,11 +38,11 @@ def test_a_case_of_more_gpus_than_there_are_is_skipped_with_that_reason(monkeypa
 
     monkeypatch.setenv(ALL_GPUS, "0")
     spec = parse_spec(GEMM, BESIDE)
-    runner = Runner(backend_named("interpreter"))
-    problem = runner._problem(runner._bind(spec), spec, only_case(spec))
+    harness = Harness(backend_named("interpreter"))
+    bound = harness.bind(spec)
+    problem = harness.problem(bound, spec, only_case(spec), seed=0)
     backend = CudaBackend(torch.device("cuda", 0), "sm_90")
-    binding = runner._bind(spec).binding
-    run = runner._execution(type(binding)(**{**vars(binding), "backend": backend}))
+    run = harness.entry(replace(bound.binding, backend=backend))
     with pytest.raises(RuntimeError, match="needs 2 GPUs, and 1 is visible; `--backend interp"):
         run(problem)
 

@@ -241,8 +241,8 @@ def test_an_entry_of_any_keyword_gets_the_axes_that_are_no_parameters(
     [
         ("asks_for_more", "no value for its parameter 'colums'; did you mean 'cols'?"),
         ("gives_text", "'y' is not a tensor but of type str"),
-        ("gives_nothing", "returned nothing"),
-        ("gives_three", "gave 3 results, but 2 have names: y, s"),
+        ("gives_nothing", "returned None"),
+        ("gives_three", "returned 3 results, expected 2: y, s"),
     ],
 )
 def test_what_does_not_fit_is_told_at_the_entry_of_the_spec(

@@ -194,7 +194,7 @@ MISTAKES = {
             "transposed, sliced, expanded", "ones"
         ),
         "entry: bound_forms:add_beyond_\ncall: [{inout: x, output: y}, w]",
-        "guards: a write outside of y",
+        "guards: out-of-bounds write: ",
     ),
     "a sum that starts from what was there": (
         DOUBLED,

@@ -17,7 +17,7 @@ from tlmatrix.backend.assembly import Assembler, CompiledKernel, find_toolkit
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit
 from tlmatrix.interpreter import interpret, traced
-from tlmatrix.run.assembly import kernel_facts
+from tlmatrix.run.compilation import kernel_facts
 from tlmatrix_kernels.attention import dense_attention
 from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.norm import rms_norm

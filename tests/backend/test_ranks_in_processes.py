@@ -49,7 +49,7 @@ def test_a_neighbours_shard_is_found_and_the_rank_is_named(runner):
     finding = result.findings[0]
     assert (finding.check, finding.pattern) == ("numeric", "a shard")
     assert finding.where == "n 4-7, all of rank 1"
-    assert finding.hint == "rank 1 has what is rank 0's: an offset of another rank?"
+    assert finding.hint == "rank 1 has the shard of rank 0: the offset of another rank?"
     assert finding.index["rank"] == 1
 
 

@@ -12,7 +12,7 @@ import torch
 from attention_world import DISTRIBUTIONS, DTYPES, FakeSpec, attention, flash
 
 from tlmatrix.check.numeric import compare
-from tlmatrix.check.tolerance import Yardstick
+from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.spec.model.spec import Tolerance
 
 LENGTHS = (0, 1, 1, 1, 2, 2, 2, 3, 5, 17, 33, 64, 100)
@@ -45,10 +45,10 @@ def test_no_alarm_for_correct_kernels(block):
     for number in range(block * 100, block * 100 + 100):
         problem, settings = some_problem(number)
         results = flash(problem, seed=number, **settings)
-        yardstick = Yardstick(problem, spec.tolerance, "interpreter")
+        bounds = ReferenceBounds(problem, spec.tolerance, "interpreter")
         for name, tensor in results.items():
-            limits = yardstick.limits(name)
-            found = compare(tensor, yardstick.reference[name], limits)
+            limits = bounds.error_bound(name)
+            found = compare(tensor, bounds.reference[name], limits)
             assert found is None, f"{name} of problem {number}: {found}"
 
 
@@ -63,6 +63,6 @@ def test_no_alarm_for_sums_in_another_order(dtype, k):
     total = torch.zeros(60, 60)
     for at in range(0, k, 16):
         total += a[:, at : at + 16] @ b[:, at : at + 16].T
-    yardstick = Yardstick(problem, Tolerance(), "interpreter")
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
     for result in (total.to(dtype), product(problem)["c"]):
-        assert compare(result, yardstick.reference["c"], yardstick.limits("c")) is None
+        assert compare(result, bounds.reference["c"], bounds.error_bound("c")) is None

@@ -43,7 +43,7 @@ def findings(tmp_path, monkeypatch):
         spec = load_spec(path)
         runner = Runner(backend_named("interpreter"))
         named = "all" if relations is None else {"isolation", "poison", "relations"}
-        results = [runner.run(spec, case, relations=named) for case in plan(spec).cases()]
+        results = [runner.run(spec, case, reruns=named) for case in plan(spec).cases()]
         assert len(results) == 3
         if relations is not None:
             relations |= {name for result in results for name in result.relations}

@@ -8,7 +8,7 @@ import torch
 
 from tlmatrix.backend import backend_named
 from tlmatrix.check.numeric import compare
-from tlmatrix.check.tolerance import Yardstick
+from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem import family_for
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
@@ -50,8 +50,8 @@ def added_by_ranks(problem, rounded):
 
 
 def fault(problem, result):
-    yardstick = Yardstick(problem, Tolerance(), "interpreter")
-    return compare(result, yardstick.reference["c"], yardstick.limits("c"))
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    return compare(result, bounds.reference["c"], bounds.error_bound("c"))
 
 
 @BOTH

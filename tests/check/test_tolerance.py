@@ -7,7 +7,7 @@ import torch
 from attention_world import DTYPES, FakeSpec, attention, flash, run
 
 from tlmatrix.check.regions import Regions
-from tlmatrix.check.tolerance import Yardstick, limits
+from tlmatrix.check.tolerance import ReferenceBounds, error_bound
 from tlmatrix.problem.model import Dim, TensorInfo
 from tlmatrix.spec.model.spec import Tolerance
 
@@ -62,8 +62,9 @@ def scaled(problem, factor):
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: str(d)[6:])
 def test_the_allowance_grows_and_shrinks_with_the_values(dtype):
     problem = attention(dtype=dtype)
-    small = Yardstick(scaled(problem, 2.0**-20), Tolerance(), "interpreter").limits("out")
-    large = Yardstick(problem, Tolerance(), "interpreter").limits("out")
+    tiny = scaled(problem, 2.0**-20)
+    small = ReferenceBounds(tiny, Tolerance(), "interpreter").error_bound("out")
+    large = ReferenceBounds(problem, Tolerance(), "interpreter").error_bound("out")
     assert torch.allclose(small.element * 2**20, large.element, rtol=1e-6)
     assert torch.allclose(small.region * 2**20, large.region, rtol=1e-6)
 
@@ -72,14 +73,14 @@ def test_the_allowance_grows_and_shrinks_with_the_values(dtype):
 def test_the_allowance_does_not_collapse_where_rounding_is_exact_by_luck(dtype):
     problem = attention((1, 2), dtype=dtype)
     lucky = replace(problem, lowp=problem.reference)
-    yardstick = Yardstick(lucky, Tolerance(), "interpreter")
+    bounds = ReferenceBounds(lucky, Tolerance(), "interpreter")
     for name, info in problem.outputs.items():
-        assert (yardstick.limits(name).element >= info.roundoff * info.magnitude() / 4).all()
-        assert (yardstick.limits(name).region > 0).all()
+        assert (bounds.error_bound(name).element >= info.roundoff * info.magnitude() / 4).all()
+        assert (bounds.error_bound(name).region > 0).all()
 
 
 def test_the_floor_of_the_root_mean_square_is_below_that_of_an_element():
-    bounds = Yardstick(attention((64, 100)), Tolerance(), "interpreter").limits("out")
+    bounds = ReferenceBounds(attention((64, 100)), Tolerance(), "interpreter").error_bound("out")
     largest = bounds.regions.largest(bounds.element)
     assert (largest > 2 * bounds.region)[:2].all()
     assert float(bounds.whole) <= float(bounds.region.max())
@@ -94,17 +95,19 @@ def test_factor_and_floor_come_from_the_spec_by_tensor_and_architecture():
             "by_arch": {"sm_100": {"dq": {"factor": 6}}},
         }
     )
-    here, there = (Yardstick(problem, tolerance, arch) for arch in ("sm_90", "sm_100"))
+    here, there = (ReferenceBounds(problem, tolerance, arch) for arch in ("sm_90", "sm_100"))
     error = (problem.lowp()["out"].double() - problem.reference()["out"]).abs()
-    assert torch.equal(here.limits("out").element[:17, 1], (2 * error[:17, 1].max()).expand(17, 16))
-    assert torch.allclose(there.limits("dq").element, 2 * here.limits("dq").element)
-    assert torch.equal(there.limits("dk").element, here.limits("dk").element)
+    assert torch.equal(
+        here.error_bound("out").element[:17, 1], (2 * error[:17, 1].max()).expand(17, 16)
+    )
+    assert torch.allclose(there.error_bound("dq").element, 2 * here.error_bound("dq").element)
+    assert torch.equal(there.error_bound("dk").element, here.error_bound("dk").element)
 
 
 def test_a_floor_in_numbers_is_added_as_it_stands():
     problem = attention()
     tolerance = Tolerance.model_validate({"default": {"floor": 0.5}})
-    bounds = Yardstick(problem, tolerance, "interpreter").limits("out")
+    bounds = ReferenceBounds(problem, tolerance, "interpreter").error_bound("out")
     assert (bounds.element >= 0.5).all()
     assert (bounds.element < 0.51).all()
 
@@ -120,9 +123,9 @@ def test_without_sizes_the_reference_is_its_own_measure():
     info = TensorInfo("y", (Dim("row", 4), Dim("col", 3)), torch.float16, 2.0**-11)
     reference = torch.full((4, 3), 3.0, dtype=torch.float64)
     allowance = FakeSpec(Tolerance()).tolerance.for_tensor("y", "sm_90")
-    bounds = limits(info, reference, None, allowance)
+    bounds = error_bound(info, reference, None, allowance)
     assert ((bounds.element > 3 * 2.0**-11) & (bounds.element < 40 * 2.0**-11)).all()
-    nothing = limits(info, torch.zeros_like(reference), None, allowance)
+    nothing = error_bound(info, torch.zeros_like(reference), None, allowance)
     assert (nothing.element < 1e-6).all()
 
 
@@ -138,7 +141,7 @@ def test_what_a_gpu_flushes_to_zero_is_within_the_limits(dtype):
     info = TensorInfo("out", (Dim("row", 1), Dim("dim", 4)), dtype, torch.finfo(dtype).eps / 2)
     reference = torch.tensor([[2.0**-126, 2.0**-127, 3e-39, -7e-38]], dtype=torch.float64)
     allowance = FakeSpec(Tolerance()).tolerance.for_tensor("out", "sm_90")
-    within = limits(info, reference, reference.to(dtype), allowance)
+    within = error_bound(info, reference, reference.to(dtype), allowance)
     assert (within.element >= reference.abs()).all()
     assert (within.region >= reference.square().mean().sqrt()).all()
     assert (within.element < 2.0**-110).all() or dtype == torch.float16
@@ -147,7 +150,7 @@ def test_what_a_gpu_flushes_to_zero_is_within_the_limits(dtype):
 def test_float64_is_not_flushed():
     info = TensorInfo("out", (Dim("row", 1), Dim("dim", 1)), torch.float64, 2.0**-53)
     reference = torch.tensor([[2.0**-127]], dtype=torch.float64)
-    within = limits(
+    within = error_bound(
         info, reference, reference, FakeSpec(Tolerance()).tolerance.for_tensor("out", "sm_90")
     )
     assert (within.element < reference).all()

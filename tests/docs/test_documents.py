@@ -29,6 +29,10 @@ def env():
     }
 
 
+def test_readme_finds_the_bug_of_its_example(tmp_path, env):
+    assert play(ROOT / "README.md", tmp_path, env, skip=("make", "pip")) == 3
+
+
 def test_first_spec_leads_from_nothing_to_a_tested_kernel(tmp_path, env):
     assert play(ROOT / "docs/start/first-spec.md", tmp_path, env, skip=("pip install",)) >= 8
 
@@ -37,12 +41,12 @@ def test_new_writes_specs_that_pass_and_find_what_is_broken_afterwards(tmp_path,
     assert play(ROOT / "docs/guides/kernel-you-did-not-write.md", tmp_path, env) == 6
 
 
-def test_a_decode_kernel_of_ones_own_is_bound_and_mended(tmp_path, env):
-    assert play(ROOT / "docs/guides/decode.md", tmp_path, env) == 2
+def test_a_decode_kernel_and_a_padded_operator_are_bound_and_fixed(tmp_path, env):
+    assert play(ROOT / "docs/guides/attention-layouts.md", tmp_path, env) == 4
 
 
-def test_a_padded_operator_of_ones_own_is_bound_and_mended(tmp_path, env):
-    assert play(ROOT / "docs/guides/padded.md", tmp_path, env) == 2
+def test_a_packed_kernel_is_bound_and_fixed(tmp_path, env):
+    assert play(ROOT / "docs/guides/packed-kernel.md", tmp_path, env) == 2
 
 
 def test_every_form_of_entry_is_bound(tmp_path, env):
@@ -53,12 +57,8 @@ def test_stored_timings_read_as_the_document_shows(tmp_path, env):
     assert play(ROOT / "docs/guides/bench.md", tmp_path, env) == 3
 
 
-def test_simulated_ranks_attend_to_a_split_sequence(tmp_path, env):
-    assert play(ROOT / "docs/guides/sequence-attention.md", tmp_path, env) == 1
-
-
 def test_own_problems_judge_and_lint(tmp_path, env):
-    assert play(ROOT / "docs/guides/own-problems.md", tmp_path, env) == 6
+    assert play(ROOT / "docs/guides/own-problems.md", tmp_path, env) == 4
 
 
 def test_an_operator_of_several_ranks_is_tested_and_a_fault_names_its_rank(tmp_path, env):
@@ -73,14 +73,14 @@ def test_a_program_of_several_ranks_runs_and_its_bugs_are_told(tmp_path, env):
     assert play(ROOT / "docs/guides/simulated-ranks.md", tmp_path, env) == 3
 
 
-@pytest.mark.timeout(600)  # seven commands, each of which starts processes
+@pytest.mark.timeout(600)  # several commands, each of which starts processes
 @pytest.mark.parametrize(
     ("document", "commands"),
     [
-        ("README.md", 7),
+        ("docs/start/break-a-kernel.md", 4),
         ("docs/guides/explain.md", 2),
         ("docs/guides/fuzzing.md", 1),
-        ("docs/guides/distributed-kernels.md", 2),
+        ("docs/guides/distributed-kernels.md", 3),
     ],
 )
 def test_commands_in_a_clone_do_what_the_document_says(document, commands, tmp_path, env):
@@ -91,13 +91,13 @@ def test_commands_in_a_clone_do_what_the_document_says(document, commands, tmp_p
     link.mkdir()
     (link / "tlmatrix_kernels").symlink_to(tmp_path / "kernels")
     env["PYTHONPATH"] = str(link)
-    assert play(ROOT / document, tmp_path, env, skip=("make", "git clone")) >= commands
+    assert play(ROOT / document, tmp_path, env, skip=("make", "pip", "git clone")) >= commands
 
 
 def test_make_targets_that_the_readme_names_exist():
     text = (ROOT / "README.md").read_text()
     targets = set(re.findall(r"^\$ make ([a-z]+)", text, re.MULTILINE))
-    assert {"run", "test"} <= targets
+    assert "setup" in targets
     for target in targets:
         subprocess.run(["make", "-n", target], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 

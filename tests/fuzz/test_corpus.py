@@ -11,7 +11,7 @@ import pytest
 from tlmatrix.fuzz.corpus import retire, save
 from tlmatrix.matrix import Case, expand, find_case
 from tlmatrix.matrix.fixed import fixed_cases
-from tlmatrix.run.runner import case_seed
+from tlmatrix.run.harness import case_seed
 from tlmatrix.spec import SpecError, load_spec
 
 HEAD = """\

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from made_specs import made_text
 
-from tlmatrix.fuzz.draw import cases
 from tlmatrix.fuzz.generation import generate_cases
+from tlmatrix.fuzz.strategies import cases
 from tlmatrix.matrix.fixed import broken_constraints
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import SpecError, parse_spec

@@ -30,7 +30,7 @@ def test_an_unguarded_store_of_the_last_tile_is_found_and_shrunk_in_20_seconds(t
     assert (found.smallest.values["kv_heads"], found.smallest.values["head_dim"]) == (1, 32)
     finding = found.smallest.findings[0]
     assert finding.source.startswith("tests/fuzz/fuzzed_kernels.py")
-    assert "reaches into the next one" in finding.hint
+    assert "overwrites the next one" in finding.hint
     assert found.cases > 1
 
 

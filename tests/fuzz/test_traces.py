@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import find, settings
 
-from tlmatrix.fuzz.draw import cases
 from tlmatrix.fuzz.generation import generate_cases
+from tlmatrix.fuzz.strategies import cases
 from tlmatrix.spec import SpecError, load_spec
 from tlmatrix.spec.lengths import sides_of
 

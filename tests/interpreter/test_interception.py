@@ -1,5 +1,6 @@
 """`interpret()` leaves TileLang as it found it, and neither side finds the other's kernels."""
 
+import subprocess
 import sys
 import threading
 
@@ -216,3 +217,53 @@ def test_a_factory_that_is_gone_is_forgotten():
 
     gc.collect()
     assert identity not in intercept._shadows
+
+
+_COMPILED = """
+import tilelang, tilelang.language as T, torch
+from torch._dynamo.utils import counters
+from tlmatrix.interpreter import interpret
+
+@tilelang.jit(out_idx=[-1])
+def double(n):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                B[i] = A[i] * 2
+    return main
+
+def operator(a):
+    return double(64)(a) + 1
+
+before, a = torch.compile(operator), torch.randn(64)
+with interpret():
+    within = torch.compile(operator, fullgraph=True)
+    assert torch.equal(before(a), a * 2 + 1)
+    assert torch.equal(within(a), a * 2 + 1)
+assert not counters["frames"], counters["frames"]
+"""
+
+
+def test_dynamo_does_not_trace_interpreted_kernels(tmp_path):
+    # In a process of its own: TileLang needs a file, and Dynamo slows down what follows it.
+    script = tmp_path / "compiled.py"
+    script.write_text(_COMPILED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_outputs_shape_may_depend_on_a_scalar_alone():
+    @tilelang.jit
+    def repeated(a, count: T.int32):
+        n = T.dynamic("n")
+        a: T.Tensor((n,), "float32")
+        out = T.empty((count + 1,), "float32")
+        with T.Kernel(T.ceildiv(count + 1, 32), threads=32) as bx:
+            for i in T.Parallel(32):
+                if bx * 32 + i <= count:
+                    out[bx * 32 + i] = a[0]
+        return out
+
+    with interpret():
+        assert torch.equal(repeated(torch.full((3,), 7.0), 40), torch.full((41,), 7.0))

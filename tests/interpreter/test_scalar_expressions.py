@@ -227,6 +227,17 @@ def test_reinterpret_keeps_bits():
     assert torch.equal(got, x.view(torch.int32))
 
 
+def test_reinterpret_of_a_narrow_integer_takes_its_own_bits():
+    x = torch.arange(N * N).reshape(N, N).to(torch.uint8)
+
+    def shifted(a):
+        return T.reinterpret(a << T.uint8(4), "int8")
+
+    assert torch.equal(tile_kernel(shifted, "uint8", "int8")(x), (x << 4).view(torch.int8))
+    row = x[0].contiguous()
+    assert torch.equal(scalar_kernel(shifted, "uint8", "int8")(row), (row << 4).view(torch.int8))
+
+
 def test_scalar_integers_wrap_where_it_shows():
     @tilelang.jit(out_idx=[-1])
     def scalars():

@@ -155,6 +155,33 @@ def test_reductions(kind, dim, clear, dtype):
     torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize("propagate", [False, True])
+@pytest.mark.parametrize("clear", [False, True])
+@pytest.mark.parametrize("kind", ["max", "min", "absmax"])
+def test_reductions_propagate_nan_where_asked(kind, clear, propagate):
+    reduce = getattr(T, f"reduce_{kind}")
+
+    @tilelang.jit(out_idx=[-1])
+    def make():
+        @T.prim_func
+        def main(X: T.Tensor((4, 16), "float16"), Y: T.Tensor((4,), "float16")):
+            with T.Kernel(1, threads=32):
+                x = T.alloc_fragment((4, 16), "float16")
+                y = T.alloc_fragment((4,), "float16")
+                T.copy(X, x)
+                T.fill(y, 1)
+                reduce(x, y, dim=1, clear=clear, nan_propagate=propagate)
+                T.copy(y, Y)
+
+        return main
+
+    x = torch.ones(4, 16, dtype=torch.float16)
+    x[2, 5] = float("nan")
+    expected = torch.ones(4, dtype=torch.float16)
+    expected[2] = float("nan") if propagate else 1
+    assert torch.equal(make()(x).nan_to_num(-1), expected.nan_to_num(-1))
+
+
 @pytest.mark.parametrize("kind", ["bitand", "bitor", "bitxor"])
 def test_bit_reductions(kind):
     x = torch.randint(0, 1 << 20, (16, 40), dtype=torch.int32)

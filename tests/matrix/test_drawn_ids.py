@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.fuzz.draw import cases
 from tlmatrix.fuzz.generation import generate_cases
+from tlmatrix.fuzz.strategies import cases
 from tlmatrix.matrix import CaseNotFoundError, find_case
 from tlmatrix.spec.loader import load_spec
 

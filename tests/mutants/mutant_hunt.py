@@ -25,8 +25,8 @@ from mutant_catalog import FOLDER, ROOT, Mutant, plant
 from mutant_reach import Sources
 
 from tlmatrix.backend import backend_named
-from tlmatrix.fuzz.draw import cases as generate_cases
 from tlmatrix.fuzz.search import examples_of, fuzz_spec
+from tlmatrix.fuzz.strategies import cases as generate_cases
 from tlmatrix.matrix import Case
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
@@ -268,21 +268,12 @@ def _fuzz(specs: Iterable[Any], runner: Runner, failed: Callable[[Any, Any], boo
             return
 
 
-class _Alone(Runner):
-    """Judges by one check; the code under test does what it does for all of them."""
-
-    only = ""
-
-    def _findings(self, spec: Any, *rest: Any) -> list[Any]:
-        return super()._findings(spec.model_copy(update={"checks": (self.only,)}), *rest)
-
-
 def _seen_by(spec: Any, case: Any) -> list[str]:
     """The checks that see what is wrong with a case, each asked alone."""
     seen: list[str] = []
-    runner = _Alone(backend_named("interpreter"))
+    runner = Runner(backend_named("interpreter"))
     for check in spec.checks:
-        runner.only = check
+        runner.checks = (check,)
         found = runner.run(spec, case)
         if found.failed:
             seen += sorted({finding.check for finding in found.findings} - set(seen))

@@ -9,7 +9,7 @@ from typing import Any
 
 from mutant_catalog import KINDS, Mutant
 
-__all__ = ["describe", "faults", "readme_with", "summary"]
+__all__ = ["describe", "faults", "page_with", "readme_with", "summary"]
 
 Records = list[dict[str, Any]]
 CHECKS = (
@@ -104,13 +104,19 @@ def describe(mutants: list[Mutant], records: Records) -> list[str]:
 
 
 def readme_with(data: dict[str, Any], readme: str) -> str:
-    """The README with these figures in it, between its two marks."""
-    before, _, rest = readme.partition(_BEGIN)
-    _, mark, after = rest.partition(_END)
-    if not mark:
-        raise ValueError(f"the README has no place for the score: {_BEGIN}{_END}")
+    """The README with the totals between its two marks."""
     rows = [
-        "| planted bugs | | found | by plain tests |",
+        "| inserted bugs | found by tlmatrix | found by plain tests |",
+        "| --- | --- | --- |",
+        f"| {data['mutants']} | **{data['found']}** | {data['plain_found']} |",
+    ]
+    return _replaced(readme, rows)
+
+
+def page_with(data: dict[str, Any], page: str) -> str:
+    """`docs/results/mutants.md` with a row for each kind between its two marks."""
+    rows = [
+        "| kind | mutants | found | found by plain tests |",
         "| --- | --- | --- | --- |",
         *(
             f"| {kind} | {row['mutants']} | {row['found']} | {row['plain_found']} |"
@@ -120,14 +126,23 @@ def readme_with(data: dict[str, Any], readme: str) -> str:
         "",
         _pace(data),
     ]
-    return before + _BEGIN + "\n".join(rows) + "\n" + _END + after
+    return _replaced(page, rows)
 
 
 def _pace(data: dict[str, Any]) -> str:
     return (
-        f"Found after {data['median_seconds']} s (median) and at most {data['most_seconds']} s; "
-        f"{data['silent']} change no bit at aligned shapes."
+        f"Time to the first finding: {data['median_seconds']} s (median), "
+        f"{data['most_seconds']} s (maximum). {data['silent']} mutants change no bit at aligned "
+        "shapes."
     )
+
+
+def _replaced(text: str, rows: list[str]) -> str:
+    before, _, rest = text.partition(_BEGIN)
+    _, mark, after = rest.partition(_END)
+    if not mark:
+        raise ValueError(f"the document has no place for the score: {_BEGIN}{_END}")
+    return before + _BEGIN + "\n".join(rows) + "\n" + _END + after
 
 
 def _words(names: list[str]) -> str:

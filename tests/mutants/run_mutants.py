@@ -5,8 +5,8 @@
 NAME picks mutants by a part of their id (`masks/`). Results are lines of JSON, written as they
 come; a run goes on where the last one stopped, with the mutants whose edit is new, for as long as
 kernels, specs, framework and runner are the same. `--again` forgets them. `--record` writes the
-score to `score.json` and to the README. The exit code is 1 if a mutant survives, or
-one that is declared silent is not.
+score to `score.json`, the README and `docs/results/mutants.md`. The exit code is 1 if a mutant
+survives, or one that is declared silent is not.
 """
 
 import argparse
@@ -24,7 +24,7 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 
 from mutant_catalog import FOLDER, ROOT, Mutant, load_mutants  # noqa: E402 - after the threads
 from mutant_hunt import Bits, Hunt, Plans, hunt, plain_tests  # noqa: E402
-from mutant_score import describe, faults, readme_with, summary  # noqa: E402
+from mutant_score import describe, faults, page_with, readme_with, summary  # noqa: E402
 
 from tlmatrix.backend import backend_named  # noqa: E402
 from tlmatrix.run.runner import Runner  # noqa: E402
@@ -32,6 +32,7 @@ from tlmatrix.run.runner import Runner  # noqa: E402
 RESULTS = ROOT / ".tlmatrix" / "mutants.jsonl"
 SCORE = FOLDER / "score.json"
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "results" / "mutants.md"
 
 
 def main(words: list[str] | None = None) -> int:
@@ -72,6 +73,7 @@ def main(words: list[str] | None = None) -> int:
         data = summary(mutants, records)
         SCORE.write_text(json.dumps(data, indent=2) + "\n")
         README.write_text(readme_with(data, README.read_text()))
+        PAGE.write_text(page_with(data, PAGE.read_text()))
     return 1 if faults(mutants, records) else 0
 
 

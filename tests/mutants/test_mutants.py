@@ -61,10 +61,12 @@ def test_entries_reach_what_they_call_and_nothing_else():
     assert {module.split(".")[1] for module, _ in norm} == {"norm", "dtypes"}
 
 
-def test_readme_shows_the_recorded_score():
+def test_readme_and_docs_show_the_recorded_score():
     score = json.loads(SCORE.read_text())
     readme = (mutant_catalog.ROOT / "README.md").read_text()
     assert mutant_score.readme_with(score, readme) == readme
+    page = (mutant_catalog.ROOT / "docs/results/mutants.md").read_text()
+    assert mutant_score.page_with(score, page) == page
 
 
 def test_recorded_score_is_of_these_mutants():

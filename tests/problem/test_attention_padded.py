@@ -87,7 +87,10 @@ def test_q_and_k_may_share_one_mask(padding):
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({}, "write seqlens with k: same"), ({"layout": "thd"}, "only padded has masks")],
+    [
+        ({}, "write seqlens with k: same"),
+        ({"layout": "thd"}, "shared_mask needs the layout padded, not thd"),
+    ],
 )
 def test_where_q_and_k_cannot_share_a_mask(values, words):
     with pytest.raises(AxisError, match=words):

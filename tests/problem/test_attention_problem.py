@@ -92,8 +92,8 @@ def test_heads_follow_from_any_two(given, expected):
         ({"heads": 5, "kv_heads": 2}, "heads", "heads 5 is not a multiple of kv_heads 2"),
         ({"heads": 4, "kv_heads": 2, "groups": 3}, "heads", "kv_heads 2 * groups 3"),
         ({"kv_heads": None}, "kv_heads", "none is not an integer >= 1"),
-        ({"layout": "bshd"}, "layout", "layout bshd beside seqlens"),
-        ({"batch": 2}, "batch", "batch beside seqlens"),
+        ({"layout": "bshd"}, "layout", "layout bshd is dense, and seqlens makes packed"),
+        ({"batch": 2}, "batch", "the axes batch and seqlens are both given"),
         ({"max_seqlen_k": 3}, "max_seqlen_k", "less than the longest sequence (4)"),
         ({"head_dim": None}, "head_dim", "none is not an integer >= 1"),
         ({"seqlens": {"q": [1, 2], "k": [1]}}, "seqlens", "2 query sequences and 1 key sequences"),
@@ -211,7 +211,7 @@ def test_equal_lengths_of_q_and_k_have_names_without_a_side():
 
 def test_a_stored_layout_has_no_other_alignment():
     stored = packed([1, 1], [4, 2], layout="cache", alignment="top_left")
-    with pytest.raises(AxisError, match="alignment top_left in the layout cache"):
+    with pytest.raises(AxisError, match="alignment top_left does not fit the layout cache"):
         make_problem(stored)
 
 

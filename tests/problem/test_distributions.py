@@ -6,8 +6,8 @@ import pytest
 import torch
 from problem_cases import make_problem, packed
 
-from tlmatrix.problem.distributions import DISTRIBUTIONS, choose, draw, generator
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.distributions import DISTRIBUTIONS, choose_distribution, draw, generator
+from tlmatrix.problem.poison import poison_scale
 
 
 def drawn(name, shape=(64, 2, 32), dtype=torch.float16, **more):
@@ -74,12 +74,12 @@ def test_opposed_inputs_make_every_score_negative():
 
 
 def test_a_case_names_its_distribution_or_its_seed_picks():
-    assert choose("ramp", 1) == "ramp"
-    picked = [choose(None, seed) for seed in range(400)]
+    assert choose_distribution("ramp", 1) == "ramp"
+    picked = [choose_distribution(None, seed) for seed in range(400)]
     assert 150 < picked.count("normal") < 250
     assert set(picked) == set(DISTRIBUTIONS) - {"zero_rows", "rising"}
     with pytest.raises(ValueError, match="did you mean 'normal'"):
-        choose("nromal", 1)
+        choose_distribution("nromal", 1)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -101,7 +101,7 @@ def test_no_distribution_overflows_the_dtype_of_any_result(name, dtype):
     ("dtype", "expected"), [("float16", 2.0**5), ("bfloat16", 2.0**40), ("float32", 2.0**40)]
 )
 def test_poison_is_as_large_as_products_allow(dtype, expected):
-    assert huge(dtype) == expected
+    assert poison_scale(dtype) == expected
 
 
 def test_integers_cover_signs():

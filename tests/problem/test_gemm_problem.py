@@ -7,7 +7,7 @@ import pytest
 import torch
 from problem_cases import CPU, make_spec
 
-from tlmatrix.check.tolerance import limits
+from tlmatrix.check.tolerance import error_bound
 from tlmatrix.interpreter.runtime.tiles import FLOAT8_BITS, gemm_float8
 from tlmatrix.problem import family_for
 from tlmatrix.spec.model.spec import Allowance
@@ -155,7 +155,7 @@ def test_integers_times_integers_are_exact():
     problem = mixed({"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32", "k": 3000})
     info, exact = problem.outputs["c"], problem.reference()["c"]
     assert torch.equal(problem.lowp()["c"].double(), exact)
-    found = limits(info, exact, problem.lowp()["c"], Allowance(factor=2, floor="auto"))
+    found = error_bound(info, exact, problem.lowp()["c"], Allowance(factor=2, floor="auto"))
     assert (found.element == 0).all()
     assert found.whole == 0
 
@@ -180,7 +180,7 @@ def test_sums_of_float8_may_be_off_by_what_tensor_cores_drop_and_no_more():
     assert both.outputs["c"].arithmetic == 2.0**-15
     assert one.outputs["c"].arithmetic is None
     exact = both.reference()["c"]
-    found = limits(both.outputs["c"], exact, exact.float(), Allowance(factor=2, floor="auto"))
+    found = error_bound(both.outputs["c"], exact, exact.float(), Allowance(factor=2, floor="auto"))
     magnitude = both.outputs["c"].magnitude()
     assert (found.element >= 2.0**-10 * magnitude).all()
     assert (found.element <= 2.0**-8 * magnitude).all()
@@ -206,7 +206,9 @@ def test_sums_of_float8_by_hopper_are_right_in_steps_of_64_and_wrong_in_longer_o
         total += part
     FLOAT8_BITS.reset(bits)
     exact = problem.reference()["c"]
-    allowed = limits(problem.outputs["c"], exact, exact.float(), Allowance(factor=2, floor="auto"))
+    allowed = error_bound(
+        problem.outputs["c"], exact, exact.float(), Allowance(factor=2, floor="auto")
+    )
     within = bool(((torch.from_numpy(total) - exact).abs() <= allowed.element).all())
     assert within == (right or values != "ramp")
 

@@ -7,7 +7,7 @@ import torch
 from problem_cases import CPU, make_spec
 
 from tlmatrix.problem import family_for
-from tlmatrix.problem.attention.values import LAYOUTS
+from tlmatrix.problem.attention.axis_values import LAYOUTS
 from tlmatrix.problem.collective.axes import OPERATIONS
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.names import DOCUMENTS, FOLDER
@@ -58,7 +58,7 @@ def built(document, values):
 def test_a_table_is_what_a_problem_has(document, values, layout):
     problem = built(document, values)
     rows = {row.name: row for row in document.rows}
-    here = [row for row in document.rows if row.there(layout)]
+    here = [row for row in document.rows if row.exists_in(layout)]
     assert problem.names.keys() <= names_of(here, "name", "input") | values.keys()
     always = {row.name for row in here if "name" in row.roles and not row.optional}
     always -= {"world", "sink"}
@@ -96,7 +96,7 @@ def test_axes_with_a_default_may_be_left_out_and_required_ones_not(document, val
     required = {
         row.name
         for row in document.rows
-        if "axis" in row.roles and not row.default and row.there(layout)
+        if "axis" in row.roles and not row.default and row.exists_in(layout)
     }
     # Rows of padded tensors follow from `seqlens`; heads may be given in place of kv_heads.
     assert required - {"seqlen_q", "dtype"} <= values.keys() | {"seqlens"}
@@ -112,7 +112,7 @@ def test_every_tensor_of_a_declared_problem_is_the_specs_own():
         axes={"rows": [3]},
     )
     family = family_for(spec)
-    assert family.optional == names_of(DECLARED.rows, "axis")
+    assert family.optional_axes == names_of(DECLARED.rows, "axis")
     assert names_of(DECLARED.rows, "name") == {"values", "device"}
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tlmatrix.problem import family_for
-from tlmatrix.problem.floors import lint_floors
+from tlmatrix.problem.floor_lint import lint_floors
 from tlmatrix.spec import load_spec
 
 GOOD = """\
@@ -40,18 +40,27 @@ def test_a_good_spec_has_no_issue_and_unknown_axes_are_the_entrys(tmp_path):
         ("  seqlens: [{k: [3]}]", "8:13: seqlens: seqlens without q; write {q: [17, 64]"),
         ("  seqlens: [{q: [3], kv: [3]}]", "8:13: seqlens: unknown key 'kv' in seqlens"),
         ("  seqlens: [{q: []}]", "8:13: seqlens: seqlens.q is empty"),
-        ("  seqlens: [[3]]\n  batch: [2]", "9:10: batch beside seqlens; lengths are given by"),
-        ("  seqlens: [[3]]\n  layout: [thd, bshd]", "9:17: layout bshd beside seqlens"),
+        (
+            "  seqlens: [[3]]\n  batch: [2]",
+            "9:10: the axes batch and seqlens are both given; remove",
+        ),
+        (
+            "  seqlens: [[3]]\n  layout: [thd, bshd]",
+            "9:17: layout bshd is dense, and seqlens makes packed",
+        ),
         ("  seqlen_q: [-1]", "8:14: seqlen_q: -1 is not an integer >= 0"),
         ("  seqlen_q: [1]\n  layout: [bsdh]", "9:12: layout: unknown layout 'bsdh'; did you mean"),
         ("  seqlen_q: [1]\n  groups: [0]", "9:12: groups: 0 is not an integer >= 1"),
         ("  seqlen_q: [1]\n  causal: [1]", "9:12: causal: 1 is not true or false"),
-        ("  seqlen_q: [1]\n  sink: [2]", "9:10: sink: 2 is not none, true or a name"),
+        ("  seqlen_q: [1]\n  sink: [2]", "9:10: sink: 2 is not none, true or a kind of sink"),
         (
             "  seqlen_q: [1]\n  sink: [fain]",
-            "9:10: sink: 'fain' is not none, true or a name",
+            "9:10: sink: 'fain' is not none, true or a kind of sink",
         ),
-        ("  seqlen_q: [1]\n  sink: [{a: 1}]", "9:10: sink: {'a': 1} is not none, true or a name"),
+        (
+            "  seqlen_q: [1]\n  sink: [{a: 1}]",
+            "9:10: sink: {'a': 1} is not none, true or a kind of sink",
+        ),
         (
             "  seqlen_q: [1]\n  window: [none, 4]\n  causal: [true]\nfuzz: {axes: {window: 0..9}}",
             "11:23: window: 0 is not none or a number of keys >= 1",
@@ -64,15 +73,18 @@ def test_a_good_spec_has_no_issue_and_unknown_axes_are_the_entrys(tmp_path):
             "  seqlen_q: [1]\n  causal: [true]\n  window: [none, 0]",
             "10:18: window: 0 is not none or a number of keys >= 1",
         ),
-        ("  seqlen_q: [1]\n  window: [none, 4]", "9:11: window 4 needs causal, which is never"),
+        (
+            "  seqlen_q: [1]\n  window: [none, 4]",
+            "9:11: window 4 needs causal: true, which no case has",
+        ),
         (
             "  seqlen_q: [1]\n  heads: [4]\n  groups: [2]",
-            "9:10: heads, kv_heads and groups together say the same thing twice",
+            "9:10: two of heads, kv_heads and groups determine the third",
         ),
         ("  causal: [true]", "5:3: attention needs the axis seqlens (packed) or seqlen_q"),
         (
             "  seqlen_q: [1]\nextra_cases: [{seqlen_q: -3}]",
-            "9:26: seqlen_q: -3 is not an integer >= 0",
+            "9:20: seqlen_q: -3 is not an integer >= 0",
         ),
         (
             "  seqlen_q: [1]\ntiers: {full: {strategy: product, axes: {head_dim: [0]}}}",
@@ -118,7 +130,7 @@ tolerance: {dqq: {factor: 3}, by_arch: {sm_90: {dv: {factor: 2}, dkk: {factor: 2
     assert issues(tmp_path, text) == [
         "11:14: call: the problem has no 'vv'; did you mean 'v'?",
         "10:44: factory_args: dim: the name 'headdim' is unknown; did you mean 'head_dim'?",
-        "10:80: factory_args: q: the name 'q' is a tensor",
+        "10:80: factory_args: q: the name 'q' is a tensor, which has no value at compile time",
         (
             "12:16: returns: unknown output 'lsee'; did you mean 'lse'? "
             "Outputs: dk, dq, dsink, dv, lse, out"
@@ -172,7 +184,7 @@ def test_lint_and_compile_keys_import_no_torch(tmp_path):
 import sys
 from tlmatrix.spec import load_spec
 from tlmatrix.problem import family_for
-from tlmatrix.problem.floors import lint_floors
+from tlmatrix.problem.floor_lint import lint_floors
 spec = load_spec({str(tmp_path / "spec.yaml")!r})
 family = family_for(spec)
 assert family.lint(spec) == []
@@ -237,4 +249,4 @@ def test_a_floor_that_no_error_can_exceed_is_a_warning(tmp_path, floor, count):
     path.write_text(GOOD + "  seqlen_q: [4]\ntolerance: " + floor + "\n")
     found = [str(issue) for issue in lint_floors(load_spec(path))]
     assert len(found) == count
-    assert all(f"{path}:9:" in each and "lets every finite result pass" in each for each in found)
+    assert all(f"{path}:9:" in each and "every finite result passes" in each for each in found)

@@ -5,9 +5,9 @@ import torch
 from declared_references import rms_norm
 from problem_cases import CPU, dense, make_problem, make_spec, packed
 
-from tlmatrix.check.memory import ALIGNMENT, guarded
+from tlmatrix.check.guards import ALIGNMENT, guarded
 from tlmatrix.problem import family_for
-from tlmatrix.problem.optional import lint_optional
+from tlmatrix.problem.optional_axes import lint_optional_axes
 from tlmatrix.spec.model.fields import STORAGES
 
 NORM = {
@@ -174,24 +174,24 @@ def test_a_written_case_with_a_bad_optional_axis_is_an_error(fields, message):
             "gemm",
             {"dtype": ["float16"], "m": [1], "n": [8], "k": [8]},
             {"fuzz": {"storage": ["sliced", "expanded"]}},
-            "the problem has no cotangents, which alone can be 'expanded'",
+            "storage 'expanded' has no effect: the problem has no cotangents",
         ),
         (
             "attention",
             {axis: [value] for axis, value in packed([3]).items()},
             {"fuzz": {"storage": ["expanded"]}, "checks": ["numeric"]},
-            "without the check 'gradients' there are no cotangents to be 'expanded'",
+            "storage 'expanded' has no effect: it needs the check 'gradients'",
         ),
         (
             "declared_references:Bare",
             {"rows": [1]},
             {"fuzz": {"storage": ["sliced"]}, "regressions": [{"rows": 1}]},
-            "the problem lays out its inputs itself, so 'sliced' says nothing",
+            "storage 'sliced' has no effect: the problem has no axis",
         ),
     ],
 )
 def test_optional_axes_that_the_problem_does_not_read_are_errors(problem, axes, fields, message):
     spec = make_spec(problem, axes=axes, **fields)
     family = object() if ":" in problem else family_for(spec)
-    (issue,) = lint_optional(spec, family)
+    (issue,) = lint_optional_axes(spec, family)
     assert issue.message.startswith(message)

@@ -80,7 +80,7 @@ def test_a_variant_that_forgets_a_tail_is_found_and_both_sides_are_named():
     assert lines[0] == "one sum"
     # The reference says which of the two is wrong.
     mine, theirs = (
-        float(part.split()[-1]) for part in lines[1].split("allowances: ")[1].split(", ")
+        float(part.split()[-1]) for part in lines[1].split("error / bound: ")[1].split(", ")
     )
     assert mine < 1 < theirs
     failed = next(result for result in results if result.findings)
@@ -146,7 +146,7 @@ def test_what_another_side_raises_is_a_finding_unless_it_cannot_run_here():
 def test_after_wrong_numbers_agreement_is_left_out():
     findings, _ = found(made(PRODUCT, "[{set: {variant: whole}}]", "tail"))
     assert [each.check for each in findings[10]] == ["numeric"]
-    assert "agreement, which wrong numbers make fail too" in findings[10][0].detail
+    assert "agreement: wrong values make them fail too" in findings[10][0].detail
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_what_is_wrong_with_an_agreement_is_said_at_its_place(agree, words):
 def test_in_turn_an_agreement_costs_one_further_run():
     spec = made(PRODUCT, "[{set: {variant: chunks}}]", checks="numeric, agreement")
     runner = Runner(backend_named("interpreter"))
-    result = runner.run(spec, next(iter(plan(spec).expansion)), relations="rotate")
+    result = runner.run(spec, next(iter(plan(spec).expansion)), reruns="rotate")
     assert result.relations == ("variant=chunks",)
 
 

@@ -120,6 +120,10 @@ class FaultyGpu:
     name: str = "cuda"
     arch: str = "sm_90"
     illegal: bool = False
+    executes: bool = True
+    unsupported_checks: frozenset[str] = frozenset({"sanitizers"})
+    measures_coverage: bool = False
+    captures_graphs: bool = True
     released: list[int] = field(default_factory=list, compare=False)
 
     @property

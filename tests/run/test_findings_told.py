@@ -84,7 +84,7 @@ def test_checks_that_are_not_judged_are_named_and_keep_going_judges_them(made, c
     path = made("wrong")
     _, finding = only(path)
     assert finding.check == "numeric"
-    assert "not judged: repeat and relations, which wrong numbers make fail too" in finding.detail
+    assert "not run: repeat and relations: wrong values make them fail too" in finding.detail
     assert main(["repro", f"{path}::rows=5", "--keep-going"]) == 1
     told = capsys.readouterr().out
     assert "relations: rows_split: y:" in told
@@ -115,7 +115,7 @@ def test_frames_of_python_itself_are_left_out(made):
     ("reference", "title"),
     [
         ("raises", "raises raised KeyError: 'deep inside'"),
-        ("two", "gave 2 results, but 1 have names: y"),
+        ("two", "returned 2 results, expected 1: y"),
         ("nan", "y: the reference gives NaN in 1 of 15 elements where the entry gives numbers"),
     ],
 )

@@ -46,7 +46,7 @@ def run(tmp_path_factory):
         spec = parse_spec(SPEC + more, folder / "turns.yaml")
         runner = Runner(InterpreterBackend(), asked="interpreter")
         case = Case("turns", {"rows": rows}, origin="fuzz")
-        return runner.run(spec, case, relations=relations)
+        return runner.run(spec, case, reruns=relations)
 
     return run
 

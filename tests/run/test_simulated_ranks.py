@@ -75,7 +75,7 @@ def test_a_neighbours_shard_is_found_and_the_rank_is_named(runner):
     first = findings(runner, GEMM, "neighbours_shard")[0]
     assert (first.check, first.pattern) == ("numeric", "a shard")
     assert first.where == "n 4-7, all of rank 1"
-    assert first.hint == "rank 1 has what is rank 2's: an offset of another rank?"
+    assert first.hint == "rank 1 has the shard of rank 2: the offset of another rank?"
 
 
 def test_a_shard_of_another_shape_is_told_with_rank_and_both_shapes(runner):

@@ -61,7 +61,7 @@ def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
     ):
         return
     folder = spec.path.resolve().parent
-    known: set[str] = set(getattr(family, "optional", ()))
+    known: set[str] = set(getattr(family, "optional_axes", ()))
     axes = getattr(family, "axes", None)
     anything = False
     if axes is not None:

@@ -12,7 +12,7 @@ import gc
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from tlmatrix.backend.errors import ArchitectureError, BackendUnavailableError
 from tlmatrix.config import BACKENDS
@@ -52,8 +52,24 @@ class Backend(Protocol):
         """`sm_90` and the like, or `interpreter`; a name in the expressions of a spec."""
 
     @property
+    def executes(self) -> bool:
+        """Whether kernels run; if not, a case is judged by compiling its kernels."""
+
+    @property
+    def unsupported_checks(self) -> frozenset[str]:
+        """Checks of a spec that this backend leaves out."""
+
+    @property
+    def measures_coverage(self) -> bool:
+        """Whether kernel coverage can be measured."""
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether a call can be captured to a CUDA graph and replayed."""
+
+    @property
     def device(self) -> torch.device:
-        """Where the tensors of a problem live."""
+        """The device of a problem's tensors."""
 
     def targeting(self, architectures: Sequence[str]) -> Backend:
         """This backend, for kernels written for these architectures; none stands for any.
@@ -88,6 +104,11 @@ class InterpreterBackend:
     name: str = "interpreter"
     arch: str = "interpreter"
     target: str = "sm_90a"
+
+    executes: ClassVar[bool] = True
+    unsupported_checks: ClassVar[frozenset[str]] = frozenset()
+    measures_coverage: ClassVar[bool] = True
+    captures_graphs: ClassVar[bool] = True
 
     @property
     def device(self) -> torch.device:
@@ -158,6 +179,11 @@ class ProcessesBackend(InterpreterBackend):
 
     name: str = "processes"
 
+    executes: ClassVar[bool] = True
+    unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
+    measures_coverage: ClassVar[bool] = False
+    captures_graphs: ClassVar[bool] = False
+
     def targeting(self, architectures: Sequence[str]) -> ProcessesBackend:
         """Kernels are traced for the first architecture."""
         return replace(self, target=architectures[0]) if architectures else self
@@ -170,6 +196,11 @@ class CudaBackend:
     device: torch.device
     arch: str
     name: str = "cuda"
+
+    executes: ClassVar[bool] = True
+    unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
+    measures_coverage: ClassVar[bool] = False
+    captures_graphs: ClassVar[bool] = True
 
     def targeting(self, architectures: Sequence[str]) -> CudaBackend:
         """A GPU runs what is written for its own architecture (`sm_90a` on `sm_90`)."""
@@ -228,6 +259,11 @@ class CompileBackend:
     launched: list[TracedKernel] = field(default_factory=list, compare=False)
     name: str = "compile"
     arch: str = "compile"
+
+    executes: ClassVar[bool] = False
+    unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
+    measures_coverage: ClassVar[bool] = False
+    captures_graphs: ClassVar[bool] = False
 
     @property
     def device(self) -> torch.device:

@@ -1,25 +1,25 @@
-"""Equality of bits: a NaN equals itself, and zeros of different signs differ."""
+"""Bitwise comparison of tensors: a NaN equals itself, and 0.0 differs from -0.0."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["INT_OF_SIZE", "alike"]
+__all__ = ["INT_OF_SIZE", "same_bits"]
 
 INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integers that hold the bits of an element of that many bytes."""
+"""The integer dtype with the given number of bytes per element."""
 
 
-def alike(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bits."""
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if not left.numel():
-        return True  # Of any strides, which not every view below takes.
+        return True  # the views below fail for some strides of an empty tensor
     if left.requires_grad or right.requires_grad:
         left, right = left.detach(), right.detach()
     size = left.element_size()
-    # Wide integers compare eighteen times as fast as halves.
+    # Comparing 8-byte integers is eighteen times faster than 2-byte ones.
     if size < 8 and left.is_contiguous() and right.is_contiguous():
         ends = size * (left.numel() | left.storage_offset() | right.storage_offset())  # type: ignore[operator]
         if ends % 8 == 0:

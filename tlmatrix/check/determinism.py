@@ -1,4 +1,4 @@
-"""The same call again: equal bits, or where the spec says bounded, equal within limits."""
+"""Compares the results of equal calls: bit for bit, or within the error bounds of both."""
 
 from __future__ import annotations
 
@@ -6,48 +6,49 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.check.bits import alike
-from tlmatrix.check.explain import explain
+from tlmatrix.check.bits import same_bits
+from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.numeric import Deviation, difference
 
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
-    from tlmatrix.check.tolerance import Yardstick
+    from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Tensors
 
 __all__ = ["compare_runs"]
 
 
 def compare_runs(
-    first: Tensors, again: Tensors, yardstick: Yardstick, *, exact: bool
+    first: Tensors, again: Tensors, bounds: ReferenceBounds, *, exact: bool
 ) -> list[Finding]:
-    """Findings where a second run of the same problem gave something else.
+    """Findings about results that differ between two runs of the same problem.
 
-    exact: equal bits; else each element within the sum of both runs' allowances.
+    With `exact`, every bit must be equal; otherwise elements may differ by the sum of both runs'
+    error bounds.
     """
     found = []
     for name, tensor in first.items():
-        if name not in yardstick.problem.outputs or name not in again:
+        if name not in bounds.problem.outputs or name not in again:
             continue
         other = again[name]
-        if alike(tensor, other):
+        if same_bits(tensor, other):
             continue
         if exact:
             deviation = _bits(other, tensor)
         else:
-            # Limits take longer to make than a lower bound of them, which is mostly enough.
-            deviation = difference(other, tensor, yardstick.least_by_element(name, 2))
+            # A lower bound of the error bound is cheaper, and mostly sufficient.
+            deviation = difference(other, tensor, bounds.lower_bound(name, 2))
             if deviation is not None:
-                deviation = difference(other, tensor, 2 * yardstick.limits(name).element)
+                deviation = difference(other, tensor, 2 * bounds.error_bound(name).element)
         if deviation is not None:
             found.append(
-                explain(
+                diagnose(
                     "determinism",
                     name,
                     deviation,
-                    yardstick.problem,
-                    yardstick.reference,
-                    words="the first of the equal calls",
+                    bounds.problem,
+                    bounds.reference,
+                    against="the first of the equal calls",
                     exact=exact,
                 )
             )
@@ -55,5 +56,5 @@ def compare_runs(
 
 
 def _bits(got: torch.Tensor, expected: torch.Tensor) -> Deviation | None:
-    """Every element that differs counts; where only the signs of zeros or NaNs do, none."""
+    """The elements that differ; None if only signs of zeros or payloads of NaNs do."""
     return difference(got, expected, torch.zeros_like(expected, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""A finding: a failed check, with what a person needs to act on it."""
+"""Findings: failed checks with the facts needed to act on them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,24 @@ __all__ = ["Finding", "FindingsError"]
 class Finding:
     """A failed check.
 
-    `title` is one line; `tensor` the output or gradient it is about; `index` the worst element
-    in the tensor's own terms ({"sequence": 1, "position": 17, "head": 0, "dim": 3});
-    `ratio` the error as a multiple of the allowance; `wrong` of `total` elements are outside it;
-    `pattern` names their shape (`"a row"`, `"a tile"`, `"a head"`, `"a sequence"`,
-    `"everything"`); `where` lists the rows in words (`"rows 3-17 of sequence 1"`); `hint` is what
-    such a pattern usually means. Two findings are the same to a person when `cause` is equal.
-
-    What a sanitizer found has a place in the code: `source` is the file and line of the access,
-    `kernel` and `block` who did it, and `against` the other party where there are two.
+    Attributes:
+        check: the name of the check.
+        title: one line.
+        tensor: the output or gradient that is wrong.
+        index: the worst element by named dimension ({"sequence": 1, "position": 17, "dim": 3}).
+        expected: its value in the reference.
+        got: its value in the results.
+        ratio: the worst error as a multiple of the error bound.
+        wrong: how many elements are wrong, of `total`.
+        total: the number of elements.
+        pattern: the shape of the wrong elements ("a row", "a tile", "everything").
+        where: their indices ("rows 3-17 of sequence 1").
+        hint: a likely cause.
+        detail: more lines.
+        source: file and line of the access that a sanitizer reports.
+        kernel: its kernel.
+        block: its block.
+        against: the other access of a race.
     """
 
     check: str
@@ -46,16 +55,16 @@ class Finding:
 
     @property
     def cause(self) -> tuple[str, str | None, str | None]:
-        """What two findings of the same fault share."""
+        """Equal for two findings of the same fault."""
         return (self.check, self.tensor, self.pattern)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the results file, absent fields left out."""
+        """Plain data for the results file, without absent fields."""
         return {key: value for key, value in asdict(self).items() if value not in (None, {}, "")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """The finding that `to_json` wrote; fields of a later version are left aside."""
+        """The finding that `to_json` wrote; ignores fields of later versions."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         if "block" in known:
             known["block"] = tuple(known["block"])
@@ -63,12 +72,12 @@ class Finding:
 
 
 class FindingsError(RuntimeError):
-    """A run that ended in findings, and without results to judge."""
+    """A run ended with findings and without results."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = tuple(findings)
         super().__init__(self.findings[0].title)
 
     def __reduce__(self) -> tuple[type[Self], tuple[tuple[Finding, ...]]]:
-        """How it is pickled: with its findings; the title alone would be taken for them."""
+        """Pickle the findings; the default would pass the title to `__init__`."""
         return type(self), (self.findings,)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.check.bits import alike
+from tlmatrix.check.bits import same_bits
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.words import ranks_words
@@ -19,7 +19,7 @@ from tlmatrix.words import ranks_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tlmatrix.check.tolerance import Yardstick
+    from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Problem, Tensors
     from tlmatrix.problem.sharding.shards import Sharding
 
@@ -131,7 +131,7 @@ def same_on_ranks(found: Iterable[tuple[int, Finding]], world: int) -> list[Find
     return merged
 
 
-def differing_copies(results: Tensors, yardstick: Yardstick, *, exact: bool) -> list[Finding]:
+def differing_copies(results: Tensors, bounds: ReferenceBounds, *, exact: bool) -> list[Finding]:
     """Findings where ranks disagree on what each of them has whole.
 
     exact: in every bit; else by more than the allowance of both.
@@ -143,18 +143,17 @@ def differing_copies(results: Tensors, yardstick: Yardstick, *, exact: bool) -> 
     wrong: dict[str, list[int]] = {}
     found: dict[str, Finding] = {}
     for rank, copies in enumerate(others, 1):
-        for finding in compare_runs(first, copies, yardstick, exact=exact):
+        for finding in compare_runs(first, copies, bounds, exact=exact):
             name = str(finding.tensor)
             wrong.setdefault(name, []).append(rank)
             found.setdefault(name, finding)
     return [
-        _disagreement(found[name], ranks, world, results, yardstick)
-        for name, ranks in wrong.items()
+        _disagreement(found[name], ranks, world, results, bounds) for name, ranks in wrong.items()
     ]
 
 
 def _disagreement(
-    finding: Finding, ranks: list[int], world: int, results: Gathered, yardstick: Yardstick
+    finding: Finding, ranks: list[int], world: int, results: Gathered, bounds: ReferenceBounds
 ) -> Finding:
     name = str(finding.tensor)
     title = finding.title.replace("against the first of the equal calls", "against that of rank 0")
@@ -163,20 +162,20 @@ def _disagreement(
     detail = f"every rank returns {name} whole, and all must return the same"
     if len(ranks) == world - 1 > 1 and len(others) == world - 1:
         detail += "; all but rank 0 agree"
-    if name in yardstick.reference:
-        detail += f"\n{_nearest(results.copies, name, yardstick)}"
+    if name in bounds.reference:
+        detail += f"\n{_nearest(results.copies, name, bounds)}"
     return replace(finding, check=CHECK, title=words, detail=detail, pattern="ranks differ")
 
 
 def _alike_ranks(
     copies: Sequence[Mapping[str, torch.Tensor]], name: str, ranks: list[int]
 ) -> list[int]:
-    return [rank for rank in ranks if alike(copies[rank][name], copies[ranks[0]][name])]
+    return [rank for rank in ranks if same_bits(copies[rank][name], copies[ranks[0]][name])]
 
 
-def _nearest(copies: Sequence[Tensors], name: str, yardstick: Yardstick) -> str:
+def _nearest(copies: Sequence[Tensors], name: str, bounds: ReferenceBounds) -> str:
     """How far each rank's copy is from the reference."""
-    reference = yardstick.reference[name]
+    reference = bounds.reference[name]
     far = [float((each[name].double() - reference).abs().max()) for each in copies]
     told = ", ".join(f"rank {rank} {distance:.3g}" for rank, distance in enumerate(far[:8]))
     return f"largest distance from the reference: {told}"

@@ -1,8 +1,7 @@
-"""What a pattern of wrong elements usually means, in one sentence.
+"""Hints: likely causes of wrong elements, one sentence each.
 
-Each hint is a small function that looks at the evidence and answers with words or None; the
-first that answers is the one given. A hint is a guess and is worded as one, but it is only given
-where the numbers bear it out.
+Each hint is a function from the evidence to a text or None; the first text is used. A hint is a
+guess, supported by the numbers.
 """
 
 from __future__ import annotations
@@ -15,37 +14,37 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.check.patterns import ranges
-from tlmatrix.check.poison import poisoned
+from tlmatrix.check.poison import poison_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tlmatrix.check.numeric import Deviation
-    from tlmatrix.check.patterns import Pattern, Side
+    from tlmatrix.check.patterns import Pattern, Projection
     from tlmatrix.problem.model import Dim, Problem, Tensors
 
 __all__ = ["Evidence", "hint"]
 
 _MOST_PERMUTED = 64
 _ENOUGH = 0.8
-"""Part of the rows that must be wrong where a hint says all are: some are right by luck."""
+"""Fraction that counts as all rows wrong: a few may be right by chance."""
 
 _TAILS = ("last tile", "last row")
 
 _FACTORS = (
-    (math.log2(math.e), "log2 against ln?"),
-    (math.log(2), "ln against log2?"),
-    (-1.0, "the sign"),
-    (2.0, "counted twice?"),
-    (0.5, "half of it is missing?"),
+    (math.log2(math.e), "log2 instead of ln?"),
+    (math.log(2), "ln instead of log2?"),
+    (-1.0, "wrong sign?"),
+    (2.0, "summed twice?"),
+    (0.5, "half of the sum missing?"),
 )
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One wrong tensor with everything a hint may look at.
+    """The facts about a wrong tensor that hints use.
 
-    `dims` describe the dimensions of the compared tensor; `reference` are all float64 values.
+    `dims` describe the compared tensor; `reference` has the float64 values of all tensors.
     """
 
     name: str
@@ -55,8 +54,8 @@ class Evidence:
     problem: Problem
     reference: Tensors
     alone: bool = True
-    """Whether one run is judged by the reference. In a comparison of runs the first was right, so
-    that bounds and masks are no explanation."""
+    """Whether a run is compared with the reference. In a comparison of two runs the first was
+    right, so wrong bounds and masks explain nothing."""
 
     @cached_property
     def wrong_values(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,14 +64,14 @@ class Evidence:
         return self.deviation.expected[wrong], self.deviation.got[wrong].double()
 
     @property
-    def row_side(self) -> Side | None:
-        """The dimension that counts query rows, where the tensor has one."""
+    def row_projection(self) -> Projection | None:
+        """The dimension of query rows; None if the tensor has none."""
         if self.name not in ("out", "lse", "dq"):
             return None
-        return next((side for side in self.pattern.sides if side.noun == "row"), None)
+        return next((side for side in self.pattern.projections if side.noun == "row"), None)
 
-    def key_lengths(self, side: Side) -> dict[int, int]:
-        """Key length of each region of `side`; empty where the problem has no keys."""
+    def key_lengths(self, side: Projection) -> dict[int, int]:
+        """Key length of each region of `side`; empty if the problem has no keys."""
         lengths = self.problem.names.get("seqlens_k")
         if lengths is None:
             return {}
@@ -80,17 +79,17 @@ class Evidence:
 
 
 def hint(evidence: Evidence) -> str | None:
-    """The first hint that the evidence bears out."""
+    """The first hint that the evidence supports."""
     hints = _HINTS if evidence.alone else tuple(ask for ask in _HINTS if ask not in _OF_ONE_RUN)
     return next((words for ask in hints if (words := ask(evidence))), None)
 
 
 def _never_written(evidence: Evidence) -> str | None:
-    mask = poisoned(evidence.deviation.got)
+    mask = poison_mask(evidence.deviation.got)
     if mask is None or not bool((mask & evidence.deviation.wrong).any()):
         return None
     count = int((mask & evidence.deviation.wrong).sum())
-    return f"never written: {count} elements still hold what the memory was filled with"
+    return f"never written: {count} elements still hold the poison of fresh memory"
 
 
 def _all_zero(evidence: Evidence) -> str | None:
@@ -98,7 +97,7 @@ def _all_zero(evidence: Evidence) -> str | None:
         return None
     expected, got = evidence.wrong_values
     if bool((got == 0).all()) and bool((expected != 0).any()) and got.numel() > 1:
-        return "zero where it should not be: skipped, or stored before it was summed?"
+        return "all zero: skipped, or stored before the sum?"
     return None
 
 
@@ -107,18 +106,18 @@ def _no_visible_key(evidence: Evidence) -> str | None:
     if lse is None or not bool(lse.isneginf().any()):
         return None
     expected, got = evidence.wrong_values
-    nothing = expected.isneginf() if evidence.name == "lse" else expected == 0
-    if not bool(nothing.all()):
+    empty = expected.isneginf() if evidence.name == "lse" else expected == 0
+    if not bool(empty.all()):
         return None
     if evidence.name == "lse":
         return "rows with no visible key: their lse must be -inf"
     cause = " (0/0, or -inf minus -inf?)" if bool(got.isnan().any()) else ""
-    return f"rows with no visible key must come out as 0{cause}"
+    return f"rows with no visible key must be 0{cause}"
 
 
 def _of_another_rank(evidence: Evidence) -> str | None:
-    """Ranks that return what is another's."""
-    for axis, side in enumerate(evidence.pattern.sides):
+    """Ranks that return the shard of another rank."""
+    for axis, side in enumerate(evidence.pattern.projections):
         if not side.whole_ranks:
             continue
         owner = torch.tensor(side.dim.owner, device=evidence.deviation.got.device)
@@ -131,7 +130,7 @@ def _of_another_rank(evidence: Evidence) -> str | None:
 
         found = {}
         for rank in side.ranks:
-            got, own = (rows(each, rank) for each in _sides(evidence))
+            got, own = rows(evidence.deviation.got, rank), rows(evidence.deviation.expected, rank)
             for other in sorted(set(side.dim.owner or ()) - {rank}):
                 expected = rows(evidence.deviation.expected, other)
                 near = expected.shape == got.shape and bool(
@@ -140,19 +139,15 @@ def _of_another_rank(evidence: Evidence) -> str | None:
                 if near:
                     found[rank] = other
         if len(found) == len(side.ranks):
-            pairs = ", ".join(f"rank {r} has what is rank {o}'s" for r, o in found.items())
-            return f"{pairs}: an offset of another rank?"
+            pairs = ", ".join(f"rank {r} has the shard of rank {o}" for r, o in found.items())
+            return f"{pairs}: the offset of another rank?"
     return None
 
 
-def _sides(evidence: Evidence) -> tuple[torch.Tensor, torch.Tensor]:
-    return evidence.deviation.got, evidence.deviation.expected
-
-
 def _permuted(evidence: Evidence) -> str | None:
-    """Regions of a dimension (heads) that hold each other's values."""
+    """Indices of a dimension (heads) that hold each other's values."""
     expected, got = evidence.deviation.expected, evidence.deviation.got
-    for axis, side in enumerate(evidence.pattern.sides):
+    for axis, side in enumerate(evidence.pattern.projections):
         dim = side.dim
         if dim.region is None or dim.starts is not None or not 1 < dim.size <= _MOST_PERMUTED:
             continue
@@ -163,12 +158,12 @@ def _permuted(evidence: Evidence) -> str | None:
         )
         if found:
             pairs = ", ".join(f"{at} holds {by}" for at, by in list(found.items())[:6])
-            return f"{dim.name}s exchanged? permuting them makes it match: {pairs}"
+            return f"{dim.name}s permuted? {pairs}"
     return None
 
 
 def _matches(got: torch.Tensor, expected: torch.Tensor, wrong: list[int]) -> dict[int, int]:
-    """Which other row of `expected` each wrong row of `got` holds; empty unless all do."""
+    """The row of `expected` that each wrong row of `got` equals; empty unless all equal one."""
     rows = torch.nan_to_num(got[wrong].double())
     known = torch.nan_to_num(expected)
     squared = (
@@ -187,7 +182,7 @@ def _transposed(evidence: Evidence) -> str | None:
         return None
     error = torch.linalg.vector_norm(torch.nan_to_num(got - expected))
     turned = torch.linalg.vector_norm(torch.nan_to_num(got.T - expected))
-    return "transposed: its transpose matches" if float(turned) < 0.1 * float(error) else None
+    return "transposed: the transpose matches" if float(turned) < 0.1 * float(error) else None
 
 
 def _uniform_factor(evidence: Evidence) -> str | None:
@@ -200,7 +195,7 @@ def _uniform_factor(evidence: Evidence) -> str | None:
     error, left = got - expected, got - factor * expected
     if float(torch.linalg.vector_norm(left)) > 0.35 * float(torch.linalg.vector_norm(error)):
         return None
-    # A few large elements make the norms; what the others do counts as much.
+    # A few large elements dominate the norms, so most elements must match as well.
     if float((left.abs() <= 0.5 * error.abs()).double().mean()) < _ENOUGH:
         return None
     known = [*_FACTORS, *_factors_of(evidence.problem)]
@@ -209,12 +204,12 @@ def _uniform_factor(evidence: Evidence) -> str | None:
 
 
 def _factors_of(problem: Problem) -> Iterator[tuple[float, str]]:
-    """Factors that numbers of the problem would make by being forgotten or applied twice."""
+    """Factors that result if a number of the problem is applied twice or not at all."""
     for name in ("scale", "groups", "heads"):
         value = problem.names.get(name)
         if isinstance(value, int | float) and value not in (0, 1):
-            yield float(value), f"{name} once too often?"
-            yield 1 / float(value), f"{name} forgotten?"
+            yield float(value), f"{name} applied twice?"
+            yield 1 / float(value), f"{name} not applied?"
 
 
 def _constant_offset(evidence: Evidence) -> str | None:
@@ -229,7 +224,7 @@ def _constant_offset(evidence: Evidence) -> str | None:
 
 
 def _alignment(evidence: Evidence) -> str | None:
-    side = evidence.row_side
+    side = evidence.row_projection
     if side is None or not evidence.problem.names.get("causal") or len(side.lengths) < 2:
         return None
     keys = evidence.key_lengths(side)
@@ -241,12 +236,12 @@ def _alignment(evidence: Evidence) -> str | None:
     words = ["top-left", "bottom-right"]
     if evidence.problem.names.get("alignment") == "top_left":
         words.reverse()
-    return f"only sequences with other query than key lengths: {' instead of '.join(words)}?"
+    return f"only sequences whose query and key lengths differ: {' instead of '.join(words)}?"
 
 
 def _mask(evidence: Evidence) -> str | None:
-    """A causal mask or a window that lets in one key too many or too few."""
-    side, names = evidence.row_side, evidence.problem.names
+    """A causal mask or window with one key too many or too few."""
+    side, names = evidence.row_projection, evidence.problem.names
     if side is None or not names.get("causal") or names.get("alignment") == "top_left":
         return None
     keys = evidence.key_lengths(side)
@@ -261,25 +256,23 @@ def _mask(evidence: Evidence) -> str | None:
             reached = {r for r in long if start[r] < long[r]}
             if reached and all(_from(rows[r], start[r], long[r]) for r in long) and first > 0:
                 return (
-                    f"off by one? the window of {window} is one key too {words}: rows that "
-                    "it does not cut are right"
+                    f"off by one? the window of {window} is one key too {words}: only rows "
+                    "that it limits are wrong"
                 )
     if all(
         length - 1 not in rows[r] and _mostly(rows[r], length - 1) for r, length in long.items()
     ):
         return (
-            "mask off by one? only the last row, which may see every key, is right: a row "
-            "sees one key too many"
+            "mask off by one? rows attend to one key too many: only the last row, which may attend "
+            "to all, is right"
         )
-    if all(keys[r] == length for r, length in long.items()) and _first_rows_see_nothing(
-        evidence, side
-    ):
-        return "mask off by one? the first row sees nothing: a row sees one key too few"
+    if all(keys[r] == length for r, length in long.items()) and _first_row_is_empty(evidence, side):
+        return "mask off by one? rows attend to one key too few: the first row attends to none"
     return None
 
 
 def _from(rows: set[int], start: int, length: int) -> bool:
-    """Whether (nearly) the rows from `start` on are wrong, the first included, and no other."""
+    """Whether row `start` and nearly all after it are wrong, and none before."""
     if start >= length:
         return not rows
     return min(rows, default=-1) == start and len(rows) >= _ENOUGH * (length - start)
@@ -289,10 +282,10 @@ def _mostly(rows: set[int], count: int) -> bool:
     return len(rows) >= _ENOUGH * count
 
 
-def _first_rows_see_nothing(evidence: Evidence, side: Side) -> bool:
+def _first_row_is_empty(evidence: Evidence, side: Projection) -> bool:
     if evidence.pattern.name != "everything":
         return False
-    axis = evidence.pattern.sides.index(side)
+    axis = evidence.pattern.projections.index(side)
     starts = side.dim.starts
     first = 0 if starts is None else int(starts[min(side.regions)])
     got = evidence.deviation.got.select(axis, first)
@@ -300,7 +293,7 @@ def _first_rows_see_nothing(evidence: Evidence, side: Side) -> bool:
 
 
 def _next_sequence(evidence: Evidence) -> str | None:
-    side = next((side for side in evidence.pattern.sides if side.segmented), None)
+    side = next((side for side in evidence.pattern.projections if side.segmented), None)
     if side is None or side.full or evidence.pattern.name != "first rows":
         return None
     nonempty = [r for r, length in side.lengths.items() if length]
@@ -308,22 +301,22 @@ def _next_sequence(evidence: Evidence) -> str | None:
         return None
     touched = sorted(side.regions)
     return (
-        f"the first rows of {side.dim.region_name} {ranges(touched)}: the last tile of the "
-        "one before stores past its end?"
+        f"the first rows of {side.dim.region_name} {ranges(touched)}: does the last tile of the "
+        "previous one store past its end?"
     )
 
 
 def _tail(evidence: Evidence) -> str | None:
-    """Wrong last rows, where a region that they are in ends in the middle of a tile."""
+    """Wrong last rows of regions that end with a partial tile."""
     if not evidence.pattern.name.startswith(_TAILS):
         return None
-    if not any(_ends_in_a_tile(side) for side in evidence.pattern.sides):
+    if not any(_ends_in_a_tile(side) for side in evidence.pattern.projections):
         return None
-    return "the tail: is the last, partial tile bounded by the length?"
+    return "the tail: is the last partial tile bounded by the length?"
 
 
-def _ends_in_a_tile(side: Side) -> bool:
-    """Whether a touched region has a partial last tile; of an unknown tile that may be."""
+def _ends_in_a_tile(side: Projection) -> bool:
+    """Whether a wrong region may end with a partial tile; True if the tile size is unknown."""
     tile = side.dim.tile
     if side.full:
         return False
@@ -335,7 +328,7 @@ def _some_nan(evidence: Evidence) -> str | None:
     given = (each for each in evidence.problem.inputs.values() if each.is_floating_point())
     if not bool(got.isnan().any()) or any(bool(each.isnan().any()) for each in given):
         return None
-    return "NaN of inputs without any: 0/0, or inf minus inf?"
+    return "NaN although no input has any: 0/0, or inf minus inf?"
 
 
 _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
@@ -355,4 +348,4 @@ _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
 )
 
 _OF_ONE_RUN = frozenset({_all_zero, _mask, _alignment, _next_sequence, _tail, _no_visible_key})
-"""Hints at bounds and masks, which are the same in every run of a case."""
+"""Hints about bounds and masks, which do not change between runs of a case."""

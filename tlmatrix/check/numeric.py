@@ -1,4 +1,4 @@
-"""Compare a result with its float64 reference: outputs and gradients alike."""
+"""Compares outputs and gradients with their float64 reference."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from tlmatrix.check.excerpt import excerpt
-from tlmatrix.check.survey import PIECE
-from tlmatrix.check.tolerance import limits
+from tlmatrix.check.error_stats import CHUNK
+from tlmatrix.check.region_subset import select_regions
+from tlmatrix.check.tolerance import error_bound
 
 if TYPE_CHECKING:
-    from tlmatrix.check.tolerance import Doubt, Limits, Yardstick
+    from tlmatrix.check.tolerance import ErrorBound, ReferenceBounds, Suspect
     from tlmatrix.problem.model import TensorInfo, Tensors
 
 __all__ = ["Deviation", "compare", "describe_mismatch", "deviations", "difference"]
 
 
 _PART = 0.25
-"""Of a region that is off as a whole, elements off by more than this part of its limit count as
-wrong: a uniform error is there in small elements too, where it is small."""
+"""In a region beyond its bound, an element counts as wrong if its error exceeds this part of the
+region's bound; a uniform error is smaller in small elements."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """A result outside its limits.
+    """A result beyond its error bound.
 
-    `wrong` marks the elements that are outside and `ratio` is the worst error as a multiple of
-    what is allowed, of the distance that `distance` names (infinite where nothing is allowed, or
-    where a value that must be finite is not). `worst` is the flat index of the worst element.
+    `wrong` is the mask of wrong elements. `ratio` is the largest error ratio, of elements or of the
+    root mean square as `distance` says; infinite if the bound is 0 or only one value is finite.
+    `worst` is the flat index of the worst element.
     """
 
     expected: torch.Tensor = field(repr=False)
@@ -42,7 +42,7 @@ class Deviation:
 
 
 def describe_mismatch(name: str, info: TensorInfo, got: torch.Tensor | None) -> str | None:
-    """Why `got` cannot be compared at all: missing, or another shape or dtype; None if it can."""
+    """Why `got` cannot be compared (missing, wrong shape, wrong dtype); None if it can."""
     if got is None:
         return f"{name} is missing from what the entry returned"
     if tuple(got.shape) != info.shape:
@@ -53,69 +53,68 @@ def describe_mismatch(name: str, info: TensorInfo, got: torch.Tensor | None) -> 
     return None
 
 
-def deviations(results: Tensors, yardstick: Yardstick) -> dict[str, Deviation]:
-    """What `compare` says of outputs and gradients, of those outside their limits."""
+def deviations(results: Tensors, bounds: ReferenceBounds) -> dict[str, Deviation]:
+    """The deviations of outputs and gradients beyond their error bounds, by name."""
     found = {}
-    doubts = yardstick.doubts(results)
+    suspects = bounds.suspects(results)
     for name, got in results.items():
-        if name in doubts and not _dispelled(name, got, doubts[name], yardstick):
-            deviation = compare(got, yardstick.reference[name], yardstick.limits(name))
+        if name in suspects and not _cleared(name, got, suspects[name], bounds):
+            deviation = compare(got, bounds.reference[name], bounds.error_bound(name))
             if deviation is not None:
                 found[name] = deviation
     return found
 
 
-def _dispelled(name: str, got: torch.Tensor, doubt: Doubt, yardstick: Yardstick) -> bool:
-    """Whether the regions in doubt are within their limits after all, where that is soon said."""
-    info = yardstick.problem.outputs[name]
-    if doubt.whole or doubt.regions is None or info.magnitude is None:
+def _cleared(name: str, got: torch.Tensor, suspect: Suspect, bounds: ReferenceBounds) -> bool:
+    """Whether all suspect regions are within their bounds; False if they are too many to test."""
+    info = bounds.problem.outputs[name]
+    if suspect.whole or suspect.regions is None or info.magnitude is None:
         return False
-    part = excerpt(info, yardstick.regions(name), doubt.regions)
+    part = select_regions(info, bounds.regions(name), suspect.regions)
     if 2 * math.prod(part.shape) > got.numel():
         return False
-    reference, low = part.of(yardstick.reference[name]), part.of(yardstick.lowp[name])
-    allowed = limits(part.info, reference, low, yardstick.allowance(name))
-    return compare(part.of(got), reference, allowed) is None
+    reference, low = part.of(bounds.reference[name]), part.of(bounds.lowp[name])
+    bound = error_bound(part.info, reference, low, bounds.tolerance_of(name))
+    return compare(part.of(got), reference, bound) is None
 
 
-def compare(got: torch.Tensor, reference: torch.Tensor, limits: Limits) -> Deviation | None:
-    """Where `got` is outside the limits around the float64 reference; None where nowhere.
+def compare(got: torch.Tensor, reference: torch.Tensor, bound: ErrorBound) -> Deviation | None:
+    """The deviation of `got` from the float64 reference, if beyond the error bound.
 
-    NaN passes only where the reference is NaN, an infinity only where the reference is the same
-    one or lies outside the range of `got`'s dtype.
+    NaN equals only NaN. An infinity equals the same one, and values beyond the range of `got`'s
+    dtype.
     """
     if got.numel() == 0:
         return None
     error = (got.double() - reference).abs_()
-    regions = limits.regions
+    regions = bound.regions
     root = regions.rms(error)
-    if bool(_within(error, root, limits)):
+    if bool(_within(error, root, bound)):
         return None
-    # The long way: -inf minus -inf is NaN above, and a NaN spoils the mean of its region.
+    # The slow path: above, -inf minus -inf is NaN, which propagates to the mean of its region.
     error = _error(got, reference)
     finite = error.isfinite()
     root = regions.rms(torch.where(finite, error, 0.0))
-    if bool(_within(error, root, limits)):
+    if bool(_within(error, root, bound)):
         return None
-    wrong = error > limits.element
+    wrong = error > bound.element
     if bool(wrong.any()):
-        ratio = _ratio(error, limits.element)
+        ratio = _ratio(error, bound.element)
         largest, worst = float(ratio.max()), int(ratio.argmax())
-        # A region that is off without the elements above is off as a whole; of one that is off
-        # because of them, the others are right.
+        # A region still beyond its bound without these elements is wrong as a whole.
         root = regions.rms(torch.where(finite & ~wrong, error, 0.0))
-        wrong = wrong | (_beyond(error, root, limits) > _PART)
+        wrong = wrong | (_region_ratio(error, root, bound) > _PART)
         return Deviation(reference, got, wrong, largest, worst, "element")
-    ratio = _beyond(error, root, limits)
-    whole = float(_ratio(regions.rms_of_all(root), limits.whole))
-    widest = max(float(_ratio(root, limits.region).max()), whole)
+    ratio = _region_ratio(error, root, bound)
+    whole = float(_ratio(regions.rms_of_all(root), bound.whole))
+    widest = max(float(_ratio(root, bound.region).max()), whole)
     return Deviation(reference, got, ratio > _PART, widest, int(ratio.argmax()), "rms")
 
 
 def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> Deviation | None:
-    """Where two results that should agree differ by more than |limit|, element by element.
+    """The deviation of `left` from `right`, if any element differs by more than |limit|.
 
-    The same NaN or infinity on both sides agrees.
+    NaN equals NaN, and an infinity equals the same one.
     """
     if left.numel() == 0 or _agree(left, right, limit):
         return None
@@ -130,14 +129,14 @@ def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> 
 
 
 def _agree(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> bool:
-    """Whether all differences are numbers within |limit|; on a CPU in pieces, as a survey goes."""
+    """Whether all differences are finite and within |limit|; in chunks on a CPU."""
     if left.device.type != "cpu":
         return bool(((left.double() - right).abs_() <= limit.abs()).all())
     while left.ndim > 1 and len(left) == 1:
         left, right, limit = left[0], right[0], limit[0]
     if left.ndim == 0:
         left, right, limit = left[None], right[None], limit[None]
-    rows = max(1, PIECE * len(left) // left.numel())
+    rows = max(1, CHUNK * len(left) // left.numel())
     parts = (tensor.split(rows) for tensor in (left, right, limit))  # type: ignore[no-untyped-call]
     return all(
         bool(((one.double() - other).abs_() <= most.abs()).all())
@@ -145,27 +144,27 @@ def _agree(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> bool
     )
 
 
-def _within(error: torch.Tensor, root: torch.Tensor, limits: Limits) -> torch.Tensor:
-    whole = limits.regions.rms_of_all(root)
-    return (error <= limits.element).all() & (root <= limits.region).all() & (whole <= limits.whole)
+def _within(error: torch.Tensor, root: torch.Tensor, bound: ErrorBound) -> torch.Tensor:
+    whole = bound.regions.rms_of_all(root)
+    return (error <= bound.element).all() & (root <= bound.region).all() & (whole <= bound.whole)
 
 
-def _beyond(error: torch.Tensor, root: torch.Tensor, limits: Limits) -> torch.Tensor:
-    """Each element's error over the limit of its region, where the region is off, else 0.
+def _region_ratio(error: torch.Tensor, root: torch.Tensor, bound: ErrorBound) -> torch.Tensor:
+    """Each element's error / bound of its region, if that region is beyond its bound, else 0.
 
-    Where every region is within its limit and only the tensor is off, over that of the tensor.
+    If only the whole tensor is beyond its bound: each element's error / that bound.
     """
-    regions = limits.regions
-    failing = root > limits.region
-    if bool(failing.any()) or bool(regions.rms_of_all(root) <= limits.whole):
-        return _ratio(error, regions.spread(limits.region)) * regions.spread(failing)
-    return _ratio(error, limits.whole)
+    regions = bound.regions
+    failing = root > bound.region
+    if bool(failing.any()) or bool(regions.rms_of_all(root) <= bound.whole):
+        return _ratio(error, regions.spread(bound.region)) * regions.spread(failing)
+    return _ratio(error, bound.whole)
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Distance |got - expected|: 0 for the same NaN or infinity, infinite if only one is finite.
+    """|got - expected|: 0 for two NaN or equal infinities, infinite if only one is finite.
 
-    A value too large for `got`'s dtype is expected as what it rounds to, an infinity.
+    An expected value beyond the range of `got`'s dtype counts as the infinity that it rounds to.
     """
     same = (got == expected) | (got == expected.to(got.dtype)) | (got.isnan() & expected.isnan())
     error = torch.where(same, 0.0, (got.double() - expected).abs_())

@@ -1,9 +1,8 @@
-"""Name the shape of a set of wrong elements: a row, a tile, a head, the last rows, everything.
+"""Recognises the shape of a set of wrong elements: a row, a tile, a head, everything.
 
-Bugs in kernels have the shape of what they touch: one bad bound is the last tile of every
-sequence, one swapped index two heads. The wrong elements are projected onto each dimension
-(a packed dimension onto sequence and position), each projection is recognised by itself, and
-the name follows from the dimensions that are not wrong throughout.
+The shape hints at the bug: a wrong bound affects the last tile of every sequence, a swapped index
+two heads. The mask of wrong elements is projected onto each dimension (a packed dimension onto
+sequence and position), and the dimensions that are not wrong throughout name the pattern.
 """
 
 from __future__ import annotations
@@ -21,23 +20,22 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Dim
 
-__all__ = ["Pattern", "Side", "ranges", "recognise"]
+__all__ = ["Pattern", "Projection", "ranges", "recognise"]
 
 _DENSE = 0.25
-"""Least part of a box that must be wrong for the box to be the pattern; a small uniform error
-leaves many elements inside their limits."""
+"""Fraction of the bounding box that must be wrong for a pattern other than scattered; a small
+uniform error leaves many elements within their bounds."""
 
 _ROW_NAMES = frozenset({"position", "row", "rows", "query", "key", "seqlen", "seqlen_q", "m"})
 _COLUMN_NAMES = frozenset({"dim", "column", "cols", "head_dim", "head_dim_v", "n"})
 
 
 @dataclass(frozen=True)
-class Side:
-    """One dimension of the pattern: which of its indices hold a wrong element.
+class Projection:
+    """The projection of wrong elements onto one dimension: its indices with a wrong element.
 
-    `regions` maps each region with wrong elements to its wrong positions, counted from the
-    region's start, and `lengths` every region to its length. A dimension without regions, or
-    whose indices are regions of their own (heads), is a single region here.
+    `regions` maps each region with wrong elements to its wrong positions, relative to the region's
+    start; `lengths` maps every region to its length. A dimension that is not packed is one region.
     """
 
     dim: Dim
@@ -47,12 +45,12 @@ class Side:
 
     @property
     def segmented(self) -> bool:
-        """Whether it is packed: regions of several rows along one dimension."""
+        """Whether the dimension is packed: several sequences one after another."""
         return self.dim.starts is not None
 
     @property
     def noun(self) -> str:
-        """What one index of it is called."""
+        """The word for one of its indices."""
         if self.segmented or self.dim.name in _ROW_NAMES:
             return "row"
         return "column" if self.dim.name in _COLUMN_NAMES else self.dim.name
@@ -64,12 +62,12 @@ class Side:
 
     @property
     def full(self) -> bool:
-        """Whether (nearly) every index is wrong: a stray element may be right by luck."""
+        """Whether nearly every index is wrong; a few may be right by chance."""
         return len(self.indices) >= 0.95 * self.dim.size
 
     @property
     def tiles(self) -> set[tuple[int, int]]:
-        """(region, tile) of the wrong rows; empty where tiles are unknown."""
+        """(region, tile) of the wrong rows; empty if the tile size is unknown."""
         edge = self.dim.tile
         if not edge:
             return set()
@@ -77,19 +75,19 @@ class Side:
 
     @property
     def whole_regions(self) -> bool:
-        """Whether the regions that are wrong at all are wrong throughout."""
+        """Whether every region with a wrong element is wrong throughout."""
         return all(len(at) >= 0.95 * self.lengths[r] for r, at in self.regions.items())
 
     @cached_property
     def ranks(self) -> list[int]:
-        """The ranks that have wrong indices; empty where one rank has all, or nobody said."""
+        """The ranks with wrong indices; empty if the dimension is not sharded."""
         if self.dim.owner is None:
             return []
         return [int(rank) for rank in np.unique(np.asarray(self.dim.owner)[self.indices])]
 
     @property
     def whole_ranks(self) -> bool:
-        """Whether some ranks, and not all, are wrong throughout, and the others are right."""
+        """Whether some ranks, but not all, are wrong throughout and the others right."""
         if not self.ranks or self.full:
             return False
         owned = np.isin(np.asarray(self.dim.owner), self.ranks)
@@ -97,7 +95,7 @@ class Side:
 
     @property
     def shape(self) -> str:
-        """How its wrong indices lie: `all`, `one`, `first`, `tile`, `every 8th`, `some`."""
+        """The arrangement of wrong indices: `all`, `one`, `first`, `tile`, `every 8th`, `some`."""
         if self.full:
             return "all"
         if len(self.indices) == 1:
@@ -141,52 +139,52 @@ class Side:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a set of wrong elements looks like.
+    """The shape of a set of wrong elements.
 
-    `name` is short ("a tile"), `where` names the indices ("rows 64-79 of sequence 1, head 0-3,
-    in tile 1"); `sides` are the dimensions it was recognised from.
+    `name` is short ("a tile"), `where` has the indices ("rows 64-79 of sequence 1, head 0-3, in
+    tile 1"), and `projections` are those onto each dimension.
     """
 
     name: str
     where: str
-    sides: tuple[Side, ...] = field(repr=False)
+    projections: tuple[Projection, ...] = field(repr=False)
 
 
 def recognise(wrong: torch.Tensor, dims: Sequence[Dim]) -> Pattern:
-    """The pattern of a mask with at least one element set; `dims` describe its dimensions."""
-    # Projections are made where the mask is; only they travel to the host.
+    """The pattern of a mask with at least one set element; `dims` describe its dimensions."""
+    # Reduced on the device of the mask, so that only the projections are copied to the host.
     axes = range(wrong.ndim)
-    projections = [
+    masks = [
         (wrong.any(tuple(a for a in axes if a != axis)) if wrong.ndim > 1 else wrong).cpu().numpy()
         for axis in axes
     ]
-    sides = tuple(_side(dim, flat) for dim, flat in zip(dims, projections, strict=True))
+    projections = tuple(_project(dim, mask) for dim, mask in zip(dims, masks, strict=True))
     count = int(wrong.sum())
-    box = int(np.prod([len(side.indices) for side in sides]))
+    box = int(np.prod([len(side.indices) for side in projections]))
     if count == 1 < wrong.numel():
         name = "one element"
     elif count < _DENSE * box:
         name = "scattered"
     else:
-        name = _name(sides)
-    return Pattern(name, _where(sides), sides)
+        name = _name(projections)
+    return Pattern(name, _where(projections), projections)
 
 
-def _side(dim: Dim, wrong: np.ndarray) -> Side:
+def _project(dim: Dim, wrong: np.ndarray) -> Projection:
     indices = np.flatnonzero(wrong)
     if dim.starts is None or dim.region is None:
-        return Side(dim, wrong, {0: indices}, {0: dim.size})
+        return Projection(dim, wrong, {0: indices}, {0: dim.size})
     region = np.asarray(dim.region)
     lengths = np.bincount(region, minlength=1)
     touched = {
         int(r): indices[region[indices] == r] - int(dim.starts[int(r)])
         for r in np.unique(region[indices])
     }
-    return Side(dim, wrong, touched, {r: int(length) for r, length in enumerate(lengths)})
+    return Projection(dim, wrong, touched, {r: int(length) for r, length in enumerate(lengths)})
 
 
-def _name(sides: Sequence[Side]) -> str:
-    limited = [side for side in sides if not side.full]
+def _name(projections: Sequence[Projection]) -> str:
+    limited = [side for side in projections if not side.full]
     if not limited:
         return "everything"
     if len(limited) == 1 and limited[0].whole_ranks:
@@ -199,7 +197,7 @@ def _name(sides: Sequence[Side]) -> str:
     return " and ".join(_name_indices(side) for side in limited[:2])
 
 
-def _name_rows(side: Side) -> str:
+def _name_rows(side: Projection) -> str:
     noun = side.noun
     region = side.dim.region_name or "sequence"
     several = len(side.regions) > 1
@@ -223,7 +221,7 @@ def _name_rows(side: Side) -> str:
     return f"{noun}s"
 
 
-def _every(side: Side) -> str:
+def _every(side: Projection) -> str:
     region = side.dim.region_name or "sequence"
     if len(side.regions) == 1:
         return f"a {region}"
@@ -231,7 +229,7 @@ def _every(side: Side) -> str:
     return f"every {region}" if len(side.regions) == nonempty else f"some {region}s"
 
 
-def _name_indices(side: Side) -> str:
+def _name_indices(side: Projection) -> str:
     noun = side.dim.region_name or side.noun
     shape = side.shape
     if shape == "one":
@@ -239,10 +237,10 @@ def _name_indices(side: Side) -> str:
     return f"{shape} {noun}" if shape.startswith("every") else f"{noun}s"
 
 
-def _where(sides: Sequence[Side]) -> str:
+def _where(projections: Sequence[Projection]) -> str:
     parts = []
     tiles = []
-    for side in sides:
+    for side in projections:
         if side.full:
             continue
         if side.segmented:
@@ -256,18 +254,18 @@ def _where(sides: Sequence[Side]) -> str:
             tiles.append(f"{parts_of} {ranges(numbers)}")
     if tiles:
         parts.append("in " + " and ".join(tiles))
-    parts += [_of_ranks(side) for side in sides if side.ranks and not side.full]
+    parts += [_of_ranks(side) for side in projections if side.ranks and not side.full]
     return ", ".join(parts) if parts else "everywhere"
 
 
-def _of_ranks(side: Side) -> str:
+def _of_ranks(side: Projection) -> str:
     """`all of rank 1`, `on ranks 0-2`."""
     words = "all of" if side.whole_ranks else "on"
     return f"{words} rank{'s' if len(side.ranks) > 1 else ''} {ranges(side.ranks)}"
 
 
-def _where_packed(side: Side) -> str:
-    """`rows 3-7 of sequences 0-2`: sequences with the same wrong rows are named together."""
+def _where_packed(side: Projection) -> str:
+    """`rows 3-7 of sequences 0-2`: groups sequences with the same wrong rows."""
     region = side.dim.region_name or "sequence"
     groups: dict[str, list[int]] = {}
     for number, at in side.regions.items():
@@ -287,7 +285,7 @@ def _rows(count: int) -> str:
 
 
 def ranges(numbers: Sequence[int] | np.ndarray) -> str:
-    """`0-3, 7, 9-12`; at most six runs are written out."""
+    """`0-3, 7, 9-12`; lists at most six runs."""
     values = np.asarray(numbers)
     runs = np.split(values, np.flatnonzero(np.diff(values) != 1) + 1)
     words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
@@ -296,7 +294,7 @@ def ranges(numbers: Sequence[int] | np.ndarray) -> str:
 
 
 def _run_to(at: np.ndarray, length: int) -> bool:
-    """Whether the positions are the last ones of a region of that length."""
+    """Whether the positions are the last ones of a region with this length."""
     return bool(at[-1] == length - 1 and at[-1] - at[0] == len(at) - 1)
 
 

@@ -1,6 +1,6 @@
-"""Memory that nobody has written yet: it holds a NaN of a bit pattern that no arithmetic yields.
+"""Poison: a NaN in uninitialized memory, with a bit pattern that no arithmetic produces.
 
-So an element that nobody wrote is told from a NaN that was computed.
+It distinguishes an element that was never written from a NaN that was computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["CANARY", "MARKS", "as_row", "extent_of", "fill_poison", "poisoned", "unwritten"]
+__all__ = ["CANARY", "MARKS", "as_row", "extent_of", "fill_poison", "poison_mask", "unwritten"]
 
 CANARY = -11  # 0xFFF5: NaN in float16, bfloat16, and repeated in float32 and float64
 
@@ -39,13 +39,13 @@ MARKS: dict[torch.dtype, int] = {
     for dtype, bits in _POISON.items()
     if dtype.itemsize > 2 or dtype in (torch.float16, torch.bfloat16)
 }
-"""The poison of the dtypes in which no kernel would write it: elsewhere it is a value like any."""
+"""The poison of dtypes in which it is no ordinary value."""
 
 
 def unwritten(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device | None
 ) -> torch.Tensor:
-    """A buffer for a kernel to write, full of poison."""
+    """A new tensor full of poison."""
     tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
     if dtype.is_complex:
         return tensor.fill_(float("nan"))
@@ -53,8 +53,8 @@ def unwritten(
     return tensor
 
 
-def poisoned(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Where `tensor` still holds the poison, as a mask; None where nowhere."""
+def poison_mask(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The mask of elements that still hold poison; None if there are none."""
     if tensor.dtype not in _POISON or not tensor.dtype.is_floating_point:
         return None
     bits = tensor.detach().view(INT_OF_SIZE[tensor.element_size()])
@@ -63,7 +63,7 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def extent_of(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last, gaps between strides included."""
+    """The number of elements from the first to the last, including gaps between strides."""
     if tensor.numel() == 0:
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -71,15 +71,12 @@ def extent_of(tensor: torch.Tensor) -> int:
 
 
 def as_row(tensor: torch.Tensor, lead: int = 0) -> torch.Tensor:
-    """The memory of a tensor, gaps included, as one row of integers of its element size.
-
-    `lead` elements before it are part of the row.
-    """
+    """The memory of a tensor as a row of integers, with gaps and `lead` elements before it."""
     start = tensor.storage_offset() - lead
     row = tensor.detach().as_strided((lead + extent_of(tensor),), (1,), start)
     return row.view(INT_OF_SIZE[tensor.element_size()])
 
 
 def fill_poison(tensor: torch.Tensor) -> None:
-    """Overwrite the memory of a tensor, gaps between strides included."""
+    """Fill the memory of a tensor with poison, including gaps between strides."""
     as_row(tensor).fill_(_POISON.get(tensor.dtype, CANARY))

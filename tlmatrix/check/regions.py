@@ -1,9 +1,8 @@
-"""Sums and maxima over the regions of a tensor (a head of a sequence), without a loop over them.
+"""Vectorized reductions over the regions of a tensor (such as a head of a sequence).
 
-A uniform small error of one head must not drown in a large tensor, so every distance is taken
-per region; a batch of a thousand sequences has many thousand regions, so reductions are
-vectorised: dimensions inside a region are reduced at once, and only a packed dimension, whose
-regions have lengths of their own, is added up by segment.
+Errors are measured per region, so that a small uniform error of one head is not averaged out. A
+large batch has thousands of regions: dimensions inside a region are reduced at once, and a packed
+dimension by segment.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Regions"]
 
 @dataclass(frozen=True)
 class _Packed:
-    """A packed dim: the region of each index, and how many regions there are."""
+    """A packed dimension: the region of each index, and the number of regions."""
 
     dim: Dim
     index: np.ndarray
@@ -43,10 +42,10 @@ def _packed(dim: Dim) -> _Packed:
 
 
 class Regions:
-    """The regions of a tensor with these dims: every combination of its dims' regions.
+    """The regions of a tensor: all combinations of the regions of its dims.
 
-    Reductions return one value a region, of shape `shape`: a dimension keeps one entry for each
-    of its regions, and has size 1 where it lies inside a region.
+    Reductions return one value per region, in a tensor of shape `shape`: a dimension inside a
+    region has size 1, any other one entry per region.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Regions:
         device: torch.device,
         others: Iterable[Regions] = (),
     ) -> None:
-        """The regions of `dims`; a packed dim that one of `others` has is not counted again."""
+        """The regions of `dims`; reuses data of packed dims that one of `others` has."""
         self._dims, self._device = tuple(dims), device
         self._inside = tuple(axis for axis, dim in enumerate(dims) if dim.region is None)
         self._packed: dict[int, _Packed] = {}
@@ -70,15 +69,15 @@ class Regions:
                 self._packed[id(dim)] = packed = packed or _packed(dim)
                 shape[axis] = packed.count
         self.shape = tuple(shape)
-        """One entry for each region along every dimension."""
+        """The number of regions along each dimension."""
         self.count = math.prod(shape)
-        """How many regions there are."""
+        """The number of regions."""
         self.width = dims[-1].size if dims and dims[-1].region is None else 1
-        """Elements of a row: what lies along the last dimension, where that is inside a region."""
+        """Elements of a row: the size of the last dimension if it is inside a region, else 1."""
 
     @cached_property
     def of_rows(self) -> np.ndarray:
-        """The number of every row's region, on the host, by rows; `shape` numbers regions."""
+        """The flat index into `shape` of the region of every row, on the host."""
         leading = self._dims if self.width == 1 else self._dims[:-1]
         numbers = np.zeros(1, dtype=np.int64)
         for axis, dim in enumerate(leading):
@@ -92,7 +91,7 @@ class Regions:
 
     @cached_property
     def _segments(self) -> dict[int, torch.Tensor]:
-        """The region of each index of every packed dim, on the device, by axis."""
+        """The region of each index of every packed dimension, on the device, by axis."""
         return {
             axis: torch.from_numpy(self._packed[id(dim)].index).to(self._device)
             for axis, dim in enumerate(self._dims)
@@ -101,7 +100,7 @@ class Regions:
 
     @cached_property
     def elements(self) -> torch.Tensor:
-        """How many elements each region has."""
+        """The number of elements of each region."""
         size = math.prod(self._dims[axis].size for axis in self._inside)
         elements = torch.full(self.shape, float(size), dtype=torch.float64, device=self._device)
         for axis, dim in enumerate(self._dims):
@@ -121,7 +120,7 @@ class Regions:
         return max(float(math.prod(dim.size for dim in self._dims)), 1.0)
 
     def rows(self, marks: torch.Tensor) -> torch.Tensor:
-        """How many rows hold elements marked with 1, about; a row is the last dimension."""
+        """The approximate number of rows with elements marked by 1, per region."""
         alone = len(self._dims) == 1
         return self.sum(marks) / (1 if alone else max(self.width, 1))
 
@@ -136,7 +135,7 @@ class Regions:
         return values
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """The largest of the values, which are not negative; 0 for an empty region."""
+        """The largest value of each region, for nonnegative values; 0 for an empty region."""
         if values.numel() == 0:
             return values.new_zeros(self.shape)
         if self._inside:
@@ -153,20 +152,20 @@ class Regions:
     def rms(self, values: torch.Tensor, scratch: torch.Tensor | None = None) -> torch.Tensor:
         """The root mean square over each region; 0 for an empty one.
 
-        Squares are written to `scratch`, where it is given; it may be `values` itself.
+        Writes squares to `scratch` if given, which may be `values` itself.
         """
         return self.root(self.sum(torch.mul(values, values, out=scratch)))
 
     def root(self, squares: torch.Tensor) -> torch.Tensor:
-        """The root mean square over each region, from its sum of squares, which is overwritten."""
+        """The root mean square over each region from its sum of squares, which it overwrites."""
         return squares.div_(self._divisor).sqrt_()
 
     def rms_of_all(self, per_region: torch.Tensor) -> torch.Tensor:
-        """The root mean square over the tensor, from that of its regions."""
+        """The root mean square over the tensor from that of its regions."""
         return per_region.square().mul_(self.elements).sum().div_(self._whole).sqrt_()
 
     def spread(self, per_region: torch.Tensor) -> torch.Tensor:
-        """Every region's value at its elements, in a shape that broadcasts over the tensor."""
+        """Expand values per region to elements, in a shape that broadcasts over the tensor."""
         for axis, index in self._segments.items():
             per_region = per_region.index_select(axis, index)
         return per_region

@@ -1,9 +1,8 @@
-"""Two ways to the same values: isolation, poison, relations, repeated calls and agreements.
+"""Runs and compares metamorphic relations: isolation, repeated calls, agreements.
 
-A family says which problems must give what (`Problem.relations`); here they are run and
-compared. Where a relation, or the case, does not ask for equal values, both sides may be off by
-their allowance. The left side's is known; the right side's, of another problem with the same
-data, is taken to be as large, which saves a float64 reference for every relation.
+A family defines the relations of a problem (`Problem.relations`). Unless the relation and the case
+require equal bits, both sides may differ by the sum of their error bounds. The right side's is
+assumed to equal the left side's, which saves a float64 reference for every relation.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.check.bits import alike
-from tlmatrix.check.explain import explain
+from tlmatrix.check.bits import same_bits
+from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.numeric import describe_mismatch, deviations, difference
-from tlmatrix.check.tolerance import limits
-from tlmatrix.problem.deferred import Deferred
+from tlmatrix.check.tolerance import error_bound
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim
 from tlmatrix.problem.sharding.shards import NotSharedError
 from tlmatrix.spec.issues import SpecError
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.check.numeric import Deviation
-    from tlmatrix.check.tolerance import Yardstick
+    from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
 
 __all__ = ["check_relation", "raised"]
@@ -35,61 +34,60 @@ __all__ = ["check_relation", "raised"]
 
 def check_relation(
     relation: Relation,
-    mine: Tensors,
-    yardstick: Yardstick,
+    first: Tensors,
+    bounds: ReferenceBounds,
     execute: Callable[[Problem], Tensors],
-    make_yardstick: Callable[[Problem, Tensors], Yardstick],
+    make_bounds: Callable[[Problem, Tensors], ReferenceBounds],
     *,
     deterministic: bool,
     in_a_row: Callable[[Sequence[Problem]], list[Tensors]] | None = None,
 ) -> list[Finding]:
-    """Run a relation's problems and compare; `mine` are the results of the problem itself.
+    """Run the problems of a relation and return the findings.
 
-    Repeated calls are made by `in_a_row`, where there is one (`SeveralRanks.in_a_row`).
-
-    An exception of the entry is a finding that names the relation, for the problem itself ran.
+    `first` are the results of the problem itself; it ran, so an exception in another problem is a
+    finding. `in_a_row` makes repeated calls on several ranks (`SeveralRanks.in_a_row`).
     """
     check = relation.kind
     results: list[Tensors] = []
     pair = None
     try:
         if relation.sides is not None:
-            pair = relation.sides(mine, execute)
+            pair = relation.sides(first, execute)
             if pair is None:
                 return []
         if relation.kind == "repeat" and in_a_row is not None:
-            # On one context, where buffers that take turns come round with the third call.
-            results.extend(in_a_row([yardstick.problem, *relation.problems])[1:])
+            # On one context, the third call reuses double-buffered memory.
+            results.extend(in_a_row([bounds.problem, *relation.problems])[1:])
         elif relation.kind == "repeat":
-            results.extend(map(execute, _in_one_memory(relation.problems)))
+            results.extend(map(execute, _in_same_memory(relation.problems)))
         else:
             results.extend(execute(problem) for problem in relation.problems)
     except NotSharedError:
-        return []  # Ranks cannot share what the relation asks for.
+        return []  # the problem of the relation cannot be sharded
     except Exception as error:
         if relation.refused is not None:
             return _refused(relation, error)
         if isinstance(error, SpecError) and relation.sides is not None:
-            raise  # What the spec names is wrong, and not the entry.
+            raise  # the spec is wrong, not the entry
         return [_named(raised(check, error), relation, relation.because)]
     if relation.refused is not None:
         return _refused(relation, None)
     exact = relation.exact and deterministic
     if pair is not None:
-        differing = _apart(relation, pair, mine, yardstick, exact=exact)
+        differing = _compare_pair(relation, pair, first, bounds, exact=exact)
     else:
-        differing = _differences(relation, mine, results, yardstick, exact=exact)
+        differing = _differences(relation, first, results, bounds, exact=exact)
     found = [_named(finding, relation, relation.because) for finding in differing]
     for number in relation.judge:
-        theirs = make_yardstick(relation.problems[number], results[number])
-        wrong = _judged(check, theirs, results[number])
+        own = make_bounds(relation.problems[number], results[number])
+        wrong = _compare_with_reference(check, own, results[number])
         because = relation.because
         if wrong and relation.kind == "repeat":
-            names = [finding.tensor for finding in wrong if finding.tensor in mine]
+            names = [finding.tensor for finding in wrong if finding.tensor in first]
             stale = [
-                name for name in names if name and _same(mine[name], results[number].get(name))
+                name for name in names if name and _same(first[name], results[number].get(name))
             ]
-            because = _data_or_state(stale, steady=not differing)
+            because = _cause_of_repeat(stale, reproducible=not differing)
             if relation.name != "repeat":
                 because = f"{relation.because}\n{because}"
         found += [_named(finding, relation, because) for finding in wrong]
@@ -97,25 +95,27 @@ def check_relation(
 
 
 def _refused(relation: Relation, error: Exception | None) -> list[Finding]:
-    """What is wrong with how an entry refuses to be captured to a CUDA graph."""
+    """Findings about an entry that must raise when a call is captured to a CUDA graph."""
     assert relation.refused is not None
     name, words = relation.refused
     wanted = f"{name} with {words!r} in its message"
     check = relation.kind
     if error is None:
-        title = f"the call is captured, where the spec says that it is refused: no {wanted}"
-        hint = "what the host decides in a call is the same in every replay: refuse, or say `when`"
+        title = f"the call was captured without an exception; expected {wanted}"
+        hint = (
+            "a replay repeats what the host decided when it was captured: raise, or restrict `when`"
+        )
         return [_named(Finding(check, title, pattern="accepted", hint=hint), relation, "")]
     inner = getattr(error, "error", error)
     kinds = [each.__name__ for each in type(inner).__mro__]
     if name.rpartition(":")[2] in kinds and words in str(inner):
         return []
-    found = raised(check, error, f"{wanted} was due when the call was captured: ")
+    found = raised(check, error, f"expected {wanted} when the call was captured: ")
     return [_named(found, relation, "")]
 
 
 def raised(check: str, error: Exception, words: str = "") -> Finding:
-    """The finding of a run that raised where an earlier one did not; `words` say which run."""
+    """The finding of a run that raised although an earlier one did not; `words` name the run."""
     if isinstance(error, FindingsError):
         first = error.findings[0]
         title = f"{words.strip()}: {first.title}" if words else first.title
@@ -125,22 +125,22 @@ def raised(check: str, error: Exception, words: str = "") -> Finding:
     return Finding(check, title, pattern="raised", detail=trace or None)
 
 
-def _in_one_memory(problems: tuple[Problem, ...]) -> Iterator[Problem]:
-    """The problems one after the other, in the tensors of the first: the caller's own, refilled.
+def _in_same_memory(problems: tuple[Problem, ...]) -> Iterator[Problem]:
+    """Yield the problems with their inputs in the same memory, as a caller refills its tensors.
 
-    An entry that keeps by a tensor what it found in it (lengths fetched to the host, say) then
-    finds the tensor again, with something else in it.
+    This finds an entry that caches the content of a tensor (such as lengths on the host) by its
+    identity or address.
     """
-    held: dict[str, torch.Tensor] = {}
+    memory: dict[str, torch.Tensor] = {}
     for problem in problems:
         places = {}
         for name, tensor in problem.inputs.items():
-            kept = held.get(name)
-            if kept is not None and _like(kept, tensor):
+            kept = memory.get(name)
+            if kept is not None and _same_layout(kept, tensor):
                 kept.copy_(tensor)
                 places[id(tensor)] = kept
             elif tensor.is_contiguous():
-                places[id(tensor)] = held[name] = _in_other_memory(tensor)
+                places[id(tensor)] = memory[name] = _copy_with_offset(tensor)
 
         def place(values: Mapping[str, Any], places: dict[int, torch.Tensor]) -> dict[str, Any]:
             return {name: places.get(id(value), value) for name, value in values.items()}
@@ -150,53 +150,51 @@ def _in_one_memory(problems: tuple[Problem, ...]) -> Iterator[Problem]:
         )
 
 
-def _in_other_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that begins as far into its memory: what asks for alignment gets the same answer."""
+def _copy_with_offset(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same storage offset, and so the same alignment."""
     memory = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
     place = tensor.storage_offset(), tensor.shape, tensor.stride()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory, *place)
 
 
-def _like(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     same = one.dtype == other.dtype and one.device == other.device
     return same and one.shape == other.shape and one.stride() == other.stride()
 
 
-def _data_or_state(stale: list[str], *, steady: bool) -> str:
-    """Why a later call may be wrong by its own reference, where the first was right.
+def _cause_of_repeat(stale: list[str], *, reproducible: bool) -> str:
+    """The likely cause of a later call that is wrong although the first was right.
 
-    `stale` are wrong tensors that hold the first call's values; `steady` says that the first
-    problem, run once more afterwards, gave the first results again.
+    `stale` are wrong tensors with the values of the first call. `reproducible` is whether the
+    first problem gave the same results when it ran again after the later calls.
     """
     if stale:
-        return f"{', '.join(stale)} of the first call came back: state is kept between calls"
-    if not steady:
-        return (
-            "the first call's data, run once more, gives other results too: state is kept "
-            "between calls"
-        )
+        return f"{', '.join(stale)} of the first call returned again: the entry keeps state"
+    if not reproducible:
+        return "the first call's data, run again, gives other results too: the entry keeps state"
     return (
-        "the first call was right: either the entry is wrong for these values, or it keeps "
-        "something of the first call (the first call's data, run once more, gives its results "
-        "again, so nothing is kept of later calls); --seed, which makes the first call with other "
-        "values, tells which"
+        "the first call was right: either the entry is wrong for these values, or it keeps state "
+        "of the first call (of later calls it keeps none: the first call's data, run again, gives "
+        "the same results); run with another --seed, which changes the first call's values"
     )
 
 
-def _same(mine: torch.Tensor, theirs: torch.Tensor | None) -> bool:
-    """Whether a result is the first call's, and no constant that any data would give."""
-    return theirs is not None and alike(mine, theirs) and bool((mine != mine.flatten()[:1]).any())
+def _same(first: torch.Tensor, later: torch.Tensor | None) -> bool:
+    """Whether a result equals the first call's and is not constant."""
+    return (
+        later is not None and same_bits(first, later) and bool((first != first.flatten()[:1]).any())
+    )
 
 
 def _differences(
     relation: Relation,
-    mine: Tensors,
+    first: Tensors,
     results: list[Tensors],
-    yardstick: Yardstick,
+    bounds: ReferenceBounds,
     *,
     exact: bool,
 ) -> list[Finding]:
-    left, right = relation.left(mine), relation.right(results)
+    left, right = relation.left(first), relation.right(results)
     found = []
     for name, tensor in left.items():
         other = right[name]
@@ -204,43 +202,45 @@ def _differences(
             title = f"{name} has shape {list(other.shape)}, expected {list(tensor.shape)}"
             found.append(Finding(relation.kind, title, tensor=name))
             continue
-        if alike(tensor, other):
+        if same_bits(tensor, other):
             continue
         if exact:
             nothing = torch.zeros_like(tensor, dtype=torch.float64)
             deviation = difference(other, tensor, nothing)
         else:
-            deviation = _beyond(name, (tensor, other), relation, mine, yardstick)
+            deviation = _beyond_bound(name, (tensor, other), relation, first, bounds)
         if deviation is not None:
             found.append(
-                explain(
+                diagnose(
                     relation.kind,
                     name,
-                    _in_whole(name, deviation, relation, mine),
-                    yardstick.problem,
-                    yardstick.reference,
-                    words=relation.words,
+                    _in_whole_tensor(name, deviation, relation, first),
+                    bounds.problem,
+                    bounds.reference,
+                    against=relation.words,
                     exact=exact,
                 )
             )
     return found
 
 
-def _in_whole(name: str, deviation: Deviation, relation: Relation, mine: Tensors) -> Deviation:
-    """A deviation of a part that `left` picks, at its places in the tensor, whose dims have names.
+def _in_whole_tensor(
+    name: str, deviation: Deviation, relation: Relation, first: Tensors
+) -> Deviation:
+    """Map a deviation of the elements that `left` selects to the whole tensor, which has dims.
 
-    Elsewhere nothing is wrong. Where `left` does not pick elements, the deviation as it is.
+    Returns it unchanged if `left` computes other values instead of selecting elements.
     """
-    whole = mine.get(name)
+    whole = first.get(name)
     if whole is None or whole.shape == deviation.wrong.shape:
         return deviation
 
     def numbered(each: str) -> torch.Tensor:
-        count = mine[each].numel()
-        return torch.arange(count, dtype=torch.float64, device=whole.device).view(mine[each].shape)
+        count = first[each].numel()
+        return torch.arange(count, dtype=torch.float64, device=whole.device).view(first[each].shape)
 
-    # It picks the elements' numbers as it picks the elements.
-    places = relation.left(Deferred(mine, numbered))[name].flatten().long()
+    # Applied to the elements' numbers, `left` returns which ones it selects.
+    places = relation.left(LazyMapping(first, numbered))[name].flatten().long()
     values = whole.flatten()
     if len(places) != deviation.wrong.numel() or not 0 <= places.min() <= places.max() < len(
         values
@@ -262,125 +262,125 @@ def _in_whole(name: str, deviation: Deviation, relation: Relation, mine: Tensors
     )
 
 
-def _beyond(
+def _beyond_bound(
     name: str,
     tensors: tuple[torch.Tensor, torch.Tensor],
     relation: Relation,
-    mine: Tensors,
-    yardstick: Yardstick,
+    first: Tensors,
+    bounds: ReferenceBounds,
 ) -> Deviation | None:
-    """Where `left` and `right` are too far apart: `left` picks limits as it picks the values."""
-    known = [each for each in mine if each in yardstick.reference]
+    """The deviation between both sides, if above the error bounds; `left` selects those too."""
+    known = [each for each in first if each in bounds.reference]
     tensor, other = tensors
     deviation = None
-    # Limits take longer to make than a lower bound of them, which is mostly enough.
+    # ErrorBound take longer to make than a lower bound of them, which is mostly enough.
     for make in (
-        lambda each: yardstick.least_by_element(each, 2),
-        lambda each: 2 * yardstick.limits(each).element,
+        lambda each: bounds.lower_bound(each, 2),
+        lambda each: 2 * bounds.error_bound(each).element,
     ):
-        deviation = difference(other, tensor, relation.left(Deferred(known, make))[name])
+        deviation = difference(other, tensor, relation.left(LazyMapping(known, make))[name])
         if deviation is None:
             break
     return deviation
 
 
-def _apart(
-    relation: Relation, pair: Pair, mine: Tensors, yardstick: Yardstick, *, exact: bool
+def _compare_pair(
+    relation: Relation, pair: Pair, first: Tensors, bounds: ReferenceBounds, *, exact: bool
 ) -> list[Finding]:
-    """Where the two sides of a pair are too far apart."""
-    check, problem = relation.kind, yardstick.problem
+    """Findings about tensors whose two sides differ by more than their error bounds."""
+    check, problem = relation.kind, bounds.problem
     found = []
     for name, expected in pair.expected.items():
         if name not in pair.got:
             continue
         got = pair.got[name]
         if got.shape != expected.shape or got.dtype != expected.dtype:
-            told = " and ".join(f"{_words(each)}" for each in (got, expected))
-            found.append(Finding(check, f"{name}: {told} cannot be compared", tensor=name))
+            title = f"{name} is {_type(got)}, expected {_type(expected)}"
+            found.append(Finding(check, title, tensor=name))
             continue
-        if alike(expected, got):
+        if same_bits(expected, got):
             continue
         deviation = None
-        for limit in _allowed(name, expected, mine, yardstick, exact=exact):
+        for limit in _pair_bounds(name, expected, first, bounds, exact=exact):
             deviation = difference(got, expected, limit)
             if deviation is None:
                 break
         if deviation is not None:
-            finding = explain(
+            finding = diagnose(
                 check,
                 name,
                 deviation,
                 problem,
-                yardstick.reference,
-                words=relation.words,
+                bounds.reference,
+                against=relation.words,
                 exact=exact,
             )
             if relation.kind == "agreement" and problem.has_reference:
-                finding = _with_truth(finding, deviation, name, relation, yardstick)
+                finding = _with_errors(finding, deviation, name, relation, bounds)
             found.append(finding)
     return found
 
 
-def _allowed(
-    name: str, expected: torch.Tensor, mine: Tensors, yardstick: Yardstick, *, exact: bool
+def _pair_bounds(
+    name: str, expected: torch.Tensor, first: Tensors, bounds: ReferenceBounds, *, exact: bool
 ) -> Iterator[torch.Tensor]:
-    """How far apart two sides may be by element: lower bounds of it, if sooner made, come first."""
+    """Bounds on the difference of two sides by element: a cheap lower bound, then the bound."""
     if exact:
         yield torch.zeros_like(expected, dtype=torch.float64)
-    elif expected is mine.get(name):
-        yield yardstick.least_by_element(name, 2)
-        yield 2 * yardstick.limits(name).element
+    elif expected is first.get(name):
+        yield bounds.lower_bound(name, 2)
+        yield 2 * bounds.error_bound(name).element
     else:
-        info = yardstick.problem.outputs[name]
+        info = bounds.problem.outputs[name]
         if info.shape != tuple(expected.shape):
             dims = tuple(Dim(f"axis{n}", size) for n, size in enumerate(expected.shape))
             info = replace(info, dims=dims)
-        # What magnitude and spread say is of other values.
+        # Magnitude and spread belong to other values.
         info = replace(info, magnitude=None, spread=None, exponent=None)
-        yield 2 * limits(info, expected.double(), None, yardstick.allowance(name)).element
+        yield 2 * error_bound(info, expected.double(), None, bounds.tolerance_of(name)).element
 
 
-def _with_truth(
-    finding: Finding, deviation: Deviation, name: str, relation: Relation, yardstick: Yardstick
+def _with_errors(
+    finding: Finding, deviation: Deviation, name: str, relation: Relation, bounds: ReferenceBounds
 ) -> Finding:
-    """The finding with what the reference says of the two sides: mostly one of them is wrong."""
-    truth = yardstick.reference[name].flatten()[deviation.worst]
-    limit = yardstick.limits(name).element.flatten()[deviation.worst]
+    """Add the errors of both sides against the reference: mostly one side is wrong."""
+    truth = bounds.reference[name].flatten()[deviation.worst]
+    limit = bounds.error_bound(name).element.flatten()[deviation.worst]
     sides = {relation.words: deviation.expected, relation.name: deviation.got}
-    far = {
+    ratios = {
         words: float((tensor.flatten()[deviation.worst].double() - truth).abs() / limit)
         for words, tensor in sides.items()
     }
-    told = ", ".join(f"{words} {ratio:.3g}" for words, ratio in far.items())
-    note = f"the reference has {float(truth):.6g} there; off by, in allowances: {told}"
+    errors = ", ".join(f"{side} {ratio:.3g}" for side, ratio in ratios.items())
+    note = f"the reference there is {float(truth):.6g}; error / bound: {errors}"
     return replace(finding, detail=f"{finding.detail}\n{note}" if finding.detail else note)
 
 
-def _words(tensor: torch.Tensor) -> str:
+def _type(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _judged(check: str, yardstick: Yardstick, results: Tensors) -> list[Finding]:
-    """What is wrong with a relation's own results, against their own reference."""
-    outputs = yardstick.problem.outputs
+def _compare_with_reference(check: str, bounds: ReferenceBounds, results: Tensors) -> list[Finding]:
+    """Findings about the results of a relation's problem against its own reference."""
+    outputs = bounds.problem.outputs
     mismatches = {
         name: mismatch
         for name, info in outputs.items()
         if (mismatch := describe_mismatch(name, info, results.get(name)))
     }
-    wrong = deviations({n: results[n] for n in outputs if n not in mismatches}, yardstick)
-    problem, reference, words = yardstick.problem, yardstick.reference, "its own reference"
+    wrong = deviations({n: results[n] for n in outputs if n not in mismatches}, bounds)
+    problem, reference, against = bounds.problem, bounds.reference, "its own reference"
     return [
         Finding(check, mismatches[name], tensor=name)
         if name in mismatches
-        else explain(check, name, wrong[name], problem, reference, words=words)
+        else diagnose(check, name, wrong[name], problem, reference, against=against)
         for name in outputs
         if name in mismatches or name in wrong
     ]
 
 
 def _named(finding: Finding, relation: Relation, because: str) -> Finding:
-    """The finding with the relation's name, where the check's does not say it, and a reason."""
+    """Add the name of the relation to the title, and a reason to the detail."""
     title = finding.title
     if relation.name != finding.check:
         title = f"{relation.name}: {title}"

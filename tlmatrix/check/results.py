@@ -1,4 +1,4 @@
-"""What a call of the code under test gave: its outputs and gradients, and which are missing."""
+"""The results of one call of the entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Results"]
 
 
 class Results(dict[str, "torch.Tensor"]):
-    """Outputs and gradients by name; `absent` has the gradients that are not there, and why."""
+    """Outputs and gradients by name; `absent` maps each missing gradient to the reason."""
 
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], absent: Mapping[str, str] | None = None

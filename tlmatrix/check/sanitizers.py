@@ -1,13 +1,11 @@
-"""The interpreter's sanitizers as a check: what kernels do to memory, values right or not.
+"""The `sanitizers` check: reports of the interpreter's sanitizers as findings.
 
-The first run of a case, the one between guards and on poisoned memory, is the watched one, so
-that the check adds no run. What memory nobody has written is told by the poison it still holds,
-through all kernels of the entry and whoever allocated it.
+Sanitizers are enabled in the first run of a case, the guarded one on poisoned memory, so the check
+adds no run. They recognize uninitialized memory by its poison, in all kernels of the entry.
 
-A report is a fault by itself, but for two kinds that only explain wrong values: an operation that
-makes a NaN, and memory left unwritten that is no result. Reports of one line are one finding, and
-findings of one kind in one kernel as well; wrong values of a tensor that a finding is about are
-told with it.
+Every report is a fault except two kinds, which only explain wrong values: an operation that
+creates a NaN, and unwritten memory that is not a result. Reports of one line become one finding,
+and so do those of one sanitizer in one kernel. Wrong values of the same tensor are added to it.
 """
 
 from __future__ import annotations
@@ -17,12 +15,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tlmatrix.check.cross_sequence import depends_on_other_sequences
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.foreign import depends_on_other_sequences
-from tlmatrix.check.memory import guarded
-from tlmatrix.check.ownership import Ownership
-from tlmatrix.check.poison import MARKS, poisoned
-from tlmatrix.check.running import SeveralRanks
+from tlmatrix.check.guards import guarded
+from tlmatrix.check.poison import MARKS, poison_mask
+from tlmatrix.check.tensor_map import TensorMap
 from tlmatrix.tracebacks import short_path
 
 if TYPE_CHECKING:
@@ -32,40 +29,46 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Watch"]
+    Execute = Callable[[Problem], Tensors]
+
+__all__ = ["SanitizerSession"]
 
 _CHECK = "sanitizers"
-_MOST_PLACES = 6
-"""Further lines of one kind in one kernel that a finding lists."""
+_MAX_LINES = 6
+"""Most further lines that a finding lists."""
 
-_RANK = (
+_ORDER = (
     "bounds", "fragments", "sequences", "races", "barriers", "lanes", "uninitialised", "unwritten",
     "budget", "overreads", "guarded", "nonfinite",
 )  # fmt: skip
-"""Which report of a line leads: the cause before what follows from it."""
+"""Which report of a line becomes the title: causes before consequences."""
 
-_STOPPING = frozenset({"bounds", "fragments"})
-"""What stops a kernel that is not watched."""
+_FATAL = frozenset({"bounds", "fragments"})
+"""Reports of accesses at which a kernel stops without sanitizers."""
 
-_WITH_VALUES = frozenset({"numeric", "gradients", "poison"})
+_VALUE_CHECKS = frozenset({"numeric", "gradients", "poison"})
 
 _HINTS = {
-    "bounds": "nothing guards this access: on a GPU it touches whatever lies there",
-    "fragments": "nothing guards this access: a fragment smaller than the loop over it?",
-    "guarded": "TileLang's guard skips it; a tile that is cut here is meant to be?",
-    "races": "blocks run in any order: give every element one owner, add atomically, or use a "
-    "second kernel",
-    "lanes": "lanes of a parallel loop run at once: which of the two stays is luck",
-    "barriers": "an arrival, a wait or a phase too many or too few",
-    "uninitialised": "clear or fill it first; a copy of a partial tile leaves the rest as it was",
-    "unwritten": "a guard too strict, a grid too small, or a block that returns early?",
-    "budget": "smaller tiles, or fewer stages",
-    "overreads": "what is read there belongs to the next sequence and must be masked",
+    "bounds": "no bounds check protects this access; a GPU reads or writes other memory there",
+    "fragments": "no bounds check protects this access: is the fragment smaller than the loop?",
+    "guarded": "TileLang's bounds check skips this access: is a partial tile intended?",
+    "races": "blocks run in any order: let one block write each element, use atomics, or split the "
+    "kernel",
+    "lanes": "iterations of a parallel loop run concurrently: which store remains is undefined",
+    "barriers": "one arrival, wait or phase too many or too few",
+    "uninitialised": "clear or fill the memory first; copying a partial tile leaves the rest "
+    "uninitialized",
+    "unwritten": "is a bounds check too strict, the grid too small, or does a block return early?",
+    "budget": "use smaller tiles or fewer stages",
+    "overreads": "these rows belong to the next sequence: mask them",
 }
 
 
-class Watch:
-    """The sanitizers' view of one run of an entry."""
+class SanitizerSession:
+    """The sanitizers of one run of an entry, and their reports.
+
+    `only` restricts the sanitizers that the spec selects.
+    """
 
     def __init__(self, spec: Spec, problem: Problem, only: frozenset[str] | None = None) -> None:
         from tlmatrix.interpreter import DEFAULT_SANITIZERS
@@ -73,18 +76,18 @@ class Watch:
         self._spec = spec
         self._problem = problem
         options = spec.sanitizers
-        self._wanted = (DEFAULT_SANITIZERS | {*options.also}) - {*options.without}
+        self._selected = (DEFAULT_SANITIZERS | {*options.also}) - {*options.without}
         if only is not None:
-            self._wanted &= only
-        # Of the problem that the entry is given, once it is.
-        self._ownership = Ownership(spec, problem)
+            self._selected &= only
+        # Replaced when a run begins, for guards copy the inputs.
+        self._tensors = TensorMap(spec, problem)
         self._reports: list[Report] = []
 
     @contextmanager
-    def watching(self, problem: Problem) -> Iterator[None]:
-        """Kernels called inside are watched; `problem` is the one that the entry is given."""
-        self._ownership = Ownership(self._spec, problem)
-        with self._interpreting(self._wanted - {"nonfinite"}) as self._reports:
+    def enabled(self, problem: Problem) -> Iterator[None]:
+        """Sanitize the kernels called inside; `problem` is the one that the entry receives."""
+        self._tensors = TensorMap(self._spec, problem)
+        with self._interpreting(self.names) as self._reports:
             yield
 
     @contextmanager
@@ -94,69 +97,64 @@ class Watch:
         with interpret(
             sanitize=sanitizers,
             on_report="keep",
-            sequences=self._ownership.sequences,
+            sequences=self._tensors.sequences,
             poison=MARKS,
         ) as run:
             yield run.reports
 
     @property
-    def wanted(self) -> frozenset[str]:
-        """The sanitizers that watch the run."""
-        return self._wanted - {"nonfinite"}
+    def names(self) -> frozenset[str]:
+        """The names of the sanitizers of the run."""
+        return self._selected - {"nonfinite"}
 
     @contextmanager
-    def watching_ranks(self, world: int) -> Iterator[None]:
-        """Kernels of simulated ranks called inside are watched.
+    def enabled_on_ranks(self, world: int) -> Iterator[None]:
+        """Sanitize the kernels of simulated ranks called inside.
 
-        Where there are several, their tensors are parts of the problem's: which rows belong to
-        which sequence only the spec can say.
+        The tensors of several ranks are parts of the problem's, so only the spec tells which rows
+        belong to which sequence.
         """
         problem = self._problem
         if world > 1:
             problem = replace(problem, dims={}, inputs={}, outputs={})
-        with self.watching(problem):
+        with self.enabled(problem):
             yield
 
     @property
-    def stops(self) -> bool:
-        """Whether the kernels raise an error where they are not watched."""
-        return any(report.sanitizer in _STOPPING for report in self._reports)
+    def fatal(self) -> bool:
+        """Whether a kernel stops at a reported access if sanitizers are off."""
+        return any(report.sanitizer in _FATAL for report in self._reports)
 
     def findings(
-        self,
-        results: Tensors,
-        others: Sequence[Finding],
-        execute: Callable[[Problem], Tensors],
+        self, results: Tensors, others: Sequence[Finding], execute: Execute | None
     ) -> list[Finding]:
-        """What was found, then `others`, the findings about values and guards of the same run.
+        """The findings of the session, then `others`, those of other checks in the same run.
 
-        `results` are those of the run. Where values are not finite, `execute` is called once more
-        to find the operation that made the first.
+        `results` are those of the run. `execute` runs the entry again: to find the operation that
+        created a NaN, and to test whether results depend on rows of other sequences.
         """
-        reports, explaining = self._sifted(results)
-        if not others:
-            reports = self._without_unused_rows(reports, results, execute)
-        wrong = [finding for finding in others if finding.check in _WITH_VALUES]
-        notes = [_told(report) for report in explaining] if wrong else []
-        if any(_not_finite(finding) for finding in wrong):
-            notes += [_told(report) for report in self._births(execute)]
-        found, rest = _merged(list(self._found(reports, results)), others)
+        reports, explaining = self._faults(results)
+        if not others and execute is not None:
+            reports = self._without_masked_reads(reports, results, execute)
+        wrong = [finding for finding in others if finding.check in _VALUE_CHECKS]
+        notes = [_summary(report) for report in explaining] if wrong else []
+        if execute is not None and any(_not_finite(finding) for finding in wrong):
+            notes += [_summary(report) for report in self._origin_of_nan(execute)]
+        found, rest = _with_wrong_values(list(self._found(reports, results)), others)
         if not notes:
             return [*found, *rest]
         first, *more = [*found, *rest]
         return [_noted(first, notes), *more]
 
-    def _without_unused_rows(
-        self, reports: list[Report], results: Tensors, execute: Callable[[Problem], Tensors]
+    def _without_masked_reads(
+        self, reports: list[Report], results: Tensors, execute: Execute
     ) -> list[Report]:
-        """The reports but those of rows that are read beyond their sequence and then masked."""
+        """The reports except cross-sequence reads that no result depends on."""
         names = {
-            number: self._ownership.place(report, results)[0]
+            number: self._tensors.locate(report, results)[0]
             for number, report in enumerate(reports)
             if report.sanitizer == "sequences" and report.message.startswith("read")
         }
-        if not names or isinstance(execute, SeveralRanks):
-            return reports
         used = {
             name: name is None or depends_on_other_sequences(name, self._problem, results, execute)
             for name in set(names.values())
@@ -167,34 +165,34 @@ class Watch:
             if number not in names or used[names[number]]
         ]
 
-    def _sifted(self, results: Tensors) -> tuple[list[Report], list[Report]]:
-        """Faults, and what only explains: memory left unwritten that is no result."""
+    def _faults(self, results: Tensors) -> tuple[list[Report], list[Report]]:
+        """The reports of faults, and those of unwritten memory that is not a result."""
         faults, explaining = [], []
-        left: dict[str, Report] = {}
+        unwritten: dict[str, Report] = {}
         for report in self._reports:
             if report.sanitizer != "unwritten" or report.tensor is None:
                 faults.append(report)
                 continue
-            name = self._ownership.result(report.tensor, results)
+            name = self._tensors.result(report.tensor, results)
             if name is None:
                 explaining.append(report)
             else:
-                # The last kernel that had it in hand and left a part.
-                left[name] = report
-        for name, report in left.items():
-            blank = poisoned(results[name])
-            if blank is not None:
-                place = tuple(int(i) for i in blank.nonzero()[0])
-                spelled = ", ".join(str(i) for i in place)
-                others = int(blank.sum()) - 1
-                message = f"{name}[{spelled}] is never written, and {others} other elements"
-                told = replace(report, index=place, message=message, tensor=results[name])
-                faults.append(told)
+                # The last kernel that received the result and left a part unwritten.
+                unwritten[name] = report
+        for name, report in unwritten.items():
+            mask = poison_mask(results[name])
+            if mask is not None:
+                index = tuple(int(i) for i in mask.nonzero()[0])
+                indices = ", ".join(str(i) for i in index)
+                others = int(mask.sum()) - 1
+                message = f"{name}[{indices}] is never written, and {others} other elements"
+                fault = replace(report, index=index, message=message, tensor=results[name])
+                faults.append(fault)
         return faults, explaining
 
-    def _births(self, execute: Callable[[Problem], Tensors]) -> list[Report]:
-        """The operation that made the first value that is not finite, found in a run of its own."""
-        if "nonfinite" not in self._wanted or isinstance(execute, SeveralRanks):
+    def _origin_of_nan(self, execute: Execute) -> list[Report]:
+        """The operation that created the first value that is not finite, found in another run."""
+        if "nonfinite" not in self._selected:
             return []
         with (
             guarded(self._problem) as (inside, _),
@@ -202,31 +200,31 @@ class Watch:
         ):
             try:
                 execute(inside)
-            except Exception:  # noqa: BLE001 - the run that is explained did not raise
+            except Exception:  # noqa: BLE001 - the first run did not raise
                 return []
         return reports[:1]
 
     def _found(self, reports: Iterable[Report], results: Tensors) -> Iterator[Finding]:
-        places: dict[tuple[str, str, int, str], list[Report]] = defaultdict(list)
+        by_line: dict[tuple[str, str, int, str], list[Report]] = defaultdict(list)
         for report in reports:
-            places[(report.kernel, report.file, report.line, report.buffer)].append(report)
-        kinds: dict[tuple[str, str], list[list[Report]]] = defaultdict(list)
-        for together in places.values():
-            together.sort(key=lambda report: _RANK.index(report.sanitizer))
-            kinds[(together[0].kernel, together[0].sanitizer)].append(together)
-        for alike in kinds.values():
-            yield self._finding(alike, results)
+            by_line[(report.kernel, report.file, report.line, report.buffer)].append(report)
+        by_kind: dict[tuple[str, str], list[list[Report]]] = defaultdict(list)
+        for together in by_line.values():
+            together.sort(key=lambda report: _ORDER.index(report.sanitizer))
+            by_kind[(together[0].kernel, together[0].sanitizer)].append(together)
+        for lines in by_kind.values():
+            yield self._finding(lines, results)
 
-    def _finding(self, places: list[list[Report]], results: Tensors) -> Finding:
-        (lead, *same), *more = places
-        tensor, index = self._ownership.place(lead, results)
+    def _finding(self, lines: list[list[Report]], results: Tensors) -> Finding:
+        (lead, *same), *more = lines
+        tensor, index = self._tensors.locate(lead, results)
         title, *notes = lead.message.splitlines()
         if lead.count > 1:
             notes.append(f"and {lead.count - 1} more like it")
-        notes += [_told(report, line=False) for report in same]
-        notes += [f"also {_told(each[0])}" for each in more[:_MOST_PLACES]]
-        if len(more) > _MOST_PLACES:
-            notes.append(f"and at {len(more) - _MOST_PLACES} more lines")
+        notes += [_summary(report, location=False) for report in same]
+        notes += [f"also {_summary(each[0])}" for each in more[:_MAX_LINES]]
+        if len(more) > _MAX_LINES:
+            notes.append(f"and at {len(more) - _MAX_LINES} more lines")
         source = _source(lead)
         return Finding(
             check=_CHECK,
@@ -239,25 +237,26 @@ class Watch:
             source=source,
             kernel=lead.kernel,
             block=lead.block or None,
-            against=_against(lead),
+            against=_other_access(lead),
         )
 
 
-def _merged(found: list[Finding], others: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Wrong values of a tensor that a finding is about are told with it."""
+def _with_wrong_values(
+    found: list[Finding], others: Sequence[Finding]
+) -> tuple[list[Finding], list[Finding]]:
+    """Move wrong values of a tensor to the first sanitizer finding about it; return the rest."""
     rest = []
-    told: Mapping[str, list[str]] = defaultdict(list)
+    values: Mapping[str, list[str]] = defaultdict(list)
     about = {finding.tensor for finding in found if finding.tensor is not None}
     for finding in others:
-        if finding.check in _WITH_VALUES and finding.tensor in about:
+        if finding.check in _VALUE_CHECKS and finding.tensor in about:
             where = f", {finding.where}" if finding.where else ""
-            told[str(finding.tensor)].append(f"it shows: {finding.title}{where}")
+            values[str(finding.tensor)].append(f"wrong values: {finding.title}{where}")
         else:
             rest.append(finding)
     merged = []
     for finding in found:
-        # Told once, with the first finding about the tensor.
-        notes = told.get(str(finding.tensor), [])
+        notes = values.get(str(finding.tensor), [])
         merged.append(_noted(finding, notes))
         notes.clear()
     return merged, rest
@@ -278,28 +277,28 @@ def _hint(report: Report) -> str | None:
     if report.sanitizer == "sequences":
         if report.message.startswith("read"):
             return (
-                "the tile starts outside its sequence, and results depend on it: an offset or a "
-                "bound of another one?"
+                "a tile starts in another sequence and results depend on it: is an offset or a "
+                "bound that of another sequence?"
             )
         return (
-            "a full tile stored at the last rows of a sequence reaches into the next one: bound "
-            "the store by the length"
+            "a full tile stored at the last rows of a sequence overwrites the next one: bound the "
+            "store by the length"
         )
     if report.sanitizer == "races" and report.rank is not None:
         return (
-            "order the two: a barrier of the ranks, an event between streams, or a flag released "
-            "after the first and acquired before the second"
+            "order the two accesses: a barrier of the ranks, an event between streams, or a flag "
+            "released after the first and acquired before the second"
         )
     if report.sanitizer == "budget" and "shared memory" not in report.message:
-        return None  # A layout, or tensor memory: its message says what is too much.
+        return None  # a layout or tensor memory: the message has the limit
     return _HINTS.get(report.sanitizer)
 
 
-def _told(report: Report, *, line: bool = True) -> str:
+def _summary(report: Report, *, location: bool = True) -> str:
     """A report in one line."""
     kernel = f", in kernel {report.kernel}" if report.kernel else ""
-    place = f" at {_source(report)}{kernel}" if line else ""
-    against = f", against {_against(report)}" if report.other is not None else ""
+    place = f" at {_source(report)}{kernel}" if location else ""
+    against = f", against {_other_access(report)}" if report.other is not None else ""
     message = report.message.split("\n", 1)[0]
     return f"{report.sanitizer}: {message}{place}{against}"
 
@@ -308,7 +307,7 @@ def _source(report: Report) -> str:
     return f"{short_path(report.file)}:{report.line}" if report.file else "an unknown line"
 
 
-def _against(report: Report) -> str | None:
+def _other_access(report: Report) -> str | None:
     other = report.other
     if other is None:
         return None

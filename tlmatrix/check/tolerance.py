@@ -1,49 +1,50 @@
-"""How far from the float64 reference a result may lie.
+"""Error bounds: the largest accepted difference between a result and its float64 reference.
 
     |out - reference|      <= factor * max |lowp - reference| + floor_max     every element
     rms(out - reference)   <= factor * rms(lowp - reference)  + floor_rms     every region, and all
 
 with max and rms over a region (a head of a sequence), and `lowp` the same mathematics in PyTorch
-at the kernel's precision. In a large region the error of `lowp` is a good measure of what
-rounding does there. In a small one (a sequence of one or two rows), or with values that happen
-to be exact, it is next to nothing by luck; the floors keep the bound from collapsing then. They
-are what rounding can do, not what a kernel may do: with u the unit roundoff of what is stored,
-M = `magnitude` the sum of the sizes of the terms, S = `spread` the root of the sum of their
-squares, and R the number of rows of the region that sum anything,
+at the kernel's precision. In a large region, the error of `lowp` is a good estimate of rounding
+errors. In a small one (a sequence of one or two rows), or with values that happen to be exact, it
+may be close to 0 by chance; the floors are lower limits of the bound for that case. They estimate
+rounding: with u the unit roundoff of the stored dtype, M = `magnitude` the sum of the absolute
+terms, S = `spread` the root of the sum of their squares, and R the number of rows of the region
+whose sums are not empty,
 
     floor_max = u * min(4 M, 2 |reference| + 6 S) + a M
     floor_rms = u * hypot(1.5 rms(reference), (0.5 + 2.5 / sqrt(R)) rms(S)) + a/2 rms(M)
     a = (64 + 8 X) * 2**-24
 
 - 4 M: operands (P, dS), their partner (the delta of rounded outputs) and the result are each
-  rounded once, by at most u of their size; no correct kernel is further off. With many terms this
-  is far too wide: independent roundings add in quadrature, to at most u S / sqrt(3) each, so
-  that 6 S is more than 7 sigma of two of them; 2 |reference| stands for roundings that all terms
-  share (equal keys give equal P), which do not average out.
-- The root mean square over R rows is far steadier than the largest element, so its floor is
-  smaller: of many rows `lowp` is a fair sample, and u S / 2 in quadrature with 1.5 u of the result
-  covers values whose roundings are alike; a single row, with its few roundings (one dS), need
-  not be typical, and gets 3 u S.
-- a M is what float32 arithmetic inside the kernel is worth: 64 units for sums in another order
-  and exp2 good to 2 ulp; and where scores or an lse of size X are exponentiated, 8 X units, for
-  exp turns the absolute error of its argument (the product, its scaling by log2(e), the
-  maximum or lse taken off it, each rounded) into a relative one. X = 56 where it is not known.
-  For the low dtypes a is a fraction of u, for float32 far below any error that means something.
-  A float64 tensor gets as many units of 2**-53, an integer one none: it is exact. Where a problem
-  knows that hardware sums in less than float32 (products of float8), it says so, and a is larger.
+  rounded once, by at most u of their size; no correct kernel has a larger error. With many terms
+  this is far too wide: independent rounding errors add in quadrature, to at most u S / sqrt(3)
+  each, so that 6 S is more than 7 sigma of two of them; 2 |reference| covers rounding errors that
+  all terms share (equal keys give equal P), which do not average out.
+- The root mean square over R rows varies far less than the largest element, so its floor is
+  smaller: with many rows `lowp` is a fair sample, and u S / 2 in quadrature with 1.5 u of the
+  result covers correlated rounding errors; a single row has few rounding errors (one dS), may not
+  be typical, and gets 3 u S.
+- a M covers float32 arithmetic inside the kernel: 64 units for another order of summation and
+  exp2 with 2 ulp; and 8 X units for the exponential of scores or an lse of size X, because exp
+  turns the absolute error of its argument (the product, its scaling by log2(e), the subtracted
+  maximum or lse, each rounded) into a relative one. X = 56 if unknown. For low-precision dtypes a
+  is a fraction of u, for float32 it is far below any relevant error. A float64 tensor gets as many
+  units of 2**-53, an integer one none: it is exact. A problem whose hardware sums in less than
+  float32 (products of float8) sets a larger unit (`TensorInfo.arithmetic`).
 - Below the smallest normal number of the dtype, half a unit in the last place is added, and at
-  least 2**-116: GPUs flush float32 below 2**-126 to zero (`ftz`, `ex2.approx`), in a probability
-  too, which may then miss a partner of up to 2**10. A float64 tensor is not flushed.
+  least 2**-116: GPUs flush float32 below 2**-126 to zero (`ftz`, `ex2.approx`), also in a
+  probability, which may be multiplied by up to 2**10. A float64 tensor is not flushed.
 
-What several ranks return of a result that is the sum of it was rounded once by each: u times the
-sizes of these parts is added for an element, and u times the root of their squares in the mean.
+If a result is the sum of what several ranks return, each rank rounded its part once: u times the
+sum of the sizes of the parts is added for an element, and u times the root of the sum of their
+squares for the root mean square.
 
 A uniform error of 2 % is 5 u of bfloat16 and 41 u of float16. The error of `lowp` is about 0.6 u,
-so the bound on the root mean square is 1.2 u + 1.8 u: such an error shows wherever the result
-is as large as `spread`, that is, wherever its terms do not cancel.
+so the bound on the root mean square is 1.2 u + 1.8 u: such an error is detected if the result is
+as large as `spread`, that is, if its terms do not cancel.
 
-The floors take several times the arithmetic of the error of `lowp`, and hardly a correct result
-needs them: what is within `factor` times that error in every region is within the limits.
+Floors need several times the arithmetic of the error of `lowp`, and few correct results need them:
+an error within `factor` times that of `lowp` in every region is within the bound.
 """
 
 from __future__ import annotations
@@ -55,30 +56,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tlmatrix.check.error_stats import Comparison, ErrorStats, measure_errors
 from tlmatrix.check.regions import Regions
-from tlmatrix.check.survey import Measured, Survey, survey
 
 if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, TensorInfo, Tensors
     from tlmatrix.spec.model.spec import Allowance, Tolerance
 
-__all__ = ["Doubt", "Limits", "Yardstick", "limits"]
+__all__ = ["ErrorBound", "ReferenceBounds", "Suspect", "error_bound"]
 
 _UNITS = 64
 _UNITS_PER_EXPONENT = 8
 _USUAL_EXPONENT = 56.0
 _FEW = 256
-"""Elements whose errors say as much about a kernel as about luck."""
+"""Number of elements below which error ratios are mostly noise."""
 _FLUSHED = 2.0**-116
-"""float32's smallest normal number, times a partner of 2**10."""
+"""float32's smallest normal number times a factor of 2**10."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The most that a tensor may be off.
+class ErrorBound:
+    """The error bound of a tensor, in float64.
 
-    `element`, of the tensor's shape, bounds every element; `region` the root mean square over
-    each region, and `whole` over the tensor. All float64.
+    `element`, of the tensor's shape, bounds the error of every element, `region` the root mean
+    square over each region, and `whole` that over the tensor.
     """
 
     element: torch.Tensor
@@ -88,34 +89,38 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """Why a result is not surely within its limits.
+class Suspect:
+    """The part of a result that the fast test did not show to be within its error bound.
 
-    `regions`, [regions], are those that are not, None where that is not known; `whole` says whether
-    the root mean square over all of the tensor is not.
+    `regions` is a mask over regions, None for all; `whole` is whether it includes the root mean
+    square over the tensor.
     """
 
     regions: np.ndarray | None = None
     whole: bool = True
 
 
-def limits(
+def error_bound(
     info: TensorInfo,
     reference: torch.Tensor,
     lowp: torch.Tensor | None,
     allowance: Allowance,
     regions: Regions | None = None,
     parts: torch.Tensor | None = None,
-) -> Limits:
-    """The limits of one tensor, by the formulas of this module.
+) -> ErrorBound:
+    """The error bound of a tensor, by the formulas of this module; 0 for elements not finite.
 
-    reference: float64, of the tensor's shape. lowp: of the same shape, any dtype; without it
-    only the floor counts. Elements where either is not finite allow nothing. regions: those of
-    `info.dims`, where they are at hand. parts: [ranks, ...], of a sum of what ranks return.
+    Args:
+        info: describes the tensor.
+        reference: float64, of the tensor's shape.
+        lowp: of the same shape, any dtype; without it only the floor counts.
+        allowance: the factor and floor of the spec.
+        regions: those of `info.dims`, to save computing them.
+        parts: [ranks, ...], if the tensor is the sum of what ranks return.
     """
     regions = Regions(info.dims, reference.device) if regions is None else regions
     size = _finite(reference).abs_()
-    # Temporaries of a tensor's size cost more than the arithmetic on them: one is reused.
+    # Allocating temporaries costs more than the arithmetic on them: one is reused.
     scratch = torch.empty_like(size)
     root = regions.rms(size, scratch)
     if allowance.floor == "auto":
@@ -137,7 +142,7 @@ def limits(
         root = regions.rms(sizes.square_().sum(0).sqrt_())
         per_region = per_region + root
         whole = whole + regions.rms_of_all(root)
-    return Limits(element, per_region, whole, regions)
+    return ErrorBound(element, per_region, whole, regions)
 
 
 def _floors(
@@ -154,19 +159,19 @@ def _floors(
     arithmetic = units * _unit(info)
     tiny = _underflow(info)
     if info.magnitude is None:
-        # Where a region comes out as zero by cancellation, the others show the size of its terms.
+        # If the terms of a region cancel, other regions show their size.
         magnitude = size + 3 * regions.rms_of_all(root).clamp(min=regions.spread(root))
     else:
         magnitude = info.magnitude().double()
-    # Rows that sum nothing (no visible key) say nothing about how steady the others are.
+    # Rows with an empty sum (no visible key) do not count.
     rows = regions.rows(torch.sign(magnitude, out=scratch))
     if info.spread is not None:
         spread = info.spread().double()
     elif info.magnitude is None:
         spread = regions.spread(root).expand(size.shape)
     else:
-        # n terms of random sign: the sum is about as large as their spread. Where they cancel
-        # by construction it is not, but then a region of many rows has many terms.
+        # The sum of n terms of random sign is about as large as their spread. If they cancel by
+        # construction it is not, but then a region of many rows has many terms.
         spread = torch.hypot(
             regions.spread(root), magnitude / regions.spread(rows.clamp_min(1).sqrt())
         )
@@ -193,7 +198,7 @@ def _floors(
 
 
 def _underflow(info: TensorInfo) -> float:
-    """What is lost of numbers too small for the dtype, or for the arithmetic before it."""
+    """The error of numbers too small for the dtype, or for the arithmetic before it."""
     if not info.dtype.is_floating_point:
         return 0.0
     stored = torch.finfo(info.dtype).smallest_normal * info.roundoff
@@ -201,7 +206,7 @@ def _underflow(info: TensorInfo) -> float:
 
 
 def _unit(info: TensorInfo) -> float:
-    """Of the arithmetic inside a kernel."""
+    """The unit roundoff of the arithmetic inside a kernel."""
     if not info.dtype.is_floating_point:
         return 0.0
     if info.arithmetic is not None:
@@ -217,20 +222,20 @@ def _finite_in_place(values: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num_(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-class Yardstick:
-    """What a problem's results are measured with; everything is computed once, when asked for."""
+class ReferenceBounds:
+    """The reference values of a problem and the error bounds around them, computed lazily."""
 
     def __init__(
         self,
         problem: Problem,
         tolerance: Tolerance,
         arch: str,
-        like: Yardstick | None = None,
+        like: ReferenceBounds | None = None,
         parts: Tensors | None = None,
     ) -> None:
-        """For a problem that has dims of `like`'s, what is known of their regions is shared.
+        """Share regions with `like`, whose problem may have the same dims.
 
-        `parts`, [ranks, ...] by name, is what ranks returned of results that are the sum of it.
+        `parts`, [ranks, ...] by name, are what ranks returned of results that are sums.
         """
         self.problem = problem
         self._parts = parts or {}
@@ -241,14 +246,14 @@ class Yardstick:
         self._regions_of: dict[tuple[tuple[bool, int], ...], Regions] = (
             {} if like is None else like._regions_of  # noqa: SLF001 - its own kind
         )
-        # Whose identities are keys there.
+        # Keeps the dims alive whose identities are keys of `_regions_of`.
         self._dims: list[tuple[Dim, ...]] = [] if like is None else like._dims  # noqa: SLF001
-        self._limits: dict[str, Limits] = {}
-        self._surveys: dict[str, tuple[Survey, slice]] = {}
+        self._error_bounds: dict[str, ErrorBound] = {}
+        self._stats: dict[str, tuple[ErrorStats, slice]] = {}
 
     @cached_property
     def reference(self) -> dict[str, torch.Tensor]:
-        """float64 values of every output and gradient."""
+        """The float64 values of all outputs and gradients."""
         return dict(self.problem.reference())
 
     @cached_property
@@ -256,30 +261,30 @@ class Yardstick:
         """The same mathematics at the kernel's precision."""
         return dict(self.problem.lowp())
 
-    def limits(self, name: str) -> Limits:
-        """The limits of the output or gradient of that name."""
-        if name not in self._limits:
-            self._limits[name] = limits(
+    def error_bound(self, name: str) -> ErrorBound:
+        """The error bound of an output or gradient."""
+        if name not in self._error_bounds:
+            self._error_bounds[name] = error_bound(
                 self.problem.outputs[name],
                 self.reference[name],
                 self.lowp.get(name),
-                self.allowance(name),
+                self.tolerance_of(name),
                 self.regions(name),
                 self._parts.get(name),
             )
-        return self._limits[name]
+        return self._error_bounds[name]
 
-    def allowance(self, name: str) -> Allowance:
-        """What the spec allows the output or gradient of that name."""
+    def tolerance_of(self, name: str) -> Allowance:
+        """The tolerance that the spec sets for an output or gradient."""
         if name not in self._allowances:
             self._allowances[name] = self._tolerance.for_tensor(name, self._arch)
         return self._allowances[name]
 
     def regions(self, name: str) -> Regions:
-        """The regions of the output or gradient of that name."""
+        """The regions of an output or gradient."""
         if name not in self._regions:
             dims = self.problem.outputs[name].dims
-            # Two tensors whose dims have the same regions, as out and dq, share them.
+            # Tensors whose dims have the same regions, such as out and dq, share them.
             key = tuple(
                 (True, id(dim)) if dim.region is not None else (False, dim.size) for dim in dims
             )
@@ -290,60 +295,60 @@ class Yardstick:
             self._regions[name] = self._regions_of[key]
         return self._regions[name]
 
-    def doubts(self, results: Tensors) -> dict[str, Doubt]:
-        """The results that are not surely within their limits, and where.
-
-        Sure is what is no further off than `lowp` allows, whatever the floor is.
-        """
-        found = {name: Doubt() for name in results if name not in self.lowp}
-        measured = [
-            Measured(name, got, self.lowp[name], self.reference[name], self.regions(name))
+    def suspects(self, results: Tensors) -> dict[str, Suspect]:
+        """The results that a fast test, without floors, does not show to be within their bounds."""
+        found = {name: Suspect() for name in results if name not in self.lowp}
+        comparisons = [
+            Comparison(name, got, self.lowp[name], self.reference[name], self.regions(name))
             for name, got in results.items()
             if name not in found and got.numel()
         ]
-        if not measured:
+        if not comparisons:
             return found
-        made = survey(measured)
-        within = made.within([self.allowance(each.name).factor for each in measured])
-        self._surveys |= {each.name: (made, place) for each, place in made.parts()}
+        stats = measure_errors(comparisons)
+        within = stats.within([self.tolerance_of(each.name).factor for each in comparisons])
+        self._stats |= {each.name: (stats, part) for each, part in stats.parts()}
         if within.all():
             return found
-        for each, place in made.parts():
-            if not within[place].all():
-                mine, its = made.squares[:, place].sum(1)
-                factor = self.allowance(each.name).factor
-                found[each.name] = Doubt(~within[place], whole=not mine <= its * factor**2)
+        for each, part in stats.parts():
+            if not within[part].all():
+                own, low = stats.squares[:, part].sum(1)
+                factor = self.tolerance_of(each.name).factor
+                found[each.name] = Suspect(~within[part], whole=not own <= low * factor**2)
         return found
 
-    def closeness(self) -> float | None:
-        """How close to what is allowed results are that were found right, from 0 to 1: a score.
+    def error_ratio(self) -> float | None:
+        """The error ratio (error / error bound) of correct results, from 0 to 1, as a score.
 
-        The largest and the root mean square error over what low precision allows, of the worst
-        tensor. Floors are not counted, and few elements, whose errors are luck, count less. None
-        where nothing was measured.
+        The largest error and the root mean square of the worst tensor, over the bounds without
+        floors. Tensors with few elements, whose errors are noisy, count less. None if nothing was
+        measured.
         """
         worst = None
-        for name, (made, place) in self._surveys.items():
+        for name, (stats, part) in self._stats.items():
             size = self.reference[name].numel()
-            factor = self.allowance(name).factor
-            of_low = (made.largest[1, place].max(initial=0), np.sqrt(made.squares[1, place].sum()))
-            of_mine = (made.largest[0, place].max(initial=0), np.sqrt(made.squares[0, place].sum()))
-            for mine, low in zip(of_mine, of_low, strict=True):
-                share = float(mine / (low * factor)) if 0 < mine < low * factor else float(mine > 0)
-                worst = max(share * size / (size + _FEW), worst or 0.0)
+            factor = self.tolerance_of(name).factor
+            lows = (stats.largest[1, part].max(initial=0), np.sqrt(stats.squares[1, part].sum()))
+            errors = (stats.largest[0, part].max(initial=0), np.sqrt(stats.squares[0, part].sum()))
+            for error, low in zip(errors, lows, strict=True):
+                bound = low * factor
+                ratio = float(error / bound) if 0 < error < bound else float(error > 0)
+                worst = max(ratio * size / (size + _FEW), worst or 0.0)
         return worst
 
-    def least_by_element(self, name: str, times: float = 1) -> torch.Tensor:
-        """For every element a value below its limit, times `times`, in the tensor's shape."""
+    def lower_bound(self, name: str, times: float = 1) -> torch.Tensor:
+        """A lower bound of the error bound of every element, times `times`; cheap to compute."""
         regions, reference = self.regions(name), self.reference[name]
-        if name not in self._surveys:
+        if name not in self._stats:
             low = self.lowp.get(name)
             if low is None or not low.numel():
                 return torch.zeros_like(reference)
-            made = survey([Measured(name, low, low, reference, regions)])
-            self._surveys[name] = made, slice(0, regions.count)
-        made, place = self._surveys[name]
-        finite = np.isfinite(made.squares[1, place])
-        least = np.where(finite, made.largest[1, place], 0.0) * self.allowance(name).factor * times
+            own = measure_errors([Comparison(name, low, low, reference, regions)])
+            self._stats[name] = own, slice(0, regions.count)
+        stats, part = self._stats[name]
+        finite = np.isfinite(stats.squares[1, part])
+        least = (
+            np.where(finite, stats.largest[1, part], 0.0) * self.tolerance_of(name).factor * times
+        )
         of_regions = torch.from_numpy(least).to(reference.device).view(regions.shape)
         return regions.spread(of_regions).expand(reference.shape)

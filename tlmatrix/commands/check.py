@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.commands.specs import check_draws, plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.problem.floors import lint_floors
+from tlmatrix.problem.floor_lint import lint_floors
 from tlmatrix.report.text import count
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.exit_codes import UsageError
-from tlmatrix.fuzz.draw import ground_of
+from tlmatrix.fuzz.strategies import case_domain
 from tlmatrix.run.plan import Plan, plan
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import Issue, SpecError
@@ -90,7 +90,7 @@ def check_draws(plans: Iterable[Plan]) -> None:
         if each.spec.fuzz is None:
             continue
         try:
-            ground_of(each.spec, each.tier)
+            case_domain(each.spec, each.tier)
         except SpecError as error:
             issues += error.issues
     if issues:

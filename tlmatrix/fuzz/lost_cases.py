@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-    from tlmatrix.check.further import Relations
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner
@@ -85,13 +85,13 @@ class ChildProcess:
         self._start = start
         self._child: tuple[BaseProcess, Connection] | None = None
 
-    def run(self, case: Case, relations: Relations, blank: CaseResult, limit: float) -> CaseResult:
+    def run(self, case: Case, reruns: Reruns, blank: CaseResult, limit: float) -> CaseResult:
         """Run a case; `blank` is its result before it ran, which a lost case completes."""
         if self._child is None:
             self._child = self._start()
             self._receive(_START)
         process, connection = self._child
-        connection.send((case.spec, dict(case.values), relations, limit))
+        connection.send((case.spec, dict(case.values), reruns, limit))
         answer = self._receive(limit)
         if isinstance(answer, CaseResult):
             return answer
@@ -126,12 +126,12 @@ def serve_cases(connection: Connection, runner: Runner, spec: Spec, path: str) -
     connection.send("ready")
     while True:
         try:
-            name, values, relations, limit = connection.recv()
+            name, values, reruns, limit = connection.recv()
         except EOFError:
             return
         case = Case(name, values, "fuzz")
         signal.alarm(math.ceil(limit) + _GRACE)
-        result = runner.run(spec, case, path=path, relations=relations)
+        result = runner.run(spec, case, path=path, reruns=reruns)
         signal.alarm(0)
         connection.send(replace(result, values={}, findings=(), kernels=(), coverage=None))
 
@@ -166,9 +166,9 @@ def shrink_lost(spec: Spec, lost: LostCase, children: ChildProcess) -> FuzzFailu
     assert cause is not None
     first = Case(result.spec, result.values, "fuzz")
 
-    def run(case: Case, relations: Relations) -> CaseResult:
+    def run(case: Case, reruns: Reruns) -> CaseResult:
         blank = replace(result, case=case.id, key=case.key, values=dict(case.values))
-        return children.run(case, relations, blank, lost.limit)
+        return children.run(case, reruns, blank, lost.limit)
 
     def same_cause(ended: CaseResult) -> bool:
         its = cause_of(ended) if ended.status in (Status.CRASHED, Status.TIMEOUT) else None
@@ -176,14 +176,12 @@ def shrink_lost(spec: Spec, lost: LostCase, children: ChildProcess) -> FuzzFailu
 
     try:
         # Mostly the first call crashes or hangs; otherwise one of those that further checks make.
-        relations: Relations = frozenset()
-        if not same_cause(run(first, relations)):
-            relations = "all"
-            if not same_cause(run(first, relations)):
+        reruns: Reruns = frozenset()
+        if not same_cause(run(first, reruns)):
+            reruns = "all"
+            if not same_cause(run(first, reruns)):
                 return FuzzFailure(cause, _not_reproduced(result), result, ended=False)
-        done = shrink(
-            spec, first, lambda case: same_cause(run(case, relations)), seconds=lost.seconds
-        )
+        done = shrink(spec, first, lambda case: same_cause(run(case, reruns)), seconds=lost.seconds)
     finally:
         children.end()
     smallest = replace(result, case=done.case.id, key=done.case.key, values=dict(done.case.values))

@@ -6,7 +6,6 @@ allowed. Those that are wrong with some of several data are where to look.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.issues import SpecError
@@ -14,7 +13,7 @@ from tlmatrix.spec.issues import SpecError
 if TYPE_CHECKING:
     import torch
 
-    from tlmatrix.check.patterns import Side
+    from tlmatrix.check.patterns import Projection
     from tlmatrix.matrix import Case
     from tlmatrix.problem import TensorInfo
     from tlmatrix.run.runner import Runner
@@ -34,20 +33,19 @@ def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | N
     """
     from tlmatrix.check.gathering import Gathered
     from tlmatrix.check.numeric import deviations
-    from tlmatrix.check.tolerance import Yardstick
+    from tlmatrix.check.tolerance import ReferenceBounds
 
     wrong: torch.Tensor | None = None
     info: TensorInfo | None = None
     for seed in _SEEDS:
-        again = replace(runner, seed=seed or runner.seed, coverage=False)
         try:
-            problem, results = again.outputs(spec, case)
+            problem, results = runner.outputs(spec, case, seed=seed or None)
             info = problem.outputs.get(tensor)
             if info is None or tensor not in results:
                 return None
             parts = results.parts if isinstance(results, Gathered) else None
-            yardstick = Yardstick(problem, spec.tolerance, runner.backend.arch, parts=parts)
-            found = deviations({tensor: results[tensor]}, yardstick).get(tensor)
+            bounds = ReferenceBounds(problem, spec.tolerance, runner.backend.arch, parts=parts)
+            found = deviations({tensor: results[tensor]}, bounds).get(tensor)
         except SpecError:
             return None
         except Exception:  # noqa: BLE001 - the code under test may raise with other data
@@ -60,10 +58,10 @@ def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | N
 def _words(wrong: torch.Tensor, info: TensorInfo) -> str:
     from tlmatrix.check.patterns import recognise
 
-    return ", ".join(_side(side) for side in recognise(wrong, info.dims).sides)
+    return ", ".join(_side(side) for side in recognise(wrong, info.dims).projections)
 
 
-def _side(side: Side) -> str:
+def _side(side: Projection) -> str:
     from tlmatrix.check.patterns import ranges
 
     if not side.segmented:

@@ -16,7 +16,7 @@ from tlmatrix.fuzz.guidance import Guidance
 from tlmatrix.fuzz.region import wrong_region
 from tlmatrix.fuzz.shrink import shrink
 from tlmatrix.run.result import Status
-from tlmatrix.triage.cause import Cause, cause_of, explained, lines_of
+from tlmatrix.triage.cause import VALUE_CHECKS, Cause, cause_of, known_fault, same_fault
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import SearchStrategy
 
-    from tlmatrix.check.further import Relations
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
@@ -41,10 +41,6 @@ _MAX_DUPLICATES = 300
 """Duplicates in a row after which the search counts as exhausted."""
 _SHRINK_SECONDS = 20.0
 """Time limit of shrinking one failure."""
-_MAX_PER_CAUSE = 3
-"""Failures of one cause that are kept apart by what their smallest cases need."""
-
-_VALUE_CHECKS = ("numeric", "gradients", "poison", "guards")
 
 
 @dataclass(frozen=True)
@@ -71,14 +67,14 @@ class FuzzFailure:
     ended: bool = True
     causes: frozenset[Cause] = frozenset()
 
+    @property
+    def all_causes(self) -> frozenset[Cause]:
+        """`cause` and `causes`."""
+        return self.causes | {self.cause}
+
     def same_fault(self, other: FuzzFailure) -> bool:
-        """Whether two failures share their smallest case, or a line of a sanitizer report."""
-        one, two = self.smallest, other.smallest
-        if one.key == two.key:
-            return True
-        if one.status in (Status.CRASHED, Status.TIMEOUT):
-            return self.cause == other.cause
-        return bool(lines_of(one) & lines_of(two))
+        """Whether the smallest cases of two failures show one fault."""
+        return same_fault(self.smallest, other.smallest)
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def fuzz_spec(
     Args:
         spec: the spec.
         runner: runs the cases.
-        strategy: generates the cases; by default `tlmatrix.fuzz.draw.cases` of the tier.
+        strategy: generates the cases; by default `tlmatrix.fuzz.strategies.cases` of the tier.
         tier: its number of examples applies if there are neither `examples` nor `seconds`.
         examples: how many cases to run.
         seconds: how long to run.
@@ -154,7 +150,7 @@ def fuzz_spec(
     if examples is None and seconds is None:
         examples = examples_of(spec, tier)
     if strategy is None:
-        from tlmatrix.fuzz.draw import cases
+        from tlmatrix.fuzz.strategies import cases
 
         strategy = cases(spec, tier)
     search = _Search(
@@ -214,10 +210,6 @@ class _Search:
         self._guidance = Guidance()
         self._seen: set[int] = set()
         self._found = [replace(found, cases=0) for found in known]
-        self._known: dict[Cause, list[int]] = {}
-        """Of each cause the indices in `_found` of its failures."""
-        for index, found in enumerate(self._found):
-            self._add_causes(index, found)
         self._counts: Counter[Status] = Counter()
         self._examples = 0
         self._draws = 0
@@ -279,47 +271,32 @@ class _Search:
             self._on_failure(case, result)
         return scores
 
-    def _run(
-        self, case: Case, spec: Spec, relations: Relations, *, coverage: bool = False
-    ) -> CaseResult:
+    def _run(self, case: Case, spec: Spec, reruns: Reruns, *, coverage: bool = False) -> CaseResult:
         if self._hooks.on_start is not None:
-            self._hooks.on_start(case, relations != "rotate")
+            self._hooks.on_start(case, reruns != "rotate")
         self._runner.coverage = coverage
-        return self._runner.run(spec, case, path=self._path, relations=relations)
+        return self._runner.run(spec, case, path=self._path, reruns=reruns)
 
     def _on_failure(self, case: Case, result: CaseResult) -> None:
+        index = known_fault(self._spec, case, result, self._found)
+        if index is not None:
+            self._count_case(index)
+            return
         cause = cause_of(result)
         assert cause is not None
-        candidates = self._known.setdefault(cause, [])
-        lines = lines_of(result)
-        for index, found in enumerate(self._found):
-            if lines & lines_of(found.smallest):
-                self._found[index] = replace(found, cases=found.cases + 1)
-                return
-        for index in candidates:
-            smallest = replace(case, values=self._found[index].smallest.values)
-            if len(candidates) == _MAX_PER_CAUSE or explained(self._spec, smallest, case):
-                found = self._found[index]
-                self._found[index] = replace(found, cases=found.cases + 1)
-                return
         found = _shrink(self._spec, case, result, cause, self._run, self._shrinking)
-        same = next((n for n, old in enumerate(self._found) if old.same_fault(found)), None)
-        if same is None:
-            same = len(self._found)
-            self._found.append(self._with_region(found))
-            if self._hooks.on_found is not None:
-                self._hooks.on_found(self._found[same])
-        else:
-            old = self._found[same]
-            self._found[same] = replace(old, cases=old.cases + 1)
-        self._add_causes(same, found)
+        index = next((n for n, old in enumerate(self._found) if old.same_fault(found)), None)
+        if index is not None:
+            self._count_case(index, found.all_causes)
+            return
+        self._found.append(self._with_region(found))
+        if self._hooks.on_found is not None:
+            self._hooks.on_found(self._found[-1])
 
-    def _add_causes(self, index: int, found: FuzzFailure) -> None:
-        """Record the causes of the failure at `index`."""
-        for cause in {found.cause, *found.causes}:
-            indices = self._known.setdefault(cause, [])
-            if index not in indices:
-                indices.append(index)
+    def _count_case(self, index: int, causes: frozenset[Cause] = frozenset()) -> None:
+        """Count one more case of the failure at `index`, and add `causes` to its own."""
+        old = self._found[index]
+        self._found[index] = replace(old, cases=old.cases + 1, causes=old.causes | causes)
 
     def _with_region(self, found: FuzzFailure) -> FuzzFailure:
         return _with_region(self._spec, self._runner, found)
@@ -335,8 +312,8 @@ def shrink_failure(
     before = runner.coverage
     runner.coverage = False
 
-    def run(case: Case, spec: Spec, relations: Relations) -> CaseResult:
-        return runner.run(spec, case, path=result.path, relations=relations)
+    def run(case: Case, spec: Spec, reruns: Reruns) -> CaseResult:
+        return runner.run(spec, case, path=result.path, reruns=reruns)
 
     try:
         return _with_region(spec, runner, _shrink(spec, case, result, cause, run, seconds))
@@ -346,7 +323,7 @@ def shrink_failure(
 
 def _with_region(spec: Spec, runner: Runner, found: FuzzFailure) -> FuzzFailure:
     finding = found.smallest.findings[0] if found.smallest.findings else None
-    if finding is None or finding.tensor is None or finding.check not in _VALUE_CHECKS:
+    if finding is None or finding.tensor is None or finding.check not in VALUE_CHECKS:
         return found
     region = wrong_region(spec, runner, _case_of(found.smallest), finding.tensor)
     if region is None:
@@ -368,7 +345,7 @@ def _shrink(
     case: Case,
     result: CaseResult,
     cause: Cause,
-    run: Callable[[Case, Spec, Relations], CaseResult],
+    run: Callable[[Case, Spec, Reruns], CaseResult],
     seconds: float,
 ) -> FuzzFailure:
     """Shrink a failing case."""
@@ -399,8 +376,8 @@ def _shrink(
 def _only_needed_checks(spec: Spec, cause: Cause) -> Spec:
     """The spec with only the checks that show the failure, which makes passing attempts cheap."""
     wanted = {cause.check}
-    if cause.check in _VALUE_CHECKS:
-        wanted = set(_VALUE_CHECKS)
+    if cause.check in VALUE_CHECKS:
+        wanted = set(VALUE_CHECKS)
     elif cause.check not in spec.checks:
         return spec  # an exception of the entry, or a check that always runs
     kept = tuple(check for check in spec.checks if check in wanted)

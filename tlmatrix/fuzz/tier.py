@@ -30,8 +30,8 @@ def tier_fuzz_cases(spec: Spec, tier: str, others: Iterable[str], *, seed: int =
     count = examples_of(spec, tier)
     if not count:
         return []
-    from tlmatrix.fuzz.draw import cases
     from tlmatrix.fuzz.generation import derive_seed, generate_cases
+    from tlmatrix.fuzz.strategies import cases
 
     first = derive_seed(spec.name, seed)
     return generate_cases(cases(spec, tier), count=count, first=first, known=frozenset(others))

@@ -177,7 +177,7 @@ def one_configuration(spec: Spec, job: Job, gpus: int) -> SearchStrategy[Case]:
     more ranks than `gpus` are not generated, as they would be skipped. If the tier lists no
     configurations, cases of any are generated.
     """
-    from tlmatrix.fuzz.draw import cases, configurations
+    from tlmatrix.fuzz.strategies import cases, configurations
 
     most = {WORLD: gpus}
     own = configurations(spec, job.tier, at_most=most)

@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import weakref
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +44,7 @@ _GUARDS_OFF = "tl.disable_safe_memory_legalize"
 
 _lock = TRACING
 _patches: list[tuple[Any, str, Any]] = []
+_stances = ExitStack()
 _users = 0
 # Per jit object (by identity: they are not hashable) its shadows by architecture and use.
 _shadows: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
@@ -238,9 +239,14 @@ def _install() -> None:
     _patch(Builder, "set_fileline", _users_lines)
     _patch(sys.modules["tilelang.profiler"], "do_bench", _untimed)
     _patch(torch.cuda, "synchronize", _synchronous)
+    _patch(torch, "compile", _eager)
+    if "torch._dynamo" in sys.modules:
+        # A function compiled before runs as written: Dynamo would trace into generated programs.
+        _stances.enter_context(torch.compiler.set_stance("force_eager"))
 
 
 def _remove() -> None:
+    _stances.close()
     while _patches:
         owner, name, original = _patches.pop()
         setattr(owner, name, original)
@@ -253,6 +259,17 @@ def _cached(original: Any) -> Any:
         return _kernel(func, out_idx, kwargs)
 
     return cached
+
+
+def _eager(original: Any) -> Any:
+    """`torch.compile` inside the context: a function that runs as written."""
+
+    def compile(model: Any = None, **kwargs: Any) -> Any:  # noqa: A001 - torch's name
+        if not _local.stack:
+            return original(model, **kwargs)
+        return model if model is not None else lambda function: function
+
+    return compile
 
 
 def _par_compile(original: Any) -> Any:

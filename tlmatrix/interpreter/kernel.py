@@ -124,9 +124,11 @@ class InterpretedKernel:
         self._parameters = loaded.program.parameters
         self.out_idx = _normalized(out_idx, len(self._parameters))
         self._inputs = [k for k in range(len(self._parameters)) if k not in self.out_idx]
+        scalars = tuple(p.code for p in self._parameters if p.shape is None)
+        self._names = (*self._program.symbols, *scalars)
         self._expressions = {
             code: eval(  # noqa: S307  # our own source
-                f"lambda {', '.join(self._program.symbols)}: {code}", runtime.environment()
+                f"lambda {', '.join(self._names)}: {code}", runtime.environment()
             )
             for p in self._parameters
             for code in (*(p.shape or ()), *p.strides)
@@ -246,6 +248,8 @@ class InterpretedKernel:
             p, value = self._parameters[k], values[k]
             if p.shape is None:
                 self._check_scalar(p, value)
+                if p.dtype.startswith(("int", "uint", "bool")):
+                    symbols[p.code] = int(value)
                 if p.name in known:
                     symbols[p.name] = int(value)
                 continue
@@ -305,7 +309,7 @@ class InterpretedKernel:
         )
 
     def _is_packed(self, p: Parameter, first: int) -> bool:
-        trial = {name: first + 7 * n for n, name in enumerate(self._program.symbols)}
+        trial = {name: first + 7 * n for n, name in enumerate(self._names)}
 
         def number(code: int | str) -> int:
             return code if isinstance(code, int) else self._evaluate(code, trial)
@@ -327,7 +331,7 @@ class InterpretedKernel:
             raise ArgumentError(
                 f"kernel {self._program.name}: no input binds the symbolic dimension {code}"
             )
-        names = self._program.symbols
+        names = self._names
         missing = [n for n in names if n not in symbols and _mentions(code, n)]
         if missing and solve is not None and len(missing) == 1:
             trial = {n: symbols.get(n, 0) for n in names}

@@ -145,7 +145,7 @@ class CaseItem(pytest.Item):
         if case.origin != "fuzz":
             return runner.run(spec, case, path=path)
         # One of many: the checks that run the code again take turns.
-        result = runner.run(spec, case, path=path, relations="rotate")
+        result = runner.run(spec, case, path=path, reruns="rotate")
         if not result.failed or runner.lost:
             return result
         return self._state().shrinking.shrunk(runner, spec, case, result, self.seconds_allowed)

@@ -1,12 +1,13 @@
-"""From a case to a problem: inputs, references, relations and cost, by families.
+"""Problems: inputs, reference, metamorphic relations and cost of a case, built by families.
 
-`family_for` finds the family a spec names; importing this package imports no torch.
+`family_for` returns the family of a spec. Importing this package does not import torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from tlmatrix.problem.changed_arguments import with_changed_arguments
 from tlmatrix.problem.model import (
     Cost,
     Dim,
@@ -18,7 +19,6 @@ from tlmatrix.problem.model import (
     TensorInfo,
     Tensors,
 )
-from tlmatrix.problem.override import override
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.words import nearest
 
@@ -36,7 +36,7 @@ __all__ = [
     "TensorInfo",
     "Tensors",
     "family_for",
-    "override",
+    "with_changed_arguments",
 ]
 
 _BUILT_IN = {
@@ -49,14 +49,14 @@ _PROTOCOL = ("lint", "compile_key", "problem")
 
 
 def family_for(spec: Spec) -> Family:
-    """The family of a spec's `problem`: built in, declared in the spec, or a user's class.
+    """The family of the `problem` of a spec: built in, declared in the spec, or a user's class.
 
-    A user's `package.module:Class` is imported, from the spec's folder if it is there, and
-    called with no argument.
+    A user's `package.module:Class` is imported, from the folder of the spec if it is there, and
+    called without arguments.
 
     Raises:
-        SpecError: no family of that name, or the class cannot be imported or does not follow
-            the protocol; the issue stands at `problem` in the file.
+        SpecError: no family has that name, or the class cannot be imported or has not the methods
+            of `Family`; located at `problem`.
     """
     name = spec.problem
     where = ("problem",)
@@ -68,16 +68,14 @@ def family_for(spec: Spec) -> Family:
         target = name
     else:
         message = f"unknown problem {name!r}{nearest(name, _BUILT_IN)}"
-        raise refuse(spec, where, f"{message} A family of your own is package.module:Class")
+        raise refuse(spec, where, f"{message} Write your own family as package.module:Class")
     made = load(spec, where, target)
     if not callable(made):
         raise refuse(spec, where, f"{target!r} is not a class")
     try:
         family = made()
     except Exception as error:
-        raise refuse(
-            spec, where, f"{target!r} cannot be made: {type(error).__name__}: {error}"
-        ) from error
+        raise refuse(spec, where, f"{target!r}() raised {type(error).__name__}: {error}") from error
     missing = [method for method in _PROTOCOL if not callable(getattr(family, method, None))]
     if missing:
         raise refuse(

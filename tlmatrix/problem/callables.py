@@ -1,4 +1,4 @@
-"""The parameters of callables, and of those that Python cannot tell the parameters of."""
+"""Parameters of callables: functions, `torch.autograd.Function`s, PyTorch operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["autograd_function", "by_name", "parameters_of", "takes_any_keyword"]
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, Parameter] | None:
-    """Parameters by name; None where neither Python nor PyTorch can tell (some builtins)."""
+    """Parameters by name; None if neither Python nor PyTorch knows them (some builtins)."""
     kind = autograd_function(function)
     if kind is not None:
         return _forward_parameters(kind)
@@ -31,7 +31,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, Parameter] | Non
 
 
 def autograd_function(function: object) -> type[Any] | None:
-    """The `torch.autograd.Function` of which `function` is the `apply`; None for others."""
+    """The `torch.autograd.Function` whose `apply` is `function`; None for other callables."""
     owner = getattr(function, "__self__", None)
     if getattr(function, "__name__", "") != "apply" or not isinstance(owner, type):
         return None
@@ -39,7 +39,7 @@ def autograd_function(function: object) -> type[Any] | None:
 
 
 def _forward_parameters(kind: type[Any]) -> Mapping[str, Parameter]:
-    """Those of `forward`, without its `ctx`; `apply` takes them by position."""
+    """The parameters of `forward` without `ctx`, positional-only as those of `apply`."""
     named = list(inspect.signature(kind.forward).parameters.values())
     if kind.setup_context is torch.autograd.Function.setup_context:
         named = named[1:]
@@ -51,7 +51,7 @@ def _forward_parameters(kind: type[Any]) -> Mapping[str, Parameter]:
 
 
 def _schema(function: object) -> Any:  # noqa: ANN401 - PyTorch's, without a type
-    """The schema of an operator of `torch.library`, also behind its packet and `custom_op`."""
+    """The schema of a PyTorch operator: an overload, a packet or a `custom_op`."""
     function = getattr(function, "_opoverload", function)
     if isinstance(function, torch._ops.OpOverloadPacket):  # noqa: SLF001 - its only name
         overloads = function.overloads()  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ def _schema_parameters(schema: Any) -> Mapping[str, Parameter]:  # noqa: ANN401 
 
 
 def takes_any_keyword(parameters: Mapping[str, Parameter]) -> bool:
-    """Whether there is a `**keywords` among them."""
+    """Whether there is a `**kwargs` parameter."""
     return any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
 
 
@@ -81,9 +81,9 @@ def by_name(
     values: Mapping[str, Any],
     missing: Callable[[str], Exception],
 ) -> Arguments:
-    """Arguments for the parameters that `values` has by name; defaults for the others.
+    """Arguments from `values`, by the names of the parameters.
 
-    Raises what `missing` makes of the name of a parameter with neither.
+    Raises `missing(name)` for a parameter that has neither a value nor a default.
     """
     positional: list[Any] = []
     keywords: dict[str, Any] = {}

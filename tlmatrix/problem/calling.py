@@ -1,7 +1,7 @@
-"""Arguments of a call from its `call`, and named results from its `returns`.
+"""Builds the arguments of a call from `call:`, and names its results by `returns:`.
 
-Used for the code under test and for references alike; what is wrong becomes an exception by
-`wrong(path, message)`, where the path is that of the key: `("call", 2)`, `("returns", "lse")`.
+Serves the code under test and references. Errors are raised as `wrong(path, message)`, with the
+path of the key: `("call", 2)`, `("returns", "lse")`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.model.calling import Call, Fill, Returns
 
-__all__ = ["Arguments", "Given", "arguments_of", "named_results"]
+__all__ = ["ArgumentSource", "Arguments", "arguments_of", "named_results"]
 
 Path = tuple[str | int, ...]
 Wrong = Callable[[Path, str], Exception]
 
 
 @dataclass(frozen=True)
-class Given:
-    """What arguments are made from.
+class ArgumentSource:
+    """The values and buffers that arguments may name.
 
-    `names` are values by name, and `outputs` the outputs that `allocate` makes buffers of. A bare
-    output name in `call` is a buffer if it is in `results`, or is no name of a value.
+    `names` are values by name; `allocate` makes buffers for the names in `outputs`. An output name
+    alone in `call` is a buffer if it is in `results`, or if no value has that name.
     """
 
     names: Mapping[str, Any]
@@ -49,38 +49,38 @@ class Given:
     wrong: Wrong
 
     def buffer(self, name: str, fill: Fill, path: Path) -> torch.Tensor:
-        """A buffer for an output; `path` is where the spec names it."""
+        """A buffer for an output; `path` locates the name in the spec."""
         if name not in self.outputs:
             message = f"the problem has no output {name!r}"
             raise self.wrong(path, message + suggestion(name, self.outputs, "Its outputs"))
         return self.allocate(name, fill)
 
     def value(self, name: str, path: Path) -> Any:  # noqa: ANN401 - an argument
-        """The value of a name; `path` is where the spec has it."""
+        """The value of a name; `path` locates the name in the spec."""
         if name not in self.names:
             words = suggestion(name, sorted(self.names), "Known names")
             raise self.wrong(path, f"the problem has no {name!r}{words}")
         return self.names[name]
 
-    def written(self, name: str) -> bool:
-        """Whether a bare name stands for a buffer."""
+    def is_buffer(self, name: str) -> bool:
+        """Whether a name alone stands for a buffer."""
         return name in self.results or (name in self.outputs and name not in self.names)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call, and the tensors among them that hold outputs afterwards."""
+    """The arguments of a call; `written` are those that hold outputs after the call."""
 
     positional: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-def arguments_of(call: Call, given: Given) -> Arguments:
+def arguments_of(call: Call, given: ArgumentSource) -> Arguments:
     """The arguments that `call` lists.
 
-    Raises what `given.wrong` makes of a name that is not there, an expression that has no value,
-    and an output that the problem does not have.
+    Raises `given.wrong(path, message)` for an unknown name, an expression that cannot be
+    evaluated, and an output that the problem does not have.
     """
     written: dict[str, torch.Tensor] = {}
     values = {key: _argument(item, ("call", key), given, written) for key, item in items_of(call)}
@@ -89,7 +89,9 @@ def arguments_of(call: Call, given: Given) -> Arguments:
     return Arguments(tuple(values.values()), {}, written)
 
 
-def _argument(item: object, path: Path, given: Given, written: dict[str, torch.Tensor]) -> Any:  # noqa: ANN401 - an argument
+def _argument(
+    item: object, path: Path, given: ArgumentSource, written: dict[str, torch.Tensor]
+) -> Any:  # noqa: ANN401 - an argument
     match item:
         case list() | tuple():
             return [_argument(each, path, given, written) for each in item]
@@ -99,12 +101,12 @@ def _argument(item: object, path: Path, given: Given, written: dict[str, torch.T
         case Inout():
             value = given.value(item.inout, path)
             if not isinstance(value, torch.Tensor):
-                message = f"{item.inout!r} is no tensor, so a call cannot change it in place"
+                message = f"{item.inout!r} is not a tensor: a call cannot change it in place"
                 raise given.wrong(path, message)
             written[item.output] = copy = _copy(value)
             return copy
         case str() if is_name(item):
-            if given.written(item):
+            if given.is_buffer(item):
                 written[item] = buffer = given.buffer(item, "nan", path)
                 return buffer
             return given.value(item, path)
@@ -117,11 +119,11 @@ def _argument(item: object, path: Path, given: Given, written: dict[str, torch.T
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the same sizes and strides, which autograd follows back to the original."""
+    """A copy of the same sizes and strides, differentiable."""
     if tensor.numel() and any(
         stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ):
-        # Elements share memory (an expanded tensor): an operator cannot change them apart.
+        # Elements of an expanded tensor share memory; an operator cannot write them.
         return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
     made = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
@@ -141,10 +143,13 @@ def named_results(
 ) -> dict[str, torch.Tensor]:
     """The tensors that a call returned, by name.
 
-    returns: the spec's `returns`; a name in `written` is read from its buffer. Without it the
-        results are the first ones of `expected` that are not in `written`, as many as there are.
-
-    Raises what `wrong` makes of results that do not fit.
+    Args:
+        results: the returned value.
+        returns: `returns` of the spec. If it is empty, the results are the first names of
+            `expected` that are not in `written`, as many as there are.
+        expected: the outputs of the problem.
+        written: names of the outputs in buffers, which are no results.
+        wrong: makes the exception for results that do not fit.
     """
     if isinstance(returns, dict):
         return {
@@ -160,13 +165,13 @@ def named_results(
     if len(found) > len(order) or (returns and len(found) < len(order)):
         raise wrong(
             (),
-            f"gave {len(found)} results, but {len(order)} have names: {', '.join(order)}. "
-            "List what it returns under `returns`, with _ for a result that is not checked",
+            f"returned {len(found)} results, expected {len(order)}: {', '.join(order)}. "
+            "List its results under `returns`, with _ for a result that is not checked",
         )
     if not found:
         if written and not returns:
             return {}
-        raise wrong((), "returned nothing; it must return a tensor or a tuple of tensors")
+        raise wrong((), "returned None; it must return a tensor or a tuple of tensors")
     return {
         name: _tensor(name, value, wrong)
         for name, value in zip(order, found, strict=False)
@@ -186,7 +191,7 @@ def _tensor(name: str, value: object, wrong: Wrong) -> torch.Tensor:
 
 
 def _found(results: object, name: str, path: str, wrong: Wrong) -> object:
-    """What a path of keys, indices and attributes leads to."""
+    """The value at a path of keys, indices and attributes."""
     value, walked = results, "the result"
     for part in path.split("."):
         value = _part(value, part, name, walked, wrong)
@@ -212,7 +217,7 @@ def _part(value: object, part: str, name: str, walked: str, wrong: Wrong) -> obj
 
 
 def _parts(value: object) -> list[str]:
-    """What a path may go on with: keys, indices, or attributes that are there."""
+    """The parts that may continue a path: keys, indices or attributes."""
     if isinstance(value, torch.Tensor) or value is None:
         return []
     if isinstance(value, Mapping):
@@ -224,5 +229,5 @@ def _parts(value: object) -> list[str]:
 
 
 def _attributes(value: object) -> list[str]:
-    """The public attributes that an object has of its own."""
+    """The public instance attributes of an object."""
     return [name for name in getattr(value, "__dict__", ()) if not name.startswith("_")]

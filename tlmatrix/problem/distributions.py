@@ -1,8 +1,8 @@
-"""Input values that reveal what normal noise hides, seeded and the same on every device.
+"""Distributions of input values, seeded and identical on every device.
 
-Noise from N(0, 1) alone passes kernels that permute rows, let a masked logit win, or sum in
-the wrong precision. Each distribution here is drawn on the CPU in float32 and then cast, so
-that a GPU and the interpreter judge the same bits. The names are known without torch.
+N(0, 1) alone hides kernels that permute rows, let a masked logit win, or sum in the wrong
+precision. Values are generated on the CPU in float32 and then cast, so that all backends get the
+same bits. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,47 +22,51 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DISTRIBUTIONS",
-    "choose",
+    "choose_distribution",
     "draw",
-    "evenly",
     "explain_distribution",
     "generator",
-    "others",
+    "replacement_values",
+    "uniform",
     "usual_distributions",
 ]
 
 DISTRIBUTIONS = {
     "normal": "independent N(0, 1)",
-    "one_hot": "one 1 a row at a random place, else 0: a permuted row or column shows exactly",
-    "ramp": "rises with the row, tilted along it: a row taken from elsewhere has another size",
-    "large": "N(0, 1) times 8 or 16: saturated softmax, logits far from any finite sentinel",
-    "outlier_rows": "N(0, 1) with one row in sixteen 16 times larger: sums that round too early",
-    "constant_rows": "every row one random constant: equal terms, sums that drift",
-    "opposed": "|N(0, 1)|, inputs of alternate sign: every product of two neighbours is "
-    "negative, so that a zero read out of bounds would win the softmax",
-    "zero_rows": "N(0, 1) with the first of every four rows 0: a norm or a scale of nothing",
-    "rising": "each row rises from -3 to 3, with a little noise: a running maximum changes in "
+    "one_hot": "one 1 in each row, else 0: reveals permuted rows and columns exactly",
+    "ramp": "grows with the row, and slightly along it: reveals rows read from elsewhere",
+    "large": "N(0, 1) times 8 or 16: saturates softmax, exceeds finite mask values",
+    "outlier_rows": "N(0, 1), one row in 16 multiplied by 16: reveals sums that round too early",
+    "constant_rows": "each row a random constant: equal terms, whose rounding errors add up",
+    "opposed": "|N(0, 1)|, negated for every second input: all products of q and k are "
+    "negative, so that a zero read out of bounds wins the softmax",
+    "zero_rows": "N(0, 1), the first of every four rows 0: reveals division by a norm of 0",
+    "rising": "each row rises from -3 to 3, with a little noise: the running maximum changes in "
     "every tile",
 }
-"""Each name with what it reveals."""
+"""Names with descriptions."""
 
 _PERIOD = 2053
-"""Of `others`: a prime, so that hardly two rows of a tensor begin at the same number."""
+"""Period of `replacement_values`: a prime, so that few rows of a tensor start alike."""
 
 _OF_ROWS = ("zero_rows", "rising")
-"""Those for kernels that work along rows: drawn where a spec names them, and by no seed alone."""
+"""Distributions for kernels along rows: only used if a spec names them."""
 _OTHERS = tuple(name for name in DISTRIBUTIONS if name not in ("normal", *_OF_ROWS))
 
 
 def explain_distribution(name: Value) -> str | None:
-    """Why `name` is no distribution, or None where it is one."""
+    """Why `name` is no distribution; None if it is one."""
     if isinstance(name, str) and name in DISTRIBUTIONS:
         return None
     return f"unknown distribution {name!r}{nearest(name, DISTRIBUTIONS)}"
 
 
-def choose(values: Value, seed: int) -> str:
-    """The distribution a case names, else one its seed picks (normal half of the time)."""
+def choose_distribution(values: Value, seed: int) -> str:
+    """The distribution of the axis `values`; without it one by seed, `normal` half of the time.
+
+    Raises:
+        ValueError: there is no distribution of that name.
+    """
     if values is not None:
         if reason := explain_distribution(values):
             raise ValueError(reason)
@@ -72,12 +76,12 @@ def choose(values: Value, seed: int) -> str:
 
 
 def usual_distributions() -> tuple[str, ...]:
-    """What cases draw that name none, `normal` first."""
+    """The distributions that `choose_distribution` picks by seed, `normal` first."""
     return ("normal", *_OTHERS)
 
 
 def generator(seed: int) -> torch.Generator:
-    """A seeded CPU generator; CPU whatever the device, so that the bits do not depend on it."""
+    """A seeded CPU generator: the bits do not depend on the device."""
     import torch
 
     return torch.Generator(device="cpu").manual_seed(seed)
@@ -92,20 +96,20 @@ def draw(
     index: int = 0,
     cotangent: bool = False,
 ) -> torch.Tensor:
-    """A CPU tensor of the distribution `name`; a row is a vector along the last dimension.
+    """A CPU tensor from the distribution `name`; a row is a vector along the last dimension.
 
     Args:
         name: one of `DISTRIBUTIONS`.
-        source: what is random comes from it.
+        source: the random generator.
         shape: of the result.
-        dtype: of the result; values are made in float32 and cast. Integers are drawn from
-            [-8, 8), or [0, 8) without a sign, whatever the distribution.
+        dtype: of the result; values are generated in float32 and cast. Integers are uniform in
+            [-8, 8), unsigned ones in [0, 8), whatever the distribution.
         index: number of the input in its problem; `opposed` alternates signs by it.
-        cotangent: whether this is a cotangent. Those stay at the size of normal noise, for a
-            gradient is a product of three inputs and must stay in the range of float16.
+        cotangent: whether this is a cotangent. `large` and `outlier_rows` are `normal` then: a
+            gradient is a product of three inputs, and must stay in the range of float16.
 
     Raises:
-        ValueError: the name of no distribution.
+        ValueError: there is no distribution of that name.
     """
     import torch
 
@@ -121,11 +125,11 @@ def draw(
     if name in ("normal", "large", "outlier_rows", "opposed", "zero_rows"):
         result = torch.randn(shape, generator=source, dtype=torch.float32)
         if name == "large":
-            # 8**2 * sqrt(head_dim) stays far from 65504; wider dtypes bear twice as much.
+            # 8**2 * sqrt(head_dim) is far below 65504; wider dtypes allow twice as much.
             result *= 8.0 if dtype_named(str(dtype)[6:]).largest < 1e6 else 16.0
         elif name == "outlier_rows":
-            lots = torch.randint(0, 16, (*rows, 1), generator=source)
-            result *= torch.where(lots == 0, 16.0, 1.0)
+            outlier = torch.randint(0, 16, (*rows, 1), generator=source)
+            result *= torch.where(outlier == 0, 16.0, 1.0)
         elif name == "zero_rows" and rows:
             result.view(-1, size)[::4] = 0.0
         elif name == "opposed":
@@ -133,8 +137,8 @@ def draw(
     elif name == "one_hot":
         result = torch.zeros(shape, dtype=torch.float32)
         if result.numel():
-            place = torch.randint(0, size, (*rows, 1), generator=source)
-            result.scatter_(-1, place, 1.0)
+            index_of_one = torch.randint(0, size, (*rows, 1), generator=source)
+            result.scatter_(-1, index_of_one, 1.0)
     elif name == "rising":
         noise = torch.randn(shape, generator=source, dtype=torch.float32)
         result = torch.linspace(-3.0, 3.0, size, dtype=torch.float32) + noise / 16
@@ -151,10 +155,10 @@ def draw(
     return result.to(dtype)
 
 
-def evenly(
+def uniform(
     low: int, high: int, source: torch.Generator, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A CPU tensor of values that are equally likely between two bounds, both included."""
+    """A CPU tensor of uniform values in [low, high]."""
     import torch
 
     if dtype.is_floating_point:
@@ -162,13 +166,13 @@ def evenly(
     return torch.randint(low, high + 1, tuple(shape), generator=source).to(dtype)
 
 
-def others(
+def replacement_values(
     source: torch.Generator, shapes: Sequence[Sequence[int]], dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """CPU tensors that take the place of inputs in a relation: `normal`, drawn more cheaply.
+    """CPU tensors that replace inputs in relations: N(0, 1) with a short period.
 
-    What counts there is that values are others, not that all are independent: few numbers are
-    drawn for each, and follow one another again and again along the tensor's memory.
+    Relations need different values, not independent ones: each tensor repeats `_PERIOD` numbers
+    along its memory, which is far cheaper to generate.
     """
     import torch
 

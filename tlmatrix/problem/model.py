@@ -1,7 +1,6 @@
-"""A problem: a case made concrete, with all that is needed to run and to judge an entry.
+"""The data model of problems: a `Family` turns the axis values of a case into a `Problem`.
 
-The same few classes serve the built-in families (attention, gemm, declared in YAML) and a
-family of a user's own: a `Family` turns the values of a case into a `Problem`.
+Built-in families (attention, gemm, collective, declared) and families of users share these classes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RelationKind = Literal["isolation", "poison", "relations", "repeat", "agreement"
 
 
 class ReferenceFailedError(RuntimeError):
-    """The reference of a problem raised; `error` is what it raised. No fault of the entry's."""
+    """The reference of a problem raised `error`, which is no bug of the entry."""
 
     def __init__(self, target: str, error: BaseException) -> None:
         self.target = target
@@ -46,12 +45,12 @@ class ReferenceFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension of an output tensor, in words a person uses.
+    """A dimension of a tensor, for findings and regions.
 
-    `region[i]` numbers the region that index `i` belongs to along this dimension (the sequence
-    of a packed row, the head); None when the dimension lies inside a region. `starts` are the
-    first indices of the regions where a position counts from its region's start (`cu_seqlens`,
-    with the end or without), and `region_name` what such a region is called ("sequence").
+    `region[i]` is the number of the region of index `i` (the sequence of a packed row, the head);
+    None if the dimension lies within a region. If positions count from the start of a region,
+    `starts` are the first indices of the regions (`cu_seqlens`, with or without the end), and
+    `region_name` is the word for a region ("sequence").
     """
 
     name: str
@@ -61,45 +60,46 @@ class Dim:
     region_name: str | None = None
     tile: int | None = None
     owner: Sequence[int] | None = None
-    """The rank that has each index, where ranks share the tensor out along this dimension."""
+    """The rank that holds each index, if the tensor is sharded along this dimension."""
 
     def describe(self, index: int) -> dict[str, int]:
         """`{"sequence": 2, "position": 17, "position_tile": 0}` for a packed row."""
-        place: dict[str, int] = {}
+        index_by_name: dict[str, int] = {}
         if self.owner is not None:
-            place["rank"] = self.owner[index]
+            index_by_name["rank"] = self.owner[index]
         position = index
         if self.region_name is not None and self.region is not None:
             region = int(self.region[index])
-            place[self.region_name] = region
+            index_by_name[self.region_name] = region
             if self.starts is not None:
                 position = index - int(self.starts[region])
-        place[self.name] = position
+        index_by_name[self.name] = position
         if self.tile:
-            place[f"{self.name}_tile"] = position // self.tile
-        return place
+            index_by_name[f"{self.name}_tile"] = position // self.tile
+        return index_by_name
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An output or a gradient: its dims, dtype, and how exact the best kernel could be.
+    """An output or a gradient: its dims, dtype, and bounds on its rounding errors.
 
-    `roundoff` is the unit roundoff of what the kernel stores (2**-11 for float16). `magnitude`,
-    of the tensor's shape and in float64, bounds the size of the terms summed into each element
-    (`|P| @ |V|` for attention); the numeric check derives its floor from
-    `roundoff * magnitude`. Without it the floor uses the reference's own size.
+    `roundoff` is the unit roundoff of values that the kernel stores (2**-11 for float16).
+
+    `magnitude`, float64 of the tensor's shape, is the sum of the absolute values of the terms of
+    each element (`|P| @ |V|` for attention). The floor of the numeric check derives from
+    `roundoff * magnitude`; by default from the size of the reference.
 
     `spread`, of the same shape, is the root of the sum of the squares of those terms
-    (`sqrt(P**2 @ V**2)`): where many terms are rounded independently their errors add up to
-    `roundoff * spread`, far below `roundoff * magnitude`, and a small uniform error shows.
-    Without it the floor estimates it from the reference and `magnitude`.
+    (`sqrt(P**2 @ V**2)`). Independent rounding errors of many terms add up to `roundoff * spread`,
+    far less than `roundoff * magnitude`; so a small uniform error is detected. By default it is
+    estimated from the reference and `magnitude`.
 
-    `exponent`, of a shape that broadcasts to the tensor's, is the size of what is exponentiated
-    on the way (scores, lse): float32 rounds an x there by |x| * 2**-24, which is a relative
-    error of exp(x). Without it scores of at most some fifty are assumed.
+    `exponent`, of a shape that broadcasts to the tensor's, is the size of exponentiated values
+    (scores, lse): float32 rounds such an x by |x| * 2**-24, which is a relative error of exp(x).
+    By default about 50.
 
-    `arithmetic` is the unit roundoff of the sums inside the kernel; without it float32's, or
-    float64's for float64 results. Integer results are exact.
+    `arithmetic` is the unit roundoff of sums in the kernel; by default that of float32, or of
+    float64 for float64 results. Integer results are exact.
     """
 
     name: str
@@ -119,10 +119,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Cost:
-    """Work that the mathematics asks for: floating-point operations, and bytes in and out.
+    """The minimal work of a problem: floating-point operations, and bytes read and written.
 
-    `flops` is 0 where nobody counts them. `backward` is the gradients' work, with what they read
-    of the forward's; None where there are none, or nobody knows.
+    `flops` is 0 if unknown. `backward` is the work of the gradients, including forward tensors that
+    they read; None if there are none, or if unknown.
     """
 
     flops: int
@@ -132,10 +132,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Pair:
-    """What must be equal, by name: tensors of `got` with those of `expected` that it has.
+    """Tensors that must be equal, by name; names in only one of the two are ignored.
 
-    Both are off by what is allowed for `expected`: for the problem's own results that of the
-    numeric check, for others what rounding can do to numbers of their size.
+    The tolerance is twice that of `expected`: of the numeric check if these are results of the
+    problem, else the rounding error of numbers of their size.
     """
 
     expected: Tensors
@@ -143,23 +143,23 @@ class Pair:
 
 
 Sides = Callable[[Tensors, Callable[["Problem"], Tensors]], Pair | None]
-"""Given the problem's results and what runs the entry: what is compared, None for nothing here."""
+"""Takes the results of the problem and a function that runs the entry; None: nothing to compare."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Two ways to the same values: run `problems`, and `right(results)` must equal `left(mine)`.
+    """A metamorphic relation: `right(results of problems)` must equal `left(results)`.
 
-    `left` picks, from the tensors of the problem itself, the part that is compared; `right`
-    makes the same part, under the same names, from the results of `problems`, in order.
-    `exact` asks for equal bits; otherwise the difference must lie within the allowance of the
-    numeric check. `judge` lists the indices of `problems` whose own results are also checked
-    against their own reference.
+    `left` selects the compared part of the results of the original problem; `right` computes the
+    same part, under the same names, from the results of `problems`, in order. With `exact` the bits
+    must be equal; otherwise the difference must be within the tolerance of the numeric check.
+    `judge` lists the indices of `problems` whose results are also checked against their own
+    reference.
 
-    Where what must come out depends on the results, or comes from elsewhere, `sides` makes both
-    in place of `problems`, `left` and `right`. `words` say what the problem is compared with.
+    If the expected results depend on the first results, `sides` computes both sides, in place of
+    `problems`, `left` and `right`. `words` describe the expected side in findings.
 
-    With `captured`, the problems are replays of one call that was captured to a CUDA graph; with
+    With `captured`, the problems are replays of one call that was captured in a CUDA graph; with
     `refused` as well, the entry must raise that exception (its name, words of its message).
     """
 
@@ -179,12 +179,12 @@ class Relation:
 
 @dataclass(frozen=True)
 class Problem:
-    """What to call an entry with, what must come out, and by which rules that is judged.
+    """Arguments for an entry, the expected results, and how they are checked.
 
-    `names` holds every name an entry's parameter, or an expression of `factory_args` and `call`,
-    may use: the axes, what follows from them, and the tensors. `inputs` is the subset of `names`
-    that are tensors the entry must not change. Gradients are taken with `torch.autograd.grad`
-    of the outputs named in `cotangents`, with respect to the inputs in `gradient_of`'s values.
+    `names` are all names for parameters of an entry and expressions of `factory_args` and `call`:
+    axes, names derived from them, and tensors. `inputs` are the tensors among them that the entry must
+    not change. Gradients are those of `torch.autograd.grad` of the outputs in `cotangents`, with
+    respect to the inputs that are values of `gradient_of`.
     """
 
     values: Mapping[str, Value]
@@ -194,47 +194,49 @@ class Problem:
     returns: tuple[str, ...]
     """Outputs in the order in which an entry returns them: ("out", "lse")."""
     dims: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
-    """What the dimensions of inputs and other tensors are; outputs have theirs in `outputs`.
+    """The dimensions of tensors that are no outputs.
 
-    A dimension with `starts` also says which rows belong to which sequence: the sanitizers watch
-    that a kernel stays in its own, in tensors of these names, and in others of the same shape.
+    A dimension with `starts` assigns rows to sequences: the sanitizers report accesses across
+    sequences, in tensors of these names and in others of the same shape.
     """
     cotangents: Tensors = field(default_factory=dict)
     gradient_of: Mapping[str, str] = field(default_factory=dict)
     """Gradient name to input name: {"dq": "q"}."""
     has_reference: bool = True
-    """Whether anybody knows what must come out; else relations and agreements judge alone."""
+    """Whether there is a reference; without one, only relations and agreements check results."""
     reference: Callable[[], Tensors] = dict
-    """float64 values of every output and gradient; computed once."""
+    """The float64 values of every output and gradient; computed once."""
     lowp: Callable[[], Tensors] = dict
-    """The same mathematics in PyTorch at the kernel's precision; computed once."""
+    """The same values, computed in PyTorch at the precision of a kernel; computed once."""
     relations: Callable[[RelationKind], Iterable[Relation]] = lambda _kind: ()
     cost: Callable[[], Cost] | None = None
     with_inputs: Callable[[Tensors], Problem] | None = None
-    """The same problem with other values in some of its inputs, reference and all. Only
-    `tlmatrix explain` asks for it, to see which parts of an input an element depends on."""
+    """The problem with some inputs replaced, and its reference for them; without relations.
+
+    Needed by `tlmatrix explain` and by relations that a spec lists."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
-    """How several ranks share its tensors out, where the spec does not say."""
+    """The default sharding of its tensors over ranks."""
 
 
 class Family(Protocol):
-    """What makes problems of one kind; a user's own is named `package.module:Class` in a spec.
+    """Builds the problems of one kind; a spec names a user's own as `package.module:Class`.
 
-    A family may have an attribute `axes`, the names of all axes that it reads. With it, an axis
-    that neither the family nor the entry takes is an error; without it, nobody can tell.
-
-    It may have `tensors`, the names of all that a case may have, results among them: `shards` of
-    others are errors then.
-
-    It may have `optional`, those of `OPTIONAL_AXES` that it reads: a case may have them though its
-    spec does not. `cotangents` is whether its problems may have any (True).
+    Optional attributes:
+        axes: the names of all axes that it reads. An axis that neither the family nor the entry
+            takes is then an error.
+        tensors: the names of all tensors of its problems, results included. `shards` of others are
+            then errors.
+        relation_names: the names of its relations. Other names under `relations:` are then errors.
+        optional_axes: those of `OPTIONAL_AXES` that it reads, which a case may have though its spec
+            does not list them.
+        cotangents: whether its problems may have cotangents (by default True).
     """
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
-        """What is wrong with the spec's axes for this family; imports neither torch nor entries."""
+        """Located issues of the spec for this family; imports neither torch nor entries."""
 
     def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
-        """Cases with equal keys share compiled kernels; such cases run on one worker."""
+        """A key that is equal for cases with the same compiled kernels; they run on one worker."""
 
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device

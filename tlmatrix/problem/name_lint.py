@@ -1,4 +1,4 @@
-"""Names that a spec uses of its problem: in `call`, `factory_args`, `returns` and `tolerance`."""
+"""Checks the names of a problem in `call`, `factory_args`, `returns` and `tolerance` of a spec."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["lint_arguments", "lint_results"]
 
 
 def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str]) -> Iterator[Issue]:
-    """Unknown names in `call` (tensors and other names) and in `factory_args` (no tensors).
+    """An issue for each unknown name in `call` and `factory_args`, and each tensor in the latter.
 
-    The axes of the spec and its `returns` are known besides.
+    Known are `names`, `tensors`, and the axes and `returns` of the spec.
     """
     known = {*names, *spec.axes}
     everything = {*known, *tensors}
@@ -35,17 +35,17 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
         try:
             used = Expression(value).names
         except ExpressionError:
-            continue  # an issue of the loader's
+            continue  # The spec loader reports it.
         for name in sorted(used - known):
-            what = "a tensor" if name in tensors else f"unknown{nearest(name, known)}"
+            tensor = "a tensor, which has no value at compile time"
+            what = tensor if name in tensors else f"unknown{nearest(name, known)}"
             yield spec.issue(
-                ("factory_args", argument),
-                f"factory_args: {argument}: the name {name!r} is {what}",
+                ("factory_args", argument), f"factory_args: {argument}: the name {name!r} is {what}"
             )
 
 
 def lint_results(spec: Spec, results: Collection[str]) -> Iterator[Issue]:
-    """Names in `returns` and `tolerance` that are no output or gradient of the problem."""
+    """An issue for each name in `returns` and `tolerance` that is no output or gradient."""
     for fault in output_faults(spec.call, spec.returns, results, ()):
         yield spec.issue(fault.path, f"{fault.path[0]}: {fault.message}")
     for name in spec.tolerance.tensors:

@@ -1,7 +1,7 @@
-"""Where the rows of sequences stand in the pages of a pool.
+"""Assignment of the rows of sequences to pages of a pool.
 
-Pages are in no order, a few belong to no sequence, and entries of a block table past the last page
-of a sequence name no page of the pool.
+Pages are shuffled, and a few are spare. Entries of the block table past the last page of a sequence
+are no page of the pool.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ _NO_PAGE = (-1, 2**31 - 1)
 
 @dataclass(frozen=True)
 class Paging:
-    """The pages of sequences with some lengths; `seed` decides which page is whose."""
+    """The pages of sequences with the given lengths, shuffled by `seed`."""
 
     lengths: Sequence[int]
     page_size: int
     seed: int
 
     @property
-    def _owned(self) -> list[int]:
+    def _page_counts(self) -> list[int]:
         return [-(-length // self.page_size) for length in self.lengths]
 
     @property
     def pool(self) -> int:
-        """Pages of the pool."""
-        return sum(self._owned) + SPARE_PAGES
+        """Number of pages in the pool."""
+        return sum(self._page_counts) + SPARE_PAGES
 
     @cached_property
     def pages(self) -> list[list[int]]:
         """The pages of each sequence, in the order of its rows."""
         pool = list(range(self.pool))
         seeded_random(self.seed).shuffle(pool)
-        return [[pool.pop() for _ in range(count)] for count in self._owned]
+        return [[pool.pop() for _ in range(count)] for count in self._page_counts]
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """[total] int64: where each packed row stands, slots counted over the pages."""
+        """[total] int64: the slot of each packed row, page * page_size + row of the page."""
         found = [torch.zeros(0, dtype=torch.int64)]
         for length, pages in zip(self.lengths, self.pages, strict=True):
             row = torch.arange(length)
-            place = torch.tensor(pages, dtype=torch.int64)
-            found.append(place[row // self.page_size] * self.page_size + row % self.page_size)
+            numbers = torch.tensor(pages, dtype=torch.int64)
+            found.append(numbers[row // self.page_size] * self.page_size + row % self.page_size)
         return torch.cat(found)
 
     def table(self, most: int) -> torch.Tensor:
-        """[batch, most] int64: the block table, with room for `most` pages of a sequence."""
+        """The block table, [batch, most] int64, with `most` entries per sequence."""
         pick = seeded_random(self.seed + 1)
         made = [
             [*pages, *(pick.choice(_NO_PAGE) for _ in range(most - len(pages)))]

@@ -1,26 +1,25 @@
-"""How input tensors lie in memory: a kernel that assumes strides or alignment is right until here.
+"""Memory layouts of inputs: reveal kernels that assume strides or alignment.
 
-By default every input is contiguous and starts where an allocator would let it. The axis `storage`,
-which any case may have, lays all of them out otherwise; their values stay the same. Without torch
-the names are known.
+By default every input is contiguous and aligned. The axis `storage`, which any case may have, gives
+all inputs another memory layout with the same values. Importing this module does not import torch.
 
 ============  ==================================================================================
-`offset`      contiguous, but one element into its memory: no longer aligned to 16 bytes
-`sliced`      a slice of something larger, one element in, in rows and in the last dimension
-`transposed`  dimensions lie in reverse in memory: of a matrix, columns
-`ones`        dimensions of size 1 have strides of their own, as after `x[:, None]` of a slice;
+`offset`      contiguous, with a storage offset of one element: not aligned to 16 bytes
+`sliced`      a slice of a larger tensor, in rows and in the last dimension, with that offset
+`transposed`  dimensions in reverse order in memory: a matrix is column-major
+`ones`        dimensions of size 1 have unusual strides, as after `x[:, None]` of a slice;
               PyTorch calls such a tensor contiguous
-`expanded`    cotangents alone: one number for all elements, as `out.sum().backward()` gives
+`expanded`    cotangents only: all strides are 0, as after `out.sum().backward()`
 ============  ==================================================================================
 
-Around a tensor that is `offset` or `sliced` the memory holds huge values.
+The memory around an `offset` or `sliced` tensor holds huge values.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 from tlmatrix.spec.model.fields import STORAGES
 from tlmatrix.words import nearest
 
@@ -31,42 +30,45 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["explain_storage", "flattened", "laid_out"]
+__all__ = ["expandable", "explain_storage", "with_storage"]
 
 _GAP = 3
-"""Elements that a slice leaves out in its last dimension: odd, so that no row is aligned."""
+"""Elements between the rows of a slice: odd, so that rows are not aligned."""
 
 
 def explain_storage(value: Value) -> str | None:
-    """Why `value` names no storage, or None where it does."""
+    """Why `value` is invalid for the axis `storage`; None if it is valid."""
     if value is None or (isinstance(value, str) and value in STORAGES):
         return None
     return f"unknown storage {value!r}{nearest(value, STORAGES)}"
 
 
-def laid_out(
+def with_storage(
     storage: Value, tensors: Mapping[str, torch.Tensor], cotangents: Collection[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """The tensors with equal values in another storage; None leaves them alone.
+    """The tensors with the same values in another memory layout.
 
-    cotangents: the names of those that `expanded` concerns; the others it leaves alone.
+    Args:
+        storage: a value of the axis; None returns the tensors as they are.
+        tensors: by name.
+        cotangents: names of the cotangents, the only tensors that `expanded` applies to.
     """
     if storage is None:
         return dict(tensors)
     return {
         name: tensor
         if storage == "expanded" and name not in cotangents
-        else _laid_out(str(storage), tensor)
+        else _with_storage(str(storage), tensor)
         for name, tensor in tensors.items()
     }
 
 
-def flattened(storage: Value, cotangent: torch.Tensor) -> torch.Tensor:
-    """A cotangent that `storage` can lay out: all ones where it is to be expanded."""
+def expandable(storage: Value, cotangent: torch.Tensor) -> torch.Tensor:
+    """A cotangent that `with_storage` can lay out: all ones if `storage` is `expanded`."""
     return cotangent.new_ones(cotangent.shape) if storage == "expanded" else cotangent
 
 
-def _laid_out(storage: str, tensor: torch.Tensor) -> torch.Tensor:
+def _with_storage(storage: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.numel():
         return tensor
     match storage:
@@ -92,7 +94,7 @@ def _laid_out(storage: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _inside(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """A copy of the tensor as a part of one of `sizes`, one element into memory."""
+    """A copy of the tensor as a slice of a tensor of `sizes`, at a storage offset of 1."""
     count = 1
     strides = []
     for size in reversed(sizes):
@@ -105,7 +107,7 @@ def _inside(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
 
 
 def _noise(count: int, like: torch.Tensor) -> torch.Tensor:
-    """Values that must not be seen."""
+    """Poison of the dtype and device of `like`, [count]."""
     if not like.dtype.is_floating_point:
         return like.new_ones(count)
-    return like.new_full((count,), huge(str(like.dtype).removeprefix("torch.")))
+    return like.new_full((count,), poison_scale(str(like.dtype).removeprefix("torch.")))

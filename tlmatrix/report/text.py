@@ -114,12 +114,12 @@ def _group_heading(group: Group, width: int) -> list[str]:
     if evidence.shared:
         passed = f"{count(evidence.passing, 'case')}" if evidence.passing else "no case"
         words = f"all have {', '.join(evidence.shared)}; {passed} with that passed"
-        if evidence.spared:
-            words += f", only with {evidence.spared}"
+        if evidence.passing_only:
+            words += f", only with {evidence.passing_only}"
         lines += _wrap(words, width, "", "  ")
-    elif evidence.spared:
-        lines += _wrap(f"no case passed but with {evidence.spared}", width, "", "  ")
-    elif group.everything and len(group.results) > 1:
+    elif evidence.passing_only:
+        lines += _wrap(f"no case passed but with {evidence.passing_only}", width, "", "  ")
+    elif group.none_passed and len(group.results) > 1:
         lines.append("no case of this spec passed")
     alike = len(group.results) - sum(pattern.cases for pattern in group.others)
     if alike > 1:

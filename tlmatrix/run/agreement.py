@@ -17,7 +17,7 @@ from tlmatrix.backend import (
     backend_named,
 )
 from tlmatrix.interpreter import Unsupported
-from tlmatrix.problem import Pair, Relation, override
+from tlmatrix.problem import Pair, Relation, with_changed_arguments
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.values import canonical, label
 
@@ -27,36 +27,33 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.backend import Backend, Binding
+    from tlmatrix.backend import Backend
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, RelationKind, Tensors
+    from tlmatrix.run.harness import Harness
     from tlmatrix.spec.model.spec import Agreement, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Environment", "with_agreements"]
+__all__ = ["OtherSides", "with_agreements"]
 
 
 @dataclass(frozen=True)
-class Environment:
-    """The backend and seed of a case, and the runner's functions for the other side.
+class OtherSides:
+    """Runs the other side of agreements.
 
     Attributes:
-        backend: the backend of the case.
-        seed: the seed of the run.
-        bind: binds a spec to its code on a backend; cached by the agreement's index.
-        execution: returns the function that runs a binding.
+        harness: binds and runs the other side; its backend is the case's.
+        seed: the seed of the case's inputs.
         phase: context manager that charges time to the other side.
     """
 
-    backend: Backend
+    harness: Harness
     seed: int
-    bind: Callable[[Spec, Backend, int], tuple[Binding, Family]]
-    execution: Callable[[Binding], Callable[[Problem], Tensors]]
     phase: Callable[[], AbstractContextManager[None]]
 
 
 def with_agreements(
-    spec: Spec, case: Case, problem: Problem, family: Family, environment: Environment
+    spec: Spec, case: Case, problem: Problem, family: Family, others: OtherSides
 ) -> Problem:
     """Add the agreements of the spec to the relations of the problem.
 
@@ -69,14 +66,10 @@ def with_agreements(
         yield from problem.relations(kind)
         if kind != "agreement":
             return
-        names = {
-            **case.values,
-            "arch": environment.backend.arch,
-            "backend": environment.backend.name,
-        }
+        names = {**case.values, **others.harness.environment}
         for number, rule in enumerate(spec.agree):
             if rule.when is None or rule.when.evaluate(names):
-                other = _Other.of(spec, case, problem, family, environment, number)
+                other = _Other.of(spec, case, problem, family, others, number)
                 if other is not None:
                     yield other.relation()
 
@@ -89,7 +82,7 @@ class _Other:
 
     spec: Spec
     problem: Problem
-    environment: Environment
+    others: OtherSides
     number: int
     rule: Agreement
     other: Spec
@@ -107,7 +100,7 @@ class _Other:
         case: Case,
         problem: Problem,
         family: Family,
-        environment: Environment,
+        others: OtherSides,
         number: int,
     ) -> _Other | None:
         """Make the other side; None if this case has none."""
@@ -121,7 +114,7 @@ class _Other:
         axes = {name: value for name, value in given.items() if name in case.values}
         values = {**case.values, **axes}
         arguments = {name: value for name, value in given.items() if name not in axes}
-        backend = _backend(rule, environment.backend)
+        backend = _backend(rule, others.harness.backend)
         same = canonical(values) == canonical(dict(case.values)) and not arguments
         if backend is None or (same and not (rule.factory_args or rule.entry or rule.backend)):
             return None
@@ -139,11 +132,9 @@ class _Other:
                 changes["call"] = ()
         if rule.factory_args:
             changes["factory_args"] = {**spec.factory_args, **rule.factory_args}
-        words = _words(spec, case, rule, given, environment.backend)
+        words = _words(spec, case, rule, given, others.harness.backend)
         other = spec.model_copy(update=changes)
-        return cls(
-            spec, problem, environment, number, rule, other, values, arguments, backend, words
-        )
+        return cls(spec, problem, others, number, rule, other, values, arguments, backend, words)
 
     def relation(self) -> Relation:
         """The relation: both sides' results are equal within the sum of their error bounds."""
@@ -158,9 +149,10 @@ class _Other:
 
     def _sides(self, mine: Tensors, _execute: Callable[[Problem], Tensors]) -> Pair | None:
         try:
-            with self.environment.phase():
-                binding, family = self.environment.bind(self.other, self.backend, self.number)
-                results = self.environment.execution(binding)(self._problem(family))
+            with self.others.phase():
+                harness = self.others.harness
+                bound = harness.bind(self.other, self.backend, self.number)
+                results = harness.entry(bound.binding)(self._problem(bound.family))
         except ArchitectureError:
             return None
         except EntryError as error:
@@ -176,14 +168,14 @@ class _Other:
     def _problem(self, family: Family) -> Problem:
         """Build the other side's problem and check that its inputs are this one's."""
         made = family.problem(
-            self.other, self.values, seed=self.environment.seed, device=self.backend.device
+            self.other, self.values, seed=self.others.seed, device=self.backend.device
         )
         for name, tensor in self.problem.inputs.items():
             if name not in made.inputs or not _same_bits(tensor, made.inputs[name]):
                 raise self._spec_error(f"with {self.words[0]} the input {name!r} differs")
         known = {name: each for name, each in self.arguments.items() if _base(name) in made.names}
         # The rest are arguments unknown to the problem, such as the stages of a pipeline.
-        return override(replace(made, names={**self.arguments, **made.names}), known)
+        return with_changed_arguments(replace(made, names={**self.arguments, **made.names}), known)
 
     def _spec_error(self, message: str) -> Exception:
         return refuse(self.spec, ("agree", self.number), message)

@@ -10,8 +10,9 @@ import torch
 from tlmatrix.problem.relations.forms import repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from tlmatrix.backend import Backend
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Relation, RelationKind
     from tlmatrix.spec.model.spec import Spec
@@ -22,17 +23,13 @@ CUDA_GRAPH = "cuda_graph"
 """The name of the relation in findings."""
 
 
-def with_cuda_graph(
-    spec: Spec, case: Case, problem: Problem, environment: Mapping[str, str]
-) -> Problem:
-    """Add a captured and replayed call to the problem's relations, if the spec has `cuda_graph`.
-
-    `environment` has `arch` and `backend`.
-    """
+def with_cuda_graph(spec: Spec, case: Case, problem: Problem, backend: Backend) -> Problem:
+    """Add a captured and replayed call to the problem's relations, if the spec has `cuda_graph`."""
     rule = spec.cuda_graph
-    if rule is None or environment["backend"] == "processes":  # a CPU backend
+    if rule is None or not backend.captures_graphs:
         return problem
-    allowed = bool(rule.when.evaluate({**case.values, **environment}))
+    names = {**case.values, "arch": backend.arch, "backend": backend.name}
+    allowed = bool(rule.when.evaluate(names))
     refusal = None if allowed else rule.otherwise
     if not allowed and refusal is None:
         return problem

@@ -39,7 +39,7 @@ def invalid_problem(
     Raises:
         ValueError: the problem has no argument of that name, or the entry has no parameter for it.
     """
-    from tlmatrix.problem import override
+    from tlmatrix.problem import with_changed_arguments
 
     settings = invalid.settings
     others = {name: value for name, value in settings.items() if name not in spec.axes}
@@ -56,7 +56,7 @@ def invalid_problem(
         others = dict(settings)
         values |= {name: spec.axes[name][0] for name in settings if name in spec.axes}
         problem = make(values)
-    return override(problem, others) if others else problem
+    return with_changed_arguments(problem, others) if others else problem
 
 
 def check_invalid_input(

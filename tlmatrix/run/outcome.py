@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.backend import Backend
-    from tlmatrix.run.watch import Watch
+    from tlmatrix.run.measurements import Measurements
     from tlmatrix.spec.issues import SpecError
     from tlmatrix.spec.model.spec import KnownBug
 
-__all__ = ["Outcome", "bug_words", "error_outcome", "spec_error_outcome", "together", "with_bug"]
+__all__ = ["Outcome", "bug_words", "combined", "error_outcome", "spec_error_outcome", "with_bug"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Outcome:
     kernels: tuple[Mapping[str, Any], ...] = ()
 
 
-def together(
+def combined(
     outcomes: list[Outcome], facts: tuple[Mapping[str, Any], ...], missing: list[str]
 ) -> Outcome:
     """One outcome of those on each architecture: the worst of them, with all findings."""
@@ -72,7 +72,9 @@ def spec_error_outcome(
     return Outcome(Status.ERROR, (finding,))
 
 
-def error_outcome(error: Exception, backend: Backend, watch: Watch, *, strict: bool) -> Outcome:
+def error_outcome(
+    error: Exception, backend: Backend, measurements: Measurements, *, strict: bool
+) -> Outcome:
     """What an exception says about the case that raised it."""
     if isinstance(error, ArchitectureError):
         return Outcome(Status.SKIPPED, reason=SkipReason.ARCHITECTURE, message=str(error))
@@ -87,8 +89,8 @@ def error_outcome(error: Exception, backend: Backend, watch: Watch, *, strict: b
         return Outcome(Status.ERROR, (Finding("unsupported", title, hint=hint, pattern="refused"),))
     if _is_unsupported(raised):
         return Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))
-    place = "entry" if isinstance(error, EntryError) else watch.failed
-    fault = fault_finding(raised, backend, place, watch.bytes)
+    place = "entry" if isinstance(error, EntryError) else measurements.failed_phase
+    fault = fault_finding(raised, backend, place, measurements.bytes)
     if fault is not None:
         return Outcome(Status.ERROR, (_on_ranks(fault, error),))
     if isinstance(error, ReferenceFailedError):
@@ -164,15 +166,15 @@ def bug_words(bug: KnownBug) -> str:
     return f"known bug {bug.issue}, until {bug.expires}"
 
 
-def with_bug(outcome: Outcome, bug: KnownBug, *, whole: bool) -> Outcome:
-    """A tolerated bug: failing is what it does, and passing means that its entry is stale.
+def with_bug(outcome: Outcome, bug: KnownBug, *, all_checks: bool) -> Outcome:
+    """The outcome of a case with a known bug: a failure is expected, a pass is a finding.
 
-    Unless the test was not `whole`: not all checks were made, and the one that fails was not among
-    them, or the case was drawn, and its lengths miss the bug.
+    Without `all_checks` a pass is fine: the check that fails may not have run, or the case was
+    generated and does not trigger the bug.
     """
     if outcome.status in (Status.FAILED, Status.ERROR):
         return Outcome(Status.KNOWN_BUG, outcome.findings, message=bug_words(bug))
-    if outcome.status is Status.PASSED and whole:
+    if outcome.status is Status.PASSED and all_checks:
         finding = Finding(
             check="known_bugs",
             title=f"passes, though known_bugs says that {bug.issue} breaks it",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.backend.axes import unread_axes
 from tlmatrix.matrix import expand, expired, invalid_cases
 from tlmatrix.problem import family_for
-from tlmatrix.problem.optional import lint_optional
+from tlmatrix.problem.optional_axes import lint_optional_axes
 from tlmatrix.problem.relations.user import lint_relations
 from tlmatrix.problem.sharding.lint import lint_shards
 from tlmatrix.spec.issues import SpecError
@@ -84,7 +84,7 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
     family = family_for(spec)
     issues = [
         *family.lint(spec),
-        *lint_optional(spec, family),
+        *lint_optional_axes(spec, family),
         *lint_relations(spec, family),
         *lint_shards(spec, family),
         *unread_axes(spec, family),

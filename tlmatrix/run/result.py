@@ -63,10 +63,10 @@ class CaseResult:
     (`problem`), the code under test (`entry`) and the rest (`judge`, with the reference).
     `message` says why a case was skipped, or which known bug it met. `elements` counts those of
     all inputs: how large the case is. `closeness` is how close numbers that are right came to
-    what is allowed (`Yardstick.closeness`). `coverage` is what the case exercised of its kernels,
+    what is allowed (`ReferenceBounds.error_ratio`). `coverage` is what the case exercised,
     where that was counted; it goes on record apart (`tlmatrix.run.coverage`). `kernels` are what
     the backend `compile` learnt of each kernel on each architecture
-    (`tlmatrix.run.assembly.kernel_facts`). `relations` are the checks made that run the code
+    (`tlmatrix.run.compilation.kernel_facts`). `relations` are the checks made that run the code
     again, relations by name, where not all were asked for. `smaller` is the smallest case found
     that fails alike, where one was looked for. `distribution` is what the inputs hold, the value
     of the axis `values` or the one that the seed picked.

@@ -1,66 +1,32 @@
-"""Runs one case: makes its problem, calls the code under test, judges, and never raises.
-
-A `Runner` keeps what cases of a process share: the backend, and for each spec the code it names
-and the kernels already made.
-"""
+"""Runs one case: the single way from a case to its `CaseResult`."""
 
 from __future__ import annotations
 
-import itertools
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from tlmatrix.backend import (
-    CompileBackend,
-    backend_named,
-    bind,
-    execute,
-    refuse_unknown_axes,
-)
+from tlmatrix.backend import backend_named
 from tlmatrix.interpreter.recorder import Recorder
-from tlmatrix.matrix.case import seed_from
-from tlmatrix.run.coverage import counted, counting
-from tlmatrix.run.invalid_inputs import check_invalid_input, invalid_problem
-from tlmatrix.run.outcome import (
-    Outcome,
-    bug_words,
-    error_outcome,
-    spec_error_outcome,
-    together,
-    with_bug,
-)
+from tlmatrix.run.compilation import compile_case
+from tlmatrix.run.coverage import counted
+from tlmatrix.run.execution import JudgeOptions, execute_case
+from tlmatrix.run.harness import Harness
+from tlmatrix.run.measurements import Measurements
+from tlmatrix.run.outcome import Outcome, error_outcome, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
-from tlmatrix.run.returned import narrowed
-from tlmatrix.run.watch import Watch
-from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.model.sharding import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from tlmatrix.backend import Backend, Binding
-    from tlmatrix.backend.assembly import Assembler
-    from tlmatrix.backend.ranks.executors import RankExecutor
-    from tlmatrix.check.finding import Finding
-    from tlmatrix.check.further import Relations
+    from tlmatrix.backend import Backend
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Family, Problem, Tensors
-    from tlmatrix.spec.model.invalid_inputs import InvalidInput
-    from tlmatrix.spec.model.spec import KnownBug, Spec
-    from tlmatrix.spec.values import Value
+    from tlmatrix.problem import Problem, Tensors
+    from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Runner", "case_seed", "run_case"]
-
-
-def case_seed(case: Case, seed: int = 0) -> int:
-    """The seed of a case's inputs; 0 is the case's own, any other gives other inputs."""
-    seed = seed or case.run_seed
-    if not seed:
-        return case.seed
-    return seed_from(f"{seed}:{case.key}")
+__all__ = ["Runner", "run_case"]
 
 
 def run_case(
@@ -69,12 +35,11 @@ def run_case(
     """Run and judge one case in this process.
 
     Raises:
-        BackendUnavailableError: the backend cannot run here. Everything else is in the result.
+        BackendUnavailableError: the backend cannot run here. Other errors are in the result.
     """
-    name, place = (
-        (backend, backend_named(backend)) if isinstance(backend, str) else (backend.name, backend)
-    )
-    runner = Runner(place, seed=seed, asked=name)
+    name = backend if isinstance(backend, str) else backend.name
+    found = backend_named(backend) if isinstance(backend, str) else backend
+    runner = Runner(found, seed=seed, asked=name)
     try:
         return runner.run(spec, case)
     finally:
@@ -82,19 +47,20 @@ def run_case(
 
 
 @dataclass
-class _Bound:
-    binding: Binding
-    family: Family
-    returned: tuple[str, ...] | None = None
-
-
-@dataclass
 class Runner:
-    """Runs cases one after the other in this process.
+    """Runs cases one after another in this process; `run` never raises.
 
-    `roots` are folders, besides the spec's own, that entries are imported from; `asked` is the
-    backend as the user named it; `coverage` says whether results have theirs, where the backend
-    can count it. With `strict`, a kernel that the interpreter does not model is an error.
+    Attributes:
+        backend: where kernels run.
+        seed: seed of the run; 0 gives every case its own inputs.
+        roots: folders, besides the spec's own, from which entries are imported.
+        asked: the backend as the user named it.
+        coverage: measure kernel coverage, if the backend can.
+        strict: a kernel that the interpreter does not model is an error, not skipped.
+        keep_going: also make checks that would fail for the reason of an earlier finding.
+        checks: the only checks to make; None makes those of each spec.
+        rank_seconds: time limit of a call on several ranks, after which they count as hung.
+        lost: the case that left the backend unusable in this process; later ones are skipped.
     """
 
     backend: Backend
@@ -104,49 +70,51 @@ class Runner:
     coverage: bool = False
     strict: bool = False
     keep_going: bool = False
-    """Whether checks are made that would fail for the same reason as an earlier one."""
-    lost: str = ""
-    """The case that left the backend unusable in this process; later ones are not run."""
+    checks: Collection[str] | None = None
     rank_seconds: float = 120.0
-    """How long ranks may take for a call, or calls in a row, before they count as hung."""
-    _bound: dict[tuple[Path, str, int | None], _Bound] = field(default_factory=dict)
-    _assembler: Assembler | None = None
-    _places: dict[str, RankExecutor] = field(default_factory=dict)
+    lost: str = ""
+    harness: Harness = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.harness = Harness(self.backend, self.roots, self.rank_seconds)
 
     def prepare(self) -> None:
-        """Import what every case needs, so that the first one is not charged for it."""
+        """Import what every case needs, which would otherwise count as time of the first."""
         import torch
 
         from tlmatrix.check import judge  # noqa: F401
 
         with self.backend.active():
-            # The first gradient of a process imports the whole of sympy.
+            # The first gradient of a process imports sympy.
             one = torch.ones(1, requires_grad=True)
             torch.autograd.grad(2 * one, one, torch.ones(1))
 
     def run(
-        self, spec: Spec, case: Case, *, path: str | None = None, relations: Relations = "all"
+        self, spec: Spec, case: Case, *, path: str | None = None, reruns: Reruns = "all"
     ) -> CaseResult:
-        """Run and judge a case. `path` is how the user calls the spec's file.
+        """Run and judge a case.
 
-        `relations` says which of the checks are made that run the code again: `all`, one that
-        the case's seed picks (`rotate`: what a fuzz run does), or those of these names
-        (`{"isolation"}`: what shrinking does). Where not all, the result says which were.
+        Args:
+            spec: the spec of the case.
+            case: the case.
+            path: the spec's file as the user named it.
+            reruns: which checks that run the code again are made: `all`, one that the case's
+                seed picks (`rotate`, for fuzz cases), or those of these names (`{"isolation"}`,
+                for shrinking). Unless `all`, the result names those that ran.
         """
-        covers = self.coverage and self.backend.name == "interpreter"
-        watch = Watch(Recorder() if covers else None, relations)
+        counts = self.coverage and self.backend.measures_coverage
+        measurements = Measurements(Recorder() if counts else None)
         shown = path or str(spec.path)
+        options = JudgeOptions(self.seed, reruns, self.checks, self.strict, self.keep_going)
         try:
-            outcome = self._outcome(spec, case, shown, watch)
+            outcome = self._outcome(spec, case, shown, options, measurements)
         finally:
-            for place in self._places.values():
-                place.end()
+            self.harness.end_case()
         if any(finding.check == "memory" for finding in outcome.findings):
             self.backend.release()
         if not self.lost and self.backend.broken():
             self.lost = f"{shown}::{case.id}"
-        total = watch.total()
-        spent = sum(watch.phases.values())
+        seconds, phases = measurements.times()
         return CaseResult(
             spec=spec.name,
             path=shown,
@@ -158,264 +126,74 @@ class Runner:
             reason=outcome.reason,
             message=outcome.message,
             findings=outcome.findings,
-            seconds=total,
-            phases={**watch.phases, "judge": total - spent},
+            seconds=seconds,
+            phases=phases,
             backend=self.backend.name,
             arch=self.backend.arch,
             asked=self.asked,
             seed=self.seed,
-            elements=watch.elements,
-            closeness=watch.closeness,
-            coverage=counted(watch.recorder),
+            elements=measurements.elements,
+            closeness=measurements.error_ratio,
+            coverage=counted(measurements.recorder),
             kernels=outcome.kernels,
-            relations=() if relations == "all" else tuple(watch.made),
-            distribution=watch.distribution,
+            relations=() if reruns == "all" else tuple(measurements.relations),
+            distribution=measurements.distribution,
         )
 
-    def close(self) -> None:
-        """End the processes that the backend may have started."""
-        if self._assembler is not None:
-            self._assembler.close()
-            self._assembler = None
-        for place in self._places.values():
-            place.close()
-        self._places = {}
+    def outputs(
+        self, spec: Spec, case: Case, *, seed: int | None = None
+    ) -> tuple[Problem, Tensors]:
+        """The problem of a case and the outputs of the code under test, not judged.
 
-    def outputs(self, spec: Spec, case: Case) -> tuple[Problem, Tensors]:
-        """The problem of a case and what the code under test makes of it, not judged.
-
-        Raises whatever the code under test raises, as EntryError.
+        Raises:
+            EntryError: the code under test raised.
         """
-        problem, run = self.prepared(spec, case)
-        return problem, run(problem)
+        problem, run_entry = self.prepared(spec, case, seed=seed)
+        return problem, run_entry(problem)
 
-    def prepared(self, spec: Spec, case: Case) -> tuple[Problem, Callable[[Problem], Tensors]]:
-        """A new problem of a case, and what runs the code under test on such a problem."""
-        bound = self._bind(spec)
-        return self._problem(bound, spec, case), self._execution(bound.binding)
+    def prepared(
+        self, spec: Spec, case: Case, *, seed: int | None = None
+    ) -> tuple[Problem, Callable[[Problem], Tensors]]:
+        """A new problem of a case, and the function that runs the code under test on it.
 
-    def _outcome(self, spec: Spec, case: Case, path: str, watch: Watch) -> Outcome:
-        from tlmatrix.matrix import known_bug
+        `seed` replaces the runner's.
+        """
+        bound = self.harness.bind(spec)
+        problem = self.harness.problem(bound, spec, case, self.seed if seed is None else seed)
+        return problem, self.harness.entry(bound.binding)
 
+    def close(self) -> None:
+        """End the processes that cases started."""
+        self.harness.close()
+
+    def _outcome(
+        self,
+        spec: Spec,
+        case: Case,
+        path: str,
+        options: JudgeOptions,
+        measurements: Measurements,
+    ) -> Outcome:
         if self.lost:
             words = (
                 f"this process lost the GPU to a fault of {self.lost}; `--resume` runs what is "
                 "left, and with workers (-n 1) nothing would be"
             )
             return Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
-        bug: KnownBug | None = None
+        # An invalid input must raise before any kernel is launched, so it runs on any backend.
+        executes = self.backend.executes or case.origin == "invalid"
+        judge_case = execute_case if executes else compile_case
         try:
-            if isinstance(self.backend, CompileBackend) and case.origin != "invalid":
-                return self._assembled(self.backend, spec, case, watch)
-            bug = known_bug(spec, case, self._environment())
-            if bug is not None and bug.mode == "quarantine":
-                return Outcome(Status.QUARANTINED, message=bug_words(bug))
-            outcome = self._judged(spec, case, watch)
+            return judge_case(self.harness, spec, case, options, measurements)
         except SpecError as error:
-            return spec_error_outcome(error, path, _reference_place(spec))
-        except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a result
-            outcome = error_outcome(error, self.backend, watch, strict=self.strict)
-        whole = watch.relations == "all" and case.origin != "fuzz"
-        return outcome if bug is None else with_bug(outcome, bug, whole=whole)
-
-    def _assembled(self, backend: CompileBackend, spec: Spec, case: Case, watch: Watch) -> Outcome:
-        """Compile the kernels of a case for each architecture; known bugs apply to each."""
-        from tlmatrix.backend.assembly import Assembler
-        from tlmatrix.matrix import known_bug
-        from tlmatrix.run.assembly import compile_case, kernel_facts
-
-        if self._assembler is None:
-            self._assembler = Assembler()
-        outcomes, facts, missing = [], [], []
-        for arch in backend.architectures(spec.architectures):
-            bug = known_bug(spec, case, {"arch": arch, "backend": backend.name})
-            if bug is not None and bug.mode == "quarantine":
-                outcomes.append(Outcome(Status.QUARANTINED, message=bug_words(bug)))
-                continue
-            bound = self._bind(spec, replace(backend, asked=(arch,)))
-            with watch.phase("problem"):
-                problem = self._problem(bound, spec, case)
-            watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
-            with watch.phase("entry"):
-                found = compile_case(spec, case, bound.binding, problem, self._assembler)
-            facts += [fact for each in found.kernels for fact in kernel_facts(each)]
-            missing += [f"{arch}: {words}" for words in found.missing]
-            status = Status.FAILED if found.findings else Status.PASSED
-            outcome = Outcome(status, findings=found.findings)
-            outcomes.append(outcome if bug is None else with_bug(outcome, bug, whole=True))
-        return together(outcomes, tuple(facts), missing)
-
-    def _environment(self) -> Mapping[str, str]:
-        return {"arch": self.backend.arch, "backend": self.backend.name}
-
-    def _judged(self, spec: Spec, case: Case, watch: Watch) -> Outcome:
-        bound = self._bind(spec)
-        with watch.phase("problem"):
-            problem = self._problem(bound, spec, case)
-        watch.elements = sum(tensor.numel() for tensor in problem.inputs.values())
-        watch.bytes = sum(tensor.nbytes for tensor in problem.inputs.values())
-        watch.distribution = str(problem.names.get("values") or "")
-
-        run_entry = self._execution(bound.binding, watch)
-        if case.origin == "invalid":
-            findings = check_invalid_input(_invalid_input_of(spec, case), problem, run_entry)
-        else:
-            problem = narrowed(problem, self._returned(bound, spec, case))
-            problem = self._with_agreements(bound, spec, case, problem, watch)
-            findings = self._findings(spec, case, problem, run_entry, watch)
-        return Outcome(Status.FAILED if findings else Status.PASSED, findings=tuple(findings))
-
-    def _execution(
-        self, binding: Binding, watch: Watch | None = None
-    ) -> Callable[[Problem], Tensors]:
-        """What runs the code under test, here or on several ranks; `watch` times and counts it."""
-        turns = itertools.count()
-        recorder = None if watch is None else watch.recorder
-
-        @contextmanager
-        def timed() -> Iterator[None]:
-            phase = nullcontext() if watch is None else watch.phase("entry")
-            with phase, counting(recorder):
-                yield
-
-        if has_ranks(binding.spec):
-            from tlmatrix.backend.ranks.entry import EntryOnRanks
-
-            place = self._place(binding.backend)
-            return EntryOnRanks(binding, place, lambda: next(turns), timed)
-
-        def run_entry(problem: Problem) -> Tensors:
-            with timed():
-                return execute(binding, problem, turn=next(turns))
-
-        return run_entry
-
-    def _place(self, backend: Backend) -> RankExecutor:
-        """Where the ranks of cases run."""
-        from tlmatrix.backend.ranks.executors import executor_for
-
-        if backend.name not in self._places:
-            self._places[backend.name] = executor_for(backend, self.roots, self.rank_seconds)
-        return self._places[backend.name]
-
-    def _returned(self, bound: _Bound, spec: Spec, case: Case) -> tuple[str, ...]:
-        """Outputs that the code gives back; where the spec does not say, one run is the answer."""
-        if spec.results:
-            return spec.results
-        if bound.returned is None:
-            # On a problem of its own: an entry that writes to its inputs must not spoil ours.
-            run = self._execution(bound.binding)
-            bound.returned = tuple(run(self._problem(bound, spec, case)))
-        return bound.returned
-
-    def _problem(self, bound: _Bound, spec: Spec, case: Case) -> Problem:
-        def make(values: Mapping[str, Value]) -> Problem:
-            return bound.family.problem(
-                spec, values, seed=case_seed(case, self.seed), device=self.backend.device
-            )
-
-        if case.origin == "invalid":
-            takes = bound.binding.parameters
-            return invalid_problem(spec, case, _invalid_input_of(spec, case), make, takes)
-        from tlmatrix.problem.relations.user import with_user_relations
-
-        seed = case_seed(case, self.seed)
-        made = with_user_relations(spec, bound.family, make(case.values), seed, self._environment())
-        if not has_ranks(spec):
-            return made
-        from tlmatrix.problem.sharding.whole import shared_out
-        from tlmatrix.run.graphs import with_cuda_graph
-        from tlmatrix.run.shapes import with_other_shapes
-
-        whole = shared_out(spec, made)
-        whole = with_other_shapes(spec, case, whole, bound.family, seed, self.backend.device)
-        return with_cuda_graph(spec, case, whole, self._environment())
-
-    def _with_agreements(
-        self, bound: _Bound, spec: Spec, case: Case, problem: Problem, watch: Watch
-    ) -> Problem:
-        if not spec.agree:
-            return problem
-        from tlmatrix.run.agreement import Environment, with_agreements
-
-        def tied(other: Spec, backend: Backend, number: int) -> tuple[Binding, Family]:
-            made = self._bind(other, backend, number)
-            return made.binding, made.family
-
-        place = Environment(
-            self.backend,
-            case_seed(case, self.seed),
-            tied,
-            self._execution,
-            lambda: watch.phase("agreement"),
-        )
-        return with_agreements(spec, case, problem, bound.family, place)
-
-    def _findings(
-        self,
-        spec: Spec,
-        case: Case,
-        problem: Problem,
-        run_entry: Callable[[Problem], Tensors],
-        watch: Watch,
-    ) -> list[Finding]:
-        from tlmatrix.check import judge
-
-        checks = set(spec.checks)
-        if self.backend.name != "interpreter":
-            checks.discard("sanitizers")  # They watch interpreted kernels alone.
-
-        return judge(
-            spec,
-            case,
-            problem,
-            run_entry,
-            checks=checks,
-            arch=self.backend.arch,
-            deterministic=self._deterministic(spec, problem.names),
-            relations=watch.relations,
-            made=watch.made.append,
-            told=watch.set_closeness,
-            keep_going=self.keep_going,
-        )
-
-    def _deterministic(self, spec: Spec, names: Mapping[str, Any]) -> bool:
-        """Whether equal bits are asked for: the first rule that fits says, bitwise without one."""
-        for rule in spec.determinism:
-            if rule.when.evaluate({**names, **self._environment()}):
-                return bool(rule.mode == "bitwise")
-        return True
-
-    def _bind(
-        self, spec: Spec, backend: Backend | None = None, agreement: int | None = None
-    ) -> _Bound:
-        """The spec tied to its code, once; `agreement` is the number of one whose other side it is.
-
-        Axes that only this side takes are no mistake of the other's.
-        """
-        backend = backend or self.backend
-        key = (spec.path, repr(backend.targeting(spec.architectures)), agreement)
-        if key not in self._bound:
-            from tlmatrix.problem import family_for
-
-            make_importable(spec.path, self.roots)
-            binding = bind(spec, backend, roots=self.roots)
-            family = family_for(spec)
-            if agreement is None:
-                refuse_unknown_axes(binding, family)
-            self._bound[key] = _Bound(binding, family)
-        return self._bound[key]
+            return spec_error_outcome(error, path, _reference_location(spec))
+        except Exception as error:  # noqa: BLE001 - the result reports any error
+            return error_outcome(error, self.backend, measurements, strict=self.strict)
 
 
-def _reference_place(spec: Spec) -> tuple[int, int] | None:
+def _reference_location(spec: Spec) -> tuple[int, int] | None:
     """Line and column of the reference of a declared problem."""
     if isinstance(spec.problem, str) or spec.problem.reference is None:
         return None
-    place = spec.issue(("problem", "reference"), "")
-    return place.line, place.column
-
-
-def _invalid_input_of(spec: Spec, case: Case) -> InvalidInput:
-    from tlmatrix.matrix import invalid_cases
-
-    return next(item.invalid for item in invalid_cases(spec) if item.case == case)
+    issue = spec.issue(("problem", "reference"), "")
+    return issue.line, issue.column

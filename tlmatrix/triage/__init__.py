@@ -1,1 +1,1 @@
-"""Groups failures by their probable cause: for the reports of runs and of fuzzing."""
+"""Decides which failures show the same fault: for the reports of runs, and for fuzzing."""

@@ -1,25 +1,50 @@
-"""Deduplicates failures by cause, so that a search reports each fault once.
+"""The definition of "the same fault", for fuzzing and for the reports of runs.
 
-A cause is coarser than a finding: one wrong bound may affect the last tile of a sequence in one
-case and a single row in another, and the worst gradient may be dk or dv. Two failures with the same
-cause count as one fault if the later case has all values that the first one's smallest case needs.
+Failures have a `Cause`, which is coarser than a finding: one wrong bound may affect the last tile
+of a sequence in one case and a single row in another, and the worst gradient may be dk or dv. The
+values of cases refine it. Fuzzing can run more cases, so it compares the values that the smallest
+failing case needs (`known_fault`). A report can only read results, so it looks for values that
+separate failing cases from passing ones (`tlmatrix.triage.groups`).
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tlmatrix.run.result import Status
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from tlmatrix.check.finding import Finding
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Cause", "cause_of", "explained", "lines_of", "plain_values"]
+__all__ = [
+    "COMPARING_CHECKS",
+    "NUMERIC_CHECKS",
+    "VALUE_CHECKS",
+    "Cause",
+    "Fault",
+    "cause_of",
+    "known_fault",
+    "lines_of",
+    "same_fault",
+    "simplest_values",
+]
+
+COMPARING_CHECKS = frozenset({"isolation", "determinism", "repeat", "relations", "agreement"})
+"""Checks that compare the numbers of several runs."""
+NUMERIC_CHECKS = COMPARING_CHECKS | {"numeric", "gradients"}
+"""Checks that compare numbers. One fault may fail several of them, with several patterns."""
+VALUE_CHECKS = frozenset({"numeric", "gradients", "poison", "guards"})
+"""Checks of the values that one run leaves in memory."""
+
+_MAX_PER_CAUSE = 3
+"""Faults of one cause that fuzzing separates by the values that their smallest cases need."""
 
 
 class Cause(NamedTuple):
@@ -34,6 +59,18 @@ class Cause(NamedTuple):
     check: str
     subject: str
     symptom: str
+
+
+class Fault(Protocol):
+    """A fault that is known from an earlier failure."""
+
+    @property
+    def smallest(self) -> CaseResult:
+        """The result of its smallest failing case."""
+
+    @property
+    def all_causes(self) -> Collection[Cause]:
+        """The causes of its failing cases."""
 
 
 def cause_of(result: CaseResult) -> Cause | None:
@@ -74,25 +111,53 @@ def _symptom(finding: Finding) -> str:
     return pattern if pattern in ("shape", "input changed", "first rows") else ""
 
 
-def plain_values(spec: Spec, case: Case) -> dict[str, str]:
-    """The simplest value of every axis of a case, as canonical text: the first that the spec lists.
+def same_fault(one: CaseResult, two: CaseResult) -> bool:
+    """Whether two smallest failing cases show one fault.
+
+    They do if they are the same case, if sanitizers report the same line, or if both crash or
+    hang in the same way.
+    """
+    if one.key == two.key:
+        return True
+    if one.status in (Status.CRASHED, Status.TIMEOUT):
+        return cause_of(one) == cause_of(two)
+    return bool(lines_of(one) & lines_of(two))
+
+
+def known_fault(spec: Spec, case: Case, result: CaseResult, faults: Sequence[Fault]) -> int | None:
+    """The index in `faults` of the fault that a failed case shows; None for a new fault.
+
+    It is a fault with a line of the same sanitizer report, or one of the same cause if the case
+    has all values that the smallest case of the fault needs.
+    """
+    lines = lines_of(result)
+    for index, fault in enumerate(faults):
+        if lines & lines_of(fault.smallest):
+            return index
+    cause = cause_of(result)
+    alike = [index for index, fault in enumerate(faults) if cause in fault.all_causes]
+    if len(alike) >= _MAX_PER_CAUSE:
+        return alike[0]
+    return next((n for n in alike if _has_needed_values(spec, faults[n].smallest, case)), None)
+
+
+def simplest_values(spec: Spec, axes: Collection[str]) -> dict[str, str]:
+    """The simplest value of each of some axes, as canonical text: the first that the spec lists.
 
     The text is empty for an axis that the spec does not list, whose simplest form is absence.
     """
-    return {
-        axis: canonical(spec.axes[axis][0]) if spec.axes.get(axis) else "" for axis in case.values
-    }
+    return {axis: canonical(spec.axes[axis][0]) if spec.axes.get(axis) else "" for axis in axes}
 
 
-def explained(spec: Spec, smallest: Case, case: Case) -> bool:
+def _has_needed_values(spec: Spec, smallest: CaseResult, case: Case) -> bool:
     """Whether a case has all values that the smallest case of a failure needs.
 
     These are the values other than the simplest of their axis, except lengths.
     """
-    plain = plain_values(spec, smallest)
+    simplest = simplest_values(spec, smallest.values)
     for axis, value in smallest.values.items():
         text = canonical(value)
-        if text == plain[axis] or _is_length(spec, axis, case):
+        if text == simplest[axis] or _is_length(spec, axis, case):
             continue
         if axis not in case.values or canonical(case.values[axis]) != text:
             return False

@@ -1,6 +1,6 @@
-"""What failing cases have that passing ones do not: the first question about a set of failures.
+"""Values that failing cases have and passing cases do not: evidence that failures are one fault.
 
-Invalid inputs are no evidence either way and is left out by the caller.
+Invalid-input cases are no evidence; callers leave them out.
 """
 
 from __future__ import annotations
@@ -16,72 +16,80 @@ if TYPE_CHECKING:
 
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["Evidence", "clusters", "common", "one_cause"]
+__all__ = ["Evidence", "evidence_of_one_fault", "shared_values", "split_by_evidence"]
 
-_EXCEPTIONS = 3
-"""Values that spare a case from a fault, at most; more than these is no rule."""
+_MAX_VALUES = 3
+"""Most values of an axis that evidence names."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What failing cases have in common, and how far passing cases bear out that it matters."""
+    """The values that failing cases share, and the passing cases that share them too.
+
+    Attributes:
+        shared: `axis=value` that every failing case has, and not every case of the spec.
+        passing: the number of cases that have all of `shared` and passed.
+        passing_only: `axis=value` that all of those passing cases have, and no failing case.
+    """
 
     shared: tuple[str, ...] = ()
-    """`axis=value` that every failing case has and not every case of the spec."""
     passing: int = 0
-    """Cases that have all that is shared, and passed."""
-    spared: str = ""
-    """`axis=value` of those that passed, where no failing case has it."""
+    passing_only: str = ""
 
 
-def common(failing: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Evidence:
-    """What all of `failing` have, whether or not it explains them; nothing for a single case."""
+def shared_values(failing: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Evidence:
+    """The values that all of `failing` share; empty for a single case."""
     if len(failing) < 2:
         return Evidence()
     shared = _shared(failing, passed)
-    return Evidence(_words(failing[0], shared), len(_having(passed, shared)))
+    return Evidence(_axis_labels(failing[0], shared), len(_having(passed, shared)))
 
 
-def one_cause(failing: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Evidence | None:
-    """Why all of `failing` look like one fault; None where nothing says so.
+def evidence_of_one_fault(
+    failing: Sequence[CaseResult], passed: Sequence[CaseResult]
+) -> Evidence | None:
+    """The evidence that all of `failing` show one fault; None if there is none.
 
-    They do when nothing else passed; when no case with all that they share passed, or only cases
-    with a value that none of them has; and when some axis has other values in all of them than in
-    all that passed.
+    There is if one of these holds:
+
+    - no case passed, or none with all values that `failing` share;
+    - those that passed have a value of one axis that no failing case has;
+    - the values of some axis in `failing` are all different from those in `passed`.
     """
     if len(failing) < 2:
         return None
     shared = _shared(failing, passed)
     alone = [axis for axis in shared if not _having(passed, {axis: shared[axis]})]
     if alone:
-        return Evidence(_words(failing[0], alone))
+        return Evidence(_axis_labels(failing[0], alone))
     inside = _having(passed, shared)
     if not inside:
-        return Evidence(_words(failing[0], shared))
-    telling = _telling([*failing, *passed])
-    spared = _spared(failing, inside, telling) if len(inside) < len(failing) else None
-    if spared is not None:
-        return Evidence(_words(failing[0], shared), len(inside), spared)
-    for axis in telling:
+        return Evidence(_axis_labels(failing[0], shared))
+    repeating = _repeating_axes([*failing, *passed])
+    only = _passing_only(failing, inside, repeating) if len(inside) < len(failing) else None
+    if only is not None:
+        return Evidence(_axis_labels(failing[0], shared), len(inside), only)
+    for axis in repeating:
         bad = _labels(failing, axis)
-        if bad and len(bad) <= _EXCEPTIONS and not bad.keys() & _labels(passed, axis).keys():
+        if bad and len(bad) <= _MAX_VALUES and not bad.keys() & _labels(passed, axis).keys():
             return Evidence((_either(axis, bad.values()),))
     return None
 
 
-def clusters(
+def split_by_evidence(
     failing: Sequence[CaseResult], passed: Sequence[CaseResult]
 ) -> Iterator[tuple[list[CaseResult], Evidence | None]]:
-    """Split `failing` into faults: each with its evidence, and last what nothing explains.
+    """Split `failing` into faults with their evidence; last come those without evidence.
 
-    A fault is all there is, or the larger half of it that has one value in common.
+    A fault is all of `failing`, or the largest set with one value in common if that is at least
+    half of it; then the same for the rest.
     """
     left = list(failing)
     while left:
-        evidence = one_cause(left, passed)
+        evidence = evidence_of_one_fault(left, passed)
         found = left if evidence is not None else []
         if evidence is None:
-            found, evidence = _largest(left, passed)
+            found, evidence = _largest_fault(left, passed)
         if evidence is None:
             yield left, None
             return
@@ -90,17 +98,18 @@ def clusters(
         left = [result for result in left if id(result) not in taken]
 
 
-def _largest(
+def _largest_fault(
     failing: Sequence[CaseResult], passed: Sequence[CaseResult]
 ) -> tuple[list[CaseResult], Evidence | None]:
-    having: dict[tuple[str, str], list[CaseResult]] = defaultdict(list)
+    """The largest set of failing cases with one value in common that is one fault."""
+    by_value: dict[tuple[str, str], list[CaseResult]] = defaultdict(list)
     for result in failing:
         for axis, value in result.values.items():
-            having[(axis, canonical(value))].append(result)
-    for found in sorted(having.values(), key=len, reverse=True):
+            by_value[(axis, canonical(value))].append(result)
+    for found in sorted(by_value.values(), key=len, reverse=True):
         if 2 * len(found) < len(failing):
             break
-        evidence = one_cause(found, passed)
+        evidence = evidence_of_one_fault(found, passed)
         if evidence is not None:
             return found, evidence
     return [], None
@@ -111,8 +120,8 @@ def _shared(failing: Sequence[CaseResult], passed: Sequence[CaseResult]) -> dict
     shared = {}
     for axis, value in failing[0].values.items():
         key = canonical(value)
-        alike = all(_key(result, axis) == key for result in failing)
-        if alike and any(_key(result, axis) not in (None, key) for result in passed):
+        alike = all(_value_key(result, axis) == key for result in failing)
+        if alike and any(_value_key(result, axis) not in (None, key) for result in passed):
             shared[axis] = key
     return shared
 
@@ -121,29 +130,29 @@ def _having(results: Iterable[CaseResult], values: Mapping[str, str]) -> list[Ca
     return [
         result
         for result in results
-        if all(_key(result, axis) == value for axis, value in values.items())
+        if all(_value_key(result, axis) == value for axis, value in values.items())
     ]
 
 
-def _telling(results: Sequence[CaseResult]) -> list[str]:
-    """Axes whose values repeat: one that is new in every case parts any two sets of cases."""
+def _repeating_axes(results: Sequence[CaseResult]) -> list[str]:
+    """Axes whose values repeat: an axis with a new value in every case separates any two sets."""
     axes = results[0].values
     return [axis for axis in axes if 2 * len(_labels(results, axis)) <= len(results)]
 
 
-def _spared(
+def _passing_only(
     failing: Sequence[CaseResult], passed: Sequence[CaseResult], axes: Iterable[str]
 ) -> str | None:
     """Values of one axis that all of `passed` have and none of `failing`."""
     for axis in axes:
         good = _labels(passed, axis)
-        if 0 < len(good) <= _EXCEPTIONS and not good.keys() & _labels(failing, axis).keys():
+        if 0 < len(good) <= _MAX_VALUES and not good.keys() & _labels(failing, axis).keys():
             return _either(axis, good.values())
     return None
 
 
 def _labels(results: Iterable[CaseResult], axis: str) -> dict[str, str]:
-    """The values of an axis, each with how it reads."""
+    """The labels of an axis's values, by canonical text."""
     return {
         canonical(result.values[axis]): label(result.values[axis])
         for result in results
@@ -151,11 +160,11 @@ def _labels(results: Iterable[CaseResult], axis: str) -> dict[str, str]:
     }
 
 
-def _key(result: CaseResult, axis: str) -> str | None:
+def _value_key(result: CaseResult, axis: str) -> str | None:
     return canonical(result.values[axis]) if axis in result.values else None
 
 
-def _words(result: CaseResult, axes: Iterable[str]) -> tuple[str, ...]:
+def _axis_labels(result: CaseResult, axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{axis}={label(result.values[axis])}" for axis in axes)
 
 

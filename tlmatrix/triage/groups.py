@@ -1,13 +1,13 @@
-"""Failures grouped by what a person would call the same fault.
+"""Groups the failing cases of a run by fault.
 
-One fault in a kernel wears many faces: the same wrong mask is a row here, a tile there and
-everything elsewhere. Wrong numbers of one spec are therefore one group as long as the axes of
-the cases say so; whatever raised, or wrote where it must not, is told apart by what happened.
+Failures of one `Cause` are one group, as are reports of sanitizers on the same line. Wrong numbers
+are grouped by the values of their cases first, whatever their cause: the same wrong mask may be
+one row here, a tile there and everything elsewhere. Without such evidence they are grouped by
+cause and pattern.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,56 +16,63 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.run.result import Status
 from tlmatrix.spec.values import label
-from tlmatrix.triage.evidence import Evidence, clusters, common
+from tlmatrix.triage.cause import COMPARING_CHECKS, NUMERIC_CHECKS, cause_of, lines_of
+from tlmatrix.triage.evidence import Evidence, shared_values, split_by_evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.values import Value
 
 __all__ = ["Group", "Pattern", "group_failures"]
 
-_FURTHER = frozenset({"isolation", "determinism", "repeat", "relations", "agreement"})
-"""Checks that compare numbers of several runs."""
-_NUMBERS = _FURTHER | {"numeric", "gradients"}
-"""Checks that compare numbers; their findings differ in shape more than in cause."""
-_MOST_AXES = 3
-"""Axes that a selection names before the whole id is clearer."""
+_MAX_AXES = 3
+"""Most axes that a selection names; with more, the whole id is clearer."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Cases of a group whose first finding looks alike."""
+    """Cases of a group whose first finding has the same check and pattern.
+
+    Attributes:
+        name: the pattern.
+        cases: the number of cases.
+        select: an argument of `-k` that runs one of them.
+    """
 
     name: str
     cases: int
     select: str
-    """What `-k` takes to run one of them."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cases of one spec that are taken for one fault."""
+    """Failing cases of one spec that probably show one fault.
+
+    Attributes:
+        results: the results of the cases.
+        evidence: the values that they share.
+        none_passed: whether no case of the spec passed.
+        others: the patterns other than that of `example`, the most frequent first.
+    """
 
     results: tuple[CaseResult, ...]
     evidence: Evidence
-    everything: bool
-    """Whether no case of the spec passed."""
+    none_passed: bool
     others: tuple[Pattern, ...]
-    """How cases fail that do not look like the example, the commonest first."""
 
     @property
     def example(self) -> CaseResult:
-        """The plainest: wrong in one run if any is, and of the smallest problem.
+        """The simplest case: wrong in a single run if any is, with the smallest problem.
 
-        The same one whatever order workers ran in.
+        It does not depend on the order of `results`.
         """
-        return min(self.results, key=_plainness)
+        return min(self.results, key=_complexity)
 
 
 def group_failures(results: Iterable[CaseResult]) -> list[Group]:
-    """Groups of the failing cases, the largest first."""
+    """Group the failing cases of `results`, the largest group first."""
     by_spec: dict[str, list[CaseResult]] = defaultdict(list)
     for result in results:
         by_spec[result.path].append(result)
@@ -80,23 +87,36 @@ def _groups_of(results: Sequence[CaseResult]) -> Iterator[Group]:
         for result in results
         if result.status is Status.PASSED and result.origin != "invalid"
     ]  # fmt: skip
-    numbers: list[CaseResult] = []
-    causes: dict[tuple[object, ...], list[CaseResult]] = defaultdict(list)
-    for result in results:
-        if not result.failed:
-            continue
-        if result.status is Status.FAILED and result.findings[0].check in _NUMBERS:
-            numbers.append(result)
-        else:
-            causes[_cause(result)].append(result)
-    for found, evidence in clusters(numbers, passed):
+    failing = [result for result in results if result.failed]
+    ungrouped = [result for result in failing if not _wrong_numbers(result)]
+    for found, evidence in split_by_evidence(list(filter(_wrong_numbers, failing)), passed):
         if evidence is not None:
             yield _group(found, evidence, passed, results)
         else:
-            for result in found:
-                causes[_cause(result)].append(result)
-    for found in causes.values():
-        yield _group(found, common(found, passed), passed, results)
+            ungrouped += found
+    for found in _by_cause(ungrouped):
+        yield _group(found, shared_values(found, passed), passed, results)
+
+
+def _wrong_numbers(result: CaseResult) -> bool:
+    return result.status is Status.FAILED and result.findings[0].check in NUMERIC_CHECKS
+
+
+def _by_cause(failing: Iterable[CaseResult]) -> list[list[CaseResult]]:
+    """Group failures of one cause, wrong numbers also of one pattern, or of a sanitizer's line."""
+    groups: list[list[CaseResult]] = []
+    known: dict[Hashable, list[CaseResult]] = {}
+    for result in failing:
+        pattern = result.findings[0].pattern if _wrong_numbers(result) else None
+        keys: list[Hashable] = [*sorted(lines_of(result)), (cause_of(result), pattern)]
+        group = next((known[key] for key in keys if key in known), None)
+        if group is None:
+            group = []
+            groups.append(group)
+        group.append(result)
+        for key in keys:
+            known.setdefault(key, group)
+    return groups
 
 
 def _group(
@@ -105,30 +125,19 @@ def _group(
     passed: Sequence[CaseResult],
     results: Sequence[CaseResult],
 ) -> Group:
-    looks: dict[str, list[CaseResult]] = defaultdict(list)
+    by_pattern: dict[str, list[CaseResult]] = defaultdict(list)
     for result in found:
-        looks[_look(result)].append(result)
-    looks.pop(_look(min(found, key=_plainness)))
+        by_pattern[_pattern_name(result)].append(result)
+    by_pattern.pop(_pattern_name(min(found, key=_complexity)))
     others = [
-        Pattern(name, len(alike), _selection(min(alike, key=_plainness), results))
-        for name, alike in looks.items()
+        Pattern(name, len(alike), _selection(min(alike, key=_complexity), results))
+        for name, alike in by_pattern.items()
     ]
     others.sort(key=lambda pattern: (-pattern.cases, pattern.name))
     return Group(tuple(found), evidence, not passed, tuple(others))
 
 
-def _cause(result: CaseResult) -> tuple[object, ...]:
-    """What is equal for cases that end alike, one case at a time."""
-    if not result.findings:
-        return (result.status,)
-    finding = result.findings[0]
-    if result.status is Status.ERROR:
-        # The type and the first line of an exception, whatever sizes the line holds.
-        return (result.status, finding.check, re.sub(r"\d+", "0", finding.title))
-    return (result.status, *finding.cause)
-
-
-def _look(result: CaseResult) -> str:
+def _pattern_name(result: CaseResult) -> str:
     if not result.findings:
         return str(result.status)
     finding = result.findings[0]
@@ -136,18 +145,20 @@ def _look(result: CaseResult) -> str:
     return pattern if finding.check == "numeric" else f"{finding.check}: {pattern}"
 
 
-def _plainness(result: CaseResult) -> tuple[object, ...]:
+def _complexity(result: CaseResult) -> tuple[object, ...]:
+    """The sort key that puts the simplest case first."""
     result = result.smaller or result
-    numbers = sum(abs(number) for number in _numbers(list(result.values.values())))
-    return (_further(result), result.elements, numbers, len(result.case), result.case)
+    size = sum(abs(number) for number in _numbers(list(result.values.values())))
+    return (_needs_two_runs(result), result.elements, size, len(result.case), result.case)
 
 
-def _further(result: CaseResult) -> bool:
-    """Whether the case alone was right, and only a comparison with another run is not."""
-    return bool(result.findings) and result.findings[0].check in _FURTHER
+def _needs_two_runs(result: CaseResult) -> bool:
+    """Whether only a comparison with another run shows that the case is wrong."""
+    return bool(result.findings) and result.findings[0].check in COMPARING_CHECKS
 
 
 def _numbers(value: Value) -> Iterator[float]:
+    """All numbers in a value."""
     match value:
         case bool() | str() | None:
             return
@@ -168,7 +179,7 @@ def _selection(result: CaseResult, results: Sequence[CaseResult]) -> str:
         for other in results
         if other.case != result.case
     ]
-    for size in range(1, _MOST_AXES + 1):
+    for size in range(1, _MAX_AXES + 1):
         for axes in combinations(values, size):
             if not any(other.issuperset(axes) for other in others):
                 return " and ".join(f"{axis}={values[axis]}" for axis in axes)

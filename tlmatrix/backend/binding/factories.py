@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tlmatrix.backend.binding.launches import Launch, Names
-    from tlmatrix.problem.calling import Given
+    from tlmatrix.problem.calling import ArgumentSource
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
@@ -153,7 +153,7 @@ class JitEntry:
         return launch(self.spec, call, replace(own, written=written), problem.returns)
 
     def _arguments(
-        self, names: Names, problem: Problem, material: Given
+        self, names: Names, problem: Problem, material: ArgumentSource
     ) -> tuple[Arguments, dict[str, Any]]:
         """Arguments of the function, and what `call` has for the kernel."""
         if not isinstance(self.spec.call, dict):
@@ -167,7 +167,7 @@ class JitEntry:
         self,
         kernel: Any,  # noqa: ANN401 - compiled, interpreted or traced
         rest: Mapping[str, Any],
-        material: Given,
+        material: ArgumentSource,
         written: dict[str, torch.Tensor],
     ) -> list[Any]:
         found = []

@@ -10,7 +10,7 @@ import torch
 
 from tlmatrix.backend.errors import BindingError
 from tlmatrix.check.poison import unwritten
-from tlmatrix.problem.calling import Given, named_results
+from tlmatrix.problem.calling import ArgumentSource, named_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ def launch(
     return Launch(function, arguments.positional, arguments.keywords, named)
 
 
-def given(spec: Spec, names: Names, problem: Problem) -> Given:
+def given(spec: Spec, names: Names, problem: Problem) -> ArgumentSource:
     """What the arguments of the spec's `call` are made from."""
 
     def allocate(name: str, fill: Fill) -> torch.Tensor:
@@ -79,7 +79,7 @@ def given(spec: Spec, names: Names, problem: Problem) -> Given:
         return make(info.shape, dtype=info.dtype, device=device)
 
     results = spec.results or problem.returns
-    return Given(names, problem.outputs, results, allocate, wrong_of(spec))
+    return ArgumentSource(names, problem.outputs, results, allocate, wrong_of(spec))
 
 
 def wrong_of(spec: Spec) -> Callable[[Path, str], BindingError]:

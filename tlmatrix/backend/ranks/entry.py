@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.binding import Binding
     from tlmatrix.backend.ranks.executors import RankExecutor
     from tlmatrix.check.finding import Finding
-    from tlmatrix.check.sanitizers import Watch
+    from tlmatrix.check.sanitizers import SanitizerSession
     from tlmatrix.problem.model import Problem, Tensors
 
 __all__ = ["EntryOnRanks", "trace_on_ranks"]
@@ -48,33 +48,37 @@ class EntryOnRanks(SeveralRanks):
         return self._run([problem])[0][0]
 
     def guarded(
-        self, problem: Problem, *, poison: bool, watch: Watch | None = None
+        self, problem: Problem, *, poison: bool, sanitizers: SanitizerSession | None = None
     ) -> tuple[Tensors, list[Finding]]:
         """See `SeveralRanks.guarded`."""
-        results, findings = self._run([problem], poison=poison, watch=watch)
+        results, findings = self._run([problem], poison=poison, sanitizers=sanitizers)
         return results[0], findings
 
-    def in_a_row(self, problems: Sequence[Problem], *, watch: Watch | None = None) -> list[Tensors]:
+    def in_a_row(
+        self, problems: Sequence[Problem], *, sanitizers: SanitizerSession | None = None
+    ) -> list[Tensors]:
         """See `SeveralRanks.in_a_row`."""
-        return list(self._run(problems, watch=watch)[0])
+        return list(self._run(problems, sanitizers=sanitizers)[0])
 
-    def captured(self, problems: Sequence[Problem], *, watch: Watch | None = None) -> list[Tensors]:
+    def captured(
+        self, problems: Sequence[Problem], *, sanitizers: SanitizerSession | None = None
+    ) -> list[Tensors]:
         """See `SeveralRanks.captured`."""
-        return list(self._run(problems, watch=watch, captured=True)[0])
+        return list(self._run(problems, sanitizers=sanitizers, captured=True)[0])
 
     def _run(
         self,
         problems: Sequence[Problem],
         *,
         poison: bool | None = None,
-        watch: Watch | None = None,
+        sanitizers: SanitizerSession | None = None,
         captured: bool = False,
     ) -> tuple[list[Gathered], list[Finding]]:
         sharings = [Sharding.of(self._binding.spec, problem) for problem in problems]
         jobs = _jobs(problems, sharings, poison=poison, turn=self._turns())
         jobs = [replace(job, captured=captured) for job in jobs]
         with self._timed():
-            answers = self._executor.run(self._binding, jobs, watch)
+            answers = self._executor.run(self._binding, jobs, sanitizers)
         device = _device(problems[0])
         results = []
         for number, (problem, sharding) in enumerate(zip(problems, sharings, strict=True)):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.backends import Backend
     from tlmatrix.backend.binding import Binding
     from tlmatrix.backend.ranks.job import Answer, Job
-    from tlmatrix.check.sanitizers import Watch
+    from tlmatrix.check.sanitizers import SanitizerSession
 
 __all__ = ["ProcessExecutor", "RankExecutor", "executor_for"]
 
@@ -46,9 +46,9 @@ class RankExecutor(Protocol):
     """Runs jobs on ranks."""
 
     def run(
-        self, binding: Binding, jobs: Sequence[Job], watch: Watch | None = None
+        self, binding: Binding, jobs: Sequence[Job], sanitizers: SanitizerSession | None = None
     ) -> list[Answer]:
-        """Run each rank's job and return the answers; `watch` records findings of sanitizers.
+        """Run each rank's job and return the answers; `sanitizers` records findings of sanitizers.
 
         Raises:
             EntryError: the code under test raised.
@@ -78,7 +78,7 @@ class ProcessExecutor:
         self,
         binding: Binding,
         jobs: Sequence[Job],
-        watch: Watch | None = None,  # noqa: ARG002 - compiled kernels have no sanitizers
+        sanitizers: SanitizerSession | None = None,  # noqa: ARG002 - compiled kernels have no sanitizers
     ) -> list[Answer]:
         """See `RankExecutor.run`."""
         world, seconds = len(jobs), self.seconds

@@ -193,7 +193,7 @@ def _warm_up() -> None:
     import torch
     import torch.distributed as dist
 
-    from tlmatrix.check.memory import allocations_guarded
+    from tlmatrix.check.guards import allocations_guarded
 
     with allocations_guarded():
         one = torch.ones(1, requires_grad=True)

@@ -10,7 +10,7 @@ from tlmatrix.backend.binding import execute
 from tlmatrix.backend.errors import BindingError, EntryError
 from tlmatrix.backend.ranks.job import Answer
 from tlmatrix.backend.signature import parameters_of
-from tlmatrix.check.memory import Guards, guarded
+from tlmatrix.check.guards import Guards, guarded
 from tlmatrix.spec.importing import load
 from tlmatrix.words import suggestion
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.backend.ranks.job import Answer, Job
-    from tlmatrix.check.sanitizers import Watch
+    from tlmatrix.check.sanitizers import SanitizerSession
 
 __all__ = ["SimulatedExecutor"]
 
@@ -53,7 +53,7 @@ class SimulatedExecutor:
     """Runs each job in a new simulation."""
 
     def run(
-        self, binding: Binding, jobs: Sequence[Job], watch: Watch | None = None
+        self, binding: Binding, jobs: Sequence[Job], sanitizers: SanitizerSession | None = None
     ) -> list[Answer]:
         """See `RankExecutor.run`."""
         from tlmatrix.interpreter import simulate
@@ -72,7 +72,7 @@ class SimulatedExecutor:
                 failures[rank] = Failure.of(error)
                 raise
 
-        watching = nullcontext() if watch is None else watch.watching_ranks(world)
+        watching = nullcontext() if sanitizers is None else sanitizers.enabled_on_ranks(world)
         try:
             with watching, binding.backend.active(first.turn):
                 found = simulate(program, world, seed=_seed(first), stragglers=bool(first.straggle))

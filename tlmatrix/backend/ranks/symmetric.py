@@ -1,6 +1,6 @@
 """Guards symmetric memory on GPUs: poison in fresh buffers, canaries behind them.
 
-`tlmatrix.check.memory` guards PyTorch's allocating operators; symmetric memory has an allocator of
+`tlmatrix.check.guards` guards PyTorch's allocating operators; symmetric memory has an allocator of
 its own. Buffers are filled with NaN and allocated with extra bytes at the end that no peer and no
 kernel may write. Signal pads are enlarged in the same way.
 """

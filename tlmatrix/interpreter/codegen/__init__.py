@@ -22,6 +22,7 @@ from .returns import without_returns
 from .rows import Cut, row_cuts
 from .sanitized import SanitizedMixin, Site, Watch, kernel_usage
 from .source import Location, location_of, unwrapped
+from .threadfragments import with_thread_fragments
 from .threadloops import without_thread_loops
 from .threadturns import Inferred, annotates_fragments
 from .values import FLOATS, LOW_PRECISION, Val, is_float, is_int
@@ -55,11 +56,10 @@ class Parameter:
         name: the user's name.
         dtype: the IR's dtype.
         shape: for a tensor its extents, each an int or the code of an expression over the
-            symbolic dims; None for a scalar.
+            symbolic dims and the scalar parameters; None for a scalar.
         strides: as `shape`.
-        variables: per dimension the name of the symbolic dim it binds, or None.
-        stride_variables: as `variables`, for symbolic strides.
         used: whether the kernel accesses it.
+        code: its name in those expressions, for a scalar.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Parameter:
     shape: tuple[int | str, ...] | None
     strides: tuple[int | str, ...] = ()
     used: bool = True
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class _Generator(CuttingMixin):
                     raise self.refuse(f"a parameter of type {dtype} ({param.name})")
                 self.vars[param] = Val(code, dtype)
                 self._codes.append(code)
-                self.parameters.append(Parameter(str(param.name), dtype, None))
+                self.parameters.append(Parameter(str(param.name), dtype, None, code=code))
                 continue
             self._codes.append("")
             self.parameters.append(Parameter("", "", None))
@@ -443,6 +444,7 @@ def generate(
 
     func = without_returns(without_thread_loops(func))
     func = scalarized(with_boolean_conditions(without_builtins(func)))
+    func = with_thread_fragments(func)
 
     def variant(base: type[_Generator], **options: Any) -> Any:
         return (_covered(base) if covered else base)(func, guard=guard, **options)

@@ -316,6 +316,9 @@ class CallMixin(MemoryMixin):
 
     def _call_tirx_reinterpret(self, node: Any, dtype: str) -> Val:
         value = self.rounded(self.settled(self.expr(node.args[0])))
+        held = str(node.args[0].dtype)
+        if value.dtype != held:
+            value = self.settled(self.cast(value, held))  # narrow integers are computed as int32
         if dtype == "handle" or not (is_float(dtype) or is_int(dtype)):
             raise self.refuse(f"reinterpret of {value.dtype} as {dtype}")
         code = f"bits({value.code}, {value.dtype!r}, {dtype!r})"

@@ -296,9 +296,13 @@ class TileOpMixin(CallMixin):
             raise self.refuse(f"T.reduce_{kind} into the global buffer {dst.buf.name}")
         source, target = self._operand(src), self.checked_view(dst)
         if is_float(src.buf.dtype):
+            annotations = dict(node.annotations.items()) if node.annotations is not None else {}
+            keeps = kind in ("max", "min", "absmax") and bool(annotations.get("nan_propagate"))
+            if keeps and dst.buf.dtype not in ("float16", "bfloat16"):
+                raise self.refuse(f"T.reduce_{kind} with nan_propagate into {dst.buf.dtype}")
             self.w.line(
                 f"reduce_float({kind!r}, {self.tensor(source)}, {axis}, {target}, "
-                f"{clear.code}, {dst.buf.rounding})"
+                f"{clear.code}, {dst.buf.rounding}, {keeps})"
             )
             return
         self.w.line(f"reduce_int({kind!r}, {source}, {axis}, {target}, {clear.code})")

@@ -205,11 +205,22 @@ _COMBINE: dict[str, Any] = {
     "bitxor": np.bitwise_xor,
 }
 
+_PROPAGATE: dict[str, Any] = {"max": np.maximum, "absmax": np.maximum, "min": np.minimum}
+
 
 def reduce_float(
-    kind: str, src: torch.Tensor, axis: int, dst: Array, clear: Any, rounding: Codec | None
+    kind: str,
+    src: torch.Tensor,
+    axis: int,
+    dst: Array,
+    clear: Any,
+    rounding: Codec | None,
+    nan_propagate: bool = False,
 ) -> None:
-    """`T.reduce_*` over `axis` of `src` into `dst`; without `clear` combined with what it holds."""
+    """`T.reduce_*` over `axis` of `src` into `dst`; without `clear` combined with what it holds.
+
+    A maximum or minimum ignores NaN, unless `nan_propagate`.
+    """
     if src.shape[axis] == 0:
         raise Unsupported(f"T.reduce_{kind} over an empty dimension")
     if kind in ("abssum", "absmax"):
@@ -219,15 +230,16 @@ def reduce_float(
         value = torch.sum(src, axis).numpy()
     else:
         value = (torch.amin if kind == "min" else torch.amax)(src, axis).numpy()
-        if np.count_nonzero(np.isnan(value)):
+        if not nan_propagate and np.count_nonzero(np.isnan(value)):
             # CUDA's fmaxf and fminf ignore NaN beside a number.
             value = _COMBINE[kind].reduce(src.numpy(), axis)
     value = value.reshape(dst.shape)
+    combine = _PROPAGATE[kind] if nan_propagate else _COMBINE[kind]
     if not clear and rounding is None and value.dtype == dst.dtype:
-        _COMBINE[kind](dst, value, out=dst)
+        combine(dst, value, out=dst)
         return
     if not clear:
-        value = _COMBINE[kind](dst, value)
+        value = combine(dst, value)
     if rounding is not None:
         rounding.round_into(dst, np.ascontiguousarray(value, np.float32))
     else:

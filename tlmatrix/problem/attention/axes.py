@@ -1,8 +1,6 @@
-"""What the axes of an attention case mean, in plain numbers and without torch.
+"""The axes of an attention case as plain numbers: lengths, heads, dims, mask, visible pairs.
 
-Everything that can be known before a tensor exists stands here once: lengths, heads, dims,
-the mask's parameters, the number of visible pairs. Lint, compile keys, cost and the tensors
-are all derived from the one `Setting`.
+Lint, compile keys, cost and tensors derive from `Setting`. Does not import torch.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.problem.attention.axis_values import CACHE_LAYOUTS, explain_value, whole
 from tlmatrix.problem.attention.sinks import sink_named
-from tlmatrix.problem.attention.values import STORED, explain_value, whole
 from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ __all__ = ["AxisError", "Setting"]
 
 
 class AxisError(ValueError):
-    """A value, or a combination of values, that makes no attention problem; `axis` names it."""
+    """A value of `axis` is invalid, alone or together with other axes."""
 
     def __init__(self, axis: str, message: str) -> None:
         self.axis = axis
@@ -34,12 +32,12 @@ class AxisError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """One attention problem in plain numbers.
+    """An attention problem as plain numbers.
 
     `lengths_q[i]` and `lengths_k[i]` are the lengths of sequence (or batch entry) i; query head
     h uses kv head h // groups; `window` counts the visible keys of a row, itself included; `sink`
-    names what sinks are drawn, and `sink_dtype` their dtype. `alignment` is where the causal mask
-    begins, and with `shared_mask` q and k have one mask in the layout `padded`.
+    is a kind of sink. `alignment` is that of the causal mask. With `shared_mask`, q and k share one
+    padding mask in the layout `padded`.
     """
 
     layout: str
@@ -63,9 +61,13 @@ class Setting:
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Setting:
-        """The setting of a case; AxisError where the values make none.
+        """The setting of a case.
 
-        Without heads or dims (`groups: 0`) there is one, for an entry to raise.
+        Sizes of 0 for heads and head dimensions (`groups: 0`) are valid, for invalid-argument
+        tests.
+
+        Raises:
+            AxisError: a value is invalid, or missing, or does not fit other values.
         """
         for axis, value in values.items():
             if reason := explain_value(axis, value, empty=True):
@@ -79,7 +81,7 @@ class Setting:
         head_dim_v = values.get("head_dim_v")
         causal = bool(values.get("causal", False))
         window = values.get("window")
-        if layout in STORED:
+        if layout in CACHE_LAYOUTS:
             _one_query(layout, lengths_q, values)
         elif window is not None and not causal:
             raise AxisError(
@@ -106,9 +108,9 @@ class Setting:
             head_dim=head_dim,
             head_dim_v=head_dim if head_dim_v in (None, "same") else whole(head_dim_v),
             dtype=str(values["dtype"]),
-            # The one query of a stored layout stands beside the last key: it sees what a causal
-            # one does, and only a window needs to be told.
-            causal=window is not None if layout in STORED else causal,
+            # With a KV cache, the one query is aligned with the last key and sees all keys: a
+            # causal mask matters only with a window.
+            causal=window is not None if layout in CACHE_LAYOUTS else causal,
             window=None if window is None else whole(window),
             sink=sink_named(values.get("sink")),
             sink_dtype=_sink_dtype(values),
@@ -122,28 +124,28 @@ class Setting:
 
     @property
     def packed(self) -> bool:
-        """Whether sequences have lengths of their own, and operands one after another."""
-        return self.layout in ("thd", "padded") or self.stored
+        """Whether sequences have lengths of their own, and are packed in the operands."""
+        return self.layout in ("thd", "padded") or self.has_cache
 
     @property
     def padded(self) -> bool:
-        """Whether sequences are handed over in padded tensors with masks (see `padded`)."""
+        """Whether an entry gets padded tensors and masks (see `padded`)."""
         return self.layout == "padded"
 
     @property
-    def stored(self) -> bool:
-        """Whether keys and values are handed over in a cache or in pages (see `stored`)."""
-        return self.layout in STORED
+    def has_cache(self) -> bool:
+        """Whether an entry gets keys and values in a KV cache (see `kv_cache`)."""
+        return self.layout in CACHE_LAYOUTS
 
     @property
     def rows_last(self) -> bool:
-        """Whether lse is [heads, rows of all sequences]."""
-        return self.packed and not self.stored
+        """Whether lse is [heads, total_q]."""
+        return self.packed and not self.has_cache
 
     @property
     def lse_as_out(self) -> bool:
-        """Whether lse has the dimensions of out but the last, in their order."""
-        return self.layout == "bhsd" or self.stored
+        """Whether lse has the dimensions of out without the last, in the same order."""
+        return self.layout == "bhsd" or self.has_cache
 
     @property
     def batch(self) -> int:
@@ -157,21 +159,21 @@ class Setting:
 
     @property
     def softmax_scale(self) -> float:
-        """What q k^T is multiplied by; head_dim**-0.5 unless the case says."""
+        """The factor of q k^T: the axis `scale`, by default head_dim**-0.5."""
         return max(self.head_dim, 1) ** -0.5 if self.scale is None else self.scale
 
     @cached_property
     def starts_q(self) -> tuple[int, ...]:
-        """First packed row of every sequence, and the total: `cu_seqlens_q`."""
+        """The first packed row of every sequence, and the total: `cu_seqlens_q`."""
         return tuple(accumulate(self.lengths_q, initial=0))
 
     @cached_property
     def starts_k(self) -> tuple[int, ...]:
-        """First packed key row of every sequence, and the total: `cu_seqlens_k`."""
+        """The first packed key of every sequence, and the total: `cu_seqlens_k`."""
         return tuple(accumulate(self.lengths_k, initial=0))
 
     def names(self) -> dict[str, Any]:
-        """The names that are no tensors, as an entry or an expression sees them."""
+        """The names for entries and expressions, without tensors."""
         names: dict[str, Any] = {
             "layout": self.layout,
             "dtype": self.dtype,
@@ -187,7 +189,7 @@ class Setting:
             "max_seqlen_k": self._longest(self.max_seqlen_k, self.lengths_k),
             "head_dim": self.head_dim,
             "head_dim_v": self.head_dim_v,
-            "causal": self.causal or self.stored,
+            "causal": self.causal or self.has_cache,
             "window": self.window,
             "scale": self.softmax_scale,
         }
@@ -197,7 +199,7 @@ class Setting:
         if not self.packed:
             names["seqlen_q"] = self.lengths_q[0]
             names["seqlen_k"] = self.lengths_k[0]
-        if self.lengths_q == self.lengths_k and not self.stored:
+        if self.lengths_q == self.lengths_k and not self.has_cache:
             names["seqlens"] = list(self.lengths_q)
             names["total"] = self.starts_q[-1]
             names["max_seqlen"] = max(names["max_seqlen_q"], names["max_seqlen_k"])
@@ -211,12 +213,12 @@ class Setting:
 
     @property
     def capacity(self) -> int:
-        """Rows of a cache that a sequence has room for."""
+        """Rows per sequence of a contiguous cache."""
         return self._longest(self.max_seqlen_k, self.lengths_k)
 
     @property
     def max_pages(self) -> int:
-        """Entries of a block table that a sequence has room for."""
+        """Entries per sequence of a block table."""
         assert self.page_size is not None
         return -(-self.capacity // self.page_size)
 
@@ -226,7 +228,7 @@ class Setting:
 
     @cached_property
     def visible_pairs(self) -> int:
-        """(query, key) pairs of one head that the mask lets through."""
+        """Number of unmasked (query, key) pairs of one head."""
         return sum(
             self._visible(lq, lk) for lq, lk in zip(self.lengths_q, self.lengths_k, strict=True)
         )
@@ -234,10 +236,10 @@ class Setting:
     def _visible(self, lq: int, lk: int) -> int:
         if not self.causal:
             return lq * lk
-        # Query i sees the keys [0, i + offset], less those the window has left behind.
+        # Query i sees the keys [0, i + offset], without those before the window.
         first = self.offset(lq, lk) + 1
-        seen = _clamped_sum(first, lq, lk)
-        return seen - (_clamped_sum(first - self.window, lq, lk) if self.window else 0)
+        causal = _clamped_sum(first, lq, lk)
+        return causal - (_clamped_sum(first - self.window, lq, lk) if self.window else 0)
 
 
 def _clamped_sum(first: int, count: int, top: int) -> int:
@@ -255,16 +257,19 @@ def _layout(values: Mapping[str, Value]) -> tuple[str, tuple[int, ...], tuple[in
     if "seqlens" in values:
         for axis in ("seqlen_q", "seqlen_k", "batch"):
             if values.get(axis) is not None:
-                raise AxisError(axis, f"{axis} beside seqlens; lengths are given by one of them")
-        if layout not in (None, "thd", "padded", *STORED):
+                raise AxisError(
+                    axis, f"the axes {axis} and seqlens are both given; remove one of them"
+                )
+        if layout not in (None, "thd", "padded", *CACHE_LAYOUTS):
             raise AxisError(
-                "layout", f"layout {layout} beside seqlens; packed sequences have layout thd"
+                "layout",
+                f"layout {layout} is dense, and seqlens makes packed sequences (layout thd)",
             )
         return (str(layout or "thd"), *sides_of(values["seqlens"]))
-    if layout in STORED:
-        raise AxisError("layout", f"layout {layout} needs the axis seqlens: {_STORED_FORM}")
+    if layout in CACHE_LAYOUTS:
+        raise AxisError("layout", f"layout {layout} needs the axis seqlens: {_CACHE_SEQLENS}")
     if layout == "padded":
-        raise AxisError("layout", "layout padded needs the axis seqlens; its masks follow from it")
+        raise AxisError("layout", "layout padded needs the axis seqlens, for its masks")
     if "seqlen_q" not in values:
         raise AxisError("seqlen_q", "attention needs the axis seqlens (packed) or seqlen_q (dense)")
     batch = whole(values.get("batch", 1))
@@ -274,14 +279,14 @@ def _layout(values: Mapping[str, Value]) -> tuple[str, tuple[int, ...], tuple[in
     return str(layout or "bshd"), (seqlen_q,) * batch, (seqlen_k,) * batch
 
 
-_STORED_FORM = "write seqlens: [{q: 1, k: [17, 64, 0]}]"
+_CACHE_SEQLENS = "write seqlens: [{q: 1, k: [17, 64, 0]}]"
 
 
 def _one_query(layout: str, lengths_q: tuple[int, ...], values: Mapping[str, Value]) -> None:
-    """AxisError where a stored layout cannot be made."""
+    """Raise AxisError if the values do not fit a layout with a KV cache."""
     if any(length != 1 for length in lengths_q):
         raise AxisError(
-            "seqlens", f"layout {layout} has one query for each sequence; {_STORED_FORM}"
+            "seqlens", f"layout {layout} has one query for each sequence; {_CACHE_SEQLENS}"
         )
     if layout == "paged" and values.get("page_size") is None:
         raise AxisError("page_size", "layout paged needs the axis page_size; add page_size: [16]")
@@ -310,11 +315,11 @@ def _heads(values: Mapping[str, Value]) -> tuple[int, int]:
 
 def _alignment(layout: str, values: Mapping[str, Value]) -> str:
     alignment = str(values.get("alignment", "bottom_right"))
-    if layout in STORED and alignment != "bottom_right":
+    if layout in CACHE_LAYOUTS and alignment != "bottom_right":
         raise AxisError(
             "alignment",
-            f"alignment {alignment} in the layout {layout}, whose one query stands beside the last "
-            "key; leave the axis out",
+            f"alignment {alignment} does not fit the layout {layout}, whose one query is aligned "
+            "with the last key; remove the axis alignment",
         )
     return alignment
 
@@ -322,7 +327,7 @@ def _alignment(layout: str, values: Mapping[str, Value]) -> str:
 def _shared_mask(layout: str, equal: bool, values: Mapping[str, Value]) -> bool:
     shared = bool(values.get("shared_mask", False))
     if shared and layout != "padded":
-        raise AxisError("shared_mask", f"shared_mask in the layout {layout}; only padded has masks")
+        raise AxisError("shared_mask", f"shared_mask needs the layout padded, not {layout}")
     if shared and not equal:
         raise AxisError(
             "shared_mask", "shared_mask needs q and k of equal lengths; write seqlens with k: same"

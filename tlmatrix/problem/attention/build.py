@@ -1,4 +1,4 @@
-"""From a setting and its tensors to the `Problem` that checks judge."""
+"""Builds the `Problem` of an attention case from its setting and tensors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.attention.form import Form
+from tlmatrix.problem.attention.axis_values import CACHE_TENSORS
 from tlmatrix.problem.attention.inputs import draw_operands
+from tlmatrix.problem.attention.kv_cache import KVCache
 from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
-from tlmatrix.problem.attention.stored import Store
-from tlmatrix.problem.attention.values import STORED_TENSORS
-from tlmatrix.problem.deferred import Deferred
-from tlmatrix.problem.distributions import choose
+from tlmatrix.problem.attention.structure import Structure
+from tlmatrix.problem.distributions import choose_distribution
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Cost, Problem, TensorInfo
-from tlmatrix.problem.storage import flattened, laid_out
+from tlmatrix.problem.storage import expandable, with_storage
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 from tlmatrix.spec.model.calling import names_of
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.problem.attention.axes import Setting
-    from tlmatrix.problem.frame import Frame
+    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.model import Tensors
     from tlmatrix.spec.values import Value
 
@@ -34,62 +34,62 @@ __all__ = ["Attention", "attention_case"]
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention case with its tensors; a relation changes some and makes the problem anew."""
+    """An attention case with its tensors; relations replace some and build another problem."""
 
-    form: Form
+    structure: Structure
     operands: Operands
     distribution: str = "normal"
     placement: int = 0
-    """Which of the ways to place keys in a store is taken."""
+    """Seeds the placement of keys in a KV cache; relations change it to move pages."""
 
     @property
-    def frame(self) -> Frame:
-        """The case around it."""
-        return self.form.frame
+    def setup(self) -> CaseSetup:
+        """The spec, axis values, seed and device."""
+        return self.structure.setup
 
     @property
     def setting(self) -> Setting:
-        """The case in plain numbers."""
-        return self.form.setting
+        """The axis values as plain numbers."""
+        return self.structure.setting
 
-    def changed(self, **tensors: torch.Tensor) -> Attention:
-        """The same form with some tensors replaced."""
+    def with_tensors(self, **tensors: torch.Tensor) -> Attention:
+        """The case with some tensors replaced."""
         return replace(self, operands=replace(self.operands, **tensors))
 
-    def reformed(
+    def with_setting(
         self, setting: Setting, values: Mapping[str, Value], operands: Operands
     ) -> Attention:
-        """Another setting, that `values` make, with tensors that fit it."""
-        form = Form(replace(self.frame, values=values), setting)
-        return replace(self, form=form, operands=operands)
+        """The case with other axis values, their setting, and tensors that fit it."""
+        structure = Structure(replace(self.setup, values=values), setting)
+        return replace(self, structure=structure, operands=operands)
 
     @cached_property
-    def store(self) -> Store:
-        """Where keys and values stand, in a layout that stores them."""
-        frame = self.frame
-        return Store(self.setting, frame.seed + self.placement, frame.device)
+    def kv_cache(self) -> KVCache:
+        """The KV cache, in the layouts `cache` and `paged`."""
+        setup = self.setup
+        return KVCache(self.setting, setup.seed + self.placement, setup.device)
 
     @cached_property
     def exact(self) -> Solution:
-        """The reference, in float64, without the sizes of its terms: few judge by them."""
+        """The float64 reference, without the sizes of its terms, which few checks need."""
         return self._solved(Precision())
 
     @cached_property
     def sized(self) -> Solution:
-        """The reference once more, with the sizes of the terms summed into each element."""
+        """The float64 reference with the sizes of the terms summed into each element."""
         return self._solved(Precision(), sizes=True)
 
     @cached_property
     def low(self) -> Solution:
-        """The same at a kernel's precision: sums in float32, P and dS rounded to the dtype."""
+        """Attention at a kernel's precision: sums in float32, P and dS rounded to the dtype."""
         store = torch_dtype(self.setting.dtype)
         wide = store in (torch.float32, torch.float64)
         return self._solved(Precision(store if wide else torch.float32, store))
 
     def _solved(self, precision: Precision, *, sizes: bool = False) -> Solution:
-        """The reference in the shapes of the layout; a stored one has lse [batch, heads]."""
+        """The reference in the shapes of the layout; with a KV cache, lse is [batch, heads]."""
         solution = attend(self.setting, self._wanted, precision, sizes=sizes)
-        if self.setting.stored:
+        if self.setting.has_cache:
             for tensors in (solution.values, solution.magnitudes):
                 if "lse" in tensors:
                     tensors["lse"] = tensors["lse"].T.contiguous()
@@ -97,44 +97,44 @@ class Attention:
 
     @property
     def _wanted(self) -> Operands:
-        return self.operands if self.form.differentiable else replace(self.operands, do=None)
+        return self.operands if self.structure.differentiable else replace(self.operands, do=None)
 
     def problem(self) -> Problem:
-        """The problem; references are computed when they are first asked for."""
-        form, operands = self.form, self.operands
-        if form.setting.stored:
-            inputs = self.store.inputs(operands)
+        """The problem, without relations; references are computed on first use."""
+        structure, operands = self.structure, self.operands
+        if structure.setting.has_cache:
+            inputs = self.kv_cache.inputs(operands)
         else:
             inputs = {name: getattr(operands, name) for name in ("q", "k", "v", "do")}
-        if form.setting.padded:
-            inputs = form.padding.operands(inputs) | form.padding.masks
+        if structure.setting.padded:
+            inputs = structure.padding.operands(inputs) | structure.padding.masks
         if operands.sink is not None:
             inputs["sink"] = operands.sink
-        inputs |= form.starts
-        inputs = self._laid_out(inputs)
-        names = {**form.names, **inputs, **self._saved(), "values": self.distribution}
-        names |= self._of_both_sides(inputs)
-        gradients = {"dq": "q", "dk": "k", "dv": "v"} if form.differentiable else {}
+        inputs |= structure.starts
+        inputs = self._in_storage(inputs)
+        names = {**structure.names, **inputs, **self._saved(), "values": self.distribution}
+        names |= self._shared_by_sides(inputs)
+        gradients = {"dq": "q", "dk": "k", "dv": "v"} if structure.differentiable else {}
         if gradients and operands.sink is not None:
             gradients["dsink"] = "sink"
-        by_autograd = bool(gradients) and form.frame.spec.factory is None
+        by_autograd = bool(gradients) and structure.setup.spec.factory is None
         return Problem(
-            values=form.frame.values,
+            values=structure.setup.values,
             names=names,
             inputs=inputs,
-            outputs=Deferred(("out", "lse", *gradients), self._info),
+            outputs=LazyMapping(("out", "lse", *gradients), self._info),
             returns=("out", "lse"),
-            dims=form.dims,
+            dims=structure.dims,
             cotangents={"out": inputs["do"]} if by_autograd else {},
             gradient_of=gradients if by_autograd else {},
             reference=lambda: self._results(self.exact.values),
             lowp=lambda: self._results(self.low.values),
-            cost=lambda: cost(form.setting, backward=bool(gradients)),
+            cost=lambda: cost(structure.setting, backward=bool(gradients)),
             with_inputs=self._with_inputs,
         )
 
-    def _of_both_sides(self, inputs: Tensors) -> Tensors:
-        """Tensors that are the same for q and k, by the names without a side."""
+    def _shared_by_sides(self, inputs: Tensors) -> Tensors:
+        """Tensors that q and k share, by names without a side (`cu_seqlens`, `mask`)."""
         names = []
         if self.setting.layout == "thd" and self.setting.lengths_q == self.setting.lengths_k:
             names.append("cu_seqlens")
@@ -142,31 +142,31 @@ class Attention:
             names.append("mask")
         return {name: inputs[f"{name}_q"] for name in names}
 
-    def _laid_out(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The inputs as the axis `storage` has them; what stores keys is contiguous everywhere."""
-        storage = self.frame.values.get("storage")
+    def _in_storage(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The inputs laid out as the axis `storage` says; a KV cache stays contiguous."""
+        storage = self.setup.values.get("storage")
         if storage is None:
             return inputs
-        free = {name: inputs[name] for name in inputs.keys() - STORED_TENSORS}
-        return inputs | laid_out(storage, free, cotangents=("do",))
+        movable = {name: inputs[name] for name in inputs.keys() - CACHE_TENSORS}
+        return inputs | with_storage(storage, movable, cotangents=("do",))
 
     def _results(self, tensors: Tensors) -> Tensors:
-        """Results of the packed sequences as the entry gives them."""
-        return self.form.padding.results(tensors) if self.setting.padded else tensors
+        """Results of packed sequences in the layout of the entry."""
+        return self.structure.padding.results(tensors) if self.setting.padded else tensors
 
     def _sizes(self, name: str, sizes: torch.Tensor) -> torch.Tensor:
-        """What is said of each element of a result: nothing where no token is."""
-        return self.form.padding.padded(name, sizes) if self.setting.padded else sizes
+        """Sizes per element of a result; 0 in the padding."""
+        return self.structure.padding.padded(name, sizes) if self.setting.padded else sizes
 
     def _with_inputs(self, changed: Tensors) -> Problem:
-        tensors = self.store.packed(changed) if self.setting.stored else changed
+        tensors = self.kv_cache.packed(changed) if self.setting.has_cache else changed
         if self.setting.padded:
-            tensors = packed(changed, self.form.padding.masks)
-        return self.changed(**tensors).problem()
+            tensors = packed(changed, self.structure.padding.masks)
+        return self.with_tensors(**tensors).problem()
 
     def _saved(self) -> dict[str, torch.Tensor]:
-        """What a backward factory is called with: forward results as a kernel would store them."""
-        spec, operands = self.frame.spec, self.operands
+        """Forward results that a backward factory takes, as a kernel would store them."""
+        spec, operands = self.setup.spec, self.operands
         read = names_of(spec.call).difference(spec.results)
         saved = [name for name in ("out", "lse", "delta") if name in read]
         if not saved or operands.do is None:
@@ -184,9 +184,9 @@ class Attention:
         stored = {"lse": "float32", "dsink": self.setting.sink_dtype}.get(name, dtype)
         return TensorInfo(
             name,
-            self.form.dims[name],
+            self.structure.dims[name],
             torch_dtype(stored),
-            # Where lse and delta carry the rounding of dtype, and where only float32's.
+            # dsink is float32, but sums delta, which has the rounding of dtype.
             dtype_named("float32" if name == "lse" else dtype).roundoff,
             magnitude=lambda: self._sizes(name, self.sized.magnitudes[name]),
             spread=None if single else lambda: self._sizes(name, self.sized.spreads[name]),
@@ -194,9 +194,9 @@ class Attention:
         )
 
     def _exponent(self, name: str) -> torch.Tensor:
-        """Size of scores and lse: of the row, or where rows are summed the largest of the head.
+        """The size of the scores and lse of each row; for sums over rows, the largest of a head.
 
-        For lse itself there is nothing to add: its magnitude is that size already.
+        0 for lse itself, whose magnitude already is that size.
         """
         setting, size = self.setting, self.sized.magnitudes["lse"]
         if name == "lse":
@@ -215,17 +215,17 @@ class Attention:
 
 
 def cost(setting: Setting, *, backward: bool) -> Cost:
-    """Work of the visible (query, key) pairs: two matrix products forward, five backward.
+    """Work of the unmasked (query, key) pairs: two matrix products forward, five backward.
 
-    A pair costs 2 head_dim for its score and 2 head_dim_v for its value; the backward makes the
-    score again, then dP, dv, dq and dk. Every tensor is read or written once a pass.
+    A pair costs 2 head_dim for its score and 2 head_dim_v for its value; the backward recomputes
+    the score, then dP, dv, dq and dk. Every tensor is read or written once per pass.
     """
     pairs = setting.visible_pairs * setting.heads
     dim, dim_v = setting.head_dim, setting.head_dim_v
     element = dtype_named(setting.dtype).bytes
     total_q, total_k = setting.starts_q[-1], setting.starts_k[-1]
-    if setting.stored:
-        total_k = setting.visible_pairs  # what the one query sees: no other key need be read
+    if setting.has_cache:
+        total_k = setting.visible_pairs  # the keys in the window of the one query
     queries, outs = total_q * setting.heads * dim, total_q * setting.heads * dim_v
     keys, values = total_k * setting.kv_heads * dim, total_k * setting.kv_heads * dim_v
     lse = 4 * total_q * setting.heads
@@ -240,10 +240,10 @@ def cost(setting: Setting, *, backward: bool) -> Cost:
     )
 
 
-def attention_case(frame: Frame, setting: Setting) -> Attention:
-    """The case with tensors drawn from its seed."""
-    distribution = choose(frame.values.get("values"), frame.seed)
-    operands = draw_operands(setting, distribution, frame.seed, frame.device)
+def attention_case(setup: CaseSetup, setting: Setting) -> Attention:
+    """The case with tensors generated from its seed."""
+    distribution = choose_distribution(setup.values.get("values"), setup.seed)
+    operands = draw_operands(setting, distribution, setup.seed, setup.device)
     if operands.do is not None:
-        operands = replace(operands, do=flattened(frame.values.get("storage"), operands.do))
-    return Attention(Form(frame, setting), operands, distribution)
+        operands = replace(operands, do=expandable(setup.values.get("storage"), operands.do))
+    return Attention(Structure(setup, setting), operands, distribution)

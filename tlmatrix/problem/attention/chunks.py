@@ -1,7 +1,7 @@
-"""Pieces of an attention problem that are computed at once, whatever the layout.
+"""Chunks of an attention problem that the reference computes at once, for every layout.
 
-A chunk is a few sequences (padded to one length), kv heads and query rows. `Rows` moves its rows
-between a tensor's layout and [count, head, row, dim], `mask` says which pairs see each other.
+A chunk is a few sequences (padded to one length), kv heads and query rows. `Rows` reads and writes
+its rows as [count, head, row, dim]; `mask` is its attention mask.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunk", "Piece", "Rows", "chunks", "mask", "pieces"]
 
-_KEPT = 2**18
-"""Elements of score matrices, of all chunks of a setting, up to which its pieces are kept."""
+_MOST_CACHED = 2**18
+"""Settings with at most so many scores have their pieces cached."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,16 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """Number of query rows of a sequence."""
+        """Number of query rows per sequence."""
         return self.row_end - self.row
 
 
 def chunks(setting: Setting, budget: int) -> Iterator[Chunk]:
-    """Consecutive sequences padded together while they fit; one too large is cut further."""
+    """Split a setting into chunks of at most about `budget` scores.
+
+    Consecutive sequences share a chunk while padding stays cheap; a sequence that exceeds the
+    budget is split by heads, then by rows.
+    """
     lengths = list(zip(setting.lengths_q, setting.lengths_k, strict=True))
     first = 0
     while first < len(lengths):
@@ -57,7 +61,7 @@ def chunks(setting: Setting, budget: int) -> Iterator[Chunk]:
             more_rows, more_keys = max(rows, lengths[last][0]), max(keys, lengths[last][1])
             padded = (last + 1 - first) * more_rows * more_keys
             more_real = real + lengths[last][0] * lengths[last][1]
-            # Measured: more padding costs more than a chunk of its own.
+            # Beyond 25% padding, a chunk of its own was measured to be faster.
             if padded * setting.heads > budget or padded > 1.25 * more_real + 2**11:
                 break
             rows, keys, real, last = more_rows, more_keys, more_real, last + 1
@@ -75,10 +79,10 @@ def chunks(setting: Setting, budget: int) -> Iterator[Chunk]:
 
 
 class Rows:
-    """How the rows of some sequences move between a tensor's layout and [count, head, row, dim].
+    """Reads and writes rows [low, high) of some sequences as [count, head, row, dim].
 
-    `start` and `stop` are the rows of each sequence that are meant, `width` the padded number.
-    Padding rows repeat a real row, so that they are finite; the mask hides them.
+    `width` is high - low, the padded number of rows. Padding rows repeat a real row, so that they
+    are finite; the mask hides them.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Rows:
             if chunk.count == 1:
                 self.end = self.begin + counts[0]
             else:
-                # Only whole sequences share a chunk, so low is 0 here.
+                # Sequences that share a chunk are whole, so low is 0.
                 self.end = starts[chunk.last]
                 if any(count != self.width for count in counts):
                     self._index(starts, counts, device)
@@ -111,7 +115,7 @@ class Rows:
         self.padding = ~real
 
     def read(self, tensor: torch.Tensor, heads: slice, dtype: torch.dtype) -> torch.Tensor:
-        """[count, head, row, dim] in `dtype`, contiguous."""
+        """The rows of a tensor: [count, head, row, dim] in `dtype`, contiguous."""
         rows = slice(self.low, self.high)
         if self.layout == "bshd":
             block = tensor[self.first : self.last, rows, heads].transpose(1, 2)
@@ -123,7 +127,7 @@ class Rows:
         else:
             flat = tensor[self.begin : self.end, heads]
             block = flat.reshape(-1, self.width, *flat.shape[1:]).transpose(1, 2)
-        # Rows are moved as narrow as they are, and widened where they lie one after the other.
+        # Made contiguous before the cast: moves fewer bytes.
         return block.contiguous().to(dtype)
 
     def write(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
@@ -141,7 +145,7 @@ class Rows:
             target[self.begin : self.end, heads].add_(flat)
 
     def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
-        """Store [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
+        """KVCache [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
         if self.packed:
             if self.gather is None:
                 flat = block.transpose(0, 1).flatten(1)
@@ -155,7 +159,7 @@ class Rows:
 def mask(setting: Setting, chunk: Chunk, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """[count, row, key]: 0 where the query sees the key, else -inf.
 
-    Added to scores, for a masked fill is ten times slower on a CPU.
+    Added to the scores: ten times faster on a CPU than `masked_fill`.
     """
 
     def column(lengths: tuple[int, ...]) -> torch.Tensor:
@@ -165,19 +169,19 @@ def mask(setting: Setting, chunk: Chunk, dtype: torch.dtype, device: torch.devic
     lengths_q, lengths_k = column(setting.lengths_q), column(setting.lengths_k)
     query = torch.arange(chunk.row, chunk.row_end, device=device)[:, None]
     key = torch.arange(chunk.keys, device=device)
-    seen = (query < lengths_q) & (key < lengths_k)
+    visible = (query < lengths_q) & (key < lengths_k)
     if setting.causal:
         offset = lengths_k - lengths_q if setting.alignment == "bottom_right" else 0
         behind = query + offset - key
-        seen &= behind >= 0
+        visible &= behind >= 0
         if setting.window is not None:
-            seen &= behind < setting.window
-    return torch.where(seen, 0.0, -torch.inf).to(dtype)
+            visible &= behind < setting.window
+    return torch.where(visible, 0.0, -torch.inf).to(dtype)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A chunk with what is the same for every precision: its rows, and which pairs are hidden."""
+    """A chunk with its rows and its mask, which all precisions share."""
 
     chunk: Chunk
     query_rows: Rows
@@ -196,12 +200,12 @@ class Piece:
 
 
 def pieces(setting: Setting, budget: int, device: torch.device) -> Iterable[Piece]:
-    """The chunks of a setting; kept for the next time where they are small."""
+    """The pieces of a setting; cached if they are small."""
     size = 0
     for rows, keys in zip(setting.lengths_q, setting.lengths_k, strict=True):
         size += rows * keys
-    if size * setting.heads <= _KEPT:
-        return _few_pieces(setting, budget, device)
+    if size * setting.heads <= _MOST_CACHED:
+        return _cached_pieces(setting, budget, device)
     return _pieces(setting, budget, device)
 
 
@@ -216,5 +220,5 @@ def _pieces(setting: Setting, budget: int, device: torch.device) -> Iterator[Pie
 
 
 @lru_cache(maxsize=4)
-def _few_pieces(setting: Setting, budget: int, device: torch.device) -> tuple[Piece, ...]:
+def _cached_pieces(setting: Setting, budget: int, device: torch.device) -> tuple[Piece, ...]:
     return tuple(_pieces(setting, budget, device))

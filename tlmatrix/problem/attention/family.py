@@ -1,4 +1,4 @@
-"""The attention family, as specs name it; torch is imported when a problem is made."""
+"""The family of `problem: attention`; torch is imported when a problem is built."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.axes import AxisError, Setting
+from tlmatrix.problem.attention.axis_values import AXES, DATA_AXES
 from tlmatrix.problem.attention.lint import TENSORS, lint
 from tlmatrix.problem.attention.names import RELATIONS
 from tlmatrix.problem.attention.sinks import sink_named
-from tlmatrix.problem.attention.values import AXES, DATA_AXES
-from tlmatrix.problem.frame import Frame, compile_key
+from tlmatrix.problem.case_setup import CaseSetup, compile_key
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ __all__ = ["AttentionFamily"]
 
 
 class AttentionFamily:
-    """Attention, dense or packed, forward and backward."""
+    """Scaled dot product attention: dense, packed, padded or with a KV cache; with gradients."""
 
     axes = AXES
-    optional = frozenset(OPTIONAL_AXES)
+    optional_axes = frozenset(OPTIONAL_AXES)
     relation_names = RELATIONS
     tensors = TENSORS
 
@@ -45,7 +45,7 @@ class AttentionFamily:
             names = Setting.of(values).names()
         except AxisError:
             names = {}
-        if "sink" in values:  # which sinks is data; whether there are any is not
+        if "sink" in values:  # The kind of sink is data; whether there is one is not.
             values = {**values, "sink": sink_named(values["sink"]) is not None}
         return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype", "layout"))
 
@@ -55,10 +55,10 @@ class AttentionFamily:
         """The problem of a case.
 
         Raises:
-            AxisError: (a ValueError) the values make no attention problem; `axis` names which.
+            AxisError: the axis values are invalid; its `axis` names the axis.
         """
         from tlmatrix.problem.attention.build import attention_case
         from tlmatrix.problem.relations.attention import attention_relations
 
-        case = attention_case(Frame(spec, values, seed, device), Setting.of(values))
+        case = attention_case(CaseSetup(spec, values, seed, device), Setting.of(values))
         return replace(case.problem(), relations=partial(attention_relations, case))

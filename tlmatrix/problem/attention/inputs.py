@@ -1,4 +1,4 @@
-"""The tensors of an attention case: drawn from its seed, then moved to the device."""
+"""The tensors of an attention case, generated from a seed and moved to the device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.attention.sinks import draw_sink
-from tlmatrix.problem.distributions import draw, generator, others
+from tlmatrix.problem.distributions import draw, generator, replacement_values
 from tlmatrix.spec.dtypes import torch_dtype
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = ["draw_operands", "other_values", "shape_of"]
 
 
 def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
-    """The shape of q, k, v or do (as out) in the setting's layout."""
+    """The shape of q, k, v or do in the layout of the setting."""
     heads = setting.heads if name in ("q", "do") else setting.kv_heads
     dim = setting.head_dim if name in ("q", "k") else setting.head_dim_v
     starts = setting.starts_q if name in ("q", "do") else setting.starts_k
@@ -31,7 +31,7 @@ def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
 
 
 def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.device) -> Operands:
-    """q, k, v, do and, if the setting has one, the sink ([heads])."""
+    """q, k, v, do and, if the setting has one, the sink [heads], from a distribution."""
     source = generator(seed)
     dtype = torch_dtype(setting.dtype)
     q, k, v, do = (
@@ -49,11 +49,15 @@ def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.
 
 
 def other_values(setting: Setting, seed: int, device: torch.device) -> Operands:
-    """The same with the values that a relation puts in the place of the case's own."""
+    """The same tensors with values from `replacement_values`, for relations."""
     source = generator(seed)
     shapes = [shape_of(setting, name) for name in ("q", "k", "v", "do")]
-    q, k, v, do = (each.to(device) for each in others(source, shapes, torch_dtype(setting.dtype)))
+    q, k, v, do = (
+        each.to(device) for each in replacement_values(source, shapes, torch_dtype(setting.dtype))
+    )
     sink = None
     if setting.sink is not None:
-        sink = others(source, [(setting.heads,)], torch_dtype(setting.sink_dtype))[0].to(device)
+        sink = replacement_values(source, [(setting.heads,)], torch_dtype(setting.sink_dtype))[
+            0
+        ].to(device)
     return Operands(q, k, v, do, sink)

@@ -1,4 +1,4 @@
-"""The same tensor in another layout, for batches whose sequences have one length."""
+"""Conversion of tensors between layouts, for batches whose sequences have equal lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["convert"]
 def convert(
     setting: Setting, source: str, target: str, name: str, tensor: torch.Tensor
 ) -> torch.Tensor:
-    """An operand, output or gradient of layout `source` as it is in layout `target`."""
+    """An operand, output or gradient, converted from layout `source` to layout `target`."""
     if source == target or name == "dsink":
         return tensor
     batch = setting.batch

@@ -1,12 +1,12 @@
-"""What can be seen to be wrong with the axes of an attention spec before anything is built."""
+"""Checks the axes and names of an attention spec, without building a problem."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.attention.axis_values import AXES, CACHE_LAYOUTS, explain_value
 from tlmatrix.problem.attention.names import ROWS
-from tlmatrix.problem.attention.values import AXES, STORED, explain_value
-from tlmatrix.problem.frame import places
+from tlmatrix.problem.case_setup import written_values
 from tlmatrix.problem.name_lint import lint_arguments, lint_results
 from tlmatrix.problem.name_table import names_of
 
@@ -22,12 +22,12 @@ __all__ = ["TENSORS", "lint"]
 _NAMES = (names_of(ROWS, "name") - names_of(ROWS, "input")) | {"seqlens_k"}
 _RESULTS = names_of(ROWS, "output", "gradient")
 TENSORS = _RESULTS | (names_of(ROWS, "input") - {"seqlens_k"})
-"""The tensors that a case may have, results among them."""
+"""All tensors that a case may have, results included."""
 
 
 def lint(spec: Spec) -> Iterator[Issue]:
-    """Issues at their places; axes the family does not know are left to the entry."""
-    for path, axis, value in places(spec):
+    """Located issues of the spec. Axes that the family does not know belong to the entry."""
+    for path, axis, value in written_values(spec):
         if axis in AXES and (reason := explain_value(axis, value)):
             yield spec.issue(path, f"{axis}: {reason}")
     axes = spec.axes
@@ -42,17 +42,17 @@ def lint(spec: Spec) -> Iterator[Issue]:
     if {"heads", "kv_heads", "groups"} <= set(axes):
         yield spec.issue(
             ("axes", "heads"),
-            "heads, kv_heads and groups together say the same thing twice; leave one out",
+            "two of heads, kv_heads and groups determine the third; remove one axis",
         )
     yield from _lint_lengths(spec)
     yield from lint_arguments(spec, _NAMES, TENSORS)
     yield from lint_results(spec, _RESULTS)
     windows = [value for value in axes.get("window", ()) if value is not None]
-    stored = set(STORED) >= set(axes.get("layout", ("bshd",)))
+    stored = set(CACHE_LAYOUTS) >= set(axes.get("layout", ("bshd",)))
     if windows and not stored and True not in axes.get("causal", ()):
         yield spec.issue(
             ("axes", "window"),
-            f"window {windows[0]} needs causal, which is never true here; add causal: [true]",
+            f"window {windows[0]} needs causal: true, which no case has; add causal: [true]",
         )
 
 
@@ -70,7 +70,7 @@ def _lint_lengths(spec: Spec) -> Iterator[Issue]:
             "layout padded needs the axis seqlens; add seqlens: [{q: [17, 64], k: same}]",
         )
         return
-    stored = [layout for layout in layouts if layout in STORED]
+    stored = [layout for layout in layouts if layout in CACHE_LAYOUTS]
     if stored and "seqlens" not in axes:
         yield spec.issue(
             ("axes", "layout", layouts.index(stored[0])),
@@ -88,12 +88,12 @@ def _lint_lengths(spec: Spec) -> Iterator[Issue]:
     for axis in ("seqlen_q", "seqlen_k", "batch"):
         if axis in axes:
             yield spec.issue(
-                ("axes", axis), f"{axis} beside seqlens; lengths are given by one of them"
+                ("axes", axis), f"the axes {axis} and seqlens are both given; remove one of them"
             )
     for number, layout in enumerate(axes.get("layout", ())):
         if layout in ("bshd", "bhsd"):
             yield spec.issue(
                 ("axes", "layout", number),
-                f"layout {layout} beside seqlens; packed sequences have layout thd: give "
-                "seqlen_q and batch instead of seqlens to use it",
+                f"layout {layout} is dense, and seqlens makes packed sequences (layout thd); for "
+                f"{layout} replace the axis seqlens by seqlen_q and batch",
             )

@@ -1,6 +1,6 @@
-"""The names of attention: axes, tensors, and relations that a spec may name.
+"""The names of attention problems: axes, tensors, and relations that a spec may list.
 
-A row of `ROWS` is all that a name needs: lint, the unknown-axis check and the document read it.
+Lint, the unknown-axis check and the documentation read `ROWS`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ __all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
 
 _DENSE = ("bshd", "bhsd")
 _PACKED = ("thd", "padded")
-_STORED = ("cache", "paged")
+_CACHES = ("cache", "paged")
 _OPTIONAL = "none"
 
 
-def _rows_of(side: str, heads: str, dim: str, *, stored: bool) -> dict[str, str]:
-    """The shapes of a tensor that has a row for each query (q) or key (k)."""
+def _rows_of(side: str, heads: str, dim: str, *, cache: bool) -> dict[str, str]:
+    """The shapes of a tensor with a row per query (q) or key (k), by layout."""
     shapes = {
         "bshd": f"[batch, seqlen_{side}, {heads}, {dim}]",
         "bhsd": f"[batch, {heads}, seqlen_{side}, {dim}]",
         "thd": f"[total_{side}, {heads}, {dim}]",
         "padded": f"[batch, seqlen_{side}, {heads}, {dim}]",
     }
-    if stored:
-        shapes |= dict.fromkeys(_STORED, f"[batch, {heads}, {dim}]")
+    if cache:
+        shapes |= dict.fromkeys(_CACHES, f"[batch, {heads}, {dim}]")
     return shapes
 
 
@@ -34,8 +34,8 @@ _LSE = {
     "thd": "[heads, total_q]",
     "padded": "[batch, heads, seqlen_q]",
 }
-_EQUAL = "where q and k have equal lengths"
-_GRADIENTS = "with the check `gradients` (an entry), or where `returns` names it (a factory)"
+_EQUAL = "if q and k have equal lengths"
+_GRADIENTS = "with the check `gradients` (an entry), or if `returns` lists it (a factory)"
 
 ROWS = (
     Name("dtype", ("axis", "name"), "of q, k, v, out and their gradients", "floating dtypes"),
@@ -54,10 +54,10 @@ ROWS = (
     Name(
         "seqlens",
         ("axis", "name"),
-        "lengths of the sequences, queries and keys; the name is a list, where both are equal",
+        "lengths of the sequences, of queries and keys; as a name a list, if both are equal",
         "`{q: [17, 64], k: same}`, `{q: 1, k: [3, 9]}`, `[17, 64]`",
         "required",
-        layouts=(*_DENSE, *_PACKED, *_STORED),
+        layouts=(*_DENSE, *_PACKED, *_CACHES),
         optional=_EQUAL,
     ),
     Name("batch", ("axis", "name"), "sequences; an axis of dense layouts", "1 or more", "1"),
@@ -80,7 +80,7 @@ ROWS = (
     Name(
         "alignment",
         ("axis",),
-        "which query and key the causal mask and the window align: the last ones, or the first",
+        "alignment of causal mask and window: at the last query and key, or the first",
         "`bottom_right`, `top_left`",
         "`bottom_right`",
         layouts=(*_DENSE, *_PACKED),
@@ -88,7 +88,7 @@ ROWS = (
     Name(
         "shared_mask",
         ("axis",),
-        "whether q, k and v have one padding mask; q and k then have equal lengths",
+        "whether q, k and v share one padding mask; needs equal lengths of q and k",
         "booleans",
         "`false`",
         layouts=("padded",),
@@ -100,13 +100,12 @@ ROWS = (
     Name(
         "sink",
         ("axis", "input", "name"),
-        "logit of one more key of each head, whose value is 0; the name is none where there is "
-        "none",
+        "logit of one more key of each head, whose value is 0; None without a sink",
         "`true`, `normal`, `absent`, `faint`, `dominant`, `mixed`",
         _OPTIONAL,
         shapes={"": "[heads]"},
         dtype="sink_dtype",
-        optional="where the axis `sink` is not none",
+        optional="if the axis `sink` is not none",
     ),
     Name("sink_dtype", ("axis",), "of the sink", "floating dtypes, `same`", "`float32`"),
     Name(
@@ -127,7 +126,7 @@ ROWS = (
     Name(
         "padding",
         ("axis",),
-        "where tokens stand",
+        "position of the padding",
         "`right`, `left`, `holes`",
         "`right`",
         layouts=("padded",),
@@ -135,14 +134,14 @@ ROWS = (
     Name(
         "values",
         ("axis", "name"),
-        "what inputs hold",
+        "distribution of the inputs",
         "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
         "the seed picks one",
     ),
     Name(
         "storage",
         ("axis",),
-        "how inputs lie in memory",
+        "memory layout of the inputs",
         "`offset`, `sliced`, `transposed`, `ones`, `expanded`",
         "contiguous",
     ),
@@ -150,8 +149,8 @@ ROWS = (
     Name(
         "seqlens_k",
         ("name", "input"),
-        "key lengths, a list; of a store a tensor",
-        shapes=dict.fromkeys(_STORED, "[batch]"),
+        "key lengths, a list; with a KV cache a tensor",
+        shapes=dict.fromkeys(_CACHES, "[batch]"),
         dtype="int32",
     ),
     Name("total_q", ("name",), "queries of all sequences"),
@@ -172,33 +171,33 @@ ROWS = (
         optional=_EQUAL,
     ),
     Name("max_pages", ("name",), "entries of a row of `block_table`", layouts=("paged",)),
-    Name("device", ("name",), "where the tensors are, a `torch.device`"),
+    Name("device", ("name",), "device of the tensors, a `torch.device`"),
     Name(
         "q",
         ("input",),
         "queries",
-        shapes=_rows_of("q", "heads", "head_dim", stored=True),
+        shapes=_rows_of("q", "heads", "head_dim", cache=True),
         dtype="dtype",
     ),
     Name(
         "k",
         ("input",),
         "keys",
-        shapes=_rows_of("k", "kv_heads", "head_dim", stored=False),
+        shapes=_rows_of("k", "kv_heads", "head_dim", cache=False),
         dtype="dtype",
     ),
     Name(
         "v",
         ("input",),
         "values",
-        shapes=_rows_of("k", "kv_heads", "head_dim_v", stored=False),
+        shapes=_rows_of("k", "kv_heads", "head_dim_v", cache=False),
         dtype="dtype",
     ),
     Name(
         "do",
         ("input",),
         "gradient of out",
-        shapes=_rows_of("q", "heads", "head_dim_v", stored=False),
+        shapes=_rows_of("q", "heads", "head_dim_v", cache=False),
         dtype="dtype",
         optional=_GRADIENTS,
     ),
@@ -216,7 +215,7 @@ ROWS = (
         Name(
             f"mask_{side}",
             ("input",),
-            f"true where a position of {what} is a token",
+            f"true at positions of {what} with a token",
             shapes={"padded": f"[batch, seqlen_{side}]"},
             dtype="bool",
         )
@@ -233,7 +232,7 @@ ROWS = (
     Name(
         "mask",
         ("input",),
-        "true where a position of q, k and v is a token",
+        "true at positions of q, k and v with a token",
         shapes={"padded": "[batch, seqlen]"},
         dtype="bool",
         optional="with `shared_mask`",
@@ -261,7 +260,7 @@ ROWS = (
     Name(
         "block_table",
         ("input",),
-        "pages of each sequence; entries past its last page lie outside of the pool",
+        "pages of each sequence; entries past its last page lie outside the pool",
         shapes={"paged": "[batch, max_pages]"},
         dtype="int32",
     ),
@@ -269,7 +268,7 @@ ROWS = (
         "out",
         ("output",),
         "softmax(scale q k^T) v",
-        shapes=_rows_of("q", "heads", "head_dim_v", stored=True),
+        shapes=_rows_of("q", "heads", "head_dim_v", cache=True),
         dtype="dtype",
     ),
     Name(
@@ -277,7 +276,7 @@ ROWS = (
         ("output",),
         "log of the sum of exp(scores) of each row, natural, sink included; -inf for a row "
         "without keys",
-        shapes={**_LSE, **dict.fromkeys(_STORED, "[batch, heads]")},
+        shapes={**_LSE, **dict.fromkeys(_CACHES, "[batch, heads]")},
         dtype="float32",
     ),
     Name(
@@ -286,14 +285,14 @@ ROWS = (
         "sum of out * do of each row",
         shapes=_LSE,
         dtype="float32",
-        optional="for a factory whose `call` names it; `out` and `lse` are inputs there, too",
+        optional="for a factory whose `call` lists it; it may list `out` and `lse`, too",
     ),
     *(
         Name(
             f"d{name}",
             ("gradient",),
             f"gradient of {name}",
-            shapes=_rows_of(side, heads, dim, stored=False),
+            shapes=_rows_of(side, heads, dim, cache=False),
             dtype="dtype",
             optional=_GRADIENTS,
         )
@@ -309,7 +308,7 @@ ROWS = (
         "gradient of sink",
         shapes=dict.fromkeys((*_DENSE, *_PACKED), "[heads]"),
         dtype="sink_dtype",
-        optional="where there is a sink",
+        optional="with a sink",
     ),
 )
 
@@ -323,21 +322,21 @@ RELATIONS = (
     "sink_merged_afterwards",
     "keys_permuted",
     "other_layout",
-    "padding_elsewhere",
+    "other_padding",
     "pages_moved",
     "other_page_size",
-    "other_store",
+    "other_cache_layout",
 )
 
 DOCUMENT = Document(
     "attention",
     "The problem `attention`",
     """\
-`problem: attention` makes inputs, a float64 reference with gradients, and metamorphic relations of
-scaled dot product attention. An entry gets what its parameters name; `call`, `factory_args`, `tile`
-and `constraints` use the same names, and axes besides. An axis that neither the problem nor the
-entry takes is an error. More of the layouts: [padded](../../guides/padded.md),
-[decode](../../guides/decode.md).""",
+`problem: attention` provides inputs, a float64 reference with gradients, and metamorphic relations
+of scaled dot product attention. The parameters of an entry select arguments by name; `call`,
+`factory_args`, `tile` and `constraints` use the same names, and all axes. An axis that neither the
+problem nor the entry takes is an error. Caches and padded tensors have
+[a guide](../../guides/attention-layouts.md).""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

@@ -1,9 +1,9 @@
-"""Sequences in padded tensors, with masks that say which positions are tokens.
+"""Padded tensors [batch, seqlen, ...], with masks that say which positions hold tokens.
 
-Everything else computes with sequences one after another. Here they are spread over tensors
-[batch, seqlen, ...] on the way to an entry, by the axis `padding`: tokens first (`right`), last
-(`left`), or anywhere in their order (`holes`). Between them the operands hold NaN or values of
-enormous size, by the case's seed; results must be 0 there, and lse -inf.
+Reference and relations compute with packed sequences; this module pads the inputs of an entry. The
+axis `padding` places the padding after the tokens (`right`), before them (`left`), or anywhere
+(`holes`). Padding of inputs holds NaN or huge values, by the case's seed; results there must be 0,
+and lse -inf.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.deferred import Deferred
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["Padding", "packed"]
 
 _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
-_APART = frozenset({"sink", "dsink"})
-_OF_ROWS = frozenset({"lse", "delta"})
-_MOST = 3
-"""Positions that a padded tensor may have beyond its longest sequence."""
+_UNPADDED = frozenset({"sink", "dsink"})
+_PER_ROW = frozenset({"lse", "delta"})
+_MOST_SPARE = 3
+"""Largest number of positions of a padded tensor beyond its longest sequence."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Where the tokens of a setting's sequences stand."""
+    """The positions of the tokens of a setting; `pattern` is a value of the axis `padding`."""
 
     setting: Setting
     pattern: str
@@ -45,9 +45,9 @@ class Padding:
 
     @cached_property
     def masks(self) -> dict[str, torch.Tensor]:
-        """`mask_q` [batch, seqlen_q] and `mask_k` [batch, seqlen_k], true where a token is.
+        """`mask_q` [batch, seqlen_q] and `mask_k` [batch, seqlen_k], bool, true at tokens.
 
-        Equal where the setting has one mask for both.
+        The two are equal if the setting has a shared mask.
         """
         sides = {"q": self.setting.lengths_q, "k": self.setting.lengths_k}
         return {
@@ -59,7 +59,7 @@ class Padding:
 
     def _mask(self, side: str, lengths: Sequence[int]) -> torch.Tensor:
         pick = random.Random(f"{self.seed} {side}")  # noqa: S311 - test data, not secrets
-        size = max(lengths, default=0) + pick.randrange(_MOST + 1)
+        size = max(lengths, default=0) + pick.randrange(_MOST_SPARE + 1)
         mask = torch.zeros(len(lengths), size, dtype=torch.bool)
         for row, length in zip(mask, lengths, strict=True):
             if self.pattern == "holes":
@@ -71,30 +71,30 @@ class Padding:
         return mask
 
     def padded(self, name: str, tensor: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-        """A packed tensor, or lse [heads, total], with `fill` where no token is."""
-        if name in _APART:
+        """A packed tensor, or lse [heads, total], as a padded one with `fill` in the padding."""
+        if name in _UNPADDED:
             return tensor
         mask = self.masks["mask_k" if name in _OF_KEYS else "mask_q"]
-        rows = tensor.T if name in _OF_ROWS else tensor
+        rows = tensor.T if name in _PER_ROW else tensor
         spread = rows.new_full((*mask.shape, *rows.shape[1:]), fill)
         spread[mask] = rows
-        return spread.transpose(1, 2).contiguous() if name in _OF_ROWS else spread
+        return spread.transpose(1, 2).contiguous() if name in _PER_ROW else spread
 
     def results(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Results as they must come out of a padded problem."""
+        """Packed results as padded ones: 0 in the padding, lse -inf."""
         return {
             name: self.padded(name, tensor, -torch.inf if name == "lse" else 0.0)
             for name, tensor in tensors.items()
         }
 
     def operands(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Operands as an entry is given them, poison between the tokens."""
-        fill = torch.nan if self.seed % 2 else huge(self.setting.dtype)
+        """Packed operands as padded ones, with poison in the padding."""
+        fill = torch.nan if self.seed % 2 else poison_scale(self.setting.dtype)
         return {name: self.padded(name, tensor, fill) for name, tensor in tensors.items()}
 
     def dims(self, name: str, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        """The dims of a packed tensor as those of a padded one."""
-        if name in _APART:
+        """The dimensions of the padded form of a packed tensor."""
+        if name in _UNPADDED:
             return dims
         mask = self.masks["mask_k" if name in _OF_KEYS else "mask_q"]
         batch = Dim("batch", len(mask), region=range(len(mask)))
@@ -105,13 +105,13 @@ class Padding:
 
 
 def packed(tensors: Tensors, masks: Mapping[str, torch.Tensor]) -> Tensors:
-    """The tokens of padded tensors, one after another."""
+    """Padded tensors as packed ones: the tokens alone; computed on access."""
 
     def take(name: str) -> torch.Tensor:
         tensor = tensors[name]
-        if name in _APART:
+        if name in _UNPADDED:
             return tensor
         mask = masks["mask_k" if name in _OF_KEYS else "mask_q"]
-        return tensor.transpose(1, 2)[mask].T if name in _OF_ROWS else tensor[mask]
+        return tensor.transpose(1, 2)[mask].T if name in _PER_ROW else tensor[mask]
 
-    return Deferred(tuple(tensors), take)
+    return LazyMapping(tuple(tensors), take)

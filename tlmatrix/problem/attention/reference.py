@@ -1,7 +1,7 @@
 r"""Attention and its gradients in closed form, in float64 or at a kernel's precision.
 
-One sweep serves as the reference (float64) and as the low-precision companion that scales the
-tolerance: same mathematics, another `Precision`. With s = scale q k^T + mask,
+The same code computes the reference (float64) and the low-precision run that scales the tolerance;
+only `Precision` differs. With s = scale q k^T + mask,
 
     m = max(s), p = exp(s - m), l = sum(p),  out = p v / l,  lse = m + log(l)
     dv = P^T do,  dP = do v^T,  delta = sum(out * do),  dS = P * (dP - delta)
@@ -9,11 +9,11 @@ tolerance: same mathematics, another `Precision`. With s = scale q k^T + mask,
 
 where P = p / l (Dao, FlashAttention-2, arXiv:2307.08691, section 3). A sink is one more key
 with logit sink[head] and value 0: it joins m and l, and dsink = -sum_i P_sink[i] delta[i].
-A row that sees nothing has p = 0 and l = 0: out 0, lse -inf, and no gradient.
+A row whose keys are all masked has p = 0 and l = 0: out is 0, lse is -inf, gradients are 0.
 
-Work goes by chunks of sequences, kv heads and query rows, so that score matrices stay small;
-short sequences of a packed batch are padded into one chunk, which is far cheaper than a loop.
-The tests hold this against SDPA, autograd through an independent formula, and gradcheck.
+The work is split into chunks of sequences, kv heads and query rows, which keeps score matrices
+small; short sequences of a packed batch are padded into one chunk, far cheaper than a loop. Tests
+compare the results with SDPA, autograd through an independent formula, and gradcheck.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["Operands", "Precision", "Solution", "attend"]
 
 _CHUNK = {"cpu": 2**21, "cuda": 2**26}
-"""Elements of a score matrix a chunk: 16 MiB of float64 on a CPU, where caches are small."""
+"""Largest score matrix of a chunk, in elements: 16 MiB of float64 on a CPU, for its caches."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a problem, in its layout; `do` None asks for no gradient."""
+    """The tensors of a problem, in its layout; without `do` there are no gradients."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -49,13 +49,16 @@ class Operands:
 
 @dataclass(frozen=True)
 class Precision:
-    """`compute` is the dtype of sums; what a kernel would store is rounded to `store`."""
+    """The dtypes of a computation: `compute` for sums, `store` for what a kernel stores.
+
+    Values stay in `compute` if `store` is None.
+    """
 
     compute: torch.dtype = torch.float64
     store: torch.dtype | None = None
 
     def round(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as it reads after being stored, in the dtype of sums."""
+        """The tensor rounded to `store`, in `compute`."""
         if self.store is None or self.store == self.compute:
             return tensor
         return tensor.to(self.store).to(self.compute)
@@ -63,9 +66,9 @@ class Precision:
 
 @dataclass
 class Solution:
-    """Outputs and gradients by name, with the size of the terms summed into each element.
+    """Outputs and gradients by name, with the sizes of the terms summed into each element.
 
-    `magnitudes` sums the terms' absolute values, `spreads` is the root of the sum of their
+    `magnitudes` are the sums of the terms' absolute values, `spreads` the root of the sum of their
     squares; see `TensorInfo`.
     """
 
@@ -77,20 +80,20 @@ class Solution:
 def attend(
     setting: Setting, operands: Operands, precision: Precision, *, sizes: bool = False
 ) -> Solution:
-    """Out, lse and, with `do`, dq, dk, dv (and dsink), in the shapes of the setting's layout.
+    """Compute out, lse and, with `do`, dq, dk, dv and dsink, in the shapes of the layout.
 
-    `sizes` asks for magnitudes and spreads too: of P v for out, and of the same products for the
-    gradients with |dS| as it is before dP and delta cancel.
+    With `sizes`, also magnitudes and spreads: of P v for out; for gradients of their products,
+    with |dS| from the magnitudes of dP and delta, before the two cancel.
     """
-    sweep = _Sweep(setting, operands, precision, sizes=sizes)
+    total = _Accumulator(setting, operands, precision, sizes=sizes)
     budget = _CHUNK.get(operands.q.device.type, _CHUNK["cpu"])
     for piece in pieces(setting, budget, operands.q.device):
-        sweep.add(piece)
-    return sweep.solution()
+        total.add(piece)
+    return total.solution()
 
 
-class _Sweep:
-    """Sums the chunks' contributions into whole tensors."""
+class _Accumulator:
+    """Adds the contributions of chunks up to whole tensors."""
 
     def __init__(
         self, setting: Setting, operands: Operands, precision: Precision, *, sizes: bool
@@ -113,7 +116,7 @@ class _Sweep:
         self.values = {
             name: torch.zeros(shape, dtype=compute, device=device) for name, shape in like.items()
         }
-        # What a row has that no chunk reaches, for there is no key: only its sink.
+        # The lse of rows without keys, which no chunk contains: the sink alone.
         lse = torch.full((setting.heads,), -torch.inf, dtype=compute, device=device)
         lse = lse if self.sink is None else self.sink
         self.values["lse"] = lse[:, None].expand(statistic).clone()
@@ -138,7 +141,10 @@ class _Sweep:
         return Solution(self.values, self.magnitudes, spreads)
 
     def add(self, piece: Piece) -> None:
-        """Forward and backward of one chunk; shapes [count * kv_head, group * row, ...]."""
+        """Add one chunk, forward and backward.
+
+        Tensors are [sequences * kv_heads, groups * rows, ...].
+        """
         setting, operands, rounded = self.setting, self.operands, self.precision.round
         compute, device = self.precision.compute, operands.q.device
         chunk, query_rows, key_rows = piece.chunk, piece.query_rows, piece.key_rows
@@ -215,9 +221,9 @@ class _Sweep:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """Adds a chunk's magnitudes and squared spreads; float32, for nobody needs more of a bound."""
+    """Adds the magnitudes and squared spreads of a chunk, in float32: they only bound errors."""
 
-    sweep: _Sweep
+    total: _Accumulator
     query_rows: Rows
     key_rows: Rows
     heads: slice
@@ -231,12 +237,17 @@ class _Bounds:
     def backward(
         self, tensors: tuple[torch.Tensor, ...], weights: tuple[torch.Tensor, ...], scale: float
     ) -> None:
-        """Tensors are q, k, do; weights p, dP, delta, out * do, the terms of delta, and its drift.
+        """Add the sizes of dq, dk and dv.
 
-        delta carries the rounding of every element of out that it sums, so its size in |dS| is
-        that of its terms, not what is left of them; and where elements alike are all rounded one
-        way, it is off by its drift, which no number of terms makes smaller. All dS of a row share
-        that error: it comes to dq with the sum of P k, in which keys alike do not average out.
+        delta sums rounded elements of out, so its magnitude in |dS| is that of its terms, not of
+        their sum. If equal elements all round the same way, delta also has a systematic error,
+        `drift`, which does not average out over the terms. Every dS of a row shares that error: it
+        reaches dq times the sum of P k, and does not average out over equal keys.
+
+        Args:
+            tensors: q, k, do.
+            weights: p, dP, delta, the terms of delta (out * do), and its drift.
+            scale: of the scores.
         """
         shared = torch.bmm(weights[0].float(), tensors[1].float())
         q, k, do = (tensor.float().abs() for tensor in tensors)
@@ -259,7 +270,7 @@ class _Bounds:
         shared: torch.Tensor | None = None,
     ) -> None:
         for target, total in self._totals(weights, row, scale):
-            if shared is not None and target is self.sweep.squares:
+            if shared is not None and target is self.total.squares:
                 total.add_(shared)
             self.query_rows.write(target[name], self.heads, total.view(self.query_shape))
 
@@ -267,26 +278,26 @@ class _Bounds:
         self, name: str, weights: tuple[torch.Tensor, ...], row: torch.Tensor, scale: float
     ) -> None:
         count, kv_heads = self.query_shape[0], self.kv.stop - self.kv.start
-        turned = tuple(weight.transpose(1, 2) for weight in weights)
-        for target, total in self._totals(turned, row, scale):
+        transposed = tuple(weight.transpose(1, 2) for weight in weights)
+        for target, total in self._totals(transposed, row, scale):
             shape = (count, kv_heads, *total.shape[1:])
             self.key_rows.write(target[name], self.kv, total.view(shape))
 
     def _totals(
         self, weights: tuple[torch.Tensor, ...], row: torch.Tensor, scale: float
     ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        """The products of weight and row, and of their squares, each with where it belongs."""
+        """The products weight @ row, and of their squares, each with the tensors to add it to."""
         size, square = weights
-        yield self.sweep.magnitudes, torch.bmm(size, row).mul_(scale)
-        yield self.sweep.squares, torch.bmm(square, row**2).mul_(scale**2)
+        yield self.total.magnitudes, torch.bmm(size, row).mul_(scale)
+        yield self.total.squares, torch.bmm(square, row**2).mul_(scale**2)
 
 
 def _drift(out: torch.Tensor, stored: torch.dtype, do: torch.Tensor) -> torch.Tensor:
-    """What delta = sum(out * do) is off once out is stored, in unit roundoffs; [..., rows, 1]."""
+    """The error of delta = sum(out * do) from storing out, in unit roundoffs; [..., rows, 1]."""
     error = Precision(out.dtype, stored).round(out) - out
     return error.mul_(do).sum(-1, keepdim=True).div_(torch.finfo(stored).eps / 2)
 
 
 def _size_of_lse(lse: torch.Tensor) -> torch.Tensor:
-    """|m| + |log l| before they cancel, about, and one for the exponentials in l."""
+    """About |m| + |log l| before the two cancel, plus 1 for the exponentials in l."""
     return torch.where(lse.isinf(), 0.0, lse.abs()) + 1

@@ -1,6 +1,7 @@
-"""Sinks that reveal what ordinary ones hide; the names are known without torch.
+"""Attention sinks with edge-case values, by name.
 
-A sink [heads] is the logit of one more key of its head, which every row sees and whose value is 0.
+A sink [heads] is the logit of one more key of each head, which every row sees; its value is 0.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ if TYPE_CHECKING:
 __all__ = ["SINKS", "draw_sink", "explain_sink", "sink_named"]
 
 SINKS = {
-    "normal": "independent N(0, 1), among the logits; `true` for short",
-    "absent": "-inf: as if there were none; -inf minus -inf in rows that see no key",
-    "faint": "-10000: no weight, but still the lse of a row that sees no key",
-    "dominant": "10000: all of the weight; an exponential without it in its maximum overflows",
-    "mixed": "heads have these four in turn: a head's sink taken from another shows",
+    "normal": "independent N(0, 1), like the logits; the same as `true`",
+    "absent": "-inf: no sink; gives -inf minus -inf in rows that see no key",
+    "faint": "-10000: no weight, but the lse of a row that sees no key",
+    "dominant": "10000: all of the weight; exp overflows if the maximum leaves it out",
+    "mixed": "these four, one head after another: reveals a sink of the wrong head",
 }
-"""Each name with what it is, or what it reveals."""
+"""Values by name, and the bugs that they reveal."""
 
-# In the range of float16, and far from any logit of `tlmatrix.problem.distributions`.
+# In the range of float16, and far from all logits of `tlmatrix.problem.distributions`.
 _FAR = {"absent": float("-inf"), "faint": -1e4, "dominant": 1e4}
-_TURN = ("normal", "absent", "faint", "dominant")
+_MIXED = ("normal", "absent", "faint", "dominant")
 
 
 def explain_sink(value: Value) -> str | None:
-    """Why `value` says nothing about sinks, or None where it does."""
+    """Why `value` is invalid for the axis `sink`; None if it is valid."""
     if value is None or isinstance(value, bool) or (isinstance(value, str) and value in SINKS):
         return None
-    return f"{value!r} is not none, true or a name of sinks{nearest(value, SINKS)}"
+    return f"{value!r} is not none, true or a kind of sink{nearest(value, SINKS)}"
 
 
 def sink_named(value: Value) -> str | None:
-    """The name of a value of the axis; None where there is no sink."""
+    """The kind of sink that a value of the axis selects; None for no sink."""
     if isinstance(value, str):
         return value
     return "normal" if value else None
 
 
 def draw_sink(name: str, source: torch.Generator, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """The sinks [heads] of a name in `SINKS`, on the CPU."""
+    """A sink [heads] of a kind in `SINKS`, on the CPU."""
     import torch
 
     sink = torch.randn(heads, generator=source, dtype=torch.float32)
-    turn = _TURN if name == "mixed" else (name,)
-    for head, each in enumerate(islice(cycle(turn), heads)):
+    kinds = _MIXED if name == "mixed" else (name,)
+    for head, each in enumerate(islice(cycle(kinds), heads)):
         if each in _FAR:
             sink[head] = _FAR[each]
     return sink.to(dtype)

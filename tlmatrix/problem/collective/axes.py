@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.problem.case_setup import written_values
 from tlmatrix.problem.collective.names import ROWS
 from tlmatrix.problem.distributions import explain_distribution
-from tlmatrix.problem.frame import places
 from tlmatrix.problem.name_lint import lint_arguments, lint_results
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
@@ -113,7 +113,7 @@ def _explain(axis: str, value: Value) -> str | None:
 
 def lint(spec: Spec) -> Iterator[Issue]:
     """Issues at their places; axes the family does not know are left to the entry."""
-    for path, axis, value in places(spec):
+    for path, axis, value in written_values(spec):
         if axis in AXES and (reason := _explain(axis, value)):
             yield spec.issue(path, f"{axis}: {reason}")
     for axis, values in (

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.distributions import choose, draw, generator
-from tlmatrix.problem.frame import tile_edges
+from tlmatrix.problem.case_setup import tile_sizes
+from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
-from tlmatrix.problem.storage import laid_out
+from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 
 if TYPE_CHECKING:
+    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.collective.axes import CollectiveSetting
-    from tlmatrix.problem.frame import Frame
 
 __all__ = ["Collective", "collective_case", "drawn_collective"]
 
@@ -25,18 +25,18 @@ __all__ = ["Collective", "collective_case", "drawn_collective"]
 class Collective:
     """A case with its tensor: x is [rows, cols], or of every rank, [world, rows, cols]."""
 
-    frame: Frame
+    setup: CaseSetup
     setting: CollectiveSetting
     x: torch.Tensor
     distribution: str
 
     def problem(self) -> Problem:
         """The problem; references are computed when they are first asked for."""
-        frame, setting = self.frame, self.setting
-        inputs = laid_out(frame.values.get("storage"), {"x": self.x})
-        names = {**frame.values, **setting.names(), "device": frame.device, **inputs}
-        names |= {"values": self.distribution, "dtype": frame.dtype(setting.dtype)}
-        tiles = tile_edges(frame.spec, names)
+        setup, setting = self.setup, self.setting
+        inputs = with_storage(setup.values.get("storage"), {"x": self.x})
+        names = {**setup.values, **setting.names(), "device": setup.device, **inputs}
+        names |= {"values": self.distribution, "dtype": setup.dtype(setting.dtype)}
+        tiles = tile_sizes(setup.spec, names)
         row = Dim("row", setting.rows, tile=tiles.get("row"))
         col = Dim("col", setting.cols, tile=tiles.get("col"))
         ranks = Dim("rank", setting.world)
@@ -55,7 +55,7 @@ class Collective:
         )
         moved = self.x.numel() * dtype.bytes
         return Problem(
-            values=frame.values,
+            values=setup.values,
             names=names,
             inputs=inputs,
             outputs={"y": info},
@@ -82,19 +82,19 @@ class Collective:
         return self._sum(self.x.to(wide)).to(torch_dtype(self.setting.dtype))
 
 
-def collective_case(frame: Frame, setting: CollectiveSetting) -> Collective:
+def collective_case(setup: CaseSetup, setting: CollectiveSetting) -> Collective:
     """The case with a tensor drawn from its seed."""
     return drawn_collective(
-        frame, setting, choose(frame.values.get("values"), frame.seed), frame.seed
+        setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
     )
 
 
 def drawn_collective(
-    frame: Frame, setting: CollectiveSetting, distribution: str, seed: int
+    setup: CaseSetup, setting: CollectiveSetting, distribution: str, seed: int
 ) -> Collective:
     """The case with a tensor drawn from a distribution and a seed."""
     shape: tuple[int, ...] = (setting.rows, setting.cols)
     if setting.adds:
         shape = (setting.world, *shape)
     x = draw(distribution, generator(seed), shape, torch_dtype(setting.dtype), index=0)
-    return Collective(frame, setting, x.to(frame.device), distribution)
+    return Collective(setup, setting, x.to(setup.device), distribution)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.case_setup import CaseSetup, compile_key
 from tlmatrix.problem.collective.axes import AXES, DATA_AXES, OPTIONAL, CollectiveSetting, lint
 from tlmatrix.problem.collective.names import RELATIONS, ROWS
-from tlmatrix.problem.frame import Frame, compile_key
 from tlmatrix.problem.name_table import names_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class CollectiveFamily:
     """All-gather, all-reduce and reduce-scatter of rows."""
 
     axes = AXES
-    optional = OPTIONAL
+    optional_axes = OPTIONAL
     cotangents = False
     relation_names = RELATIONS
     tensors: tuple[str, ...] = tuple(sorted(names_of(ROWS, "input", "output")))
@@ -52,5 +52,5 @@ class CollectiveFamily:
         from tlmatrix.problem.collective.build import collective_case
         from tlmatrix.problem.relations.collective import collective_relations
 
-        case = collective_case(Frame(spec, values, seed, device), CollectiveSetting.of(values))
+        case = collective_case(CaseSetup(spec, values, seed, device), CollectiveSetting.of(values))
         return replace(case.problem(), relations=partial(collective_relations, case))

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.declared.tensors import drawn_inputs, dtype_declared, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
-from tlmatrix.problem.distributions import choose, draw, generator
-from tlmatrix.problem.frame import tile_edges
+from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
-from tlmatrix.problem.storage import flattened, laid_out
+from tlmatrix.problem.storage import expandable, with_storage
 from tlmatrix.spec.dtypes import DTYPES, torch_dtype
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.model.spec import OutputDecl
 
 if TYPE_CHECKING:
+    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.declared.reference import ReferenceCall
-    from tlmatrix.problem.frame import Frame
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
@@ -53,7 +53,7 @@ class _Result:
 class Declared:
     """A declared case with its tensors; `reference` is None where nobody knows what comes out."""
 
-    frame: Frame
+    setup: CaseSetup
     declaration: DeclaredProblem
     reference: ReferenceCall | None
     inputs: dict[str, torch.Tensor]
@@ -65,7 +65,7 @@ class Declared:
     @property
     def differentiable(self) -> dict[str, str]:
         """Gradient name to input name, for the gradients that are judged."""
-        spec = self.frame.spec
+        spec = self.setup.spec
         found = {f"d{name}": name for name, decl in self.declaration.inputs.items() if decl.grad}
         if not self._by_autograd:
             return {name: of for name, of in found.items() if name in spec.results}
@@ -74,7 +74,7 @@ class Declared:
     @property
     def _by_autograd(self) -> bool:
         """Whether gradients come from autograd, and not from what is called."""
-        spec = self.frame.spec
+        spec = self.setup.spec
         return spec.factory is None and not any(
             f"d{name}" in spec.results for name in self.declaration.inputs
         )
@@ -112,7 +112,7 @@ class Declared:
         found = {}
         for name in self.declaration.output_names:
             path = ("problem", "outputs", name, "shape")
-            shape = sizes_of(self.frame, self._declared_output(name).shape or (), path)
+            shape = sizes_of(self.setup, self._declared_output(name).shape or (), path)
             dtype = self._dtype(name, None)
             grad = bool(self.differentiable) and dtype.is_floating_point
             found[name] = _Result(shape, None, grad)
@@ -143,7 +143,7 @@ class Declared:
         """The axes as code is given them."""
         return {
             name: torch_dtype(value) if name in self._dtype_axes else value
-            for name, value in self.frame.values.items()
+            for name, value in self.setup.values.items()
         }
 
     @cached_property
@@ -175,13 +175,13 @@ class Declared:
         """By output: normal noise in the output's dtype, or what its storage can hold."""
         if self.given_cotangents is not None:
             return dict(self.given_cotangents)
-        source, storage = generator(self.seed ^ 0xC07A), self.frame.values.get("storage")
+        source, storage = generator(self.seed ^ 0xC07A), self.setup.values.get("storage")
         drawn = {
-            name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.frame.device)
+            name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.setup.device)
             for name, result in self._results.items()
             if result.requires_grad
         }
-        return {name: flattened(storage, tensor) for name, tensor in drawn.items()}
+        return {name: expandable(storage, tensor) for name, tensor in drawn.items()}
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._dtype(name, self._results[name].dtype)
@@ -190,7 +190,7 @@ class Declared:
         """As declared; else the reference's if it is no number with a fraction; else as inputs."""
         declared_dtype = self._declared_output(name).dtype
         if declared_dtype is not None:
-            return dtype_declared(self.frame, declared_dtype)
+            return dtype_declared(self.setup, declared_dtype)
         floating = [each.dtype for each in self.inputs.values() if each.is_floating_point()]
         if result is None:
             return (floating or [each.dtype for each in self.inputs.values()])[0]
@@ -218,7 +218,7 @@ class Declared:
 
     def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:
         """The dimensions of a tensor as findings describe them."""
-        tiles, values = tile_edges(self.frame.spec, self.frame.values), self.frame.values
+        tiles, values = tile_sizes(self.setup.spec, self.setup.values), self.setup.values
         decl = self._declared_output(name)
         if decl.shape is not None:
             self._check_shape(name, decl, shape)
@@ -246,7 +246,7 @@ class Declared:
         declared_shape = self._declared_output(name).shape
         if declared_shape is not None:
             return declared_shape
-        shape, values = self._results[name].shape, self.frame.values
+        shape, values = self._results[name].shape, self.setup.values
         alike = [
             self.declaration.inputs[other].sizes
             for other, tensor in self.inputs.items()
@@ -267,30 +267,30 @@ class Declared:
 
     def _check_shape(self, name: str, decl: OutputDecl, shape: tuple[int, ...]) -> None:
         path = ("problem", "outputs", name, "shape")
-        declared_shape = sizes_of(self.frame, decl.shape or (), path)
+        declared_shape = sizes_of(self.setup, decl.shape or (), path)
         if declared_shape != shape:
             raise refuse(
-                self.frame.spec,
+                self.setup.spec,
                 path,
                 f"{name} is declared {list(declared_shape)}; the reference gives {list(shape)}",
             )
 
     def problem(self) -> Problem:
         """The problem; a reference runs once now, for it alone knows the outputs' shapes."""
-        frame, differentiable = self.frame, self.differentiable
-        storage = frame.values.get("storage")
+        setup, differentiable = self.setup, self.differentiable
+        storage = setup.values.get("storage")
         cotangents = self.cotangents if differentiable else {}
-        cotangents = laid_out(storage, cotangents, cotangents)
-        inputs = laid_out(storage, self.inputs)
+        cotangents = with_storage(storage, cotangents, cotangents)
+        inputs = with_storage(storage, self.inputs)
         names: dict[str, Any] = {
-            name: frame.dtype(str(value)) if name in self._dtype_axes else value
-            for name, value in frame.values.items()
+            name: setup.dtype(str(value)) if name in self._dtype_axes else value
+            for name, value in setup.values.items()
         }
-        names |= {"device": frame.device, "values": self.distribution}
+        names |= {"device": setup.device, "values": self.distribution}
         names |= {f"d{name}": tensor for name, tensor in cotangents.items()} | inputs
         by_autograd = self._by_autograd
         return Problem(
-            values=frame.values,
+            values=setup.values,
             names=names,
             inputs=inputs,
             outputs=self.infos,
@@ -328,10 +328,10 @@ def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def declared_case(frame: Frame) -> Declared:
+def declared_case(setup: CaseSetup) -> Declared:
     """The case with tensors drawn from its seed."""
-    declaration = declared(frame.spec)
-    reference = reference_of(frame, declaration)
-    distribution = choose(frame.values.get("values"), frame.seed)
-    inputs = drawn_inputs(frame, declaration, distribution, frame.seed)
-    return Declared(frame, declaration, reference, inputs, distribution, frame.seed)
+    declaration = declared(setup.spec)
+    reference = reference_of(setup, declaration)
+    distribution = choose_distribution(setup.values.get("values"), setup.seed)
+    inputs = drawn_inputs(setup, declaration, distribution, setup.seed)
+    return Declared(setup, declaration, reference, inputs, distribution, setup.seed)

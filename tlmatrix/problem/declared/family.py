@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.case_setup import CaseSetup, compile_key, written_values
 from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.names import ROWS
 from tlmatrix.problem.declared.sizes import lint_sizes
 from tlmatrix.problem.distributions import explain_distribution
-from tlmatrix.problem.frame import Frame, compile_key, places
 from tlmatrix.problem.name_lint import lint_arguments
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
@@ -33,7 +33,7 @@ __all__ = ["DeclaredFamily"]
 class DeclaredFamily:
     """Inputs by shape and dtype, outputs by name, a reference in PyTorch."""
 
-    optional = names_of(ROWS, "axis")
+    optional_axes = names_of(ROWS, "axis")
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`; names and dtypes are checked when a spec is read."""
@@ -43,7 +43,7 @@ class DeclaredFamily:
         """See `Family.compile_key`; packed axes are data, of others of an entry it is not known."""
         kept = tuple(sorted({decl.dtype_text[1:] for decl in declared(spec).inputs.values()}))
         return compile_key(
-            spec, values, values, data=self.optional.union(packed_axes(spec)), kept=kept
+            spec, values, values, data=self.optional_axes.union(packed_axes(spec)), kept=kept
         )
 
     def problem(
@@ -58,7 +58,7 @@ class DeclaredFamily:
         from tlmatrix.problem.declared.build import declared_case
         from tlmatrix.problem.relations.declared import declared_relations
 
-        case = declared_case(Frame(spec, values, seed, device))
+        case = declared_case(CaseSetup(spec, values, seed, device))
         return replace(case.problem(), relations=partial(declared_relations, case))
 
 
@@ -66,7 +66,7 @@ _OPTIONAL = {"values": explain_distribution, "storage": explain_storage}
 
 
 def _lint(spec: Spec) -> Iterator[Issue]:
-    for path, axis, value in places(spec):
+    for path, axis, value in written_values(spec):
         explain = _OPTIONAL.get(axis)
         if explain is not None and (reason := explain(value)):
             yield spec.issue(path, f"{axis}: {reason}")

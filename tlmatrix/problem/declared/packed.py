@@ -1,8 +1,7 @@
-"""Packed axes of a declared problem: what follows from the lengths, and which rows are whose.
+"""Packed axes of a declared problem: dimensions and inputs that follow from sequence lengths.
 
-A dimension written `sum(seqlens)` holds the rows of all sequences, one after another;
-`len(seqlens)` has an element for each sequence; `pages(seqlens, page_size)` are the pages of a
-pool that a block table refers to.
+A dimension `sum(seqlens)` holds the rows of all sequences, one after another; `len(seqlens)` has an
+element per sequence; `pages(seqlens, page_size)` are the pages of a pool, for a block table.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 
 from tlmatrix.problem.model import Dim
 from tlmatrix.problem.paging import Paging
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.lengths import explain_lengths, sides_of
 from tlmatrix.spec.model.packed import call_of, is_packed, names_in, packed_lists
@@ -42,10 +41,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Packing:
-    """How one dimension follows from a packed axis.
+    """A dimension that follows from a packed axis.
 
-    `kind` is `sum` (the rows of sequences), `len` (the sequences) or `pages`; `lengths` are those
-    of the sequences, `axis` the packed axis they come from.
+    `kind` is `sum` (rows of sequences), `len` (sequences) or `pages`; `lengths` are the lengths of
+    the sequences, `axis` is the packed axis.
     """
 
     kind: str
@@ -55,18 +54,18 @@ class Packing:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many elements along the dimension each sequence has."""
+        """The number of elements of each sequence along the dimension."""
         return (1,) * len(self.lengths) if self.kind == "len" else self.lengths
 
 
 def packed_axes(values: Values, declaration: DeclaredProblem) -> tuple[str, ...]:
-    """The axes of a case whose values are lengths of sequences, in their order."""
+    """The packed axes of a case, whose values are sequence lengths, in order."""
     named = {name for _, lengths in packed_lists(declaration) for name in lengths.names}
     return tuple(axis for axis in values if axis in named and is_packed(values[axis]))
 
 
 def packing_of(size: Expression | int, values: Values) -> Packing | None:
-    """How a dimension follows from a packed axis; None where it does not."""
+    """How a dimension follows from a packed axis; None if it does not."""
     kind, arguments = call_of(str(size)) or ("", ())
     if kind not in ("sum", "len", "pages"):
         return None
@@ -77,7 +76,10 @@ def packing_of(size: Expression | int, values: Values) -> Packing | None:
 
 
 def _lengths(of: Expression, values: Values) -> tuple[int, ...] | None:
-    """The list an expression gives; that of a packed axis itself may be written with sides."""
+    """The list of lengths that an expression gives; None if it gives no list.
+
+    `{q: …, k: …}` is a list if both sides are equal.
+    """
     found = of.evaluate(values)
     if isinstance(found, Mapping):
         q, k = sides_of(found)
@@ -90,10 +92,10 @@ def _lengths(of: Expression, values: Values) -> tuple[int, ...] | None:
 def packed_dim(
     packing: Packing, size: int, tiles: Mapping[str, int], word: str | None = None
 ) -> Dim:
-    """A dimension as findings describe it: "sequence 2, position 17" of packed rows.
+    """A dimension for findings: "sequence 2, position 17" of packed rows.
 
-    `word` is what the spec calls it, if anything. Its tile goes by that word, or by the side or
-    the axis (`q`, `seqlens`).
+    `word` is its name in the spec, if any. Its tile is found by that name, the side or the axis
+    (`q`, `seqlens`).
     """
     if packing.kind == "pages":
         return Dim(word or "page", size)
@@ -119,10 +121,12 @@ def _sequence_ids(lengths: Sequence[int]) -> list[int]:
 
 
 def derived_input(decl: InputDecl, values: Values, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """A CPU tensor of what `decl` says follows from a packed axis; `seed` shuffles pages.
+    """A CPU tensor that follows from a packed axis (offsets, lengths, block table, …).
+
+    `seed` shuffles pages.
 
     Raises:
-        ValueError: the expression gives no list of lengths.
+        ValueError: the expression gives no list of lengths, or the page size is invalid.
     """
     assert decl.derived is not None
     key, of = decl.derived
@@ -152,7 +156,7 @@ def _page_size(decl: InputDecl, values: Values) -> int:
     size = decl.page_size
     found = size.evaluate(values) if isinstance(size, Expression) else size
     if type(found) is not int or found < 1:
-        raise ValueError(f"page_size: {str(size)!r} is {found!r}, not a number of rows from 1 on")
+        raise ValueError(f"page_size: {str(size)!r} is {found!r}; it must be an integer >= 1")
     return found
 
 
@@ -162,9 +166,9 @@ def _page_size(decl: InputDecl, values: Values) -> int:
 def paging_of(
     declaration: DeclaredProblem, sizes: Sequence[Expression | int], values: Values, seed: int
 ) -> Paging | None:
-    """Where rows stand in a pool, `[pages(X, P), P, …]`; None of another shape.
+    """The paging of a tensor `[pages(X, P), P, …]`; None for other shapes.
 
-    None, too, where no input is the block table of X and P: nothing says whose a page is.
+    Also None if no input is the block table of X and P, which assigns pages to sequences.
     """
     packing = packing_of(sizes[0], values) if len(sizes) > 1 else None
     if packing is None or packing.kind != "pages":
@@ -177,25 +181,25 @@ def paging_of(
 
 
 def stale_pool(pool: torch.Tensor, paging: Paging, seed: int) -> torch.Tensor:
-    """A pool whose slots that hold no row are huge or, with odd seeds, NaN.
+    """A pool whose unused slots hold huge values or, with odd seeds, NaN.
 
-    pool: [pages, page_size, ...]; its values stay where sequences own them. Integers stay.
+    pool: [pages, page_size, ...]; values of sequences stay, and so do integers.
     """
     if not pool.is_floating_point():
         return pool
-    factor = torch.nan if seed % 2 else huge(str(pool.dtype).removeprefix("torch."))
+    factor = torch.nan if seed % 2 else poison_scale(str(pool.dtype).removeprefix("torch."))
     stale = (pool.float() * factor).to(pool.dtype)
     stale.flatten(0, 1)[paging.rows] = pool.flatten(0, 1)[paging.rows]
     return stale
 
 
 def selected_lengths(value: Value, order: Sequence[int]) -> Value:
-    """The value of a packed axis for the sequences `order`, in that order and in its own form."""
+    """The value of a packed axis for the sequences `order`, in that order and notation."""
     return value_of(value, [[side[number] for number in order] for side in sides_of(value)])
 
 
 def value_of(like: Value, sides: Sequence[Sequence[int]]) -> Value:
-    """The value of a packed axis with these lengths, in the form of another value."""
+    """The value of a packed axis with these lengths, in the notation of another value."""
     queries, keys = (list(side) for side in sides)
     if not isinstance(like, Mapping):
         return queries

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
-from tlmatrix.problem.calling import Arguments, Given, arguments_of, named_results
+from tlmatrix.problem.calling import Arguments, ArgumentSource, arguments_of, named_results
 from tlmatrix.problem.declared.tensors import dtype_declared, sizes_of
 from tlmatrix.problem.model import ReferenceFailedError
 from tlmatrix.spec.importing import load, refuse
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tlmatrix.problem.calling import Path
-    from tlmatrix.problem.frame import Frame
+    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.spec.model.calling import Fill
     from tlmatrix.spec.model.spec import DeclaredProblem, Reference
 
@@ -34,16 +34,16 @@ REFERENCE = ("problem", "reference")
 class ReferenceCall:
     """A reference and how it is called."""
 
-    frame: Frame
+    setup: CaseSetup
     declaration: DeclaredProblem
-    said: Reference
+    decl: Reference
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter] | None
 
     @property
     def exact_dtype(self) -> torch.dtype | None:
         """The dtype of its floating-point inputs where it is most exact; None for their own."""
-        return {"float64": torch.float64, "float32": torch.float32}.get(self.said.dtype)
+        return {"float64": torch.float64, "float32": torch.float32}.get(self.decl.dtype)
 
     @property
     def roundoff(self) -> float:
@@ -51,7 +51,7 @@ class ReferenceCall:
         dtype = self.exact_dtype
         if dtype is None:
             inputs = self.declaration.inputs.values()
-            dtypes = {dtype_declared(self.frame, each.dtype_text) for each in inputs}
+            dtypes = {dtype_declared(self.setup, each.dtype_text) for each in inputs}
             return max((torch.finfo(d).eps / 2 for d in dtypes if d.is_floating_point), default=0.0)
         return 0.0 if dtype == torch.float64 else torch.finfo(dtype).eps / 2
 
@@ -68,11 +68,11 @@ class ReferenceCall:
         try:
             results = self.function(*arguments.positional, **arguments.keywords)
         except Exception as error:
-            raise ReferenceFailedError(self.said.function, error) from error
+            raise ReferenceFailedError(self.decl.function, error) from error
         outputs = self.declaration.output_names
         found = {
             **arguments.written,
-            **named_results(results, self.said.returns, outputs, arguments.written, self._wrong),
+            **named_results(results, self.decl.returns, outputs, arguments.written, self._wrong),
         }
         for name in outputs:
             if name not in found:
@@ -84,8 +84,8 @@ class ReferenceCall:
         self, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]
     ) -> Arguments:
         known = {**others, **tensors}
-        if self.said.call:
-            return arguments_of(self.said.call, self._given(known, tensors))
+        if self.decl.call:
+            return arguments_of(self.decl.call, self._given(known, tensors))
         if self.parameters is None:
             return Arguments((), dict(tensors))
         for name in tensors:
@@ -106,7 +106,9 @@ class ReferenceCall:
             return found
         return Arguments(found.positional, {**tensors, **found.keywords})
 
-    def _given(self, names: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Given:
+    def _given(
+        self, names: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> ArgumentSource:
         outputs = self.declaration.outputs
         device = next(iter(tensors.values())).device
 
@@ -115,27 +117,27 @@ class ReferenceCall:
             decl = outputs[name] if isinstance(outputs, dict) else OutputDecl()
             if decl.shape is None:
                 message = f"the reference writes {name!r}, so its shape must stand here"
-                raise refuse(self.frame.spec, path, message)
+                raise refuse(self.setup.spec, path, message)
             dtype = self._buffer_dtype(decl, tensors)
             value = float("nan") if fill == "nan" and dtype.is_floating_point else 0
-            shape = sizes_of(self.frame, decl.shape, path)
+            shape = sizes_of(self.setup, decl.shape, path)
             return torch.full(shape, value, dtype=dtype, device=device)
 
         declared = self.declaration.output_names
-        return Given(names, declared, declared, allocate, self._wrong)
+        return ArgumentSource(names, declared, declared, allocate, self._wrong)
 
     def _buffer_dtype(self, decl: OutputDecl, tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
         floating = [each.dtype for each in tensors.values() if each.is_floating_point()]
         if decl.dtype is not None:
-            dtype = dtype_declared(self.frame, decl.dtype)
+            dtype = dtype_declared(self.setup, decl.dtype)
             return floating[0] if dtype.is_floating_point and floating else dtype
         return (floating or [each.dtype for each in tensors.values()])[0]
 
     def _wrong(self, path: Path, message: str) -> Exception:
-        return refuse(self.frame.spec, (*REFERENCE, *path), f"{self.said.function}: {message}")
+        return refuse(self.setup.spec, (*REFERENCE, *path), f"{self.decl.function}: {message}")
 
 
-def reference_of(frame: Frame, declaration: DeclaredProblem) -> ReferenceCall | None:
+def reference_of(setup: CaseSetup, declaration: DeclaredProblem) -> ReferenceCall | None:
     """The declaration's reference; None where there is none.
 
     Raises:
@@ -144,7 +146,7 @@ def reference_of(frame: Frame, declaration: DeclaredProblem) -> ReferenceCall | 
     said = declaration.reference
     if said is None:
         return None
-    function = load(frame.spec, REFERENCE, said.function)
+    function = load(setup.spec, REFERENCE, said.function)
     if not callable(function):
-        raise refuse(frame.spec, REFERENCE, f"{said.function!r} is not a function")
-    return ReferenceCall(frame, declaration, said, function, parameters_of(function))
+        raise refuse(setup.spec, REFERENCE, f"{said.function!r} is not a function")
+    return ReferenceCall(setup, declaration, said, function, parameters_of(function))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.declared.packed import derived_input, paging_of, stale_pool
-from tlmatrix.problem.distributions import draw, evenly, generator
+from tlmatrix.problem.distributions import draw, generator, uniform
 from tlmatrix.spec.dtypes import torch_dtype
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.importing import refuse
@@ -13,7 +13,7 @@ from tlmatrix.spec.importing import refuse
 if TYPE_CHECKING:
     import torch
 
-    from tlmatrix.problem.frame import Frame
+    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
@@ -21,84 +21,84 @@ __all__ = ["drawn_inputs", "dtype_declared", "sizes_of"]
 
 
 def drawn_inputs(
-    frame: Frame, declaration: DeclaredProblem, distribution: str, seed: int
+    setup: CaseSetup, declaration: DeclaredProblem, distribution: str, seed: int
 ) -> dict[str, torch.Tensor]:
     """The inputs by name, in the order of their declaration, which the values depend on.
 
-    What follows from a packed axis, and which page is whose, depends on the frame alone.
+    What follows from a packed axis, and which page is whose, depends on the setup alone.
     """
     source = generator(seed)
     inputs = {}
     for index, (name, decl) in enumerate(declaration.inputs.items()):
         path = ("problem", "inputs", name)
         if decl.derived is not None:
-            dtype = dtype_declared(frame, decl.dtype_text)
+            dtype = dtype_declared(setup, decl.dtype_text)
             try:
-                made = derived_input(decl, frame.values, dtype, frame.seed)
+                made = derived_input(decl, setup.values, dtype, setup.seed)
             except ValueError as error:
-                raise refuse(frame.spec, (*path, decl.derived[0]), str(error)) from error
+                raise refuse(setup.spec, (*path, decl.derived[0]), str(error)) from error
         else:
-            made = _drawn(frame, decl, path, distribution, source, index)
-            paging = paging_of(declaration, decl.sizes, frame.values, frame.seed)
-            made = made if paging is None else stale_pool(made, paging, frame.seed)
-        inputs[name] = made.to(frame.device)
+            made = _drawn(setup, decl, path, distribution, source, index)
+            paging = paging_of(declaration, decl.sizes, setup.values, setup.seed)
+            made = made if paging is None else stale_pool(made, paging, setup.seed)
+        inputs[name] = made.to(setup.device)
     return inputs
 
 
 def _drawn(
-    frame: Frame,
+    setup: CaseSetup,
     decl: InputDecl,
     path: tuple[str, ...],
     distribution: str,
     source: torch.Generator,
     index: int,
 ) -> torch.Tensor:
-    shape = sizes_of(frame, decl.sizes, (*path, "shape"))
-    dtype = dtype_declared(frame, decl.dtype_text)
+    shape = sizes_of(setup, decl.sizes, (*path, "shape"))
+    dtype = dtype_declared(setup, decl.dtype_text)
     if decl.between is not None:
-        low, high = _bounds(frame, decl.between, (*path, "between"))
-        return evenly(low, high, source, shape, dtype)
+        low, high = _bounds(setup, decl.between, (*path, "between"))
+        return uniform(low, high, source, shape, dtype)
     return draw(decl.fill or distribution, source, shape, dtype, index=index)
 
 
 def _bounds(
-    frame: Frame, between: tuple[Expression | int, ...], path: tuple[str | int, ...]
+    setup: CaseSetup, between: tuple[Expression | int, ...], path: tuple[str | int, ...]
 ) -> tuple[int, int]:
     found = []
     for index, bound in enumerate(between):
-        value = _evaluated(frame, bound, (*path, index))
+        value = _evaluated(setup, bound, (*path, index))
         if isinstance(value, bool) or not isinstance(value, int):
             message = f"{str(bound)!r} is {value!r}, not a whole number"
-            raise refuse(frame.spec, (*path, index), message)
+            raise refuse(setup.spec, (*path, index), message)
         found.append(value)
     low, high = found
     if low > high:
-        raise refuse(frame.spec, path, f"nothing lies between {low} and {high}: the least first")
+        raise refuse(setup.spec, path, f"nothing lies between {low} and {high}: the least first")
     return low, high
 
 
-def _evaluated(frame: Frame, number: Expression | int, path: tuple[str | int, ...]) -> object:
+def _evaluated(setup: CaseSetup, number: Expression | int, path: tuple[str | int, ...]) -> object:
     try:
-        return number if isinstance(number, int) else number.evaluate(frame.values)
+        return number if isinstance(number, int) else number.evaluate(setup.values)
     except ExpressionError as error:
-        raise refuse(frame.spec, path, str(error)) from error
+        raise refuse(setup.spec, path, str(error)) from error
 
 
-def dtype_declared(frame: Frame, name: str) -> torch.dtype:
+def dtype_declared(setup: CaseSetup, name: str) -> torch.dtype:
     """A dtype as a declaration writes it: its name, or `$axis`."""
-    return torch_dtype(frame.values[name[1:]] if name.startswith("$") else name)
+    return torch_dtype(setup.values[name[1:]] if name.startswith("$") else name)
 
 
 def sizes_of(
-    frame: Frame, shape: tuple[Expression | int, ...], path: tuple[str | int, ...]
+    setup: CaseSetup, shape: tuple[Expression | int, ...], path: tuple[str | int, ...]
 ) -> tuple[int, ...]:
     """The shape of a case; SpecError at `path` for a size that is no whole number from 0 on."""
     sizes = []
     for axis, size in enumerate(shape):
-        value = _evaluated(frame, size, (*path, axis))
+        value = _evaluated(setup, size, (*path, axis))
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise refuse(
-                frame.spec, (*path, axis), f"{str(size)!r} is {value!r}, not a size (0 or more)"
+                setup.spec, (*path, axis), f"{str(size)!r} is {value!r}, not a size (0 or more)"
             )
         sizes.append(value)
     return tuple(sizes)

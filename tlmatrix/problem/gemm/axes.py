@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.problem.case_setup import written_values
 from tlmatrix.problem.distributions import explain_distribution
-from tlmatrix.problem.frame import places
 from tlmatrix.problem.gemm.names import ROWS
 from tlmatrix.problem.name_lint import lint_arguments, lint_results
 from tlmatrix.problem.name_table import names_of
@@ -114,7 +114,7 @@ def _explain(axis: str, value: Value) -> str | None:
 
 def lint(spec: Spec) -> Iterator[Issue]:
     """Issues at their places; axes the family does not know are left to the entry."""
-    for path, axis, value in places(spec):
+    for path, axis, value in written_values(spec):
         if reason := _explain(axis, value):
             yield spec.issue(path, f"{axis}: {reason}")
     for axis in _SIZES:

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.distributions import choose, draw, generator
-from tlmatrix.problem.frame import tile_edges
+from tlmatrix.problem.case_setup import tile_sizes
+from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.sharding.shards import Sharding
-from tlmatrix.problem.storage import laid_out
+from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 from tlmatrix.spec.model.sharding import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tlmatrix.problem.frame import Frame
+    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.gemm.axes import GemmSetting
 
 __all__ = ["Gemm", "drawn_gemm", "gemm_case", "random_integers"]
@@ -45,7 +45,7 @@ class Gemm:
     `c` is None unless it is accumulated into, `scale` unless the case is scaled.
     """
 
-    frame: Frame
+    setup: CaseSetup
     setting: GemmSetting
     a: torch.Tensor
     b: torch.Tensor
@@ -55,19 +55,19 @@ class Gemm:
 
     def problem(self) -> Problem:
         """The problem; references are computed when they are first asked for."""
-        frame, setting = self.frame, self.setting
+        setup, setting = self.setup, self.setting
         inputs = {"a": self.a, "b": self.b}
         inputs |= {
             name: tensor
             for name, tensor in (("c", self.c), ("scale", self.scale))
             if tensor is not None
         }
-        inputs = laid_out(frame.values.get("storage"), inputs)
-        names = {**frame.values, **setting.names(), "device": frame.device, **inputs}
+        inputs = with_storage(setup.values.get("storage"), inputs)
+        names = {**setup.values, **setting.names(), "device": setup.device, **inputs}
         names["values"] = self.distribution
         for name in ("dtype", "a_dtype", "b_dtype", "out_dtype"):
-            names[name] = frame.dtype(names[name])
-        tiles = tile_edges(frame.spec, names)
+            names[name] = setup.dtype(names[name])
+        tiles = tile_sizes(setup.spec, names)
         out = dtype_named(setting.out_dtype)
         info = TensorInfo(
             "c",
@@ -83,7 +83,7 @@ class Gemm:
         m, n, k = setting.m, setting.n, setting.k
         moved = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
         return Problem(
-            values=frame.values,
+            values=setup.values,
             names=names,
             inputs=inputs,
             outputs={"c": info},
@@ -156,7 +156,7 @@ class Gemm:
     @cached_property
     def _shares(self) -> tuple[torch.Tensor, ...]:
         """By rank the indices of k that it sums, where ranks share k out; else nothing."""
-        spec = self.frame.spec
+        spec = self.setup.spec
         if not has_ranks(spec):
             return ()
         splits = Sharding.of(spec, self.problem()).splits
@@ -212,12 +212,14 @@ def _aligned(
         tensors[name] = (mine.int().abs().clamp(max=127) * along).to(mine.dtype)
 
 
-def gemm_case(frame: Frame, setting: GemmSetting) -> Gemm:
+def gemm_case(setup: CaseSetup, setting: GemmSetting) -> Gemm:
     """The case with tensors drawn from its seed."""
-    return drawn_gemm(frame, setting, choose(frame.values.get("values"), frame.seed), frame.seed)
+    return drawn_gemm(
+        setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
+    )
 
 
-def drawn_gemm(frame: Frame, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
+def drawn_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
     """The case with tensors drawn from a distribution and a seed."""
     source = generator(seed)
     shapes = {"a": setting.shape_a, "b": setting.shape_b}
@@ -229,7 +231,7 @@ def drawn_gemm(frame: Frame, setting: GemmSetting, distribution: str, seed: int)
             draw(distribution, source, shape, dtypes[name], index=index)
             if dtypes[name].is_floating_point
             else random_integers(source, shape, dtypes[name])
-        ).to(frame.device)
+        ).to(setup.device)
         for index, (name, shape) in enumerate(shapes.items())
     }
     if dtypes["a"] == dtypes["b"] == torch.int8:
@@ -237,5 +239,5 @@ def drawn_gemm(frame: Frame, setting: GemmSetting, distribution: str, seed: int)
     scale = None
     if setting.scaled:
         # As of weights quantised by their columns' largest: the products stay in range.
-        scale = ((torch.rand(setting.n, generator=source) + 0.5) / 64).to(frame.device)
-    return Gemm(frame, setting, tensors["a"], tensors["b"], tensors.get("c"), scale, distribution)
+        scale = ((torch.rand(setting.n, generator=source) + 0.5) / 64).to(setup.device)
+    return Gemm(setup, setting, tensors["a"], tensors["b"], tensors.get("c"), scale, distribution)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.frame import Frame, compile_key
+from tlmatrix.problem.case_setup import CaseSetup, compile_key
 from tlmatrix.problem.gemm.axes import AXES, DATA_AXES, OPTIONAL, GemmSetting, lint
 from tlmatrix.problem.gemm.names import RELATIONS, ROWS
 from tlmatrix.problem.name_table import names_of
@@ -28,7 +28,7 @@ class GemmFamily:
     """Matrix products."""
 
     axes = AXES
-    optional = OPTIONAL
+    optional_axes = OPTIONAL
     cotangents = False
     tensors = tuple(sorted(names_of(ROWS, "input", "output")))
     relation_names = RELATIONS
@@ -54,5 +54,5 @@ class GemmFamily:
         from tlmatrix.problem.gemm.build import gemm_case
         from tlmatrix.problem.relations.gemm import gemm_relations
 
-        case = gemm_case(Frame(spec, values, seed, device), GemmSetting.of(values))
+        case = gemm_case(CaseSetup(spec, values, seed, device), GemmSetting.of(values))
         return replace(case.problem(), relations=partial(gemm_relations, case))

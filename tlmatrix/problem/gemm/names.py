@@ -79,7 +79,8 @@ DOCUMENT = Document(
     """\
 `problem: gemm` computes c = op(a) @ op(b), or c += op(a) @ op(b). An entry gets what its
 parameters name; `call`, `factory_args`, `tile` and `constraints` use the same names, and axes
-besides. An axis that neither the problem nor the entry takes is an error. There are no gradients.""",
+besides. An axis that neither the problem nor the entry takes is an error. There are no
+gradients.""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

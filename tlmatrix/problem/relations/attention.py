@@ -15,7 +15,7 @@ import torch
 from tlmatrix.problem.attention.inputs import other_values
 from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 from tlmatrix.problem.relations.attention_identities import identities
 from tlmatrix.problem.relations.attention_sequences import (
     head_dim,
@@ -42,7 +42,7 @@ def attention_relations(case: Attention, kind: RelationKind) -> Iterator[Relatio
     """The relations of one kind for an attention case, in the shapes of its layout."""
     for relation in _of_packed_results(case, kind):
         padded = case.setting.padded
-        yield _between_padded(relation, case.form.padding.masks) if padded else relation
+        yield _between_padded(relation, case.structure.padding.masks) if padded else relation
 
 
 def _of_packed_results(case: Attention, kind: RelationKind) -> Iterator[Relation]:
@@ -72,7 +72,7 @@ def _between_padded(relation: Relation, masks: Mapping[str, torch.Tensor]) -> Re
 
 
 def _isolation(case: Attention) -> Iterator[Relation]:
-    pick = seeded_random(case.frame.seed)
+    pick = seeded_random(case.setup.seed)
     setting, operands = case.setting, case.operands
     if setting.batch > 1:
         victim = some_sequence(case, pick.random())
@@ -89,7 +89,7 @@ def _isolation(case: Attention) -> Iterator[Relation]:
     if setting.kv_heads > 1:
         group = pick.randrange(setting.kv_heads)
         alone = replace(setting, kv_heads=1)
-        other = other_values(alone, case.frame.seed + 2, case.frame.device)
+        other = other_values(alone, case.setup.seed + 2, case.setup.device)
         assert operands.do is not None
         assert other.do is not None
         tensors = {}
@@ -104,7 +104,7 @@ def _isolation(case: Attention) -> Iterator[Relation]:
         yield untouched(
             "isolation_head",
             "isolation",
-            case.changed(**tensors).problem(),
+            case.with_tensors(**tensors).problem(),
             partial(_heads, case, group=group),
             f"other values in kv head {group} and its query heads must change no bit of another",
         )
@@ -119,8 +119,8 @@ def _poison(case: Attention) -> Iterator[Relation]:
     setting = case.setting
     if setting.batch < 2:
         return
-    kept = some_sequence(case, seeded_random(case.frame.seed).random())
-    factor = huge(setting.dtype)
+    kept = some_sequence(case, seeded_random(case.setup.seed).random())
+    factor = poison_scale(setting.dtype)
     changes = {}
     neighbours = [number for number in range(setting.batch) if number != kept]
     other = other_operands(case, neighbours)
@@ -145,7 +145,7 @@ def _poison(case: Attention) -> Iterator[Relation]:
 
 def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
     """What belongs to the heads outside a kv head's group."""
-    setting, device = case.setting, case.frame.device
+    setting, device = case.setting, case.setup.device
     keys = [head for head in range(setting.kv_heads) if head != group]
     queries = [head for head in range(setting.heads) if head // setting.groups != group]
     kept_keys, kept = (torch.tensor(heads, device=device) for heads in (keys, queries))
@@ -161,31 +161,31 @@ def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
 
 
 def _repeat(case: Attention) -> Relation:
-    operands = other_values(case.setting, case.frame.seed + 3, case.frame.device)
+    operands = other_values(case.setting, case.setup.seed + 3, case.setup.device)
     other = replace(case, operands=operands, distribution="normal")
     because = "a second call with other data must not remember the first, nor the third the second"
-    setting, values = case.setting, dict(case.frame.values)
+    setting, values = case.setting, dict(case.setup.values)
     scale = _other_scale(case)
     if scale is not None:
         setting, values["scale"] = replace(setting, scale=scale), scale
         because = because.replace("other data", "other data and another scale")
     lengths = {"q": balanced_lengths(setting.lengths_q), "k": balanced_lengths(setting.lengths_k)}
     seqlens = {"seqlens": {side: list(each) for side, each in lengths.items()}}
-    if setting.layout == "thd" and case.frame.obeys(values | seqlens):
+    if setting.layout == "thd" and case.setup.satisfies_where(values | seqlens):
         # Tensors of the same sizes, in which the longest sequence is another.
         setting = replace(setting, lengths_q=lengths["q"], lengths_k=lengths["k"])
         values |= seqlens
     if setting != case.setting:
-        other = other.reformed(setting, values, operands)
+        other = other.with_setting(setting, values, operands)
     return repeated(other.problem(), case.problem(), because)
 
 
 def _other_scale(case: Attention) -> float | None:
     """Another value of the axis scale; None where the spec does not say that scales may differ."""
-    mine = case.frame.values.get("scale")
-    for value in case.frame.spec.axes.get("scale", ()):
-        if isinstance(value, int | float) and value != mine and case.frame.allows({"scale": value}):
+    mine = case.setup.values.get("scale")
+    for value in case.setup.spec.axes.get("scale", ()):
+        if isinstance(value, int | float) and value != mine and case.setup.allows({"scale": value}):
             return float(value)
-    if mine is not None and case.frame.allows({"scale": None}):
+    if mine is not None and case.setup.allows({"scale": None}):
         return float(case.setting.head_dim**-0.5)
     return None

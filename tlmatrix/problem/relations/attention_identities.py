@@ -17,6 +17,7 @@ from tlmatrix.problem.attention.layouts import convert
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.attention.sinks import sink_named
 from tlmatrix.problem.model import Relation
+from tlmatrix.problem.relations.attention_kv_cache import kv_cache_identities
 from tlmatrix.problem.relations.attention_sequences import (
     head_dim,
     joined,
@@ -27,7 +28,6 @@ from tlmatrix.problem.relations.attention_sequences import (
     selected,
     some_sequence,
 )
-from tlmatrix.problem.relations.attention_stored import stored_identities
 from tlmatrix.problem.seeded import permutation, seeded_random
 from tlmatrix.spec.dtypes import torch_dtype
 
@@ -48,17 +48,17 @@ def identities(case: Attention) -> Iterator[Relation]:
     """
     of_batch = (_batch_permuted, _split, _extended) if case.setting.batch > 1 else (_extended,)
     for make in (
-        of_batch[case.frame.seed % len(of_batch)],
+        of_batch[case.setup.seed % len(of_batch)],
         _heads_repeated,
         _window_as_long,
         _sink_of_nothing,
         _sink_merged,
         _keys_permuted,
         _other_layout,
-        _padding_elsewhere,
+        _other_padding,
     ):
         yield from make(case)
-    yield from stored_identities(case)
+    yield from kv_cache_identities(case)
 
 
 def _identity(
@@ -73,9 +73,9 @@ def _identity(
 
 def _batch_permuted(case: Attention) -> Iterator[Relation]:
     setting = case.setting
-    order = permutation(seeded_random(case.frame.seed), setting.batch)
+    order = permutation(seeded_random(case.setup.seed), setting.batch)
     moved = selected(case, order)
-    if not case.frame.obeys(moved.frame.values):
+    if not case.setup.satisfies_where(moved.setup.values):
         return
 
     def back(results: Sequence[Tensors]) -> Tensors:
@@ -99,9 +99,9 @@ def _batch_permuted(case: Attention) -> Iterator[Relation]:
 
 def _split(case: Attention) -> Iterator[Relation]:
     setting = case.setting
-    cut = seeded_random(case.frame.seed).randrange(1, setting.batch)
+    cut = seeded_random(case.setup.seed).randrange(1, setting.batch)
     halves = [selected(case, range(cut)), selected(case, range(cut, setting.batch))]
-    if not all(case.frame.obeys(half.frame.values) for half in halves):
+    if not all(case.setup.satisfies_where(half.setup.values) for half in halves):
         return
 
     def together(results: Sequence[Tensors]) -> Tensors:
@@ -124,9 +124,9 @@ def _split(case: Attention) -> Iterator[Relation]:
 def _extended(case: Attention) -> Iterator[Relation]:
     """One more sequence in front, so that every other one starts elsewhere in memory."""
     setting = case.setting
-    model = some_sequence(case, seeded_random(case.frame.seed).random())
+    model = some_sequence(case, seeded_random(case.setup.seed).random())
     longer = preceded(case, model, other_operands(case, [model]))
-    if not case.frame.obeys(longer.frame.values):
+    if not case.setup.satisfies_where(longer.setup.values):
         return
     keep = range(1, setting.batch + 1)
     yield from _identity(
@@ -139,16 +139,16 @@ def _extended(case: Attention) -> Iterator[Relation]:
 
 
 def _heads_repeated(case: Attention) -> Iterator[Relation]:
-    setting, frame = case.setting, case.frame
+    setting, setup = case.setting, case.setup
     if setting.groups == 1:
         return
     said: dict[str, Value] = {"heads": setting.heads, "kv_heads": setting.heads, "groups": 1}
-    values = {**frame.values, **{axis: said[axis] for axis in said if axis in frame.values}}
-    axis = "groups" if "groups" in frame.values else "kv_heads"
-    if said[axis] not in frame.spec.axes.get(axis, ()) or not frame.obeys(values):
+    values = {**setup.values, **{axis: said[axis] for axis in said if axis in setup.values}}
+    axis = "groups" if "groups" in setup.values else "kv_heads"
+    if said[axis] not in setup.spec.axes.get(axis, ()) or not setup.satisfies_where(values):
         return
     dim = head_dim(case.setting, "k")
-    apart = case.reformed(
+    apart = case.with_setting(
         replace(setting, kv_heads=setting.heads, groups=1),
         values,
         replace(
@@ -177,11 +177,11 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
 
 
 def _window_as_long(case: Attention) -> Iterator[Relation]:
-    setting, frame = case.setting, case.frame
+    setting, setup = case.setting, case.setup
     # Aligned at the first key, the last query is as far from it as there are queries.
     ends = setting.lengths_k if setting.alignment == "bottom_right" else setting.lengths_q
     longest = max(1, *setting.lengths_k, *ends)
-    listed = frame.spec.axes.get("window", ())
+    listed = setup.spec.axes.get("window", ())
     if not setting.causal or all(value is None for value in listed):
         return
     if setting.window is None:
@@ -190,10 +190,10 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
         window = None
     else:
         return
-    values = {**frame.values, "window": window}
-    if not frame.obeys(values):
+    values = {**setup.values, "window": window}
+    if not setup.satisfies_where(values):
         return
-    other = case.reformed(replace(setting, window=window), values, case.operands)
+    other = case.with_setting(replace(setting, window=window), values, case.operands)
     yield from _identity(
         "window_as_long_as_keys",
         (other.problem(),),
@@ -203,16 +203,16 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
 
 
 def _sink_of_nothing(case: Attention) -> Iterator[Relation]:
-    setting, frame = case.setting, case.frame
-    listed = frame.spec.axes.get("sink", ())
-    some = [value for value in listed if sink_named(value) and frame.allows({"sink": value})]
+    setting, setup = case.setting, case.setup
+    listed = setup.spec.axes.get("sink", ())
+    some = [value for value in listed if sink_named(value) and setup.allows({"sink": value})]
     if setting.sink is not None or not some:
         return
     dtype = torch_dtype(setting.sink_dtype)
-    nothing = torch.full((setting.heads,), -torch.inf, dtype=dtype, device=frame.device)
-    other = case.reformed(
+    nothing = torch.full((setting.heads,), -torch.inf, dtype=dtype, device=setup.device)
+    other = case.with_setting(
         replace(setting, sink=sink_named(some[0])),
-        {**frame.values, "sink": some[0]},
+        {**setup.values, "sink": some[0]},
         replace(case.operands, sink=nothing),
     )
     yield from _identity(
@@ -225,12 +225,12 @@ def _sink_of_nothing(case: Attention) -> Iterator[Relation]:
 
 def _sink_merged(case: Attention) -> Iterator[Relation]:
     """A sink takes exp(sink - lse) of a row's weight: the rows without it say those with it."""
-    setting, frame, sink = case.setting, case.frame, case.operands.sink
-    if sink is None or not frame.allows({"sink": None}):
+    setting, setup, sink = case.setting, case.setup, case.operands.sink
+    if sink is None or not setup.allows({"sink": None}):
         return
-    other = case.reformed(
+    other = case.with_setting(
         replace(setting, sink=None),
-        {**frame.values, "sink": None},
+        {**setup.values, "sink": None},
         replace(case.operands, sink=None),
     )
 
@@ -262,9 +262,9 @@ def _keys_permuted(case: Attention) -> Iterator[Relation]:
     candidates = [number for number, length in enumerate(setting.lengths_k) if length > 1]
     if setting.causal or not candidates:
         return
-    pick = seeded_random(case.frame.seed)
+    pick = seeded_random(case.setup.seed)
     number = pick.choice(candidates)
-    order = torch.tensor(permutation(pick, setting.lengths_k[number])).to(case.frame.device)
+    order = torch.tensor(permutation(pick, setting.lengths_k[number])).to(case.setup.device)
     rows = 2 if setting.layout == "bhsd" else int(not setting.packed)
 
     def reordered(name: str, tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -272,7 +272,7 @@ def _keys_permuted(case: Attention) -> Iterator[Relation]:
         pieces[number] = pieces[number].index_select(rows, index)
         return joined(setting, name, pieces)
 
-    moved = case.changed(
+    moved = case.with_tensors(
         k=reordered("k", case.operands.k, order), v=reordered("v", case.operands.v, order)
     )
     inverse = order.argsort()
@@ -292,19 +292,19 @@ def _keys_permuted(case: Attention) -> Iterator[Relation]:
 
 
 def _other_layout(case: Attention) -> Iterator[Relation]:
-    setting, frame = case.setting, case.frame
-    listed = frame.spec.axes.get("layout", ())
+    setting, setup = case.setting, case.setup
+    listed = setup.spec.axes.get("layout", ())
     others = [str(each) for each in listed if each != setting.layout]
-    others = [each for each in others if frame.allows({"layout": each})]
-    if "layout" not in frame.values or "seqlens" in frame.values or not others:
+    others = [each for each in others if setup.allows({"layout": each})]
+    if "layout" not in setup.values or "seqlens" in setup.values or not others:
         return
-    layout = seeded_random(frame.seed).choice(others)
+    layout = seeded_random(setup.seed).choice(others)
     there = partial(convert, setting, setting.layout, layout)
     operands = case.operands
     assert operands.do is not None
-    other = case.reformed(
+    other = case.with_setting(
         replace(setting, layout=layout),
-        {**frame.values, "layout": layout},
+        {**setup.values, "layout": layout},
         Operands(
             there("q", operands.q), there("k", operands.k), there("v", operands.v),
             there("do", operands.do), operands.sink,
@@ -321,17 +321,17 @@ def _other_layout(case: Attention) -> Iterator[Relation]:
     )
 
 
-def _padding_elsewhere(case: Attention) -> Iterator[Relation]:
-    frame = case.frame
-    listed = [str(each) for each in frame.spec.axes.get("padding", ())]
-    others = [each for each in listed if each != frame.values.get("padding")]
-    others = [each for each in others if frame.allows({"padding": each})]
+def _other_padding(case: Attention) -> Iterator[Relation]:
+    setup = case.setup
+    listed = [str(each) for each in setup.spec.axes.get("padding", ())]
+    others = [each for each in listed if each != setup.values.get("padding")]
+    others = [each for each in others if setup.allows({"padding": each})]
     if not case.setting.padded or not others:
         return
-    padding = seeded_random(frame.seed).choice(others)
-    other = case.reformed(case.setting, {**frame.values, "padding": padding}, case.operands)
+    padding = seeded_random(setup.seed).choice(others)
+    other = case.with_setting(case.setting, {**setup.values, "padding": padding}, case.operands)
     yield from _identity(
-        "padding_elsewhere",
+        "other_padding",
         (other.problem(),),
         lambda results: results[0],
         f"the same tokens with their padding elsewhere ({padding}) must give the same results",

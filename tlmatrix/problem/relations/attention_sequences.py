@@ -90,13 +90,13 @@ def preceded(case: Attention, model: int, first: Operands) -> Attention:
 
 def _with_lengths(case: Attention, setting: Setting, operands: Operands) -> Attention:
     """The case with another setting, whose lengths its values are made to say."""
-    values = dict(case.frame.values)
+    values = dict(case.setup.values)
     lengths: dict[str, Value] = {
         "seqlens": {"q": list(setting.lengths_q), "k": list(setting.lengths_k)},
         "batch": setting.batch,
     }
     values |= {axis: value for axis, value in lengths.items() if axis in values}
-    return case.reformed(setting, values, operands)
+    return case.with_setting(setting, values, operands)
 
 
 def with_parts(case: Attention, changes: dict[int, Operands]) -> Attention:
@@ -108,13 +108,13 @@ def with_parts(case: Attention, changes: dict[int, Operands]) -> Attention:
         for number, other in changes.items():
             pieces[number] = _operand(other, name)
         made[name] = joined(setting, name, pieces)
-    return case.changed(**made)
+    return case.with_tensors(**made)
 
 
 def other_operands(case: Attention, sequences: Sequence[int]) -> Operands:
     """Other values, N(0, 1), for the sequences `sequences`, packed or stacked as they come."""
     setting = selected_setting(case.setting, sequences)
-    return other_values(setting, case.frame.seed + 1, case.frame.device)
+    return other_values(setting, case.setup.seed + 1, case.setup.device)
 
 
 def some_sequence(case: Attention, fraction: float) -> int:

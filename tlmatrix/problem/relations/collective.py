@@ -10,7 +10,7 @@ import torch
 from tlmatrix.problem.collective.build import Collective, drawn_collective
 from tlmatrix.problem.distributions import generator
 from tlmatrix.problem.model import Relation
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 from tlmatrix.problem.relations.forms import repeated, untouched
 from tlmatrix.problem.seeded import permutation, seeded_random
 
@@ -28,11 +28,11 @@ def collective_relations(case: Collective, kind: RelationKind) -> Iterator[Relat
         case "isolation":
             yield from _disturbed(case, kind, 1.0, "other values in")
         case "poison":
-            yield from _disturbed(case, kind, huge(case.setting.dtype), "huge values in")
+            yield from _disturbed(case, kind, poison_scale(case.setting.dtype), "huge values in")
         case "relations":
             yield from _identities(case)
         case "repeat":
-            other = drawn_collective(case.frame, case.setting, "normal", case.frame.seed + 1)
+            other = drawn_collective(case.setup, case.setting, "normal", case.setup.seed + 1)
             yield repeated(
                 other.problem(), case.problem(), "a second call must not remember the first"
             )
@@ -43,10 +43,10 @@ def _disturbed(case: Collective, kind: RelationKind, size: float, what: str) -> 
     setting = case.setting
     if setting.rows < 2:
         return
-    index = seeded_random(case.frame.seed).randrange(setting.rows)
+    index = seeded_random(case.setup.seed).randrange(setting.rows)
     changed = case.x.clone()
     line = changed[..., index, :]
-    noise = torch.randn(line.shape, generator=generator(case.frame.seed + 1))
+    noise = torch.randn(line.shape, generator=generator(case.setup.seed + 1))
     line.copy_(noise * size)
     kept = torch.tensor([row for row in range(setting.rows) if row != index])
 
@@ -58,9 +58,9 @@ def _disturbed(case: Collective, kind: RelationKind, size: float, what: str) -> 
 
 
 def _identities(case: Collective) -> Iterator[Relation]:
-    setting, pick = case.setting, seeded_random(case.frame.seed)
+    setting, pick = case.setting, seeded_random(case.setup.seed)
     if setting.rows > 1:
-        order = torch.tensor(permutation(pick, setting.rows), device=case.frame.device)
+        order = torch.tensor(permutation(pick, setting.rows), device=case.setup.device)
         inverse = order.argsort()
         moved = case.x.index_select(case.x.ndim - 2, order)
         yield Relation(
@@ -71,14 +71,14 @@ def _identities(case: Collective) -> Iterator[Relation]:
             because="permuting the rows of x permutes the rows of y",
         )
     if setting.adds and setting.world > 1:
-        order = torch.tensor(permutation(pick, setting.world), device=case.frame.device)
+        order = torch.tensor(permutation(pick, setting.world), device=case.setup.device)
         yield Relation(
             "ranks_permuted",
             "relations",
             (replace(case, x=case.x.index_select(0, order)).problem(),),
             because="the sum does not depend on which rank has which term",
         )
-    if float(case.x.double().abs().max() if case.x.numel() else 0) < huge(setting.dtype):
+    if float(case.x.double().abs().max() if case.x.numel() else 0) < poison_scale(setting.dtype):
         yield Relation(
             "doubled",
             "relations",

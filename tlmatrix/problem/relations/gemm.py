@@ -11,7 +11,7 @@ import torch
 from tlmatrix.problem.distributions import draw, generator
 from tlmatrix.problem.gemm.build import Gemm, drawn_gemm, random_integers
 from tlmatrix.problem.model import Relation
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 from tlmatrix.problem.relations.forms import repeated, untouched
 from tlmatrix.problem.seeded import permutation, seeded_random
 
@@ -38,7 +38,7 @@ def gemm_relations(case: Gemm, kind: RelationKind) -> Iterator[Relation]:
             else:  # The transposed product of a scaled one would have scaled rows.
                 yield from _transposed(case)
         case "repeat":
-            other = drawn_gemm(case.frame, case.setting, "normal", case.frame.seed + 1)
+            other = drawn_gemm(case.setup, case.setting, "normal", case.setup.seed + 1)
             yield repeated(
                 other.problem(), case.problem(), "a second call must not remember the first"
             )
@@ -50,8 +50,8 @@ def _disturbed(case: Gemm, kind: RelationKind, size: float | None, what: str) ->
     New values are N(0, 1) times `size`; if `size` is None, times the largest safe size of the
     dtype.
     """
-    setting, pick = case.setting, seeded_random(case.frame.seed)
-    source = generator(case.frame.seed + 1)
+    setting, pick = case.setting, seeded_random(case.setup.seed)
+    source = generator(case.setup.seed + 1)
     for name, dim, count in (("row", 0, setting.m), ("column", 1, setting.n)):
         if count < 2:
             continue
@@ -77,8 +77,8 @@ def _rows_permuted(case: Gemm) -> Iterator[Relation]:
     setting = case.setting
     if setting.m < 2:
         return
-    order = torch.tensor(permutation(seeded_random(case.frame.seed), setting.m))
-    order = order.to(case.frame.device)
+    order = torch.tensor(permutation(seeded_random(case.setup.seed), setting.m))
+    order = order.to(case.setup.device)
     c = None if case.c is None else case.c[order]
     other = replace(case, a=case.a.index_select(int(setting.transpose_a), order), c=c)
     inverse = order.argsort()
@@ -94,7 +94,7 @@ def _rows_permuted(case: Gemm) -> Iterator[Relation]:
 
 def _transposed(case: Gemm) -> Iterator[Relation]:
     """(A B)^T = B^T A^T, if the spec allows the sizes, flags and dtypes that this needs."""
-    setting, frame = case.setting, case.frame
+    setting, setup = case.setting, case.setup
     swapped = replace(
         setting,
         a_dtype=setting.b_dtype,
@@ -111,10 +111,10 @@ def _transposed(case: Gemm) -> Iterator[Relation]:
     if swapped.a_dtype != swapped.b_dtype:
         needed |= {"a_dtype": swapped.a_dtype, "b_dtype": swapped.b_dtype}
     sizes = {"m": swapped.m, "n": swapped.n}
-    if not (frame.allows(needed) and frame.obeys({**frame.values, **sizes, **flags})):
+    if not (setup.allows(needed) and setup.satisfies_where({**setup.values, **sizes, **flags})):
         return
     other = Gemm(
-        replace(frame, values={**frame.values, **sizes, **needed}),
+        replace(setup, values={**setup.values, **sizes, **needed}),
         swapped,
         case.b,
         case.a,
@@ -150,7 +150,7 @@ def _new_values(
     """Other values in the shape of `line`."""
     if not line.is_floating_point():
         return random_integers(source, line.shape, line.dtype)
-    size = huge(dtype) if size is None else size
+    size = poison_scale(dtype) if size is None else size
     return draw("normal", source, line.shape, torch.float32) * size
 
 

@@ -23,7 +23,7 @@ from tlmatrix.problem.declared.packed import (
 )
 from tlmatrix.problem.declared.tensors import drawn_inputs
 from tlmatrix.problem.model import Relation
-from tlmatrix.problem.poison import huge
+from tlmatrix.problem.poison import poison_scale
 from tlmatrix.problem.relations.forms import balanced_lengths
 from tlmatrix.problem.seeded import permutation, seeded_random
 from tlmatrix.spec.lengths import sides_of
@@ -49,14 +49,14 @@ def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
     """
     if kind not in ("isolation", "poison", "relations"):
         return
-    for axis in packed_axes(case.frame.values, case.declaration):
+    for axis in packed_axes(case.setup.values, case.declaration):
         batch = _Batch(case, axis)
         if kind != "relations" and batch.count > 1:
             found = batch.isolated() if kind == "isolation" else batch.poisoned()
         elif kind == "relations":
             several = (batch.permuted, batch.split) if batch.count > 1 else ()
             forms = (*several, batch.extended)
-            found = forms[case.frame.seed % len(forms)]()
+            found = forms[case.setup.seed % len(forms)]()
         else:
             continue
         if found is not None:
@@ -68,22 +68,22 @@ def other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
 
     An entry that keeps what it found in a tensor of lengths then meets the tensor again.
     """
-    frame = case.frame
-    made = drawn_inputs(frame, case.declaration, distribution, seed)
+    setup = case.setup
+    made = drawn_inputs(setup, case.declaration, distribution, seed)
     plain = replace(case, inputs=made, distribution=distribution, seed=seed, given_cotangents=None)
     changed = {
         axis: value_of(
-            frame.values[axis], list(map(balanced_lengths, sides_of(frame.values[axis])))
+            setup.values[axis], list(map(balanced_lengths, sides_of(setup.values[axis])))
         )
-        for axis in packed_axes(frame.values, case.declaration)
+        for axis in packed_axes(setup.values, case.declaration)
     }
-    values = {**frame.values, **changed}
-    if not changed or case.reference is None or not frame.obeys(values):
+    values = {**setup.values, **changed}
+    if not changed or case.reference is None or not setup.satisfies_where(values):
         return plain
     try:
-        frame = replace(frame, values=values)
-        inputs = drawn_inputs(frame, case.declaration, distribution, seed)
-        other = replace(plain, frame=frame, inputs=inputs)
+        setup = replace(setup, values=values)
+        inputs = drawn_inputs(setup, case.declaration, distribution, seed)
+        other = replace(plain, setup=setup, inputs=inputs)
         shapes = {name: info.shape for name, info in other.infos.items()}
     except Exception:  # noqa: BLE001 - the reference cannot take these lengths
         return plain
@@ -105,7 +105,7 @@ class _Batch:
 
     @cached_property
     def _sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return sides_of(self.case.frame.values[self.axis], self.axis)
+        return sides_of(self.case.setup.values[self.axis], self.axis)
 
     @property
     def count(self) -> int:
@@ -118,11 +118,11 @@ class _Batch:
         """Where the rows of a pool of pages stand, slots counted over the pages."""
         case = self.case
         sizes = case.sizes(name) or ()
-        paging = paging_of(case.declaration, sizes, case.frame.values, case.frame.seed)
-        packing = packing_of(sizes[0], case.frame.values) if paging is not None else None
+        paging = paging_of(case.declaration, sizes, case.setup.values, case.setup.seed)
+        packing = packing_of(sizes[0], case.setup.values) if paging is not None else None
         if paging is None or packing is None or packing.axis != self.axis:
             return None
-        return paging.rows.to(case.frame.device)
+        return paging.rows.to(case.setup.device)
 
     def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with its rows one after another, those of a pool taken out of their pages."""
@@ -136,7 +136,7 @@ class _Batch:
             sizes = (sizes[0], *sizes[2:])
         found = {}
         for place, size in enumerate(sizes):
-            packing = packing_of(size, self.case.frame.values)
+            packing = packing_of(size, self.case.setup.values)
             if packing is not None and packing.axis == self.axis:
                 if packing.kind == "pages" and self._rows(name) is None:
                     raise _UnfitError(name)
@@ -150,7 +150,7 @@ class _Batch:
         for number, (place, sizes) in enumerate(along.items()):
             starts = list(accumulate(sizes, initial=0))
             parts = [torch.arange(starts[each], starts[each + 1]) for each in order]
-            rows = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).to(self.case.frame.device)
+            rows = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).to(self.case.setup.device)
             found[place] = rows.view(-1, *[1] * (len(along) - 1 - number))
         return tuple(found)
 
@@ -176,14 +176,14 @@ class _Batch:
             _UnfitError: a tensor cannot be made of parts of this case's.
         """
         mine = self.case
-        value = selected_lengths(mine.frame.values[self.axis], lengths)
-        frame = replace(mine.frame, values={**mine.frame.values, self.axis: value})
-        if not frame.obeys(frame.values):
+        value = selected_lengths(mine.setup.values[self.axis], lengths)
+        setup = replace(mine.setup, values={**mine.setup.values, self.axis: value})
+        if not setup.satisfies_where(setup.values):
             raise _UnfitError(self.axis)
         seed = mine.seed + 1
-        fresh = drawn_inputs(frame, mine.declaration, "normal", seed)
+        fresh = drawn_inputs(setup, mine.declaration, "normal", seed)
         other = _Batch(
-            replace(mine, frame=frame, inputs=fresh, seed=seed, given_cotangents=None), self.axis
+            replace(mine, setup=setup, inputs=fresh, seed=seed, given_cotangents=None), self.axis
         )
         inputs = {}
         for name, tensor in fresh.items():
@@ -248,7 +248,9 @@ class _Batch:
         """Huge values in all sequences but one."""
         kept = self._some_sequence()
         dtypes = {t.dtype for t in self.case.inputs.values() if t.is_floating_point()}
-        factor = min((huge(str(dtype).removeprefix("torch.")) for dtype in dtypes), default=1.0)
+        factor = min(
+            (poison_scale(str(dtype).removeprefix("torch.")) for dtype in dtypes), default=1.0
+        )
         return self._untouched(
             "poison_neighbours",
             "poison",
@@ -281,7 +283,7 @@ class _Batch:
 
     def permuted(self) -> Relation | None:
         """The sequences in another order."""
-        order = permutation(seeded_random(self.case.frame.seed), self.count)
+        order = permutation(seeded_random(self.case.setup.seed), self.count)
         inverse = [order.index(number) for number in range(self.count)]
 
         def back(others: Sequence[_Batch], results: Sequence[Tensors]) -> Tensors:
@@ -298,7 +300,7 @@ class _Batch:
 
     def split(self) -> Relation | None:
         """The batch as two; gradients of what all sequences share are the sum of both."""
-        cut = seeded_random(self.case.frame.seed).randrange(1, self.count)
+        cut = seeded_random(self.case.setup.seed).randrange(1, self.count)
         halves = [range(cut), range(cut, self.count)]
         differentiable = self.case.differentiable
 
@@ -384,7 +386,7 @@ class _Batch:
     ) -> frozenset[str]:
         """The results for which the reference obeys; without one, all if the spec names it."""
         if self.case.reference is None:
-            named = {each.name for each in self.case.frame.spec.relations}
+            named = {each.name for each in self.case.setup.spec.relations}
             return frozenset(self.case.infos) if name in named else frozenset()
         mine, theirs = left(self.case.exact), right([other.case.exact for other in others])
         return frozenset(
@@ -395,7 +397,7 @@ class _Batch:
         """One picked by the case's seed, with rows if any sequence has some."""
         full = [number for number, pair in enumerate(zip(*self._sides, strict=True)) if all(pair)]
         some = full or range(self.count)
-        return some[int(seeded_random(self.case.frame.seed).random() * len(some))]
+        return some[int(seeded_random(self.case.setup.seed).random() * len(some))]
 
 
 def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:

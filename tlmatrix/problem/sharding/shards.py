@@ -15,7 +15,7 @@ import torch
 from tlmatrix.problem.model import Dim, Problem
 from tlmatrix.problem.sharding.lengths import local_names
 from tlmatrix.problem.sharding.splits import UnevenError, owners
-from tlmatrix.problem.storage import laid_out
+from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
@@ -148,7 +148,7 @@ class Sharding:
 
         given = _given(problem)
         storage = problem.values.get("storage")
-        mine = laid_out(
+        mine = with_storage(
             storage, {name: part(name, tensor) for name, tensor in given.items()}, _shown(problem)
         )
         cotangents = {

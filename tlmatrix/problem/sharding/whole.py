@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.deferred import Deferred
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.sharding.shards import Sharding
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.sharding import has_ranks
@@ -55,7 +55,7 @@ def _told(spec: Spec, problem: Problem, sharding: Sharding) -> Problem:
             if made is not None:
                 yield made
 
-    outputs: Mapping[str, TensorInfo] = Deferred(problem.outputs, info)
+    outputs: Mapping[str, TensorInfo] = LazyMapping(problem.outputs, info)
     return replace(problem, outputs=outputs, relations=relations)
 
 

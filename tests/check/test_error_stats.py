@@ -1,0 +1,121 @@
+"""What a comparison that passes rests on: distances by region, and limits of some regions alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attention_world import attention
+
+from tlmatrix.check.error_stats import Comparison, measure_errors
+from tlmatrix.check.region_subset import select_regions
+from tlmatrix.check.regions import Regions
+from tlmatrix.check.tolerance import ReferenceBounds, error_bound
+from tlmatrix.problem.model import Dim, TensorInfo
+from tlmatrix.spec.model.spec import Tolerance
+
+CPU = torch.device("cpu")
+PACKED = Dim("position", 7, [0, 0, 0, 2, 2, 3, 3], [0, 3, 3, 5, 7], "sequence")
+HEADS = Dim("head", 2, range(2))
+BATCH = Dim("batch", 3, range(3))
+SHAPES = {
+    "rows of a head": (PACKED, HEADS, Dim("dim", 5)),
+    "elements of a head": (HEADS, PACKED),
+    "heads first": (BATCH, HEADS, Dim("position", 4), Dim("dim", 3)),
+    "larger than a piece": (Dim("position", 700), HEADS, Dim("dim", 64)),
+    "one row": (Dim("dim", 9),),
+    "no region": (Dim("m", 6), Dim("n", 4)),
+    "a scalar": (),
+}
+
+
+def measured(name, dims, dtype=torch.float16):
+    shape = tuple(dim.size for dim in dims)
+    reference = torch.randn(shape, dtype=torch.float64)
+    results = (reference + torch.randn(shape) / 100, reference + torch.randn(shape) / 100)
+    got, low = (result.to(dtype) for result in results)
+    return Comparison(name, got, low, reference, Regions(dims, CPU))
+
+
+def check(made):
+    """Against the reductions of `Regions`, which a test of theirs holds against a loop."""
+    for each, place in made.parts():
+        for index, result in enumerate((each.got.double(), each.low.double())):
+            error = (result - each.reference).abs()
+            error[(result == each.reference) | (result.isnan() & each.reference.isnan())] = 0
+            largest = each.regions.largest(error).flatten().numpy()
+            squares = each.regions.sum(error**2).flatten().numpy()
+            np.testing.assert_array_equal(made.largest[index, place], largest)
+            np.testing.assert_allclose(made.squares[index, place], squares, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int32])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_survey_measures_each_region(name, dtype):
+    check(measure_errors([measured(name, SHAPES[name], dtype)]))
+
+
+def test_many_tensors_are_measured_as_each_by_itself():
+    check(measure_errors([measured(name, dims) for name, dims in SHAPES.items()]))
+
+
+def test_tensors_of_different_dtypes_keep_their_values_when_measured_together():
+    whole = measured("whole", SHAPES["no region"], torch.int32)
+    whole = replace(whole, got=whole.got + 2**24 + 1, reference=whole.reference + 2**24)
+    small = measured("small", SHAPES["no region"], torch.float8_e5m2)
+    check(measure_errors([whole, small, measured("half", SHAPES["one row"])]))
+
+
+@pytest.mark.parametrize("name", ["elements of a head", "larger than a piece"])
+def test_equal_infinities_are_no_distance_and_others_spoil_only_their_region(name):
+    each = measured(name, SHAPES[name])
+    at = (0,) * each.got.ndim
+    for tensor in (each.got, each.low, each.reference):
+        tensor[at] = -torch.inf
+    check(measure_errors([each]))
+    each.got[at] = 1
+    made = measure_errors([each])
+    assert not made.within([100.0])[0]
+    assert made.within([100.0])[1:].all()
+
+
+@pytest.mark.parametrize("spoil", [torch.nan, torch.inf])
+def test_a_region_whose_low_precision_result_is_not_finite_allows_nothing(spoil):
+    each = measured("x", SHAPES["rows of a head"])
+    each.low[0, 0, 0] = spoil
+    within = measure_errors([replace(each, got=each.reference.half())]).within([2.0])
+    assert not within[0]
+    assert within[1:].all()
+
+
+def test_within_takes_the_factor_of_each_tensor():
+    pair = [measured("a", SHAPES["one row"]), measured("b", SHAPES["no region"])]
+    pair = [replace(each, got=each.reference + 3 * (each.low - each.reference)) for each in pair]
+    assert measure_errors(pair).within([3.1, 2.9]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("name", ["out", "lse", "dq", "dk", "dv"])
+def test_some_regions_alone_have_the_limits_that_they_have_in_the_whole(name):
+    problem = attention((1, 3, 9), (4, 3, 2), dtype=torch.bfloat16)
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    regions, reference = bounds.regions(name), bounds.reference[name]
+    chosen = np.zeros(regions.count, dtype=bool)
+    chosen[[0, regions.count // 2]] = True
+    part = select_regions(problem.outputs[name], regions, chosen)
+    low = part.of(bounds.lowp[name])
+    alone = error_bound(part.info, part.of(reference), low, bounds.tolerance_of(name))
+    whole = bounds.error_bound(name)
+    assert torch.equal(alone.element, part.of(whole.element))
+    numbers = np.unique(part.info.dims[0].region)
+    assert torch.allclose(
+        alone.region.flatten()[numbers], whole.region.flatten()[numbers], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", ["one row", "a scalar"])
+def test_a_tensor_that_is_one_region_is_an_excerpt_of_itself(name):
+    made = measured(name, SHAPES[name])
+    info = TensorInfo("y", SHAPES[name], torch.float16, 2.0**-11, made.reference.abs)
+    part = select_regions(info, made.regions, np.ones(1, dtype=bool))
+    assert torch.equal(part.of(made.got).flatten(), made.got.flatten())
+    assert torch.equal(part.info.magnitude().flatten(), made.reference.abs().flatten())

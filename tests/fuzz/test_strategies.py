@@ -1,0 +1,433 @@
+"""Cases drawn from a spec: what they hold, what they are drawn near, and what they shrink to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import Phase, find, given, settings
+
+from tlmatrix.fuzz.generation import generate_cases
+from tlmatrix.fuzz.strategies import Configuration, case_domain, cases, configurations
+from tlmatrix.fuzz.worker import Job, one_configuration
+from tlmatrix.matrix import Case, find_case
+from tlmatrix.matrix.fixed import broken_constraints
+from tlmatrix.problem.attention.axes import Setting
+from tlmatrix.problem.distributions import usual_distributions
+from tlmatrix.spec import SpecError, load_spec, parse_spec
+from tlmatrix.spec.lengths import sides_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tlmatrix.spec.model.spec import Spec
+
+SPECS = sorted(Path(__file__).parents[2].joinpath("specs").glob("*.yaml"))
+PACKED = """\
+name: packed
+problem: attention
+entry: mypkg.ops:packed
+axes:
+  dtype: [float16, bfloat16]
+  kv_heads: [2]
+  groups: [1, 3]
+  head_dim: [64]
+  causal: [false, true]
+  window: [none, 1, 64]
+  scale: [none, 0.3]
+  seqlens: [[17, 64], [1]]
+constraints:
+  - {require: window is none or causal, because: a window is causal}
+tile: {q: 64, k: 128}
+fuzz:
+  seqlens: {sequences: 1..8, length: 0..300, around: [192], k: independent}
+  axes: {window: {range: 1..300, around: [128]}}
+"""
+DENSE = """\
+name: dense
+problem: gemm
+entry: mypkg.ops:gemm
+axes: {dtype: [float16], transpose_a: [false, true], m: [64, 1], n: [8, 200], k: [8]}
+constraints:
+  - {require: transpose_a and m % 8 == 0 or not transpose_a and k % 8 == 0, because: of TMA}
+  - {require: n != k, because: to have two rules that meet}
+tile: {m: 64, n: 128}
+fuzz:
+  axes: {m: 0..300, n: {range: 1..300, around: [96]}, k: 0..300}
+"""
+
+
+def drawn(
+    spec: Spec,
+    count: int,
+    tier: str = "quick",
+    among: list[Configuration] | None = None,
+    at_most: dict[str, int] | None = None,
+) -> list[Case]:
+    return generate_cases(cases(spec, tier, among=among, at_most=at_most), count=count, first=2)
+
+
+def shrunk(spec: Spec, wanted: Callable[[Case], bool]) -> Case:
+    """The simplest case that is wanted."""
+    limits = settings(max_examples=2000, deadline=None, database=None)
+    return find(cases(spec), wanted, settings=limits)
+
+
+def of(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return sides_of(case["seqlens"])
+
+
+def changed(spec: Spec, case: Case) -> dict[str, object]:
+    """What of a case is not the first value of its axis."""
+    return {name: case[name] for name in spec.axes if case[name] != spec.axes[name][0]}
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_case_of_the_products_specs_obeys_its_rules_and_makes_a_problem(path: Path) -> None:
+    spec = load_spec(path)
+    found: list[Case] = []
+
+    @settings(max_examples=60, deadline=None, database=None, phases=[Phase.generate])
+    @given(cases(spec))  # no health check is suppressed, so any would fail this
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    for case in found:
+        assert case.origin == "fuzz"
+        assert set(case.values) >= set(spec.axes)
+        assert not broken_constraints(spec, case)
+        if spec.problem == "attention":
+            Setting.of(case.values)
+
+
+@pytest.mark.parametrize("text", [PACKED, DENSE], ids=["packed", "dense"])
+def test_rules_over_ranges_hold_by_construction(text: str) -> None:
+    spec = parse_spec(text)
+    found = drawn(spec, 300)
+    assert not [case for case in found if broken_constraints(spec, case)]
+    numbers = {case[name] for name in spec.fuzz.axes for case in found}
+    listed = {value for name in spec.fuzz.axes for value in spec.axes[name]}
+    assert len(numbers - listed) > 15
+
+
+def test_the_lengths_that_break_kernels_come_up_in_200_draws() -> None:
+    found = [of(case) for case in drawn(parse_spec(PACKED), 200)]
+    queries, keys = (
+        [length for batch in side for length in batch] for side in zip(*found, strict=True)
+    )
+    for sides, wanted in (
+        (queries, [0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193]),
+        (keys, [0, 1, 127, 128, 129, 191, 192, 193, 257]),
+    ):
+        assert not set(wanted) - set(sides)
+        for modulus in (4, 8):
+            assert {length % modulus for length in sides} == set(range(modulus))
+        assert {0, 1, 8, 15} <= {length % 16 for length in sides}
+    pairs = [pair for batch in found for pair in zip(*batch, strict=True)]
+    assert {(k > q) - (k < q) for q, k in pairs} == {-1, 0, 1}
+    batches = [q for q, _ in found]
+    assert any(len(q) > 2 and max(q) > 200 and sorted(q)[-2] <= 3 for q in batches)
+    assert any(len(q) > 2 and sum(q) + sum(k) == 0 for q, k in found)
+    assert any(q[at : at + 3] == (0, 0, 0) and sum(q) for q in batches for at in range(len(q)))
+    assert any(sum(q) == 0 < sum(k) for q, k in found)
+    assert any(sum(k) == 0 < sum(q) for q, k in found)
+    assert {len(q) for q in batches} == set(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("keys", "holds"),
+    [
+        ("same", lambda q, k: q == k),
+        ("longer", lambda q, k: all(b >= a for a, b in zip(q, k, strict=True))),
+        ("shorter", lambda q, k: all(b <= a for a, b in zip(q, k, strict=True))),
+    ],
+)
+def test_key_lengths_are_as_the_spec_says(keys: str, holds: Callable[..., bool]) -> None:
+    spec = parse_spec(PACKED.replace("k: independent", f"k: {keys}"))
+    found = [of(case) for case in drawn(spec, 100)]
+    assert all(holds(q, k) for q, k in found)
+    assert keys == "same" or any(q != k for q, k in found)
+
+
+def test_a_rule_about_lengths_holds_for_generated_batches() -> None:
+    rule = "constraints:\n  - len(seqlens) < 3 and sum(seqlens.q) > 0"
+    found = [of(case) for case in drawn(parse_spec(PACKED.replace("constraints:", rule)), 60)]
+    assert all(len(q) < 3 and sum(q) > 0 for q, _ in found)
+    assert len({q for q, _ in found}) > 10
+
+
+def test_a_plain_packed_axis_stays_plain_and_another_one_has_its_own_range() -> None:
+    spec = parse_spec(TWO_PACKINGS)
+    found = [case.values for case in drawn(spec, 60)]
+    assert all(isinstance(each["seqlens"], list) for each in found)
+    assert {length <= 20 for each in found for length in each["counts"]} == {True}
+    assert {len(each["counts"]) for each in found} == {2, 3, 4}
+    assert max(length for each in found for length in each["seqlens"]) > 100
+    assert len({str(each["counts"]) for each in found}) > 20
+
+
+def test_lengths_keep_to_their_ranges_and_decoding_to_its_queries() -> None:
+    old = "sequences: 1..8, length: 0..300, around: [192], k: independent"
+    few = parse_spec(PACKED.replace(old, "sequences: 2..3, q: 1, k: 5..9"))
+    for case in drawn(few, 60):
+        q, k = of(case)
+        assert 2 <= len(q) <= 3
+        assert set(q) == {1}
+        assert all(5 <= length <= 9 for length in k)
+        assert case["seqlens"]["q"] == 1
+    some = parse_spec(PACKED.replace(old, "sequences: 4, q: 1..3, k: 0..40"))
+    found = [of(case) for case in drawn(some, 60)]
+    assert {length for q, _ in found for length in q} == {1, 2, 3}
+    assert max(length for _, k in found for length in k) > 30
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seqlens", "axes"),
+    [
+        (lambda case: max(of(case)[0]) > 64, {"q": [65], "k": "same"}, {}),
+        (lambda case: of(case)[1][-1] > 128 + of(case)[0][-1], {"q": [0], "k": [129]}, {}),
+        (
+            lambda case: case["groups"] == 3 and case["causal"] and max(of(case)[0]) > 7,
+            {"q": [8], "k": "same"},
+            {"groups": 3, "causal": True},
+        ),
+        (
+            lambda case: case["window"] not in (None, 1, 64) and len(of(case)[0]) > 1,
+            {"q": [0, 0], "k": "same"},
+            {"causal": True, "window": 2},
+        ),
+        (
+            lambda case: any(a % 64 and b for a, b in pairwise(of(case)[0])),
+            {"q": [1, 1], "k": "same"},
+            {},
+        ),
+    ],
+    ids=["long", "long keys", "axes", "a window of the range", "a neighbour"],
+)
+def test_cases_shrink_to_fewest_sequences_shortest_lengths_and_plainest_axes(
+    wanted: Callable[[Case], bool], seqlens: object, axes: dict[str, object]
+) -> None:
+    spec = parse_spec(PACKED)
+    case = shrunk(spec, wanted)
+    assert case["seqlens"] == seqlens
+    found = changed(spec, case)
+    del found["seqlens"]
+    assert found == axes
+
+
+def test_sizes_shrink_to_their_least_that_the_rules_allow() -> None:
+    spec = parse_spec(DENSE)
+    case = shrunk(spec, lambda case: case["n"] > 128 and case["k"] >= 48)
+    assert (case["m"], case["n"], case["k"], case["transpose_a"]) == (0, 129, 48, False)
+
+
+def test_kernels_are_mostly_those_of_the_tier() -> None:
+    spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
+    own = set(configurations(spec, "quick"))
+    deciding = case_domain(spec, "quick").fixed
+    assert set(deciding) == {"dtype", "groups", "head_dim", "head_dim_v", "causal", "backward"}
+    assert len(own) > 40
+    found = [Configuration({name: case[name] for name in deciding}) for case in drawn(spec, 300)]
+    assert sum(each in own for each in found) > 0.85 * len(found)
+    assert len(set(found) & own) > 0.6 * len(own)
+
+
+def test_configurations_can_be_chosen() -> None:
+    spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
+    one = configurations(spec, "quick")[7]
+    found = drawn(spec, 100, among=[one])
+    assert all(case[name] == one.values[name] for name in one.values for case in found)
+    assert len({str(of(case)) for case in found}) > 50
+    assert len({case["window"] for case in found}) > 20
+
+
+def test_where_kernels_are_compiled_a_job_draws_for_one_configuration() -> None:
+    spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
+    own = configurations(spec, "quick")
+    for number in (0, 1, len(own) + 2):
+        strategy = one_configuration(spec, Job("", "quick", number=number), gpus=1)
+        found = generate_cases(strategy, count=40, first=number)
+        kernels = {Configuration({name: case[name] for name in own[0].values}) for case in found}
+        assert kernels == {own[number % len(own)]}
+
+
+def test_on_gpus_no_case_is_drawn_of_more_ranks_than_there_are() -> None:
+    for name in ("gemm_reduce_scatter", "reduce_scatter_two_level", "sequence_attention_varlen"):
+        spec = load_spec(next(path for path in SPECS if path.stem == name))
+        worlds = {case["world"] for case in drawn(spec, 100)}
+        assert max(worlds) > 4
+        for gpus in (1, 2, 4):
+            few = set()
+            for number in range(3):
+                strategy = one_configuration(spec, Job("", "nightly", number=number), gpus=gpus)
+                found = generate_cases(strategy, count=40, first=number)
+                assert not [broken for case in found for broken in broken_constraints(spec, case)]
+                few |= {case["world"] for case in found}
+            assert few == {world for world in range(1, 7) if world <= gpus}
+
+
+@pytest.mark.parametrize(
+    ("world", "rule", "worlds"),
+    [
+        ("[1, 2, 3, 8]", "world > 0", {1, 2}),
+        ("[3, 8]", "world > 0", {3, 8}),  # skipped, with the reason
+        ("[1, 2, 3, 8]", "world > 2", {3, 8}),
+        ("[2, 4]", "world == 2 or m > 1", {2}),
+    ],
+)
+def test_at_most_leaves_out_larger_numbers_unless_nothing_is_left(world, rule, worlds) -> None:
+    text = DENSE.replace("axes: {dtype", f"axes: {{world: {world}, dtype", 1)
+    text = text.replace("constraints:\n", f"constraints:\n  - {rule}\n")
+    found = drawn(parse_spec(text), 60, at_most={"world": 2})
+    assert {case["world"] for case in found} == worlds
+
+
+def test_at_most_cuts_a_range_and_keeps_numbers_below_it() -> None:
+    ranged = DENSE.replace("m: 0..300,", "m: 10..300,")
+    assert {case["m"] for case in drawn(parse_spec(ranged), 80, at_most={"m": 12})} >= {1, 10, 12}
+    below = drawn(parse_spec(ranged), 20, at_most={"m": 5})
+    assert {case["m"] for case in below} == {1}
+
+
+def test_the_values_of_a_tier_are_those_drawn() -> None:
+    spec = parse_spec(PACKED + "tiers: {quick: {strategy: first, axes: {groups: [3]}}}\n")
+    assert {case["groups"] for case in drawn(spec, 30)} == {3}
+
+
+def test_values_storage_and_longest_lengths_are_drawn_though_no_axis_lists_them() -> None:
+    spec = parse_spec(PACKED.replace("fuzz:", "fuzz:\n  storage: [offset, expanded]"))
+    found = drawn(spec, 200)
+    values = Counter(case["values"] for case in found)
+    assert set(values) == set(usual_distributions())
+    assert values["normal"] > 60
+    storage = Counter(case.values.get("storage", "usual") for case in found)
+    assert set(storage) == {"usual", "offset", "expanded"}
+    assert storage["usual"] > 100
+    for side in (0, 1):
+        axis = ("max_seqlen_q", "max_seqlen_k")[side]
+        told = [(case[axis], max(of(case)[side])) for case in found if axis in case.values]
+        assert 20 < len(told) < 120
+        assert all(longest > real for longest, real in told)
+        assert any(longest == real + 1 for longest, real in told)
+    case = shrunk(spec, lambda case: max(of(case)[0]) > 3)
+    assert set(case.values) - set(spec.axes) == {"values"}
+    assert case["values"] == "normal"
+    case = shrunk(spec, lambda case: case.values.get("max_seqlen_k", 0) > max(of(case)[1]) + 2)
+    assert (case["max_seqlen_k"], of(case)) == (3, ((0,), (0,)))
+
+
+def test_a_longest_length_that_is_listed_is_raised_to_what_is_drawn() -> None:
+    listed = "max_seqlen_q: [none, 100]\n  seqlens: [[17, 64], [1]]"
+    spec = parse_spec(PACKED.replace("seqlens: [[17, 64], [1]]", listed, 1))
+    found = [(case["max_seqlen_q"], max(of(case)[0])) for case in drawn(spec, 100)]
+    assert {told for told, real in found if real <= 100} == {None, 100}
+    assert all(told in (None, real) for told, real in found if real > 100)
+
+
+def test_an_axis_that_the_spec_lists_is_drawn_from_its_list() -> None:
+    spec = parse_spec(PACKED.replace("  scale:", "  values: [ramp]\n  scale:"))
+    assert {case["values"] for case in drawn(spec, 30)} == {"ramp"}
+
+
+TWO_PACKINGS = """
+name: grouped
+problem:
+  inputs:
+    x: {shape: [sum(seqlens), dim], dtype: float32}
+    cu_seqlens: {offsets_of: seqlens}
+    w: {shape: [sum(counts), dim], dtype: float32}
+    offsets: {offsets_of: counts}
+  outputs: [y]
+  reference: m:f
+entry: m:g
+axes:
+  dim: [8]
+  seqlens: [[17, 64, 1], [0, 5]]
+  counts: [[3, 0]]
+fuzz:
+  axes: {counts: {sequences: 2..4, length: 0..20}}
+"""
+
+REFUSED = {
+    "a rule about a length that would have to be raised": (
+        PACKED.replace("  scale:", "  max_seqlen_q: [none, 100]\n  scale:").replace(
+            "constraints:",
+            "constraints:\n  - {require: max_seqlen_q is none or causal, because: of something}",
+        ),
+        (
+            "11:24: max_seqlen_q is 100, and 'fuzz' draws lengths up to 300; as a rule names the "
+            "axis it cannot be made larger: list larger numbers, or draw shorter ones"
+        ),
+    ),
+    "more values than a rule can be held over": (
+        DENSE.replace("m: 0..300", "m: 0..100000"),
+        (
+            "10:13: a rule names the axis 'm', which then can have 4096 values to draw from, not "
+            "100001; narrow its range"
+        ),
+    ),
+    "a rule without a value for a number of the range": (
+        DENSE.replace("n != k", "n % m != 3"),
+        (
+            "7:12: 'n % m != 3' has no value for m=0, n=1: 1 % 0 divides by zero; a rule needs one "
+            "for all values of the axes it names"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_drawn_is_an_error_at_its_place(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        cases(parse_spec(text))
+    assert [str(issue) for issue in caught.value.issues] == [f"<spec>:{message}"]
+
+
+def test_an_unknown_tier_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown tier 'quik'"):
+        cases(parse_spec(PACKED), "quik")
+
+
+SIDELESS = """
+name: moe
+problem:
+  inputs:
+    x: {shape: [sum(expert_counts), 4], dtype: float32}
+    offsets: {offsets_of: expert_counts}
+  outputs: [y]
+  reference: m:f
+entry: m:g
+axes:
+  expert_counts: [[3, 0], [17]]
+"""
+
+
+def test_without_a_fuzz_section_packed_axes_have_batches_of_all_kinds() -> None:
+    found = [case["expert_counts"] for case in drawn(parse_spec(SIDELESS), 100)]
+    assert {len(each) for each in found} == set(range(1, 9))
+    lengths = {length for each in found for length in each}
+    assert {0, 1} <= lengths
+    assert max(lengths) > 250
+
+
+def test_an_axis_called_seqlens_whose_values_are_numbers_is_no_packed_one() -> None:
+    text = SIDELESS.replace(
+        "expert_counts: [[3, 0], [17]]", "expert_counts: [[3]]\n  seqlens: [64]"
+    )
+    assert {case["seqlens"] for case in drawn(parse_spec(text), 20)} == {64}
+
+
+def test_a_rule_without_an_answer_for_generated_lengths_takes_listed_ones() -> None:
+    rule = "constraints:\n  - {require: 60 // max(expert_counts) > 2, because: of memory}\n"
+    for case in drawn(parse_spec(SIDELESS + rule), 60):
+        assert 0 < max(case["expert_counts"]) <= 20
+
+
+def test_an_id_of_generated_lengths_leads_back_to_its_case() -> None:
+    spec = parse_spec(SIDELESS)
+    case = Case("moe", {"expert_counts": [5, 0, 64], "values": "ramp"}, "fuzz")
+    assert find_case(spec, case.id).values == case.values

@@ -1,0 +1,220 @@
+"""Caches and pages hold the keys of packed sequences, and nothing else that may be read."""
+
+from itertools import chain
+
+import pytest
+import torch
+from problem_cases import CPU, make_problem, make_spec
+
+from tlmatrix.problem import family_for
+from tlmatrix.problem.attention.axes import AxisError
+
+LENGTHS = [17, 0, 40, 5]
+PAGED = {"layout": "paged", "page_size": 16}
+CACHE = {"layout": "cache"}
+
+
+def stored(lengths=LENGTHS, **values):
+    base = {"dtype": "float16", "kv_heads": 2, "groups": 2, "head_dim": 8, "head_dim_v": 4}
+    return {**base, "seqlens": {"q": 1, "k": lengths}, "values": "normal", **values}
+
+
+def keys_of(problem, name="k"):
+    """The keys of each sequence, by the definition of the layout."""
+    names, found = problem.names, []
+    for number, length in enumerate(names["seqlens_k"].tolist()):
+        if names["layout"] == "cache":
+            found.append(names[f"{name}_cache"][number, :length])
+            continue
+        size, pool = names["page_size"], names[f"{name}_pages"]
+        table = names["block_table"][number].tolist()
+        rows = [pool[table[key // size], key % size] for key in range(length)]
+        found.append(torch.stack(rows) if rows else pool[0, :0])
+    return found
+
+
+def attention(problem):
+    """Out and lse of a right paged or cached kernel, in float64."""
+    names = problem.names
+    outs, lses = [], []
+    for q, *stored_rows in zip(names["q"], keys_of(problem), keys_of(problem, "v"), strict=True):
+        k, v = (rows.double().repeat_interleave(names["groups"], 1) for rows in stored_rows)
+        scores = torch.einsum("hd,jhd->hj", q.double(), k) * names["scale"]
+        lses.append(scores.logsumexp(1))
+        weights = (scores - lses[-1][:, None]).exp() if len(k) else scores
+        outs.append(torch.einsum("hj,jhd->hd", weights, v))
+    return {"out": torch.stack(outs), "lse": torch.stack(lses)}
+
+
+@pytest.mark.parametrize("layout", [CACHE, PAGED], ids=["cache", "paged"])
+def test_the_reference_is_attention_to_the_keys_that_are_stored(layout):
+    problem = make_problem(stored(**layout))
+    want = attention(problem)
+    for name, tensor in problem.reference().items():
+        torch.testing.assert_close(tensor, want[name], rtol=1e-9, atol=1e-9)
+        assert problem.outputs[name].shape == tensor.shape
+    assert problem.reference()["out"].shape == (4, 4, 4)
+    assert problem.reference()["lse"].shape == (4, 4)
+    assert not problem.gradient_of
+
+
+def test_an_entry_sees_tensors_of_the_layout_and_no_others():
+    cache, paged = make_problem(stored(**CACHE)), make_problem(stored(**PAGED))
+    assert set(cache.inputs) == {"q", "k_cache", "v_cache", "seqlens_k"}
+    assert set(paged.inputs) == {"q", "k_pages", "v_pages", "block_table", "seqlens_k"}
+    for tensors in (cache.inputs, paged.inputs):
+        assert tensors["q"].shape == (4, 4, 8)
+        assert tensors["seqlens_k"].tolist() == LENGTHS
+        assert tensors["seqlens_k"].dtype == torch.int32
+    assert cache.inputs["k_cache"].shape == (4, 40, 2, 8)
+    assert cache.inputs["v_cache"].shape == (4, 40, 2, 4)
+    assert paged.inputs["block_table"].shape == (4, 3)
+    assert paged.names["max_pages"] == 3
+    assert cache.names["max_seqlen_k"] == 40
+
+
+def test_room_may_be_more_than_the_longest_sequence_needs():
+    values = stored(max_seqlen_k=100, **PAGED)
+    assert make_problem(values).inputs["block_table"].shape == (4, 7)
+    assert make_problem({**values, **CACHE}).inputs["k_cache"].shape[1] == 100
+
+
+def test_pages_are_shuffled_owned_once_and_some_by_nobody():
+    moved = 0
+    for seed in range(5):
+        problem = make_problem(stored(**PAGED), seed=seed)
+        table, pages = problem.inputs["block_table"], problem.inputs["k_pages"].shape[0]
+        owned = [table[b, : -(-n // 16)].tolist() for b, n in enumerate(LENGTHS)]
+        flat = list(chain.from_iterable(owned))
+        assert len(set(flat)) == len(flat) == 2 + 3 + 1
+        assert all(0 <= page < pages for page in flat)
+        assert pages > len(flat)
+        moved += flat != sorted(flat)
+        rest = [table[b, len(mine) :].tolist() for b, mine in enumerate(owned)]
+        assert all(entry < 0 or entry >= pages for entry in chain.from_iterable(rest))
+    assert moved
+
+
+@pytest.mark.parametrize("layout", [CACHE, PAGED], ids=["cache", "paged"])
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_what_holds_no_key_is_huge_or_nan(layout, name):
+    def held(seed):
+        problem = make_problem(stored(**layout), seed=seed)
+        (tensor,) = (t for n, t in problem.inputs.items() if n.startswith(f"{name}_"))
+        return tensor, keys_of(problem, name)
+
+    tensor, keys = held(1)
+    assert tensor.isnan().sum() == tensor.numel() - sum(each.numel() for each in keys)
+    tensor, keys = held(0)
+    owned = sum(each.numel() for each in keys)
+    assert tensor.isfinite().all()
+    assert max(each.abs().max() for each in keys if each.numel()) < 8
+    assert tensor.numel() > owned
+    assert tensor.float().pow(2).sum() / (tensor.numel() - owned) > 100
+
+
+def test_moved_pages_hold_the_same_keys_and_break_who_ignores_the_table():
+    problem = make_problem(stored(**PAGED))
+    relations = {each.name: each for each in problem.relations("relations")}
+    relation = relations["pages_moved"]
+    (moved,) = relation.problems
+    assert relation.exact
+    assert not torch.equal(moved.inputs["block_table"], problem.inputs["block_table"])
+    for mine, theirs in zip(keys_of(problem), keys_of(moved), strict=True):
+        assert torch.equal(mine, theirs)
+    first = [each.inputs["k_pages"][0] for each in (problem, moved)]
+    assert not torch.equal(*first)
+
+
+@pytest.mark.parametrize("layout", [CACHE, PAGED], ids=["cache", "paged"])
+def test_every_relation_holds_for_the_reference(layout):
+    axes = {"page_size": [16, 8, None], "layout": ["cache", "paged"]}
+    seen = set()
+    for seed in range(4):
+        values = {"page_size": 16, **stored(**layout)}
+        problem = make_problem(values, seed=seed, axes=axes)
+        for kind in ("isolation", "poison", "relations", "repeat"):
+            for relation in problem.relations(kind):
+                seen.add(relation.name)
+                mine = relation.left(attention(problem))
+                other = relation.right([attention(each) for each in relation.problems])
+                for name in mine:
+                    torch.testing.assert_close(other[name], mine[name], rtol=1e-9, atol=1e-9)
+    assert {"isolation_sequence", "isolation_head", "poison_neighbours", "repeat"} <= seen
+    assert {"batch_permuted", "batch_split", "batch_extended", "keys_permuted"} <= seen
+    assert {"other_cache_layout"} <= seen
+    assert ({"pages_moved", "other_page_size"} <= seen) == (layout is PAGED)
+
+
+def test_another_sequence_changes_its_own_pages_alone():
+    problem = make_problem(stored(**PAGED))
+    (relation,) = (r for r in problem.relations("isolation") if r.name == "isolation_sequence")
+    (other,) = relation.problems
+    assert torch.equal(other.inputs["block_table"], problem.inputs["block_table"])
+    bits = [each.inputs["k_pages"].view(torch.int16) for each in (other, problem)]
+    pages = (bits[0] != bits[1]).flatten(1).any(1)
+    changed = set(pages.nonzero().flatten().tolist())
+    owners = [
+        number
+        for number, length in enumerate(LENGTHS)
+        if changed & set(problem.inputs["block_table"][number, : -(-length // 16)].tolist())
+    ]
+    assert len(owners) == 1
+
+
+def test_inputs_are_put_back_where_they_came_from():
+    problem = make_problem(stored(**PAGED))
+    again = problem.with_inputs({"k_pages": problem.inputs["k_pages"] * 2})
+    for mine, theirs in zip(keys_of(problem), keys_of(again), strict=True):
+        assert torch.equal(mine * 2, theirs)
+    assert torch.equal(*(each.inputs["v_pages"].view(torch.int16) for each in (again, problem)))
+
+
+def test_a_window_counts_what_is_read():
+    whole, some = (make_problem(stored(**CACHE, window=window)) for window in (None, 3))
+    assert whole.cost().bytes - some.cost().bytes == (62 - 9) * 2 * (8 + 4) * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "axis", "words"),
+    [
+        ({**CACHE, "seqlens": {"q": [2, 1], "k": [5, 5]}}, "seqlens", "one query for each"),
+        ({**CACHE, "seqlens": [5, 5]}, "seqlens", "one query for each"),
+        ({"layout": "paged"}, "page_size", "add page_size: [16]"),
+        ({**PAGED, "page_size": 0}, "page_size", "a number of keys >= 1"),
+        ({**CACHE, "max_seqlen_k": 39}, "max_seqlen_k", "less than the longest sequence (40)"),
+    ],
+)
+def test_values_that_cannot_be_stored_are_named(values, axis, words):
+    with pytest.raises(AxisError, match=r".") as caught:
+        make_problem(stored(**values))
+    assert caught.value.axis == axis
+    assert words in str(caught.value)
+
+
+def test_lint_says_what_a_stored_layout_needs():
+    def issues(**axes):
+        base = {"dtype": ["float16"], "kv_heads": [1], "head_dim": [8]}
+        spec = make_spec(axes=base | axes)
+        return [issue.message for issue in family_for(spec).lint(spec)]
+
+    lengths = [{"q": 1, "k": [3]}]
+    assert issues(layout=["cache"], seqlens=lengths, window=[None, 3]) == []
+    assert issues(layout=["paged"], seqlens=lengths, page_size=[16]) == []
+    (message,) = issues(layout=["paged"], seqlens=lengths)
+    assert "add page_size" in message
+    (message,) = issues(layout=["cache"], seqlen_q=[1])
+    assert "needs the axis seqlens" in message
+
+
+def test_names_of_a_stored_layout_can_be_called_by_a_factory():
+    spec = make_spec(
+        factory="some.module:factory",
+        axes={axis: [value] for axis, value in stored(**PAGED).items()},
+        compile={"page_size": "page_size", "width": "max_pages"},
+        call=["q", "k_pages", "v_pages", "block_table", "seqlens_k", "out", "scale"],
+        returns=["out"],
+    )
+    assert list(family_for(spec).lint(spec)) == []
+    problem = family_for(spec).problem(spec, stored(**PAGED), seed=1, device=CPU)
+    assert all(name in problem.names or name == "out" for name in spec.call)

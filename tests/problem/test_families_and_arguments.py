@@ -1,0 +1,148 @@
+"""Finding a family by name, and making arguments wrong on purpose."""
+
+import sys
+
+import pytest
+import torch
+from problem_cases import make_problem, make_spec, packed
+
+from tlmatrix.problem import family_for, with_changed_arguments
+from tlmatrix.spec import load_spec
+from tlmatrix.spec.issues import SpecError
+
+
+@pytest.mark.parametrize("name", ["attention", "gemm"])
+def test_built_in_families_have_the_whole_protocol(name):
+    family = family_for(make_spec(name))
+    assert all(callable(getattr(family, part)) for part in ("lint", "compile_key", "problem"))
+
+
+def test_an_unknown_family_names_the_nearest():
+    with pytest.raises(SpecError, match="unknown problem 'atention'; did you mean 'attention'"):
+        family_for(make_spec("atention"))
+
+
+FAMILY = """\
+class Mine:
+    def lint(self, spec): return []
+    def compile_key(self, spec, values): return ""
+    def problem(self, spec, values, *, seed, device): return None
+
+class Half:
+    def lint(self, spec): return []
+
+class Broken:
+    def __init__(self): raise OSError("no luck")
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def users_spec(tmp_path):
+    (tmp_path / "users_own_family.py").write_text(FAMILY)
+
+    def make(problem):
+        path = tmp_path / "spec.yaml"
+        path.write_text(f"name: mine\nproblem: {problem}\nentry: a:b\naxes: {{x: [1]}}\n")
+        return load_spec(path)
+
+    yield make
+    sys.modules.pop("users_own_family", None)
+
+
+def test_a_users_family_loads_from_beside_its_spec(users_spec):
+    assert type(family_for(users_spec("users_own_family:Mine"))).__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        ("users_own_family:Mien", "has no 'Mien'; did you mean 'Mine'?"),
+        ("users_own_family:Half", "has no method compile_key; a family has lint"),
+        ("users_own_family:Broken", "() raised OSError: no luck"),
+        ("users_own_family:constant", "is not a class"),
+        ("no_such_family:Mine", "no module 'no_such_family'; looked in"),
+    ],
+)
+def test_a_family_that_cannot_be_used_is_an_issue_at_problem(users_spec, problem, words):
+    with pytest.raises(SpecError) as caught:
+        family_for(users_spec(problem))
+    (issue,) = caught.value.issues
+    assert words in issue.message
+    assert (issue.line, issue.column) == (2, 10)
+
+
+def test_two_families_of_one_module_name_are_refused(users_spec, tmp_path):
+    family_for(users_spec("users_own_family:Mine"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "users_own_family.py").write_text(FAMILY)
+    (elsewhere / "spec.yaml").write_text((tmp_path / "spec.yaml").read_text())
+    with pytest.raises(SpecError, match="already loaded from"):
+        family_for(load_spec(elsewhere / "spec.yaml"))
+
+
+PROBLEM = packed([4, 3], values="normal")
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "expected"),
+    [
+        ({"groups": 0}, "groups", 0),
+        ({"scale": None}, "scale", None),
+        ({"q": None}, "q", None),
+        ({"seqlens_q": [1, 2]}, "seqlens_q", [1, 2]),
+    ],
+)
+def test_scalars_take_the_place_of_an_argument(changes, name, expected):
+    changed = with_changed_arguments(make_problem(PROBLEM), changes)
+    assert changed.names[name] == expected
+    assert name not in changed.inputs
+
+
+def test_what_is_no_tensor_any_more_has_no_gradient():
+    problem = make_problem(PROBLEM)
+    changed = with_changed_arguments(problem, {"v": 1.0})
+    assert dict(problem.gradient_of) == dict(changed.gradient_of) | {"dv": "v"}
+    assert "dv" not in changed.gradient_of
+
+
+def test_a_list_becomes_a_tensor_of_the_originals_dtype():
+    changed = with_changed_arguments(make_problem(PROBLEM), {"cu_seqlens_q": [0, 5, 3]})
+    tensor = changed.names["cu_seqlens_q"]
+    assert tensor.tolist() == [0, 5, 3]
+    assert tensor.dtype == torch.int32
+    assert changed.inputs["cu_seqlens_q"] is tensor
+
+
+@pytest.mark.parametrize("change", [{"k": {"dtype": "float32"}}, {"k.dtype": "float32"}])
+def test_a_dtype_can_be_changed_either_way(change):
+    problem = make_problem(PROBLEM)
+    changed = with_changed_arguments(problem, change)
+    assert changed.names["k"].dtype == changed.inputs["k"].dtype == torch.float32
+    assert problem.names["k"].dtype == torch.float16
+    assert torch.equal(changed.names["k"].half(), problem.names["k"])
+
+
+def test_shape_and_device_can_be_changed():
+    changed = with_changed_arguments(
+        make_problem(PROBLEM), {"q": {"shape": [3, 4]}, "v.device": "meta"}
+    )
+    assert changed.names["q"].shape == (3, 4)
+    assert changed.names["q"].dtype == torch.float16
+    assert changed.names["v"].device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cu_seqlen_q": [0]}, "no argument 'cu_seqlen_q'; did you mean 'cu_seqlens_q'"),
+        ({"k.dtyp": "float32"}, "cannot change 'dtyp'; did you mean 'dtype'"),
+        ({"k.dtype": "float23"}, "unknown dtype 'float23'; did you mean 'float32'"),
+        ({"k.shape": [-1]}, "not a list of sizes"),
+    ],
+)
+def test_overrides_that_make_no_sense_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        with_changed_arguments(make_problem(PROBLEM), changes)

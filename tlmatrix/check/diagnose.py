@@ -1,0 +1,145 @@
+"""Turns a deviation into a finding with its location, size, pattern and a likely cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tlmatrix.check.finding import Finding
+from tlmatrix.check.hints import Evidence, hint
+from tlmatrix.check.patterns import recognise
+from tlmatrix.check.poison import poison_mask
+from tlmatrix.problem.model import Dim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tlmatrix.check.numeric import Deviation
+    from tlmatrix.problem.model import Problem, Tensors
+
+__all__ = ["diagnose", "merge_by_cause", "worst_of"]
+
+_ROW_PATTERNS = frozenset({"a row", "rows", "first rows", "last rows"})
+
+
+def diagnose(
+    check: str,
+    name: str,
+    deviation: Deviation,
+    problem: Problem,
+    reference: Tensors,
+    *,
+    against: str = "the reference",
+    exact: bool = False,
+) -> Finding:
+    """The finding about a tensor beyond its error bound, or with `exact` not equal in every bit.
+
+    `against` names the other side of the comparison. If elements still hold poison, the finding is
+    about these alone.
+    """
+    wrong = deviation.wrong
+    dims = _dims(name, problem, wrong.shape)
+    poison = poison_mask(deviation.got)
+    unwritten = poison is not None and bool((poison & wrong).any())
+    if poison is not None and unwritten:
+        wrong = poison & wrong
+    pattern = recognise(wrong, dims)
+    alone = check in ("numeric", "gradients", "poison") and against == "the reference"
+    evidence = Evidence(name, dims, deviation, pattern, problem, reference, alone)
+    count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
+    label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
+    if unwritten:
+        title = f"{name}: {count} of {wrong.numel()} elements were never written ({label})"
+    else:
+        amount = _amount(deviation, count, nan=nan, exact=exact)
+        title = f"{name}: {amount} ({label}) against {against}"
+    worst = deviation.worst
+    if not bool(wrong.flatten()[worst]):
+        worst = int(wrong.flatten().int().argmax())
+    index = _index(worst, wrong.shape)
+    return Finding(
+        check=check,
+        title=title,
+        tensor=name,
+        index={
+            key: at
+            for dim, i in zip(dims, index, strict=True)
+            for key, at in dim.describe(i).items()
+        },
+        expected=float(deviation.expected.flatten()[worst]),
+        got=float(deviation.got.flatten()[worst]),
+        ratio=deviation.ratio if deviation.ratio < float("inf") else None,
+        wrong=count,
+        total=wrong.numel(),
+        pattern=label,
+        where=pattern.where,
+        hint=hint(evidence),
+        detail="every element is within its error bound; the root mean square of a region is not"
+        if deviation.distance == "rms"
+        else None,
+    )
+
+
+def _index(flat: int, shape: Sequence[int]) -> list[int]:
+    """The index of an element in row-major order along each dimension."""
+    index = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        index.append(at)
+    return index[::-1]
+
+
+def _amount(deviation: Deviation, count: int, *, nan: bool, exact: bool) -> str:
+    total = deviation.wrong.numel()
+    if nan:
+        return f"{count} of {total} elements are NaN"
+    if exact:
+        return f"{count} of {total} elements differ and must be bit for bit equal"
+    if deviation.ratio == float("inf"):
+        return f"{count} of {total} elements are beyond the error bound"
+    distance = "root mean square error" if deviation.distance == "rms" else "largest error"
+    return f"{distance} {deviation.ratio:.3g} times the error bound, {count} of {total} elements"
+
+
+def _dims(name: str, problem: Problem, shape: Sequence[int]) -> tuple[Dim, ...]:
+    """The dims of the tensor, or numbered ones if a relation compares other shapes."""
+    info = problem.outputs.get(name)
+    if info is not None and info.shape == tuple(shape):
+        return info.dims
+    return tuple(Dim(f"axis{number}", size) for number, size in enumerate(shape))
+
+
+def merge_by_cause(findings: Iterable[Finding]) -> list[Finding]:
+    """Merge findings with the same check, pattern, location and hint in several tensors.
+
+    The worst one remains, and its detail lists the others. A missing hint matches any.
+    """
+    groups: list[list[Finding]] = []
+    for finding in findings:
+        for group in groups:
+            if all(_same_cause(finding, other) for other in group):
+                group.append(finding)
+                break
+        else:
+            groups.append([finding])
+    return [worst_of(group, "same cause") for group in groups]
+
+
+def _same_cause(one: Finding, other: Finding) -> bool:
+    same = (one.check, one.pattern, one.where) == (other.check, other.pattern, other.where)
+    return same and (one.hint == other.hint or None in (one.hint, other.hint))
+
+
+def worst_of(findings: Sequence[Finding], label: str) -> Finding:
+    """The worst finding; its detail lists the others after `label`."""
+    worst = max(findings, key=_severity)
+    others = [finding for finding in findings if finding is not worst]
+    if not others:
+        return worst
+    note = f"{label}: " + "; ".join(finding.title for finding in others)
+    return replace(worst, detail=f"{worst.detail}\n{note}" if worst.detail else note)
+
+
+def _severity(finding: Finding) -> tuple[bool, float]:
+    """A sort key: findings with a hint, then by error."""
+    return finding.hint is not None, finding.ratio if finding.ratio is not None else float("inf")

@@ -1,0 +1,140 @@
+"""Judges a case by running it: on backends that execute kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.run.harness import case_seed, invalid_input_of
+from tlmatrix.run.invalid_inputs import check_invalid_input
+from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
+from tlmatrix.run.result import Status
+from tlmatrix.run.returned import narrowed
+from tlmatrix.spec.issues import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.check.rerun_checks import Reruns
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Problem, Tensors
+    from tlmatrix.run.harness import BoundSpec, Harness
+    from tlmatrix.run.measurements import Measurements
+    from tlmatrix.spec.model.spec import Spec
+
+__all__ = ["JudgeOptions", "execute_case"]
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """How a case is judged.
+
+    Attributes:
+        seed: seed of the run; 0 gives every case its own inputs.
+        reruns: which checks that run the code again are made: `all`, one that the case's seed
+            picks (`rotate`), or those of these names.
+        checks: the only checks to make; None makes those of the spec.
+        strict: a kernel that the interpreter does not model is an error, not skipped.
+        keep_going: also make checks that would fail for the reason of an earlier finding.
+    """
+
+    seed: int = 0
+    reruns: Reruns = "all"
+    checks: Collection[str] | None = None
+    strict: bool = False
+    keep_going: bool = False
+
+
+def execute_case(
+    harness: Harness, spec: Spec, case: Case, options: JudgeOptions, measurements: Measurements
+) -> Outcome:
+    """Run a case and make its checks; known bugs of the spec are applied.
+
+    Raises:
+        SpecError: the spec does not match its code.
+    """
+    from tlmatrix.matrix import known_bug
+
+    bug = known_bug(spec, case, harness.environment)
+    if bug is not None and bug.mode == "quarantine":
+        return Outcome(Status.QUARANTINED, message=bug_words(bug))
+    try:
+        findings = _findings(harness, spec, case, options, measurements)
+        outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
+    except SpecError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the code under test may raise anything
+        outcome = error_outcome(error, harness.backend, measurements, strict=options.strict)
+    all_checks = options.reruns == "all" and case.origin != "fuzz"
+    return outcome if bug is None else with_bug(outcome, bug, all_checks=all_checks)
+
+
+def _findings(
+    harness: Harness, spec: Spec, case: Case, options: JudgeOptions, measurements: Measurements
+) -> list[Finding]:
+    bound = harness.bind(spec)
+    with measurements.phase("problem"):
+        problem = harness.problem(bound, spec, case, options.seed)
+    measurements.measure_inputs(problem)
+    run_entry = harness.entry(bound.binding, measurements)
+    if case.origin == "invalid":
+        return check_invalid_input(invalid_input_of(spec, case), problem, run_entry)
+    problem = narrowed(problem, harness.returned(bound, spec, case, options.seed))
+    problem = _with_agreements(harness, bound, spec, case, problem, options, measurements)
+    return _judge(harness, spec, case, problem, run_entry, options, measurements)
+
+
+def _with_agreements(
+    harness: Harness,
+    bound: BoundSpec,
+    spec: Spec,
+    case: Case,
+    problem: Problem,
+    options: JudgeOptions,
+    measurements: Measurements,
+) -> Problem:
+    if not spec.agree:
+        return problem
+    from tlmatrix.run.agreement import OtherSides, with_agreements
+
+    others = OtherSides(
+        harness, case_seed(case, options.seed), lambda: measurements.phase("agreement")
+    )
+    return with_agreements(spec, case, problem, bound.family, others)
+
+
+def _judge(
+    harness: Harness,
+    spec: Spec,
+    case: Case,
+    problem: Problem,
+    run_entry: Callable[[Problem], Tensors],
+    options: JudgeOptions,
+    measurements: Measurements,
+) -> list[Finding]:
+    from tlmatrix.check import judge
+
+    backend = harness.backend
+    checks = set(spec.checks if options.checks is None else options.checks)
+    return judge(
+        spec,
+        case,
+        problem,
+        run_entry,
+        checks=checks - backend.unsupported_checks,
+        arch=backend.arch,
+        deterministic=_is_bitwise(spec, {**problem.names, **harness.environment}),
+        reruns=options.reruns,
+        on_check=measurements.relations.append,
+        on_error_ratio=measurements.set_error_ratio,
+        keep_going=options.keep_going,
+    )
+
+
+def _is_bitwise(spec: Spec, names: Mapping[str, Any]) -> bool:
+    """Whether runs must agree bitwise: as the first matching rule says, else True."""
+    for rule in spec.determinism:
+        if rule.when.evaluate(names):
+            return bool(rule.mode == "bitwise")
+    return True

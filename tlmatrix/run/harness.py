@@ -1,0 +1,195 @@
+"""Prepares cases: binds specs to their code, builds problems, calls the code under test.
+
+A `Harness` keeps what the cases of a process share: bindings, compiled kernels, rank processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tlmatrix.backend import bind, execute, refuse_unknown_axes
+from tlmatrix.matrix.case import seed_from
+from tlmatrix.run.coverage import counting
+from tlmatrix.run.invalid_inputs import invalid_problem
+from tlmatrix.spec.importing import make_importable
+from tlmatrix.spec.model.sharding import has_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from tlmatrix.backend import Backend, Binding
+    from tlmatrix.backend.assembly import Assembler
+    from tlmatrix.backend.ranks.executors import RankExecutor
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Family, Problem, Tensors
+    from tlmatrix.run.measurements import Measurements
+    from tlmatrix.spec.model.invalid_inputs import InvalidInput
+    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
+
+__all__ = ["BoundSpec", "Harness", "case_seed", "invalid_input_of"]
+
+
+def case_seed(case: Case, seed: int = 0) -> int:
+    """The seed of a case's inputs; `seed` 0 gives the case's own, any other value other inputs."""
+    seed = seed or case.run_seed
+    if not seed:
+        return case.seed
+    return seed_from(f"{seed}:{case.key}")
+
+
+@dataclass
+class BoundSpec:
+    """A spec with its code and its problem family; `returned` are the outputs of the code."""
+
+    binding: Binding
+    family: Family
+    returned: tuple[str, ...] | None = None
+
+
+@dataclass
+class Harness:
+    """Binds specs, builds problems and runs entries on one backend; caches what cases share.
+
+    Attributes:
+        backend: where kernels run.
+        roots: folders, besides the spec's own, from which entries are imported.
+        rank_seconds: time limit of a call on several ranks, after which they count as hung.
+    """
+
+    backend: Backend
+    roots: tuple[Path, ...] = ()
+    rank_seconds: float = 120.0
+    _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
+    _executors: dict[str, RankExecutor] = field(default_factory=dict)
+    _assembler: Assembler | None = None
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The names `arch` and `backend` in expressions of a spec."""
+        return {"arch": self.backend.arch, "backend": self.backend.name}
+
+    def bind(
+        self, spec: Spec, backend: Backend | None = None, agreement: int | None = None
+    ) -> BoundSpec:
+        """Bind a spec to its code, once for each backend.
+
+        `agreement` is the index of the agreement whose other side `spec` is. Unknown axes are
+        allowed there: the case's own side may read them.
+        """
+        backend = backend or self.backend
+        key = (spec.path, repr(backend.targeting(spec.architectures)), agreement)
+        if key not in self._bound:
+            from tlmatrix.problem import family_for
+
+            make_importable(spec.path, self.roots)
+            binding = bind(spec, backend, roots=self.roots)
+            family = family_for(spec)
+            if agreement is None:
+                refuse_unknown_axes(binding, family)
+            self._bound[key] = BoundSpec(binding, family)
+        return self._bound[key]
+
+    def problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
+        """Build the problem of a case, with the metamorphic relations that its spec adds."""
+        seed = case_seed(case, seed)
+
+        def make(values: Mapping[str, Value]) -> Problem:
+            return bound.family.problem(spec, values, seed=seed, device=self.backend.device)
+
+        if case.origin == "invalid":
+            return invalid_problem(
+                spec, case, invalid_input_of(spec, case), make, bound.binding.parameters
+            )
+        from tlmatrix.problem.relations.user import with_user_relations
+
+        problem = make(case.values)
+        problem = with_user_relations(spec, bound.family, problem, seed, self.environment)
+        if not has_ranks(spec):
+            return problem
+        from tlmatrix.problem.sharding.whole import shared_out
+        from tlmatrix.run.graphs import with_cuda_graph
+        from tlmatrix.run.shapes import with_other_shapes
+
+        problem = shared_out(spec, problem)
+        problem = with_other_shapes(spec, case, problem, bound.family, seed, self.backend.device)
+        return with_cuda_graph(spec, case, problem, self.backend)
+
+    def entry(
+        self, binding: Binding, measurements: Measurements | None = None
+    ) -> Callable[[Problem], Tensors]:
+        """The function that runs the code under test on a problem; each call is another run.
+
+        `measurements` gets the time and coverage of the calls.
+        """
+        runs = itertools.count()
+
+        @contextmanager
+        def measured() -> Iterator[None]:
+            if measurements is None:
+                yield
+                return
+            with measurements.phase("entry"), counting(measurements.recorder):
+                yield
+
+        if has_ranks(binding.spec):
+            from tlmatrix.backend.ranks.entry import EntryOnRanks
+
+            executor = self._executor(binding.backend)
+            return EntryOnRanks(binding, executor, lambda: next(runs), measured)
+
+        def run_entry(problem: Problem) -> Tensors:
+            with measured():
+                return execute(binding, problem, turn=next(runs))
+
+        return run_entry
+
+    def returned(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> tuple[str, ...]:
+        """Names of the outputs that the code returns; one run finds out if the spec names none."""
+        if spec.results:
+            return spec.results
+        if bound.returned is None:
+            # On a problem of its own: an entry may write to its inputs.
+            run_entry = self.entry(bound.binding)
+            bound.returned = tuple(run_entry(self.problem(bound, spec, case, seed)))
+        return bound.returned
+
+    def assembler(self) -> Assembler:
+        """The assembler of kernels that are compiled and not run."""
+        from tlmatrix.backend.assembly import Assembler
+
+        if self._assembler is None:
+            self._assembler = Assembler()
+        return self._assembler
+
+    def end_case(self) -> None:
+        """Free what belongs to the case that ran."""
+        for executor in self._executors.values():
+            executor.end()
+
+    def close(self) -> None:
+        """End the processes that were started."""
+        if self._assembler is not None:
+            self._assembler.close()
+            self._assembler = None
+        for executor in self._executors.values():
+            executor.close()
+        self._executors = {}
+
+    def _executor(self, backend: Backend) -> RankExecutor:
+        from tlmatrix.backend.ranks.executors import executor_for
+
+        if backend.name not in self._executors:
+            self._executors[backend.name] = executor_for(backend, self.roots, self.rank_seconds)
+        return self._executors[backend.name]
+
+
+def invalid_input_of(spec: Spec, case: Case) -> InvalidInput:
+    """The invalid input that a case was made from."""
+    from tlmatrix.matrix import invalid_cases
+
+    return next(item.invalid for item in invalid_cases(spec) if item.case == case)
