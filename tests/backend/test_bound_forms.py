@@ -279,10 +279,10 @@ MISFITS = {
         "entry: bound_forms:Block",
         (
             "no axis for 'out' of its constructor. Axes: dtype, rows, cols; or say what it gets "
-            "under `construct`: {out: …}"
+            "under `constructor_args`: {out: …}"
         ),
     ),
-    "construct of a function": (
+    "constructor_args of a function": (
         "entry: bound_forms:norm\nconstructor_args: {cols: cols}",
         "constructor_args: the entry is no class of nn.Module, so nothing is constructed",
     ),

@@ -84,7 +84,7 @@ def test_a_good_spec_has_no_issue_and_unknown_axes_are_the_entrys(tmp_path):
         ("  causal: [true]", "5:3: attention needs the axis seqlens (packed) or seqlen_q"),
         (
             "  seqlen_q: [1]\nextra_cases: [{seqlen_q: -3}]",
-            "9:20: seqlen_q: -3 is not an integer >= 0",
+            "9:26: seqlen_q: -3 is not an integer >= 0",
         ),
         (
             "  seqlen_q: [1]\ntiers: {full: {strategy: product, axes: {head_dim: [0]}}}",

@@ -211,7 +211,7 @@ class Spec(Model):
         examples=[
             [
                 {"require": "window is none or causal", "because": "a window is causal"},
-                "groups > 1 or not causal",
+                "groups != 1 or not causal",
             ]
         ],
     )
