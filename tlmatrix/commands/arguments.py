@@ -163,7 +163,7 @@ def _add_list(commands: _Commands) -> None:
     listing = commands.add_parser(
         "list",
         help="list the cases of specs",
-        description="Count the cases of specs, and those that each `where` rule removes. "
+        description="Count the cases of specs, and those that each constraint removes. "
         "Imports no entry.",
     )
     _add_paths(listing)
