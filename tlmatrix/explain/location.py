@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tlmatrix.check.gathering import Gathered
+from tlmatrix.distributed.gathering import Gathered
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.words import ranks_words
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tlmatrix.distributed.sharding.shards import Sharding
     from tlmatrix.problem import Problem, Tensors
-    from tlmatrix.problem.sharding.shards import Sharding
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Location", "locate"]
@@ -75,7 +75,7 @@ def locate(
         if rank is not None:
             raise UsageError(f"--rank: {spec.name} has no axis world: one rank runs its entry")
         return Location(name, index, index, outputs[name], problem.inputs)
-    from tlmatrix.problem.sharding.shards import Sharding
+    from tlmatrix.distributed.sharding.shards import Sharding
 
     sharding = Sharding.of(spec, problem)
     world = sharding.world

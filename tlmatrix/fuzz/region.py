@@ -31,8 +31,8 @@ def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | N
     In words, dimension by dimension: "row 64 of sequence 0, head 0, dims 0-63". None where nothing
     is, or the case cannot be run again.
     """
-    from tlmatrix.check.gathering import Gathered
     from tlmatrix.check.numeric import deviations
+    from tlmatrix.check.results import Results
     from tlmatrix.check.tolerance import ReferenceBounds
 
     wrong: torch.Tensor | None = None
@@ -43,7 +43,7 @@ def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | N
             info = problem.outputs.get(tensor)
             if info is None or tensor not in results:
                 return None
-            parts = results.parts if isinstance(results, Gathered) else None
+            parts = results.parts if isinstance(results, Results) else None
             bounds = ReferenceBounds(problem, spec.tolerance, runner.backend.arch, parts=parts)
             found = deviations({tensor: results[tensor]}, bounds).get(tensor)
         except SpecError:

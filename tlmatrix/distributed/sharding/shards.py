@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.problem.model import Dim, Problem
-from tlmatrix.problem.sharding.lengths import local_names
-from tlmatrix.problem.sharding.splits import UnevenError, owners
+from tlmatrix.distributed.sharding.lengths import local_names
+from tlmatrix.distributed.sharding.splits import Split, UnevenError, owners
+from tlmatrix.problem.model import Dim, InapplicableError, Problem
 from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.importing import refuse
-from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
 from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.words import suggestion
@@ -27,70 +26,14 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.model.spec import Shard, Spec
 
-__all__ = ["NotSharedError", "Sharding", "Split"]
+__all__ = ["NotSharedError", "Sharding"]
 
 _ALIASES = {"seqlen": "position"}
 """What else a dimension may be called in `shards`."""
 
 
-class NotSharedError(SpecError):
+class NotSharedError(InapplicableError):
     """A length that ranks cannot share as the spec says."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Whose elements of one tensor are.
-
-    `rows[r]` are the indices along `axis` that rank r has, in its order. With `own` the dimension
-    counts ranks, and is none of what a rank has.
-    """
-
-    axis: int
-    rows: tuple[torch.Tensor, ...]
-    own: bool = False
-
-    def of(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """What a rank has of a whole tensor: a copy.
-
-        Of bad input that has another length than what is split, every rank has all.
-        """
-        length = sum(len(rows) for rows in self.rows)
-        if self.axis >= tensor.ndim or tensor.shape[self.axis] != length:
-            return tensor.clone()
-        if self.own:
-            return tensor.select(self.axis, rank).clone()
-        return _bits(tensor).index_select(self.axis, self._on(tensor, rank)).view(tensor.dtype)
-
-    def shape(self, whole: tuple[int, ...], rank: int) -> tuple[int, ...]:
-        """The shape of a rank's part of a tensor of shape `whole`."""
-        before, after = whole[: self.axis], whole[self.axis + 1 :]
-        return (*before, *after) if self.own else (*before, len(self.rows[rank]), *after)
-
-    def place(self, index: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """The rank that has an element of the whole, and the element's index in its part."""
-        before, at, after = index[: self.axis], index[self.axis], index[self.axis + 1 :]
-        for rank, rows in enumerate(self.rows):
-            found = torch.nonzero(rows == at).flatten()
-            if len(found):
-                mine = () if self.own else (int(found[0]),)
-                return rank, (*before, *mine, *after)
-        raise IndexError(f"no rank has {at} of dimension {self.axis}")
-
-    def put(self, whole: torch.Tensor, part: torch.Tensor, rank: int) -> None:
-        """Write a rank's part, of the right shape, to its place."""
-        if self.own:
-            part = part.unsqueeze(self.axis)
-        _bits(whole).index_copy_(self.axis, self._on(whole, rank), _bits(part.contiguous()))
-
-    def _on(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        return self.rows[rank].to(tensor.device)
-
-    def owner(self, size: int) -> tuple[int, ...]:
-        """The rank that has each index along the dimension."""
-        found = torch.zeros(size, dtype=torch.int64)
-        for rank, rows in enumerate(self.rows):
-            found[rows] = rank
-        return tuple(found.tolist())
 
 
 @dataclass(frozen=True)
@@ -279,11 +222,6 @@ def _regions(dim: Dim) -> int:
 
 def _indices(rows: list[range]) -> torch.Tensor:
     return torch.cat([torch.arange(each.start, each.stop) for each in rows])
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as integers, where PyTorch cannot index its dtype."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def _is_tensor(value: object) -> bool:

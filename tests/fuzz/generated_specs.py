@@ -1,4 +1,4 @@
-"""Specs by the number: some right, and some made wrong, in the tree or in the text."""
+"""Generated specs: some valid, some with errors in the tree or in the text."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import parse_spec
 
-HERE = Path(__file__).parents[1] / "backend"
+HERE = Path(__file__).parent
 GEMM = """
 name: all_gather_gemm
 problem: gemm

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tlmatrix.distributed.sharding.shards import Sharding
 from tlmatrix.problem.lazy_mapping import LazyMapping
-from tlmatrix.problem.sharding.shards import Sharding
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.sharding import has_ranks
 

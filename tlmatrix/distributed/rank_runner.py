@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.binding import execute
 from tlmatrix.backend.errors import BindingError, EntryError
-from tlmatrix.backend.ranks.job import Answer
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.check.guards import Guards, guarded
+from tlmatrix.distributed.job import Answer
 from tlmatrix.spec.importing import load
 from tlmatrix.words import suggestion
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.backend.binding import Binding
-    from tlmatrix.backend.ranks.job import Call, Job
     from tlmatrix.check.finding import Finding
+    from tlmatrix.distributed.job import Call, Job
     from tlmatrix.problem.model import Problem
 
 __all__ = ["RankRunner"]

@@ -8,7 +8,7 @@ import tlmatrix
 from tlmatrix.backend.assembly import find_toolkit
 from tlmatrix.backend.backends import CompileBackend
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "backend"
 nvcc = pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
 
 SPEC = """\

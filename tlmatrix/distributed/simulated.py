@@ -14,10 +14,10 @@ from zlib import crc32
 
 from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.backend.errors import EntryError
-from tlmatrix.backend.ranks.failure import Failure, raise_failures
-from tlmatrix.backend.ranks.rank_runner import RankRunner
 from tlmatrix.check.finding import Finding, FindingsError
-from tlmatrix.check.gathering import CHECK
+from tlmatrix.distributed.failure import Failure, raise_failures
+from tlmatrix.distributed.gathering import CHECK
+from tlmatrix.distributed.rank_runner import RankRunner
 from tlmatrix.tracebacks import user_traceback
 from tlmatrix.words import ranks_words
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tlmatrix.backend.binding import Binding
-    from tlmatrix.backend.ranks.job import Answer, Job
     from tlmatrix.check.sanitizers import SanitizerSession
+    from tlmatrix.distributed.job import Answer, Job
 
 __all__ = ["SimulatedExecutor"]
 

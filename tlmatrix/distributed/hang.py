@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.finding import Finding, FindingsError
-from tlmatrix.check.gathering import CHECK
+from tlmatrix.distributed.gathering import CHECK
 from tlmatrix.tracebacks import is_ours, short_path
 from tlmatrix.words import ranks_words
 

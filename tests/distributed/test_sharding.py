@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from tlmatrix.distributed.sharding.shards import NotSharedError, Sharding
+from tlmatrix.distributed.sharding.splits import UnevenError, owners, parts
+from tlmatrix.distributed.sharding.whole import shared_out
 from tlmatrix.problem import family_for
-from tlmatrix.problem.sharding.shards import NotSharedError, Sharding
-from tlmatrix.problem.sharding.splits import UnevenError, owners, parts
-from tlmatrix.problem.sharding.whole import shared_out
 from tlmatrix.spec import SpecError, parse_spec
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tlmatrix.distributed.sharding.whole import shared_out
 from tlmatrix.problem.relations.forms import repeated
-from tlmatrix.problem.sharding.whole import shared_out
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.sharding import WORLD

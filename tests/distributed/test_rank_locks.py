@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from tlmatrix.backend.ranks.compile_lock import serialize_compilation
-from tlmatrix.backend.ranks.lock import machine_slot
+from tlmatrix.distributed.compile_lock import serialize_compilation
+from tlmatrix.distributed.lock import machine_slot
 
 
 class Busy:

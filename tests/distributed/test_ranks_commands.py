@@ -18,7 +18,7 @@ from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import SpecError, parse_spec
 
-BESIDE = Path(__file__).parent / "backend" / "ranks.yaml"
+BESIDE = Path(__file__).with_name("ranks.yaml")
 GEMM = """
 name: all_gather_gemm
 problem: gemm

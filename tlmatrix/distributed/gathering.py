@@ -1,7 +1,7 @@
-"""Whole results from what each rank returned, and what is wrong before anything is compared.
+"""Gathers whole results from the results of ranks.
 
-Every element comes from the rank that has it. What every rank has whole must be alike on all;
-`differing_copies` says so, with the allowance of the spec.
+Each element comes from the rank that owns it. Copies of a result that every rank has whole must
+agree.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ import torch
 from tlmatrix.check.bits import same_bits
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.check.results import Results
 from tlmatrix.words import ranks_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.check.tolerance import ReferenceBounds
+    from tlmatrix.distributed.sharding.shards import Sharding
     from tlmatrix.problem.model import Problem, Tensors
-    from tlmatrix.problem.sharding.shards import Sharding
 
-__all__ = ["CHECK", "Gathered", "differing_copies", "gathered", "same_on_ranks"]
+__all__ = ["CHECK", "Gathered", "gathered", "same_on_ranks"]
 
 CHECK = "ranks"
-"""What findings about ranks are called after."""
+"""The check of findings about ranks."""
 
 
-class Gathered(dict[str, torch.Tensor]):
-    """Whole results by name; `copies[r]` are rank r's of those that every rank has whole.
+class Gathered(Results):
+    """Whole results of several ranks, by name.
 
-    `returned[r]` are the tensors that rank r returned, and `given[r]` the inputs that it got.
-    `parts[name]`, [ranks, ...], is what they returned of a result that is the sum of it.
+    Attributes:
+        copies: for each rank, its copies of the results that every rank has whole.
+        returned: for each rank, the tensors that it returned.
+        given: for each rank, the inputs that it got.
+        parts: [world, ...] what the ranks returned of a result that is the sum of it.
     """
 
     def __init__(
@@ -44,11 +48,25 @@ class Gathered(dict[str, torch.Tensor]):
         given: Sequence[Tensors],
         parts: Tensors,
     ) -> None:
-        super().__init__(tensors)
+        super().__init__(tensors, parts=parts)
         self.copies = tuple(copies)
         self.returned = tuple(returned)
         self.given = tuple(given)
-        self.parts = parts
+
+    def inconsistencies(self, bounds: ReferenceBounds, *, exact: bool) -> list[Finding]:
+        """Findings where ranks disagree on a result that each of them has whole."""
+        first, *others = self.copies or ({},)
+        world = len(self.copies)
+        wrong: dict[str, list[int]] = {}
+        found: dict[str, Finding] = {}
+        for rank, copies in enumerate(others, 1):
+            for finding in compare_runs(first, copies, bounds, exact=exact):
+                name = str(finding.tensor)
+                wrong.setdefault(name, []).append(rank)
+                found.setdefault(name, finding)
+        return [
+            _disagreement(found[name], ranks, world, self, bounds) for name, ranks in wrong.items()
+        ]
 
 
 def gathered(
@@ -129,27 +147,6 @@ def same_on_ranks(found: Iterable[tuple[int, Finding]], world: int) -> list[Find
         detail = "\n".join(filter(None, [first.detail, *(() if alike else others)]))
         merged.append(replace(first, title=title, detail=detail or None))
     return merged
-
-
-def differing_copies(results: Tensors, bounds: ReferenceBounds, *, exact: bool) -> list[Finding]:
-    """Findings where ranks disagree on what each of them has whole.
-
-    exact: in every bit; else by more than the allowance of both.
-    """
-    if not isinstance(results, Gathered):
-        return []
-    first, *others = results.copies or ({},)
-    world = len(results.copies)
-    wrong: dict[str, list[int]] = {}
-    found: dict[str, Finding] = {}
-    for rank, copies in enumerate(others, 1):
-        for finding in compare_runs(first, copies, bounds, exact=exact):
-            name = str(finding.tensor)
-            wrong.setdefault(name, []).append(rank)
-            found.setdefault(name, finding)
-    return [
-        _disagreement(found[name], ranks, world, results, bounds) for name, ranks in wrong.items()
-    ]
 
 
 def _disagreement(

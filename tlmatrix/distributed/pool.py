@@ -1,6 +1,6 @@
 """A pool of one process per rank, which serves many cases and restarts after a failure.
 
-The processes run `tlmatrix.backend.ranks.process`, each with one GPU and NCCL, or on a CPU with
+The processes run `tlmatrix.distributed.process`, each with one GPU and NCCL, or on a CPU with
 gloo. Exceptions of several ranks are reported as one error. If a rank hangs, the pool collects
 the stacks of the ranks that did not answer and kills all processes.
 """
@@ -21,14 +21,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.ranks.failure import Failure, raise_failures
-from tlmatrix.backend.ranks.hang import exit_error, hang_error
+from tlmatrix.distributed.failure import Failure, raise_failures
+from tlmatrix.distributed.hang import exit_error, hang_error
 from tlmatrix.launchers import without_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tlmatrix.backend.ranks.job import Answer, Job
+    from tlmatrix.distributed.job import Answer, Job
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["RankPool"]
@@ -174,7 +174,7 @@ class RankPool:
         for rank in range(self.world):
             ours, theirs = socket.socketpair()
             command = [
-                sys.executable, "-m", "tlmatrix.backend.ranks.process",
+                sys.executable, "-m", "tlmatrix.distributed.process",
                 "--rank", str(rank), "--world", str(self.world), "--kind", self.kind,
                 "--socket", str(theirs.fileno()), "--store", str(self._folder / "store"),
                 "--stacks", str(self._stack_file(rank)),

@@ -1,7 +1,7 @@
 """Executors of jobs on several ranks: simulated in this process, or one process per rank.
 
 An executor owns what the cases of this process share, such as pools of rank processes.
-`tlmatrix.backend.ranks.entry` runs the entry of a case on it.
+`tlmatrix.distributed.entry` runs the entry of a case on it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from tlmatrix.backend.backends import CudaBackend, ProcessesBackend
 from tlmatrix.backend.errors import DevicesError
 from tlmatrix.backend.gpus import all_visible_gpus
-from tlmatrix.backend.ranks.job import to_device
-from tlmatrix.backend.ranks.lock import machine_slot
-from tlmatrix.backend.ranks.pool import RankPool
+from tlmatrix.distributed.job import to_device
+from tlmatrix.distributed.lock import machine_slot
+from tlmatrix.distributed.pool import RankPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.backends import Backend
     from tlmatrix.backend.binding import Binding
-    from tlmatrix.backend.ranks.job import Answer, Job
     from tlmatrix.check.sanitizers import SanitizerSession
+    from tlmatrix.distributed.job import Answer, Job
 
 __all__ = ["ProcessExecutor", "RankExecutor", "executor_for"]
 
@@ -156,6 +156,6 @@ def executor_for(backend: Backend, roots: tuple[Path, ...], seconds: float) -> R
         return ProcessExecutor("cuda", roots, seconds)
     if isinstance(backend, ProcessesBackend):
         return ProcessExecutor("gloo", roots, seconds)
-    from tlmatrix.backend.ranks.simulated import SimulatedExecutor
+    from tlmatrix.distributed.simulated import SimulatedExecutor
 
     return SimulatedExecutor()

@@ -1,8 +1,8 @@
 """A small packed-attention problem and correct kernels for it, all in plain PyTorch.
 
-The checks are tested against problems made here, so that they do not lean on the families they
-judge. `flash` is what a correct low-precision kernel computes: tiles, an online softmax, P
-rounded before it is normalised, exp2 that is off by 2 ulp, dS rounded, sums in float32.
+Tests of checks use these problems instead of those of the families, which the checks judge.
+`flash` computes what a correct low-precision kernel does: tiles, an online softmax, P rounded
+before it is normalised, exp2 with an error of 2 ulp, dS rounded, sums in float32.
 """
 
 from __future__ import annotations

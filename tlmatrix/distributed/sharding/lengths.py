@@ -10,8 +10,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tlmatrix.distributed.sharding.splits import Split
     from tlmatrix.problem.model import Problem
-    from tlmatrix.problem.sharding.shards import Split
 
 __all__ = ["local_names"]
 

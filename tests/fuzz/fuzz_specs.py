@@ -1,4 +1,4 @@
-"""Small specs to search, and strategies of their own for them."""
+"""Small specs to search, and strategies for them."""
 
 import textwrap
 

@@ -1,10 +1,10 @@
-"""The process of one rank: `python -m tlmatrix.backend.ranks.process`, started by `RankPool`.
+"""The process of one rank: `python -m tlmatrix.distributed.process`, started by `RankPool`.
 
 It answers requests on a socket and exits when the socket closes. Requests and answers are pickled
 tuples whose first entry is their kind:
 
     ("begin", spec, roots, paths)          -> ("ready",)          begin a case with a new context
-    ("job", job)                           -> ("done", answer)    see `tlmatrix.backend.ranks.job`
+    ("job", job)                           -> ("done", answer)    see `tlmatrix.distributed.job`
     ("end",)                               -> ("ready",)          end the case, free its context
     ("work", function, arguments, paths)   -> ("done", result)    call `module:function` with
                                                                   (backend, rank, world, …)
@@ -32,12 +32,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.ranks.failure import Failure
+from tlmatrix.distributed.failure import Failure
 
 if TYPE_CHECKING:
     from tlmatrix.backend.backends import Backend
-    from tlmatrix.backend.ranks.job import Job
-    from tlmatrix.backend.ranks.rank_runner import RankRunner
+    from tlmatrix.distributed.job import Job
+    from tlmatrix.distributed.rank_runner import RankRunner
 
 __all__ = ["main"]
 
@@ -97,8 +97,8 @@ class _Worker:
         import torch
         import torch.distributed as dist
 
-        from tlmatrix.backend.ranks.compile_lock import serialize_compilation
-        from tlmatrix.backend.ranks.symmetric import SymmetricGuards
+        from tlmatrix.distributed.compile_lock import serialize_compilation
+        from tlmatrix.distributed.symmetric import SymmetricGuards
 
         self.rank, self.world, self.kind = rank, world, kind
         torch.set_num_threads(1)
@@ -139,7 +139,7 @@ class _Worker:
         import torch.distributed as dist
 
         from tlmatrix.backend.binding import bind
-        from tlmatrix.backend.ranks.rank_runner import RankRunner
+        from tlmatrix.distributed.rank_runner import RankRunner
 
         sys.path.extend(path for path in paths if path not in sys.path)
         binding = bind(spec, self._backend(), roots=roots)
@@ -202,13 +202,13 @@ def _warm_up() -> None:
 
 
 def _to_device(job: Job, device: Any) -> Job:  # noqa: ANN401 - a torch.device
-    from tlmatrix.backend.ranks.job import to_device
+    from tlmatrix.distributed.job import to_device
 
     return to_device(job, device)
 
 
 def _to_host(answer: Any) -> Any:  # noqa: ANN401 - an Answer
-    from tlmatrix.backend.ranks.job import to_host
+    from tlmatrix.distributed.job import to_host
 
     return to_host(answer)
 

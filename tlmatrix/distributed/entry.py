@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.ranks.job import Call, Job
-from tlmatrix.check.gathering import Gathered, gathered, same_on_ranks
 from tlmatrix.check.running import SeveralRanks
-from tlmatrix.problem.sharding.shards import Sharding
+from tlmatrix.distributed.gathering import Gathered, gathered, same_on_ranks
+from tlmatrix.distributed.job import Call, Job
+from tlmatrix.distributed.sharding.shards import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.backend.binding import Binding
-    from tlmatrix.backend.ranks.executors import RankExecutor
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.sanitizers import SanitizerSession
+    from tlmatrix.distributed.executors import RankExecutor
     from tlmatrix.problem.model import Problem, Tensors
 
 __all__ = ["EntryOnRanks", "trace_on_ranks"]
@@ -100,7 +100,7 @@ def trace_on_ranks(binding: Binding, problem: Problem) -> None:
         BindingError: arguments or results do not match the spec.
         FindingsError: the ranks deadlock.
     """
-    from tlmatrix.backend.ranks.simulated import SimulatedExecutor
+    from tlmatrix.distributed.simulated import SimulatedExecutor
 
     SimulatedExecutor().run(binding, _jobs([problem], [Sharding.of(binding.spec, problem)]))
 

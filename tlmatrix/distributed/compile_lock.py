@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.ranks.lock import file_lock
+from tlmatrix.distributed.lock import file_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
