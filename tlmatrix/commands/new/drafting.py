@@ -1,4 +1,4 @@
-"""From what was recognized to a draft of the spec."""
+"""Drafts the spec of an interface."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.commands.new import axes as axis_values
 from tlmatrix.commands.new.drafts import Draft, Line
-from tlmatrix.commands.new.observed import Number, Tensor
-from tlmatrix.commands.new.recognized import recognize, substituted
+from tlmatrix.commands.new.interface import Number, Tensor
+from tlmatrix.commands.new.recognition import recognize, substitute
 from tlmatrix.commands.new.references import alike, matched, reference_of
 from tlmatrix.commands.new.spec_text import quoted
 from tlmatrix.commands.new.targets import find_reference
@@ -18,55 +18,55 @@ from tlmatrix.commands.new.targets import find_reference
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tlmatrix.commands.new.observed import Argument, Observed
-    from tlmatrix.commands.new.recognized import Packing, Recognized
+    from tlmatrix.commands.new.interface import Argument, Interface
+    from tlmatrix.commands.new.recognition import Packing, Recognition
     from tlmatrix.commands.new.references import Reference
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["constant", "draft_of", "spec_name", "summary_of"]
+__all__ = ["constant", "draft_interface", "spec_name", "summary_of"]
 
 _VALUES = ("normal", "large", "zero_rows", "rising")
 _WITHOUT_TIES = ("normal", "large")
 
 
-def draft_of(target: Target, observed: Observed) -> Draft:
-    """A draft of the spec of what was observed."""
+def draft_interface(target: Target, interface: Interface) -> Draft:
+    """A draft of the spec of an interface."""
     found = find_reference(target)
     if found is not None:
-        observed = _with_names_of(observed, found[1])
-    return _Writer(target, observed, recognize(observed), found).draft()
+        interface = _with_names_of(interface, found[1])
+    return _Writer(target, interface, recognize(interface), found).draft()
 
 
 def spec_name(target: str) -> str:
-    """What the spec is called."""
+    """The name of a spec."""
     return re.sub(r"\W+", "_", target.partition(":")[2].removesuffix(".apply"))
 
 
 def summary_of(target: Target) -> str:
-    """The first line of the docstring, or of that of its class, in quotes."""
+    """The first line of the docstring of the function, class or module, in quotes."""
     found = [target.written, target.owner, target.module]
-    # Not what `inspect.getdoc` finds: a method would have its base class's.
+    # Not `inspect.getdoc`, which returns the docstring of a base class.
     documents = [inspect.cleandoc(each.__doc__ or "") for each in found]
     document = next((each for each in documents if each), "")
     lines = document.strip().splitlines()
-    line = lines[0] if lines else "What it does, in a sentence."
+    line = lines[0] if lines else "One sentence about the operator."
     return '"' + line.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def constant(value: Any) -> str:  # noqa: ANN401 - a default of the user's
+def constant(value: Any) -> str:  # noqa: ANN401 - any default
     """A constant as an expression in YAML."""
     if value is None:
         return "none"
     return f"\"'{value}'\"" if isinstance(value, str) else str(value).lower()
 
 
-def _with_names_of(observed: Observed, reference: Callable[..., Any]) -> Observed:
-    """A traced kernel's parameters by the reference's names, where they differ in case only."""
-    if not observed.factory:
-        return observed
+def _with_names_of(interface: Interface, reference: Callable[..., Any]) -> Interface:
+    """Rename a traced kernel's parameters to those of the reference that differ in case only."""
+    if not interface.factory:
+        return interface
     names = list(inspect.signature(reference).parameters)
-    taken = {each.name for each in observed.arguments} | {*observed.symbols}
-    mine = [each.name for each in (*observed.parameters, *observed.results)]
+    taken = {each.name for each in interface.arguments} | {*interface.symbols}
+    mine = [each.name for each in (*interface.parameters, *interface.results)]
     renames = {
         old: new
         for new, old in matched(names, mine).items()
@@ -74,11 +74,11 @@ def _with_names_of(observed: Observed, reference: Callable[..., Any]) -> Observe
     }
     renames = {name: renames.get(name, name) for name in mine}
     return replace(
-        observed,
-        parameters=tuple(replace(each, name=renames[each.name]) for each in observed.parameters),
-        results=tuple(replace(each, name=renames[each.name]) for each in observed.results),
-        mutated=frozenset(renames[name] for name in observed.mutated),
-        accesses=observed.accesses.renamed(renames),
+        interface,
+        parameters=tuple(replace(each, name=renames[each.name]) for each in interface.parameters),
+        results=tuple(replace(each, name=renames[each.name]) for each in interface.results),
+        mutated=frozenset(renames[name] for name in interface.mutated),
+        accesses=interface.accesses.renamed(renames),
     )
 
 
@@ -86,53 +86,53 @@ class _Writer:
     def __init__(
         self,
         target: Target,
-        observed: Observed,
-        recognized: Recognized,
+        interface: Interface,
+        recognition: Recognition,
         found: tuple[str, Callable[..., Any]] | None,
     ) -> None:
         self.target = target
-        self.observed = observed
-        self.recognized = recognized
+        self.interface = interface
+        self.recognition = recognition
         self.found = found
         self.takes = set(inspect.signature(found[1]).parameters) if found else set()
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}
-        every = (*observed.arguments, *observed.construct)
+        every = (*interface.arguments, *interface.construct)
         self.arguments = {each.name: each for each in every}
-        self.inouts = {name for name in observed.mutated if name in self.takes}
+        self.inouts = {name for name in interface.mutated if name in self.takes}
         self.inputs = [
             each
-            for each in observed.tensors
-            if each.name not in observed.mutated or each.name in self.inouts
+            for each in interface.tensors
+            if each.name not in interface.mutated or each.name in self.inouts
         ]
         self.axes = dict(self._axes())
-        self.outputs = {each.name: self._free_name(each) for each in observed.outputs}
+        self.outputs = {each.name: self._free_name(each) for each in interface.outputs}
 
     def draft(self) -> Draft:
-        """All parts."""
+        """The draft."""
         reference = self._reference()
-        observed = self.observed
-        for line in self._recognized_in_words():
+        interface = self.interface
+        for line in self._recognition_notes():
             self.notes.append(line)
         if reference is not None and reference.difference:
             self.notes.append(reference.difference)
         if reference is None:
             self.notes.append(
-                f"no reference beside {observed.target}: write one, or name one, before it can run"
+                f"no reference found for {interface.target}: the spec needs one to run"
             )
         return Draft(
-            name=spec_name(observed.target),
+            name=spec_name(interface.target),
             summary=summary_of(self.target),
-            target=observed.target,
-            factory=observed.factory,
+            target=interface.target,
+            factory=interface.factory,
             inputs=tuple(self._input(each) for each in self.inputs),
-            outputs=tuple(self._output(each) for each in observed.outputs),
+            outputs=tuple(self._output(each) for each in interface.outputs),
             reference=reference,
             stub=() if reference is not None else tuple(self._stub()),
-            factory_args=tuple(self._compile()) if observed.factory else (),
+            factory_args=tuple(self._compile()) if interface.factory else (),
             constructor_args=tuple(
                 Line(each.name, self._value(each))
-                for each in observed.construct
+                for each in interface.construct
                 if each.name in self.axes or not each.default
             ),
             call=self._call(),
@@ -148,59 +148,59 @@ class _Writer:
     # Tensors -------------------------------------------------------------------------------
 
     def _input(self, tensor: Tensor) -> Line:
-        role = self.recognized.roles.get(tensor.name)
+        role = self.recognition.roles.get(tensor.name)
         dtype = f"${tensor.dtype_of}" if tensor.dtype_of else tensor.dtype
         shape = f"shape: [{self._shape(tensor)}], dtype: {dtype}"
         if role is None:
-            grad = ", grad: true" if tensor.grad and not self.observed.factory else ""
-            remark = "which whole numbers? between: [least, largest]" if tensor.integer else ""
+            grad = ", grad: true" if tensor.grad and not self.interface.factory else ""
+            remark = "set its range with between: [least, largest]" if tensor.integer else ""
             return Line(tensor.name, f"{{{shape}{grad}}}", remark)
         if isinstance(role.of, tuple):
             least, largest = role.of
             return Line(tensor.name, f"{{{shape}, between: [{least}, {quoted(largest)}]}}")
         parts = [f"{role.key}: {quoted(role.of)}"]
         if role.page_size is not None:
-            size = substituted(role.page_size, self.recognized.dims)
+            size = substitute(role.page_size, self.recognition.dims)
             parts.append(f"page_size: {quoted(str(size))}")
         if tensor.dtype != "int32":
             parts.append(f"dtype: {tensor.dtype}")
         return Line(tensor.name, f"{{{', '.join(parts)}}}")
 
     def _shape(self, tensor: Tensor) -> str:
-        dims = self.recognized.dims
-        return ", ".join(quoted(str(substituted(size, dims))) for size in tensor.shape)
+        dims = self.recognition.dims
+        return ", ".join(quoted(str(substitute(size, dims))) for size in tensor.shape)
 
     def _output(self, tensor: Tensor) -> Line:
         name = self.outputs[tensor.name]
-        given = tensor.name in self.observed.mutated
+        given = tensor.name in self.interface.mutated
         first = next((each for each in self.inputs if each.dtype_of or not each.integer), None)
         dtype = f"${tensor.dtype_of}" if tensor.dtype_of else tensor.dtype
         own = f"${first.dtype_of}" if first and first.dtype_of else first and first.dtype
         parts = []
-        if (given and tensor.name not in self.inouts) or self.observed.factory or not self.found:
+        if (given and tensor.name not in self.inouts) or self.interface.factory or not self.found:
             parts.append(f"shape: [{self._shape(tensor)}]")
         elif shape := self._packed_shape(tensor):
             parts.append(f"shape: [{', '.join(map(quoted, shape))}]")
-        if dtype != own or (self.observed.factory and parts):
+        if dtype != own or (self.interface.factory and parts):
             parts.append(f"dtype: {dtype}")
-        used = self.observed.accesses
+        used = self.interface.accesses
         both = tensor.name in used.read and tensor.name in used.written and given
-        starts = both and tensor.name not in self.inouts and self.observed.factory
-        return Line(name, f"{{{', '.join(parts)}}}" if parts else "", "starts as NaN" * starts)
+        starts = both and tensor.name not in self.inouts and self.interface.factory
+        return Line(name, f"{{{', '.join(parts)}}}" if parts else "", "filled with NaN" * starts)
 
     def _packed_shape(self, tensor: Tensor) -> list[str]:
-        """The shape of a result of a packed problem; nothing where a size may mean two things."""
+        """The shape of a result of a packed problem; empty if a size is ambiguous."""
         known: dict[int, set[str]] = {}
-        for symbol, size in self.observed.sizes:
-            text = substituted(symbol, self.recognized.dims)
+        for symbol, size in self.interface.sizes:
+            text = substitute(symbol, self.recognition.dims)
             known.setdefault(size, set()).add(str(text))
-        for packing in self.recognized.packings:
+        for packing in self.recognition.packings:
             of, lengths = packing.expression, packing.lengths
             if lengths:
                 known.setdefault(len(lengths), set()).add(f"len({packing.axis})")
                 known.setdefault(max(lengths), set()).add(f"max({of})")
         found = [known.get(size, set()) for size in tensor.sizes]
-        if not self.recognized.packings or any(len(each) != 1 for each in found):
+        if not self.recognition.packings or any(len(each) != 1 for each in found):
             return []
         return [text for each in found for text in each]
 
@@ -221,16 +221,16 @@ class _Writer:
             function,
             tensors=[*floats, *integers],
             axes=list(self.axes),
-            numbers=self._shapes_in_words() | dict(self.recognized.numbers),
+            numbers=self._normalized_shape() | dict(self.recognition.numbers),
         )
 
-    def _shapes_in_words(self) -> dict[str, str]:
-        """What PyTorch's norms call the dimensions that they are taken over."""
+    def _normalized_shape(self) -> dict[str, str]:
+        """The argument `normalized_shape` of PyTorch's norms."""
         last = next((each.shape[-1] for each in self.inputs if len(each.shape) > 1), None)
         return {} if last is None else {"normalized_shape": f"[{last}]"}
 
     def _stub(self) -> Iterator[str]:
-        yield "The same in plain PyTorch, called in float64. It may also take any axis by name:"
+        yield "The same in plain PyTorch, called in float64. It may take any axis by name:"
         yield f"    def reference({', '.join(item.name for item in self.inputs)}):"
         for item in self.inputs:
             yield f"        # {item.name}: [{', '.join(map(str, item.shape))}]"
@@ -239,27 +239,27 @@ class _Writer:
     # The call ------------------------------------------------------------------------------
 
     def _compile(self) -> Iterator[Line]:
-        for item in self.observed.arguments:
+        for item in self.interface.arguments:
             value = item.name if item.name in self.axes else constant(item.value)
-            value = quoted(self.recognized.numbers.get(item.name, value))
+            value = quoted(self.recognition.numbers.get(item.name, value))
             yield Line(item.name, value if value[:2] != '""' else value[1:-1])
 
     def _call(self) -> tuple[str, ...] | tuple[Line, ...] | None:
-        observed = self.observed
-        if observed.factory:
-            return tuple(self._passed(each) for each in observed.parameters)
+        interface = self.interface
+        if interface.factory:
+            return tuple(self._passed(each) for each in interface.parameters)
         values = [
             Line(each.name, self._passed(each))
-            for each in observed.tensors
-            if each.name not in observed.module
+            for each in interface.tensors
+            if each.name not in interface.module
         ] + [
-            Line(each.name, self._value(each)) for each in observed.arguments if self._given(each)
+            Line(each.name, self._value(each)) for each in interface.arguments if self._given(each)
         ]  # fmt: skip
         order = [each.name for each in self.target.parameters]
         values.sort(key=lambda line: order.index(line.key))
         if self.target.positional:
             return tuple(line.value for line in values)
-        if not observed.mutated and all(line.key == line.value for line in values):
+        if not interface.mutated and all(line.key == line.value for line in values):
             return None
         return tuple(values)
 
@@ -267,7 +267,7 @@ class _Writer:
         name = each.name
         if name in self.inouts:
             return f"{{inout: {name}, output: {self.outputs[name]}}}"
-        return quoted(self.recognized.numbers.get(name, self.outputs.get(name, name)))
+        return quoted(self.recognition.numbers.get(name, self.outputs.get(name, name)))
 
     def _given(self, argument: Argument) -> bool:
         return self.target.positional or argument.name in self.axes or not argument.default
@@ -275,14 +275,14 @@ class _Writer:
     def _value(self, argument: Argument) -> str:
         if argument.name in self.axes:
             return argument.name
-        return quoted(self.recognized.numbers.get(argument.name, constant(argument.value)))
+        return quoted(self.recognition.numbers.get(argument.name, constant(argument.value)))
 
     def _returns(self) -> tuple[str, ...] | tuple[Line, ...]:
-        observed = self.observed
-        if observed.factory:
-            written = [each.name for each in observed.outputs if each.name not in self.inouts]
+        interface = self.interface
+        if interface.factory:
+            written = [each.name for each in interface.outputs if each.name not in self.inouts]
             return tuple(self.outputs[name] for name in written)
-        paths = dict(observed.paths)
+        paths = dict(interface.paths)
         if any(not path.isdigit() for path in paths.values()):
             return tuple(Line(self.outputs[name], path) for name, path in paths.items())
         ordered = sorted(paths, key=lambda name: int(paths[name]))
@@ -292,10 +292,10 @@ class _Writer:
 
     def _axes(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         dimensions = dict(self._dimensions())
-        observed = self.observed
-        followed = {each.dtype_of for each in (*observed.tensors, *observed.results)}
+        interface = self.interface
+        followed = {each.dtype_of for each in (*interface.tensors, *interface.results)}
         if "dtype" in followed and "dtype" not in self.arguments:
-            yield "dtype", tuple(observed.dtypes)
+            yield "dtype", tuple(interface.dtypes)
         for item in self.arguments.values():
             values = self._argument_values(item, dimensions, followed)
             if values:
@@ -303,34 +303,34 @@ class _Writer:
         for name, places in dimensions.items():
             if name not in self.arguments:
                 yield name, self._sizes(name, places)
-        for packing in self.recognized.packings:
+        for packing in self.recognition.packings:
             if packing.side in (None, "q"):
-                sides = [each for each in self.recognized.packings if each.axis == packing.axis]
+                sides = [each for each in self.recognition.packings if each.axis == packing.axis]
                 yield packing.axis, tuple(axis_values.lengths(sides))
-        for scalar in observed.parameters:
-            if isinstance(scalar, Number) and scalar.name not in self.recognized.numbers:
+        for scalar in interface.parameters:
+            if isinstance(scalar, Number) and scalar.name not in self.recognition.numbers:
                 value = "0.5" if "float" in scalar.dtype else "1"
                 yield scalar.name, (value,)
-                self.remarks[scalar.name] = "a number that the kernel takes"
-        taken = {*self.arguments, *dimensions, *(item.name for item in observed.parameters)}
-        floats = any("float" in item.dtype and item.shape for item in observed.tensors)
+                self.remarks[scalar.name] = "a scalar argument of the kernel"
+        taken = {*self.arguments, *dimensions, *(item.name for item in interface.parameters)}
+        floats = any("float" in item.dtype and item.shape for item in interface.tensors)
         if floats and "values" not in taken:
-            whole = any(each.integer for each in observed.outputs)
+            whole = any(each.integer for each in interface.outputs)
             yield "values", _WITHOUT_TIES if whole else _VALUES
 
     def _dimensions(self) -> Iterator[tuple[str, list[tuple[str, int]]]]:
-        """The symbols and arguments that are free dimensions, and where they occur."""
+        """The symbols and arguments that are dimensions of tensors, and where they occur."""
         places: dict[str, list[tuple[str, int]]] = {}
-        for tensor in (*self.observed.tensors, *self.observed.results):
-            role = self.recognized.roles.get(tensor.name)
+        for tensor in (*self.interface.tensors, *self.interface.results):
+            role = self.recognition.roles.get(tensor.name)
             if role is not None and role.key != "between":
                 continue
             for dim, size in enumerate(tensor.shape):
                 for name in re.findall(r"[A-Za-z_]\w*", str(size)):
-                    if name not in self.recognized.dims and name != "ceildiv":
+                    if name not in self.recognition.dims and name != "ceildiv":
                         places.setdefault(name, []).append((tensor.name, dim))
-        for role in self.recognized.roles.values():
-            if isinstance(role.page_size, str) and role.page_size not in self.recognized.dims:
+        for role in self.recognition.roles.values():
+            if isinstance(role.page_size, str) and role.page_size not in self.recognition.dims:
                 places.setdefault(role.page_size, [])
         yield from places.items()
 
@@ -338,11 +338,11 @@ class _Writer:
         self, item: Argument, dimensions: Mapping[str, Any], followed: set[str | None]
     ) -> tuple[str, ...]:
         name, value = item.name, item.value
-        if name in self.recognized.numbers:
+        if name in self.recognition.numbers:
             return ()
         if item.kind == "dtype":
-            followed_here = name in followed or not self.observed.factory
-            return (self.observed.dtypes or (str(value),)) if followed_here else ()
+            followed_here = name in followed or not self.interface.factory
+            return (self.interface.dtypes or (str(value),)) if followed_here else ()
         if name in dimensions:
             return self._sizes(name, dimensions[name])
         if item.kind == "flag":
@@ -350,9 +350,9 @@ class _Writer:
             return (constant(value), *([other] if name in self.takes else []))
         if name == "ignore_index":
             return ("-1",)
-        if item.kind in ("tile", "setting") and self.observed.factory:
+        if item.kind in ("tile", "setting") and self.interface.factory:
             return ()
-        wanted = name in self.takes or not self.observed.factory
+        wanted = name in self.takes or not self.interface.factory
         if item.kind == "size" and (wanted or not item.default):
             small = isinstance(value, int) and 1 < value <= 8 and name in self.takes
             return ("1", str(value)) if small else (str(value),)
@@ -361,28 +361,28 @@ class _Writer:
         return ()
 
     def _sizes(self, name: str, places: list[tuple[str, int]]) -> tuple[str, ...]:
-        recorded = dict(self.observed.sizes).get(name)
+        recorded = dict(self.interface.sizes).get(name)
         argument = self.arguments.get(name)
-        traced = argument.value if argument is not None and self.observed.factory else None
-        tiles = [self.observed.accesses.tile(tensor, dim) for tensor, dim in places]
+        traced = argument.value if argument is not None and self.interface.factory else None
+        tiles = [self.interface.accesses.tile(tensor, dim) for tensor, dim in places]
         whole = traced if traced is not None else recorded
         known = [
             tile for tile in tiles if tile is not None and (traced is None or tile < traced)
-        ]  # A step as wide as the dimension is no tile of it.
+        ]  # A step of the whole dimension is not a tile.
         own = [
             each.value
-            for each in self.observed.arguments
+            for each in self.interface.arguments
             if each.kind == "tile" and each.name.lower().endswith(name.lower())
         ]
         tile = max(known, default=None) or next(iter(own), None)
         if tile is None and traced is not None:
-            every = [each.value for each in self.observed.arguments if each.kind == "tile"]
+            every = [each.value for each in self.interface.arguments if each.kind == "tile"]
             tile = max(every, default=None)
-        free = name in self.observed.free or (self.observed.factory and whole is None)
-        if self.observed.factory:
+        free = name in self.interface.free or (self.interface.factory and whole is None)
+        if self.interface.factory:
             free = True
         halved = any(
-            f"{name} // " in str(size) for each in self.observed.tensors for size in each.shape
+            f"{name} // " in str(size) for each in self.interface.tensors for size in each.shape
         )
         found = axis_values.sizes(name, tile=tile, recorded=recorded, free=free and not halved)
         return tuple(map(str, found))
@@ -390,18 +390,18 @@ class _Writer:
     # The rest ------------------------------------------------------------------------------
 
     def _where(self) -> Iterator[tuple[str, str]]:
-        for packing in self.recognized.packings:
-            if self.observed.factory and packing.rows is not None:
-                yield f"sum({packing.expression}) > 0", "a caller launches no kernel without rows"
+        for packing in self.recognition.packings:
+            if self.interface.factory and packing.rows is not None:
+                yield f"sum({packing.expression}) > 0", "callers launch no kernel without rows"
 
     def _tolerance(self) -> Iterator[Line]:
-        for each in self.observed.outputs:
+        for each in self.interface.outputs:
             if each.dtype in ("int8", "uint8"):
-                yield Line(self.outputs[each.name], "{floor: 1}", "rounding may go either way")
+                yield Line(self.outputs[each.name], "{floor: 1}", "rounding may differ by one")
 
     def _fuzz(self) -> Iterator[Line]:
         by_axis: dict[str, list[Packing]] = {}
-        for packing in self.recognized.packings:
+        for packing in self.recognition.packings:
             by_axis.setdefault(packing.axis, []).append(packing)
         others = []
         for axis, sides in by_axis.items():
@@ -420,13 +420,13 @@ class _Writer:
         if by_axis:
             yield Line("examples", "{quick: 5, nightly: 200}")
 
-    def _recognized_in_words(self) -> Iterator[str]:
-        for name, role in self.recognized.roles.items():
+    def _recognition_notes(self) -> Iterator[str]:
+        for name, role in self.recognition.roles.items():
             key = role.key.replace("_", " ")
             of = f"{role.of[0]} to {role.of[1]}" if isinstance(role.of, tuple) else role.of
             yield f"{name}: {key} {of}"
-        for name, text in self.recognized.numbers.items():
+        for name, text in self.recognition.numbers.items():
             yield f"{name}: {text}"
-        grads = [each.name for each in self.inputs if each.grad and not self.observed.factory]
+        grads = [each.name for each in self.inputs if each.grad and not self.interface.factory]
         if grads:
             yield f"gradients of {', '.join(grads)}"

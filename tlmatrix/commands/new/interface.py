@@ -1,4 +1,4 @@
-"""What was observed of the code under test, by tracing a factory or by recording one call."""
+"""The interface of the code under test, from tracing a factory or recording one call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tlmatrix.commands.new.accesses import Accesses
 
-__all__ = ["Argument", "Number", "Observed", "Size", "Tensor"]
+__all__ = ["Argument", "Interface", "Number", "Size", "Tensor"]
 
 Size = int | str
 """A dimension: a number, or an expression of arguments and symbolic dimensions."""
@@ -15,25 +15,30 @@ Size = int | str
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument that is no tensor: `kind` is dtype, tile, setting, flag, size or other."""
+    """An argument that is not a tensor.
+
+    Attributes:
+        name: its name.
+        kind: dtype, tile, setting, flag, size or other.
+        value: its value in the traced or recorded call.
+        default: whether the value is the default.
+    """
 
     name: str
     kind: str
     value: Any
-    """What it was called with."""
     default: bool
-    """Whether the value is the author's own."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that is given, returned, or written.
+    """A tensor that the code takes, returns or writes.
 
     Attributes:
         shape: numbers, and expressions of arguments and symbolic dimensions.
-        dtype_of: the argument that its dtype follows.
-        sizes: the shape it had in a recorded call.
-        values: what a small integer tensor held in a recorded call.
+        dtype_of: the argument that determines its dtype.
+        sizes: its shape in a recorded call.
+        values: the values of a small integer tensor in a recorded call.
         grad: whether it required a gradient in a recorded call.
     """
 
@@ -53,32 +58,32 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Number:
-    """A number that a traced kernel takes."""
+    """A scalar parameter of a traced kernel."""
 
     name: str
     dtype: str
 
 
 @dataclass(frozen=True)
-class Observed:
-    """The code under test as its caller sees it.
+class Interface:
+    """The parameters, results and accesses of the code under test.
 
     Attributes:
         target: `package.module:name`.
-        factory: whether it makes kernels; else it is called with the tensors.
-        parameters: what the kernel or entry is called with, in order.
-        results: tensors that come back from the call.
-        arguments: of the factory, or those of the entry that are no tensors.
-        construct: arguments that a module is made with.
+        factory: whether the target is a factory.
+        parameters: the parameters of the kernel or entry, in order.
+        results: the tensors that the call returns.
+        arguments: the arguments of the factory, or those of the entry that are not tensors.
+        construct: the arguments of a module's constructor.
         module: the tensors that are parameters of the module.
         symbols: the symbolic dimensions, in order.
-        mutated: parameters that the call writes.
+        mutated: the parameters that the call writes.
         accesses: how kernels use the parameters.
-        sizes: what sizes the symbols had in a recorded call.
-        free: symbols that kernels take at any size.
-        dtypes: what the inputs that follow the axis `dtype` may be.
-        order: the outputs in the order of the reference; () as they are.
-        paths: by result, where it is in what came back: `0`, `aux.counts`.
+        sizes: the sizes of the symbols in a recorded call.
+        free: symbols that may have any size.
+        dtypes: the dtypes that inputs with the axis `dtype` support.
+        order: the outputs in the order of the reference; empty for the order of the call.
+        paths: the position of each result in the returned value: `0`, `aux.counts`.
     """
 
     target: str

@@ -1,7 +1,7 @@
-"""What the observed tensors and numbers mean: packings, roles of integers, families of problems.
+"""Recognizes packed dimensions, the roles of integer tensors, and problem families.
 
-Everything here is decided from an `Observed`; nothing is called or imported. Evidence is, in this
-order: how kernels use values, what a recorded call passed, and last what things are called.
+It reads an `Interface` and calls nothing. Its evidence, in this order: how kernels use values, the
+values of a recorded call, and names.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.new.observed import Tensor
+from tlmatrix.commands.new.interface import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.commands.new.observed import Observed, Size
+    from tlmatrix.commands.new.interface import Interface, Size
 
-__all__ = ["Packing", "Recognized", "Role", "recognize", "substituted"]
+__all__ = ["Packing", "Recognition", "Role", "recognize", "substitute"]
 
 _OFFSETS = re.compile(r"cu_?seq|cu_?len|offset|indptr|row_?ptr|bounds", re.IGNORECASE)
 _IDS = re.compile(
@@ -32,14 +32,14 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Packing:
-    """Rows that belong to sequences.
+    """A packed dimension: rows of several sequences one after another.
 
     Attributes:
-        axis: the axis of their lengths.
-        side: which lengths of the axis, where it has two sides.
-        rows: the symbol of their number; None where only lengths are given.
-        tile: how many rows a step takes.
-        lengths: those of a recorded call.
+        axis: the axis of the sequence lengths.
+        side: `q` or `k` if the axis has two sides.
+        rows: the symbol of the total number of rows; None if only lengths are known.
+        tile: the number of rows that a kernel processes per step.
+        lengths: the lengths in a recorded call.
     """
 
     axis: str
@@ -50,13 +50,13 @@ class Packing:
 
     @property
     def expression(self) -> str:
-        """The lengths, as an expression."""
+        """The expression of the lengths."""
         return self.axis if self.side is None else f"{self.axis}.{self.side}"
 
 
 @dataclass(frozen=True)
 class Role:
-    """What an integer tensor holds: a key of an input, and its value."""
+    """The role of an integer tensor: a key of an input in a spec, and its value."""
 
     key: str
     of: str | tuple[str, str]
@@ -64,15 +64,15 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Recognized:
-    """What the parameters mean.
+class Recognition:
+    """The recognized meaning of parameters.
 
     Attributes:
-        packings: what is packed.
-        roles: by tensor.
-        dims: symbols that are no axes, with the expression that takes their place.
-        numbers: arguments that are no axes, with their expression.
-        family: `attention` or `gemm`, where ours fits.
+        packings: the packed dimensions.
+        roles: the roles of integer tensors.
+        dims: expressions for symbols that are not axes.
+        numbers: expressions for arguments that are not axes.
+        family: the built-in problem that fits, `attention` or `gemm`.
     """
 
     packings: tuple[Packing, ...] = ()
@@ -82,13 +82,13 @@ class Recognized:
     family: str | None = None
 
 
-def recognize(observed: Observed) -> Recognized:
-    """Everything that the observed call says of its parameters."""
-    return _Recognizer(observed).found()
+def recognize(interface: Interface) -> Recognition:
+    """Recognize the meaning of the parameters of an interface."""
+    return _Recognizer(interface).found()
 
 
-def substituted(size: Size, dims: Mapping[str, str]) -> Size:
-    """A dimension with what takes the place of its symbols."""
+def substitute(size: Size, dims: Mapping[str, str]) -> Size:
+    """A dimension with expressions in place of its symbols."""
     if not isinstance(size, str):
         return size
     if size in dims:
@@ -100,19 +100,19 @@ def substituted(size: Size, dims: Mapping[str, str]) -> Size:
 
 
 class _Recognizer:
-    def __init__(self, observed: Observed) -> None:
-        self.observed = observed
-        self.given = observed.tensors
+    def __init__(self, interface: Interface) -> None:
+        self.interface = interface
+        self.given = interface.tensors
         self.integers = {each.name: each for each in self.given if each.integer}
-        self.shapes = {each.name: each.shape for each in (*self.given, *observed.results)}
-        self.sizes = dict(observed.sizes)
+        self.shapes = {each.name: each.shape for each in (*self.given, *interface.results)}
+        self.sizes = dict(interface.sizes)
         self.packings: list[Packing] = []
         self.roles: dict[str, Role] = {}
         self.dims: dict[str, str] = {}
         self.numbers: dict[str, str] = {}
 
-    def found(self) -> Recognized:
-        """The packings first: all else refers to them."""
+    def found(self) -> Recognition:
+        """Recognize everything, beginning with the packings that the rest refers to."""
         self._by_offsets()
         self._by_starts_and_lengths()
         self._by_ids()
@@ -122,7 +122,8 @@ class _Recognizer:
         self._indices()
         self._longest_dims()
         self._numbers()
-        return Recognized(tuple(self.packings), self.roles, self.dims, self.numbers, self._family())
+        family = self._family()
+        return Recognition(tuple(self.packings), self.roles, self.dims, self.numbers, family)
 
     # Packings ------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ class _Recognizer:
         self, axis: str, side: str | None, rows: str | None, lengths: tuple[int, ...]
     ) -> Packing:
         tiles = [
-            self.observed.accesses.tile(name, dim)
+            self.interface.accesses.tile(name, dim)
             for name, shape in self.shapes.items()
             for dim, size in enumerate(shape)
             if size == rows
@@ -171,7 +172,7 @@ class _Recognizer:
         tensor = self.integers[name]
         if len(tensor.shape) != 1:
             return False
-        used = self.observed.accesses
+        used = self.interface.accesses
         if tensor.values is not None:
             ordered = all(a <= b for a, b in pairwise(tensor.values))
             last = tensor.values[-1] if tensor.values else 0
@@ -183,8 +184,8 @@ class _Recognizer:
         return bool(_OFFSETS.search(name)) and str(tensor.shape[0]).endswith("+ 1")
 
     def _rows_of(self, name: str) -> str | None:
-        """The symbol of the rows that offsets lead to."""
-        used = self.observed.accesses
+        """The symbol of the rows that offsets index."""
+        used = self.interface.accesses
         chosen = [
             self.shapes[each.tensor][each.dim]
             for each in used.selections
@@ -212,7 +213,7 @@ class _Recognizer:
         return str(self.integers[name].shape[0])
 
     def _batch_is(self, size: Size, axis: str, *, more: int = 0) -> None:
-        """Note that a dimension counts the sequences of an axis, and `more`."""
+        """Set a dimension to the number of sequences of an axis plus `more`."""
         if not isinstance(size, str):
             return
         count = f"len({axis})"
@@ -224,8 +225,8 @@ class _Recognizer:
                 self.dims[symbol] = count
 
     def _by_starts_and_lengths(self) -> None:
-        """Without offsets: starts of ranges in the rows, and beside them their lengths."""
-        used = self.observed.accesses
+        """Recognize packings without offsets, from the starts and the lengths of sequences."""
+        used = self.interface.accesses
         for name, tensor in self.integers.items():
             if self.packings or len(tensor.shape) != 1:
                 continue
@@ -254,18 +255,18 @@ class _Recognizer:
                     self.roles[other] = Role("starts_of", padded)
 
     def _selects_as(self, name: str, kind: str) -> bool:
-        selections = self.observed.accesses.selections
+        selections = self.interface.accesses.selections
         return any(each.index == name and each.kind == kind for each in selections)
 
     def _selects(self, name: str, symbol: str | None) -> bool:
         return any(
             each.index == name and self.shapes.get(each.tensor, ())[each.dim : each.dim + 1]
             == (symbol,)
-            for each in self.observed.accesses.selections
+            for each in self.interface.accesses.selections
         )  # fmt: skip
 
     def _by_ids(self) -> None:
-        """Without offsets or starts: the number of its sequence for each row, in order."""
+        """Recognize packings without offsets or starts, from sorted sequence ids of rows."""
         for name, tensor in self.integers.items():
             if self.packings or not _IDS.search(name) or len(tensor.shape) != 1:
                 continue
@@ -282,10 +283,10 @@ class _Recognizer:
                 packing = self._pack("seqlens", None, rows, lengths)
                 self.roles[name] = Role("sequence_ids_of", packing.expression)
 
-    # What refers to them -------------------------------------------------------------------
+    # Roles ---------------------------------------------------------------------------------
 
     def _lengths_beside(self) -> None:
-        """Vectors with a number for each sequence: lengths, of these rows or of the other side."""
+        """Recognize vectors with one number per sequence: lengths or starts of either side."""
         for name, tensor in self.integers.items():
             if not self.packings or name in self.roles or len(tensor.shape) != 1:
                 continue
@@ -306,7 +307,7 @@ class _Recognizer:
 
     def _counts_sequences(self, size: Size, tensor: Tensor) -> bool:
         count = f"len({self.packings[0].axis})"
-        if substituted(size, self.dims) == count:
+        if substitute(size, self.dims) == count:
             return True
         lengths = self.packings[0].lengths
         return bool(lengths) and tensor.sizes == (len(lengths),)
@@ -319,7 +320,7 @@ class _Recognizer:
         return None
 
     def _other_side(self, values: tuple[int, ...]) -> Packing | None:
-        """Lengths beside those of the rows: of the keys that are there already, say."""
+        """Recognize lengths of a second side, such as cached keys."""
         if len(self.packings) != 1 or min(values, default=0) < 0:
             return None
         first = self.packings[0]
@@ -345,14 +346,14 @@ class _Recognizer:
                 is_id, is_position = bool(_IDS.search(name)), bool(_POSITIONS.search(name))
             if is_position:
                 self.roles[name] = Role("positions_of", packing.expression)
-                for each in self.observed.accesses.selections:
+                for each in self.interface.accesses.selections:
                     if each.index == name and each.tensor in self.shapes:
                         self._longest(self.shapes[each.tensor][each.dim], packing)
             elif is_id:
                 self.roles[name] = Role("sequence_ids_of", packing.expression)
 
     def _tables(self) -> None:
-        """Integer matrices whose entries are pages: indices into the first dimension of a pool."""
+        """Recognize page tables: matrices of indices into the first dimension of a pool."""
         for name, tensor in self.integers.items():
             if len(tensor.shape) != 2 or not self.packings or name in self.roles:
                 continue
@@ -374,7 +375,7 @@ class _Recognizer:
     def _pools(self, name: str, table: Tensor) -> list[str]:
         used = [
             each.tensor
-            for each in self.observed.accesses.selections
+            for each in self.interface.accesses.selections
             if each.index == name and each.dim == 0 and len(self.shapes.get(each.tensor, ())) > 2
         ]
         if used or table.values is None:
@@ -387,27 +388,27 @@ class _Recognizer:
         ]
 
     def _indices(self) -> None:
-        """What is left: indices into a dimension of a tensor that is given."""
+        """Recognize the remaining integers as indices into a dimension of an input."""
         for name in self.integers:
             if name in self.roles:
                 continue
-            for each in sorted(self.observed.accesses.selections, key=str):
+            for each in sorted(self.interface.accesses.selections, key=str):
                 if each.index != name or each.kind != "index" or each.tensor not in self.shapes:
                     continue
-                size = substituted(self.shapes[each.tensor][each.dim], self.dims)
+                size = substitute(self.shapes[each.tensor][each.dim], self.dims)
                 least = "-1" if self._ignores(name) else "0"
                 self.roles[name] = Role("between", (least, f"{size} - 1"))
                 break
 
     def _ignores(self, name: str) -> bool:
-        """Whether one number below 0 means that an index is none."""
+        """Whether a negative number marks an ignored index."""
         values = self.integers[name].values or ()
-        named = any(each.name == "ignore_index" for each in self.observed.arguments)
+        named = any(each.name == "ignore_index" for each in self.interface.arguments)
         return named or min(values, default=0) < 0
 
     def _longest_dims(self) -> None:
-        """Dimensions that have a place for each position of the longest sequence."""
-        for each in sorted(self.observed.accesses.selections, key=str):
+        """Recognize dimensions with the length of the longest sequence."""
+        for each in sorted(self.interface.accesses.selections, key=str):
             role = self.roles.get(each.index)
             if each.kind != "within" or role is None or each.tensor not in self.shapes:
                 continue
@@ -424,7 +425,7 @@ class _Recognizer:
     # Numbers -------------------------------------------------------------------------------
 
     def _numbers(self) -> None:
-        for argument in (*self.observed.arguments, *self.observed.construct):
+        for argument in (*self.interface.arguments, *self.interface.construct):
             name, value = argument.name, argument.value
             if name in self.dims:
                 self.numbers[name] = self.dims[name]
@@ -434,7 +435,7 @@ class _Recognizer:
             found = self._recorded_number(name, value)
             if found is not None:
                 self.numbers[name] = found
-        for each in self.observed.parameters:
+        for each in self.interface.parameters:
             if not isinstance(each, Tensor) and each.dtype.startswith("int"):
                 packing = self._longest_of(each.name)
                 if packing is not None:
@@ -473,10 +474,10 @@ class _Recognizer:
         names = {each.name.lower() for each in self.given}
         if {"q", "k", "v"} <= names:
             return "attention"
-        matrices = [each for each in self.observed.inputs if len(each.shape) == 2]
-        products = self.observed.accesses.products
-        plain = len(self.observed.inputs) == len(matrices) == 2 and not self.packings
-        outputs = self.observed.outputs
+        matrices = [each for each in self.interface.inputs if len(each.shape) == 2]
+        products = self.interface.accesses.products
+        plain = len(self.interface.inputs) == len(matrices) == 2 and not self.packings
+        outputs = self.interface.outputs
         named = {"a", "b"} == {each.name.lower() for each in matrices}
         product = (
             products == {(matrices[0].name, matrices[1].name)} if len(matrices) == 2 else False

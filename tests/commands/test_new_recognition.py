@@ -3,13 +3,13 @@
 import pytest
 
 from tlmatrix.commands.new.accesses import Accesses, Selection
-from tlmatrix.commands.new.observed import Argument, Observed, Tensor
-from tlmatrix.commands.new.recognized import Role, recognize, substituted
+from tlmatrix.commands.new.interface import Argument, Interface, Tensor
+from tlmatrix.commands.new.recognition import Role, recognize, substitute
 
 
 def _call(*tensors, arguments=(), sizes=(), selections=()):
     used = Accesses(selections=frozenset(selections))
-    return Observed(
+    return Interface(
         "m:op", factory=False, parameters=tensors, results=(), arguments=tuple(arguments),
         sizes=tuple(sizes), accesses=used,
     )  # fmt: skip
@@ -118,7 +118,7 @@ def test_indices_stay_in_the_dimension_that_they_choose_from():
 
 def test_an_expression_takes_the_place_of_a_symbol():
     dims = {"total": "sum(seqlens)", "bounds": "len(seqlens) + 1"}
-    assert substituted("total", dims) == "sum(seqlens)"
-    assert substituted("2 * total", dims) == "2 * sum(seqlens)"
-    assert substituted("bounds - 1", dims) == "len(seqlens)"
-    assert substituted(7, dims) == 7
+    assert substitute("total", dims) == "sum(seqlens)"
+    assert substitute("2 * total", dims) == "2 * sum(seqlens)"
+    assert substitute("bounds - 1", dims) == "len(seqlens)"
+    assert substitute(7, dims) == 7

@@ -1,11 +1,11 @@
-"""Runs a spec that was just written, and takes out values that the operator refuses."""
+"""Runs a new spec, and removes values of axes that the operator rejects."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.new.drafts import without
+from tlmatrix.commands.new.drafts import drop_values
 from tlmatrix.commands.new.spec_text import spec_text
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from tlmatrix.commands.new.drafts import Draft
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["refused", "tried"]
+__all__ = ["rejected_values", "run_draft"]
 
-_REFUSALS = ("ValueError", "AssertionError", "NotImplementedError")
-"""What an operator raises for a size that it does not take."""
+_REJECTIONS = ("ValueError", "AssertionError", "NotImplementedError")
+"""Exceptions of an operator that does not support a size."""
 _ROUNDS = 3
 
 
-def tried(draft: Draft, path: Path, roots: Iterable[Path]) -> Iterator[str]:
-    """Run the quick tier of a spec; what came of it, in lines.
+def run_draft(draft: Draft, path: Path, roots: Iterable[Path]) -> Iterator[str]:
+    """Run the quick tier of a spec, and yield lines about the results.
 
-    Values of axes with which every case is refused are taken out, and the file written again.
+    Values of axes whose cases are all rejected are removed from the file.
     """
     for _ in range(_ROUNDS):
         try:
@@ -36,15 +36,15 @@ def tried(draft: Draft, path: Path, roots: Iterable[Path]) -> Iterator[str]:
         except SpecError as error:
             yield str(error)
             return
-        dropped = refused(results)
-        if not dropped:
+        rejected = rejected_values(results)
+        if not rejected:
             break
-        for name, values in dropped.items():
+        for name, values in rejected.items():
             for value, why in values.items():
                 yield f"  left out {name}={value}: {why}"
-        draft = without(draft, dropped)
+        draft = drop_values(draft, rejected)
         path.write_text(spec_text(draft), encoding="utf-8")
-    yield from _told(results, path)
+    yield from _summary(results, path)
 
 
 def _run(path: Path, roots: Iterable[Path]) -> list[CaseResult]:
@@ -57,12 +57,12 @@ def _run(path: Path, roots: Iterable[Path]) -> list[CaseResult]:
         return [runner.run(spec, case) for case in plan(spec, "quick").cases()]
 
 
-def refused(results: Sequence[CaseResult]) -> dict[str, dict[str, str]]:
-    """Values of axes that occur only in cases whose entry raises, each with the first message.
+def rejected_values(results: Sequence[CaseResult]) -> dict[str, dict[str, str]]:
+    """Values of axes that occur only in cases whose entry raises, with the first message.
 
-    Nothing where every case raises, or where that leaves an axis without values.
+    Empty if every case raises, or if an axis would have no values left.
     """
-    raising = {k: _refusal(result) for k, result in enumerate(results)}
+    raising = {k: _rejection(result) for k, result in enumerate(results)}
     if all(raising.values()):
         return {}
     found: dict[str, dict[str, str]] = {}
@@ -83,14 +83,14 @@ def _as_yaml(value: object) -> object:
     return value
 
 
-def _refusal(result: CaseResult) -> str:
+def _rejection(result: CaseResult) -> str:
     for finding in result.findings:
-        if finding.check == "entry" and finding.pattern in _REFUSALS:
+        if finding.check == "entry" and finding.pattern in _REJECTIONS:
             return finding.title
     return ""
 
 
-def _told(results: Sequence[CaseResult], path: Path) -> Iterator[str]:
+def _summary(results: Sequence[CaseResult], path: Path) -> Iterator[str]:
     counts = Counter(str(result.status) for result in results)
     told = ", ".join(f"{count} {status}" for status, count in counts.items())
     failed = [result for result in results if result.failed]
