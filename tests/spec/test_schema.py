@@ -80,7 +80,7 @@ def test_it_accepts_the_specs_of_the_product(path: Path) -> None:
         ("quick: 20", "quick: many"),
         ("mode: tolerate", "mode: tolerant"),
         ("groups must be: {groups: 0}", "groups must be: 0"),
-        ("extra_cases: [{", "extra_cases: [[{"),
+        ("cases: [{", "cases: [[{"),
     ],
 )
 def test_it_refuses_what_the_loader_refuses(old: str, new: str) -> None:
