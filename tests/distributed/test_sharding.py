@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from tlmatrix.distributed.sharding.ownership import with_owners
 from tlmatrix.distributed.sharding.shards import NotSharedError, Sharding
 from tlmatrix.distributed.sharding.splits import UnevenError, owners, parts
-from tlmatrix.distributed.sharding.whole import shared_out
 from tlmatrix.problem import family_for
 from tlmatrix.spec import SpecError, parse_spec
 
@@ -131,8 +131,8 @@ def test_a_length_that_ranks_do_not_divide_is_refused_with_what_can_be_done():
     (issue,) = caught.value.issues
     assert (issue.line, issue.column) == (6, 13)
     assert "m is 66, which 4 ranks cannot share evenly" in issue.message
-    assert "uneven: balanced, or ceil" in issue.message
-    assert "constraints: [m % world == 0]" in issue.message
+    assert "set uneven: balanced or uneven: ceil" in issue.message
+    assert "constraints: [{require: m % world == 0}]" in issue.message
 
 
 def test_a_zigzag_needs_twice_as_many_chunks():
@@ -159,7 +159,7 @@ def test_a_dimension_that_the_tensor_does_not_have_is_refused(shards, words):
 
 def test_results_say_whose_each_element_is():
     spec, problem = made(GEMM, 4, "{c: {dim: n}, a: {dim: m, uneven: ceil}}")
-    dims = shared_out(spec, problem).outputs["c"].dims
+    dims = with_owners(spec, problem).outputs["c"].dims
     assert dims[0].owner is None
     assert dims[1].owner == (0, 0, 1, 1, 2, 2, 3, 3)
     assert dims[1].describe(5) == {"rank": 2, "n": 5}
@@ -169,10 +169,10 @@ def test_relations_that_ranks_cannot_share_are_left_out():
     spec, problem = made(PACKED, 2, "{dim: seqlen}".replace("seqlen", "1"))
     # Heads are one, and two ranks cannot share one.
     with pytest.raises(NotSharedError):
-        shared_out(spec, problem)
+        with_owners(spec, problem)
     text = PACKED.replace("[17, 0, 64], k: [9, 5, 1]", "[18, 0, 64], k: [8, 4, 2]")
     spec, problem = made(text, 2, "{dim: seqlen}")
     names = {relation.name for relation in problem.relations("relations")}
-    left = {relation.name for relation in shared_out(spec, problem).relations("relations")}
+    left = {relation.name for relation in with_owners(spec, problem).relations("relations")}
     assert left <= names
     assert "batch_permuted" in left

@@ -89,9 +89,9 @@ def shard(
         SpecError: the ranks cannot share the tensors as `shards` says.
     """
     from tlmatrix.distributed.other_shapes import with_other_shapes
-    from tlmatrix.distributed.sharding.whole import shared_out
+    from tlmatrix.distributed.sharding.ownership import with_owners
 
-    return with_other_shapes(spec, case, shared_out(spec, problem), family, seed, device)
+    return with_other_shapes(spec, case, with_owners(spec, problem), family, seed, device)
 
 
 def rank_indices(spec: Spec, problem: Problem, tensor: str, dim: str) -> tuple[torch.Tensor, ...]:

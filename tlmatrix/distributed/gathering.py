@@ -75,10 +75,10 @@ def gathered(
     results: Sequence[Tensors],
     given: Sequence[Tensors] = (),
 ) -> Gathered:
-    """The whole results of what each rank returned, by rank; `given` are the ranks' inputs.
+    """Gather whole results from the results of each rank; `given` are the ranks' inputs.
 
     Raises:
-        FindingsError: a rank returned nothing of a name, or another shape or dtype than it must.
+        FindingsError: a rank lacks a result, or returned another shape or dtype than its shard's.
     """
     found = list(_misfits(problem, sharding, results))
     if found:

@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.distributed.sharding.whole import shared_out
+from tlmatrix.distributed.sharding.ownership import with_owners
 from tlmatrix.problem.relations.forms import repeated
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
@@ -69,7 +69,7 @@ def _other(
                 continue
             made = family.problem(spec, values, seed=seed + 2, device=device)
             words = ", ".join(f"{axis}={value}" for axis, value in changed.items())
-            return words, shared_out(spec, made)
+            return words, with_owners(spec, made)
         except (ExpressionError, SpecError, ValueError):
             continue
     return None

@@ -88,7 +88,7 @@ def locate(
         each = "a term of it" if name in sharding.summed else "all of it"
         others = f"; every rank returns {each}, --rank selects another" if world > 1 else ""
     else:
-        owner, mine = split.place(index)
+        owner, mine = split.locate(index)
         others = ""
         if rank not in (None, owner):
             raise UsageError(f"--rank {rank}: {name}{list(index)} is an element of rank {owner}")

@@ -1,1 +1,1 @@
-"""Sharing the tensors of a whole problem out among ranks, and putting results together again."""
+"""Shards the tensors of a whole problem over ranks."""

@@ -1,4 +1,4 @@
-"""Names of a rank's own lengths, where sequences are split: `local_cu_seqlens_q` and the like."""
+"""Names of a rank's own lengths where sequences are split, such as `local_cu_seqlens_q`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["local_names"]
 
 
 def local_names(problem: Problem, splits: Mapping[str, Split], rank: int) -> dict[str, Any]:
-    """What is true of a rank's queries and keys, by name.
+    """Lengths of a rank's queries and keys, by name.
 
     `local_seqlens_q`, `local_total_q` and `local_max_seqlen_q`, with `local_cu_seqlens_q` where
     sequences are packed and `local_seqlen_q` where not; those of keys end with k.

@@ -1,4 +1,4 @@
-"""Tensors in `shards` that a family does not have, before anything is built."""
+"""Lint of `shards`: tensors that a family does not have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["lint_shards"]
 
 
 def lint_shards(spec: Spec, family: Family) -> Iterator[Issue]:
-    """Issues of `shards`; a family that does not say which `tensors` it has may have any."""
+    """Issues of `shards`; a family without the attribute `tensors` may have any tensor."""
     known: Iterable[str] | None = getattr(family, "tensors", None)
     for name in spec.shards if known is not None else ():
         if name not in (names := sorted(known or ())):

@@ -1,7 +1,6 @@
-"""A problem of the whole, and what each rank has of it.
+"""Shards a problem over ranks, as the spec's `shards` declares.
 
-Families make whole problems, and checks judge whole results. Here stands what lies between: which
-elements of each tensor are whose, as the spec's `shards` say.
+Families build whole problems and checks judge whole results; ranks get shards of them.
 """
 
 from __future__ import annotations
@@ -29,19 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["NotSharedError", "Sharding"]
 
 _ALIASES = {"seqlen": "position"}
-"""What else a dimension may be called in `shards`."""
+"""Other names of dimensions in `shards`."""
 
 
 class NotSharedError(InapplicableError):
-    """A length that ranks cannot share as the spec says."""
+    """A length that ranks cannot share as `shards` declares."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the tensors of one problem are shared out among `world` ranks.
+    """How the tensors of one problem are sharded over ranks.
 
-    `splits` has those that are split, by name, and `summed` the results that are added up. Every
-    rank has all others whole.
+    Attributes:
+        world: the number of ranks.
+        splits: the split of each tensor that is split, by name; every rank has all others whole.
+        summed: results that are the sum over the ranks' results.
     """
 
     world: int
@@ -76,10 +77,10 @@ class Sharding:
         return cls(world, splits, frozenset(summed))
 
     def of_rank(self, problem: Problem, rank: int) -> Problem:
-        """The problem that one rank's call of the entry is: its shards, and what it is called with.
+        """The problem of one rank's call of the entry: its shards and its arguments.
 
-        Its names are those of the whole, besides tensors: `m` is that of the whole, and so is
-        `cu_seqlens_q`; those of the shard begin with `local_`. It has no reference.
+        Names other than tensors are those of the whole, such as `m` and `cu_seqlens_q`; names of
+        the shard begin with `local_`. The problem has no reference.
         """
         parts: dict[int, torch.Tensor] = {}
 
@@ -115,7 +116,7 @@ class Sharding:
 
 
 def _given(problem: Problem) -> dict[str, torch.Tensor]:
-    """Every tensor that the entry may be given, by name: inputs, cotangents, what was saved."""
+    """All tensors that the entry may get, by name: inputs, cotangents, saved tensors."""
     found = {name: value for name, value in problem.names.items() if _is_tensor(value)}
     found |= problem.inputs
     for output, tensor in problem.cotangents.items():
@@ -134,7 +135,7 @@ def _name_of(problem: Problem, tensor: torch.Tensor, default: str) -> str:
 
 
 def _tensors(problem: Problem) -> dict[str, tuple[tuple[Dim, ...], str]]:
-    """The dims of every tensor, and the name of another that it is shared out like."""
+    """The dims of every tensor, and the name of the tensor that it is sharded like."""
     found = {name: (_dims(problem, name, tensor), name) for name, tensor in _given(problem).items()}
     found |= {name: (info.dims, name) for name, info in problem.outputs.items()}
     for gradient, name in problem.gradient_of.items():
@@ -154,7 +155,7 @@ def _dims(problem: Problem, name: str, tensor: torch.Tensor) -> tuple[Dim, ...]:
 
 
 def _refuse_unknown(spec: Spec, problem: Problem, name: str, tensors: Mapping[str, object]) -> None:
-    """A name in `shards` that no tensor has; a family's own may be absent from one case."""
+    """Raise for a name in `shards` without a tensor, which a family may lack in some cases."""
     optional = isinstance(spec.problem, str) and spec.problem in FAMILIES
     if optional or name in problem.names:
         return
@@ -182,8 +183,8 @@ def _split(
         rest = f"constraints: [{rule}]" if dim.name in spec.axes else "other lengths"
         message = (
             f"shards: {name}: {dim.name} is {error.length}, which {parts} cannot share evenly. "
-            "If the entry takes such, say how they are split (uneven: balanced, or ceil); if not, "
-            f"leave it out with {rest}"
+            "If the entry takes such lengths, set uneven: balanced or uneven: ceil; if not, "
+            f"exclude them with {rest}"
         )
         raise NotSharedError([spec.issue(("shards", name), message)]) from None
     return Split(axis, tuple(map(_indices, rows)))

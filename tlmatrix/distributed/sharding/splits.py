@@ -16,10 +16,12 @@ __all__ = ["Split", "UnevenError", "chunks_of", "owners", "parts"]
 
 @dataclass(frozen=True)
 class Split:
-    """Whose elements of one tensor are.
+    """The split of one tensor over ranks.
 
-    `rows[r]` are the indices along `axis` that rank r has, in its order. With `own` the dimension
-    counts ranks, and is none of what a rank has.
+    Attributes:
+        axis: the dimension that is split.
+        rows: for each rank its indices along `axis`, in the order of its shard.
+        own: whether the dimension counts ranks, so that shards lack it.
     """
 
     axis: int
@@ -27,9 +29,9 @@ class Split:
     own: bool = False
 
     def of(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """What a rank has of a whole tensor: a copy.
+        """A rank's shard of a whole tensor: a copy.
 
-        Of bad input that has another length than what is split, every rank has all.
+        A tensor of another length (an invalid input) goes whole to every rank.
         """
         length = sum(len(rows) for rows in self.rows)
         if self.axis >= tensor.ndim or tensor.shape[self.axis] != length:
@@ -39,22 +41,22 @@ class Split:
         return _bits(tensor).index_select(self.axis, self._on(tensor, rank)).view(tensor.dtype)
 
     def shape(self, whole: tuple[int, ...], rank: int) -> tuple[int, ...]:
-        """The shape of a rank's part of a tensor of shape `whole`."""
+        """The shape of a rank's shard of a tensor of shape `whole`."""
         before, after = whole[: self.axis], whole[self.axis + 1 :]
         return (*before, *after) if self.own else (*before, len(self.rows[rank]), *after)
 
-    def place(self, index: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """The rank that has an element of the whole, and the element's index in its part."""
+    def locate(self, index: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """The rank that owns an element of the whole, and the element's index in its shard."""
         before, at, after = index[: self.axis], index[self.axis], index[self.axis + 1 :]
         for rank, rows in enumerate(self.rows):
             found = torch.nonzero(rows == at).flatten()
             if len(found):
                 mine = () if self.own else (int(found[0]),)
                 return rank, (*before, *mine, *after)
-        raise IndexError(f"no rank has {at} of dimension {self.axis}")
+        raise IndexError(f"no rank has index {at} of dimension {self.axis}")
 
     def put(self, whole: torch.Tensor, part: torch.Tensor, rank: int) -> None:
-        """Write a rank's part, of the right shape, to its place."""
+        """Write a rank's shard, of the right shape, into the whole."""
         if self.own:
             part = part.unsqueeze(self.axis)
         _bits(whole).index_copy_(self.axis, self._on(whole, rank), _bits(part.contiguous()))
@@ -63,7 +65,7 @@ class Split:
         return self.rows[rank].to(tensor.device)
 
     def owner(self, size: int) -> tuple[int, ...]:
-        """The rank that has each index along the dimension."""
+        """The rank that owns each index along the dimension."""
         found = torch.zeros(size, dtype=torch.int64)
         for rank, rows in enumerate(self.rows):
             found[rows] = rank
@@ -71,7 +73,7 @@ class Split:
 
 
 class UnevenError(ValueError):
-    """A length that ranks cannot share evenly, where nobody said how else."""
+    """A length that ranks cannot share evenly, with no rule for uneven lengths."""
 
     def __init__(self, length: int, count: int) -> None:
         self.length = length
@@ -80,10 +82,10 @@ class UnevenError(ValueError):
 
 
 def parts(length: int, count: int, uneven: str | None) -> list[range]:
-    """`count` parts of `range(length)`, in order.
+    """Split `range(length)` into `count` ranges, in order.
 
-    uneven: `balanced` gives the first parts one more, `ceil` gives every part
-        ceil(length / count), the last ones less or nothing.
+    With `uneven` "balanced" the first ranges have one more, with "ceil" each has
+    ceil(length / count) and the last ones less or nothing.
 
     Raises:
         UnevenError: `count` does not divide `length`, and `uneven` is None.
@@ -99,16 +101,17 @@ def parts(length: int, count: int, uneven: str | None) -> list[range]:
 
 
 def chunks_of(rank: int, world: int, order: str) -> list[int]:
-    """The numbers of a rank's chunks: of `world` where contiguous, of 2 `world` in a zigzag."""
+    """Indices of a rank's chunks, of `world` chunks if contiguous, of 2 `world` in a zigzag."""
     return [rank] if order == "contiguous" else [rank, 2 * world - 1 - rank]
 
 
 def owners(
     lengths: Sequence[int], world: int, order: str = "contiguous", uneven: str | None = None
 ) -> list[list[range]]:
-    """By rank: the rows it has of sequences of these lengths, packed one after the other.
+    """For each rank its rows of packed sequences with these lengths; each sequence is split alone.
 
-    Every sequence is split by itself. Raises UnevenError as `parts` does.
+    Raises:
+        UnevenError: see `parts`.
     """
     count = world if order == "contiguous" else 2 * world
     found: list[list[range]] = [[] for _ in range(world)]
@@ -124,5 +127,5 @@ def owners(
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as integers, where PyTorch cannot index its dtype."""
+    """View 8-bit dtypes as integers: PyTorch cannot index float8."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

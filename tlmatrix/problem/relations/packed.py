@@ -19,12 +19,10 @@ from tlmatrix.problem.declared.packed import (
     packing_of,
     paging_of,
     selected_lengths,
-    value_of,
 )
 from tlmatrix.problem.declared.tensors import generate_inputs
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.poison import poison_scale
-from tlmatrix.problem.relations.forms import balanced_lengths
 from tlmatrix.problem.seeded import permutation, seeded_random
 from tlmatrix.spec.lengths import sides_of
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.build import Declared
     from tlmatrix.problem.model import RelationKind, Tensors
 
-__all__ = ["other_lengths", "packed_relations"]
+__all__ = ["packed_relations"]
 
 _CLOSE = 1e-9
 """Largest relative difference of two float64 references that counts as rounding."""
@@ -61,35 +59,6 @@ def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
             continue
         if found is not None:
             yield found
-
-
-def other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
-    """The case with other inputs, and other lengths if tensors keep their sizes.
-
-    Detects an entry that caches what it read from a tensor of lengths.
-    """
-    setup = case.setup
-    made = generate_inputs(setup, case.declaration, distribution, seed)
-    plain = replace(case, inputs=made, distribution=distribution, seed=seed, given_cotangents=None)
-    changed = {
-        axis: value_of(
-            setup.values[axis], list(map(balanced_lengths, sides_of(setup.values[axis])))
-        )
-        for axis in packed_axes(setup.values, case.declaration)
-    }
-    values = {**setup.values, **changed}
-    if not changed or case.reference is None or not setup.satisfies_where(values):
-        return plain
-    try:
-        setup = replace(setup, values=values)
-        inputs = generate_inputs(setup, case.declaration, distribution, seed)
-        other = replace(plain, setup=setup, inputs=inputs)
-        shapes = {name: info.shape for name, info in other.infos.items()}
-    except Exception:  # noqa: BLE001 - the reference cannot take these lengths
-        return plain
-    same = all(inputs[name].shape == made[name].shape for name in made)
-    mine = {name: info.shape for name, info in case.infos.items()}
-    return other if same and shapes == mine else plain
 
 
 class _NotSplittableError(Exception):

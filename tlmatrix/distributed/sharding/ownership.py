@@ -1,7 +1,7 @@
-"""A whole problem as checks see it whose tensors several ranks share.
+"""Whole problems whose results name the rank that owns each element.
 
-Its results say whose each element is, and relations whose problems the ranks could not share are
-left out: a batch that is split in two may have lengths that they do not divide.
+Relations whose problems cannot be sharded are left out: a batch split in two may have lengths that
+the ranks do not divide.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, Relation, RelationKind, TensorInfo
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["shared_out"]
+__all__ = ["with_owners"]
 
 
-def shared_out(spec: Spec, problem: Problem) -> Problem:
-    """The problem with the owner of every element of its results; as it is without ranks.
+def with_owners(spec: Spec, problem: Problem) -> Problem:
+    """Add the owning rank of each element to a problem's results, if its spec has ranks.
 
     Raises:
-        SpecError: the ranks cannot share its tensors as `shards` say.
+        SpecError: the ranks cannot share the tensors as `shards` declares.
     """
     if not has_ranks(spec):
         return problem
-    return _told(spec, problem, Sharding.of(spec, problem))
+    return _with_owners(spec, problem, Sharding.of(spec, problem))
 
 
-def _told(spec: Spec, problem: Problem, sharding: Sharding) -> Problem:
+def _with_owners(spec: Spec, problem: Problem, sharding: Sharding) -> Problem:
     owned: dict[tuple[int, tuple[int, ...]], tuple[Dim, Dim]] = {}
 
     def info(name: str) -> TensorInfo:
@@ -44,14 +44,14 @@ def _told(spec: Spec, problem: Problem, sharding: Sharding) -> Problem:
             return made
         dim = made.dims[split.axis]
         owner = split.owner(dim.size)
-        # A dim that several results share stays one: its regions are counted once.
+        # Results may share a dim object, whose regions are counted once.
         _, mine = owned.setdefault((id(dim), owner), (dim, replace(dim, owner=owner)))
         dims = (*made.dims[: split.axis], mine, *made.dims[split.axis + 1 :])
         return replace(made, dims=dims)
 
     def relations(kind: RelationKind) -> Iterator[Relation]:
         for relation in problem.relations(kind):
-            made = _shared(spec, relation)
+            made = _sharded_relation(spec, relation)
             if made is not None:
                 yield made
 
@@ -59,10 +59,10 @@ def _told(spec: Spec, problem: Problem, sharding: Sharding) -> Problem:
     return replace(problem, outputs=outputs, relations=relations)
 
 
-def _shared(spec: Spec, relation: Relation) -> Relation | None:
-    """The relation with its problems shared out; None where ranks cannot."""
+def _sharded_relation(spec: Spec, relation: Relation) -> Relation | None:
+    """The relation with owners in its problems; None if the ranks cannot share them."""
     try:
-        made = tuple(shared_out(spec, each) for each in relation.problems)
+        made = tuple(with_owners(spec, each) for each in relation.problems)
     except SpecError:
         return None
     return replace(relation, problems=made)
