@@ -346,7 +346,7 @@ def test_an_axis_may_be_read_by_the_context_only(make: Make, backend: Backend) -
 
 _FACTORY = """\
 factory: {{module}}:{name}
-compile: {{{{rows: rows, cols: "cols"{more}}}}}
+factory_args: {{{{rows: rows, cols: "cols"{more}}}}}
 call: [{call}]
 returns: [y]"""
 

@@ -173,7 +173,7 @@ def test_an_nvcc_error_is_reported_with_its_message(tmp_path):
 @nvcc
 def test_budgets_of_the_spec_are_checked(tmp_path):
     rules = """\
-assembly:
+codegen:
   - {kernel: double_elements, instructions: [wgmma.mma_async, ld.global]}
   - {when: "arch == 'sm_90a' and n == 100", registers: 2}
   - {when: "arch == 'sm_80'", registers: 1}
@@ -202,9 +202,9 @@ known_bugs:
 
 
 def test_invalid_inputs_are_tested_on_this_backend(tmp_path):
-    reject = 'rejects:\n  - {set: {kernel: none}, raises: KeyError, matching: "None"}\n'
-    results = judged(tmp_path, "double", reject)
-    assert [result.status for result in results if result.origin == "reject"] == [
+    invalid = 'invalid_inputs: {raises: KeyError, messages: {"None": {kernel: none}}}\n'
+    results = judged(tmp_path, "double", invalid)
+    assert [result.status for result in results if result.origin == "invalid"] == [
         tlmatrix.Status.PASSED
     ]
 

@@ -69,7 +69,7 @@ def test_a_finding_in_the_kernel_of_one_rank(tmp_path):
 
 @nvcc
 def test_a_kernel_that_waits_for_flags_is_assembled_without_their_signals(tmp_path):
-    rule = "assembly: [{kernel: double_when_told, instructions: [ld.acquire.sys], spills: 0}]\n"
+    rule = "codegen: [{kernel: double_when_told, instructions: [ld.acquire.sys], spills: 0}]\n"
     result = assembled(tmp_path, "waiting", rule)
     assert result.status is tlmatrix.Status.PASSED, str(result)
     assert names(result) == ["double_elements", "double_when_told"]

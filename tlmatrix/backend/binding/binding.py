@@ -77,9 +77,9 @@ def _entry(spec: Spec, found: Callable[..., Any]) -> tuple[Callee, bool, frozens
         module = module_entry(spec, found)
         taken = module.parameters
         return module, True, taken if taken is None or not spec.call else taken | named
-    if spec.constructor:
-        message = "construct: the entry is not a class of nn.Module; remove `construct`"
-        raise BindingError([spec.issue(("construct",), message)])
+    if spec.constructor_args:
+        message = "constructor_args: the entry is not a class of nn.Module; remove the key"
+        raise BindingError([spec.issue(("constructor_args",), message)])
     parameters = parameters_of(found)
     if is_tilelang_factory(found):
         callee: Callee = JitEntry(spec, found, parameters or {})
