@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from shared_lowering import lowerer, shared_lowering
 
 import tlmatrix
 from tlmatrix.backend.assembly import find_toolkit
 from tlmatrix.backend.backends import CompileBackend
+
+__all__ = ["lowerer", "shared_lowering"]
 
 HERE = Path(__file__).parent
 nvcc = pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
@@ -34,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def own_cache(folder, monkeypatch):
+def own_cache(folder, monkeypatch, shared_lowering):
     monkeypatch.setenv("TLMATRIX_CACHE", str(folder))
 
 

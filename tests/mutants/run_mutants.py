@@ -23,7 +23,7 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 from mutant_catalog import FOLDER, ROOT, Mutant, load_mutants  # noqa: E402 - after the threads
-from mutant_hunt import Bits, Hunt, Plans, hunt, plain_tests  # noqa: E402
+from mutant_hunt import Bits, Hunt, Plans, hunt  # noqa: E402
 from mutant_score import describe, faults, page_with, readme_with, summary  # noqa: E402
 
 from tlmatrix.backend import backend_named  # noqa: E402
@@ -88,9 +88,10 @@ def _warm() -> Plans:
     return plans
 
 
-def _bits(plans: Plans) -> Bits:
-    """What the kernels as they are make of each plain test; all of them must pass."""
-    record = hunt(Hunt(None, plain=tuple(plain_tests()), limit=300), plans)
+def _bits(plans: Plans, mutants: list[Mutant]) -> Bits:
+    """The results of the unchanged kernels in the mutants' plain tests; all of them must pass."""
+    plain = {test.name: test for mutant in mutants for test in plans.plain_tests(mutant)}
+    record = hunt(Hunt(None, plain=tuple(plain.values()), limit=300), plans)
     if record.plain or record.trouble:
         sys.exit(f"a plain test fails without any bug: {record.plain}{record.trouble}")
     return record.bits
@@ -98,7 +99,7 @@ def _bits(plans: Plans) -> Bits:
 
 def _hunted(mutants: list[Mutant], plans: Plans, jobs: int, limit: float) -> Iterator[dict]:
     """The records of mutants as they come, from `jobs` processes."""
-    bits = _bits(plans)
+    bits = _bits(plans, mutants)
     context = multiprocessing.get_context("fork")
     waiting, done = context.SimpleQueue(), context.SimpleQueue()
     workers = [
