@@ -38,7 +38,6 @@ from overhead import Clock, guards_counted
 from rich.console import Console
 from rich.table import Table
 
-from tlmatrix.backend import backend_named
 from tlmatrix.check import pipeline, relations, sanitizers
 from tlmatrix.check.guards import Guards
 from tlmatrix.fuzz.generation import without_hook
@@ -122,7 +121,7 @@ class Bench:
     def __init__(self, spec: Spec, relations: Relations, path: Path) -> None:
         self.spec = spec
         self.relations = relations
-        self.runner = Runner(backend_named("interpreter"), asked="interpreter")
+        self.runner = Runner("interpreter")
         self.runner.prepare()
         self.writer = RecordsWriter(path)
         self.failures = 0

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from tlmatrix.backend import Backend, backend_named
 from tlmatrix.report.text import describe_result
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
@@ -19,6 +18,7 @@ from tlmatrix.spec.loader import find_specs, load_spec
 from tlmatrix.spec.model.spec import Spec
 
 if TYPE_CHECKING:
+    from tlmatrix.backend import Backend
     from tlmatrix.check.finding import Finding
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
@@ -63,9 +63,8 @@ def run_specs(
         SpecError: a spec is wrong.
         BackendUnavailableError: the backend cannot run here.
     """
-    runner = Runner(backend_named(backend) if isinstance(backend, str) else backend, seed=seed)
     results = []
-    try:
+    with Runner(backend, seed=seed) as runner:
         for spec in _specs(specs):
             planned = plan(spec, tier, seed=seed or None)
             picked = (case for case in planned.cases() if select is None or select(case))
@@ -74,8 +73,6 @@ def run_specs(
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
-    finally:
-        runner.close()
     return Results(tuple(results))
 
 

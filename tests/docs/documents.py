@@ -1,10 +1,10 @@
-"""Runs a Markdown document as its reader would: writes its files, types its commands.
+"""Executes a Markdown document: writes its files, runs its commands, compares their output.
 
 Fenced blocks that matter, by their info string:
 
     ```yaml title="a.yaml"   the block is the file's content
     ```diff title="a.py"     lines with - become the lines with +, at the one place they stand
-    ```console exit="1"      lines with $ are typed; the others are what the last command prints,
+    ```console exit="1"      lines with $ are run; the others are what the last command prints,
                              with ... for what differs from run to run; exit is its exit code,
                              and numbers="any" lets numbers differ
 
@@ -54,10 +54,12 @@ def blocks(document: Path) -> list[Block]:
 
 
 def play(document: Path, folder: Path, env: dict[str, str], *, skip: tuple[str, ...] = ()) -> int:
-    """Follow a document in `folder`; how many commands ran.
+    """Execute a document in `folder`, and return the number of commands that ran.
 
-    Raises AssertionError where a command does not do what the document says. Commands that start
-    with a text of `skip` are not run.
+    Commands that start with a prefix in `skip` are not run.
+
+    Raises:
+        AssertionError: the exit code or the output of a command differs from the document.
     """
     ran = 0
     for block in blocks(document):
@@ -79,7 +81,7 @@ def _write(block: Block, path: Path, place: str) -> None:
     removed = "".join(f"{x[1:]}\n" for x in block.text.splitlines() if x.startswith("-"))
     added = "".join(f"{x[1:]}\n" for x in block.text.splitlines() if x.startswith("+"))
     before = path.read_text()
-    assert before.count(removed) == 1, f"{place}: {path.name} has not these lines once:\n{removed}"
+    assert before.count(removed) == 1, f"{place}: expected once in {path.name}:\n{removed}"
     path.write_text(before.replace(removed, added))
 
 
@@ -108,14 +110,14 @@ def _run(command: Command, folder: Path, env: dict[str, str], place: str) -> Non
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    told = f"{place}: $ {command.text}\n{done.stdout}"
-    assert done.returncode == command.exit, f"exit {done.returncode}, not {command.exit}: {told}"
+    shown = f"{place}: $ {command.text}\n{done.stdout}"
+    assert done.returncode == command.exit, f"exit {done.returncode}, not {command.exit}: {shown}"
     missing = _missing(command.expected, done.stdout, any_number=command.numbers == "any")
-    assert missing is None, f"no line like {missing!r} (in this order): {told}"
+    assert missing is None, f"no line like {missing!r} (in this order): {shown}"
 
 
 def _missing(expected: list[str], printed: str, *, any_number: bool) -> str | None:
-    """The first expected line that the output has not, in order; None if it has all."""
+    """The first expected line that is missing from the output, in order; None if none is."""
     plain = _without_numbers if any_number else _words
     lines = iter(plain(line) for line in printed.splitlines())
     for line in expected:

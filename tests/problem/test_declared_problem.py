@@ -143,15 +143,15 @@ def test_repeat_draws_other_inputs_and_comes_back():
         ({"reference": "no_such_module:f"}, "no module 'no_such_module'; looked in"),
         ({"reference": "declared_references:number"}, "is not a function"),
         ({"outputs": ["y", "z"]}, "returned 1 tensors; outputs are y, z"),
-        (one_input("wants_more"), "parameter 'gain', neither input nor axis"),
+        (one_input("wants_more"), "parameter 'gain' is neither an input nor an axis"),
         (
             {"outputs": {"y": {"shape": ["cols", "rows"]}}},
-            "declared [8, 3]; the reference gives [3, 8]",
+            "declared [8, 3]; the reference returned [3, 8]",
         ),
         ({"inputs": {"v": {"shape": ["rows"], "dtype": "float16"}}}, "has no parameter 'v'"),
         (
             {"inputs": {"x": {"shape": ["rows - 4", 8], "dtype": "float16"}}},
-            "'rows - 4' is -1, not a size",
+            "'rows - 4' is -1; a size is",
         ),
     ],
 )
@@ -192,8 +192,8 @@ def test_inputs_may_have_bounds_that_the_axes_give():
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"between": [3, "rows - 1"]}, "nothing lies between 3 and 2: the least first"),
-        ({"between": [0, "rows / 2"]}, r"'rows / 2' is 1.5, not a whole number"),
+        ({"between": [3, "rows - 1"]}, "the lower bound 3 exceeds the upper bound 2"),
+        ({"between": [0, "rows / 2"]}, r"'rows / 2' is 1.5; it must be an integer"),
     ],
 )
 def test_bounds_that_make_no_sense_are_told_at_their_place(more, words):

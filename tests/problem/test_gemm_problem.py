@@ -245,8 +245,8 @@ def test_a_transposed_product_needs_a_spec_with_the_dtypes_swapped():
     ("change", "words"),
     [
         ({"a_dtype": "int8"}, "gemm needs the axis dtype, or both a_dtype and b_dtype"),
-        ({"dtype": "int8"}, "out_dtype: int8 holds no sums of int8 times int8"),
-        ({"dtype": "float16", "out_dtype": "int32"}, "int32 holds no sums of float16"),
+        ({"dtype": "int8"}, "out_dtype: int8 cannot hold sums of int8 times int8"),
+        ({"dtype": "float16", "out_dtype": "int32"}, "int32 cannot hold sums of float16"),
         ({"dtype": "float16", "b_dtype": "int3"}, "b_dtype: unknown dtype 'int3'"),
         ({"dtype": "float16", "scaled": "channel"}, "scaled: 'channel' is not true or false"),
     ],

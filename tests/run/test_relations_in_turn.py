@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.matrix import Case
 from tlmatrix.run import Status
 from tlmatrix.run.result import CaseResult
@@ -44,7 +43,7 @@ def run(tmp_path_factory):
 
     def run(rows, relations="all", more=""):
         spec = parse_spec(SPEC + more, folder / "turns.yaml")
-        runner = Runner(InterpreterBackend(), asked="interpreter")
+        runner = Runner("interpreter")
         case = Case("turns", {"rows": rows}, origin="fuzz")
         return runner.run(spec, case, reruns=relations)
 

@@ -41,13 +41,13 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
         UsageError: the spec, case, tensor or element does not exist.
         SpecError: the spec is invalid.
     """
-    from tlmatrix.backend import EntryError, backend_named
+    from tlmatrix.backend import EntryError
     from tlmatrix.interpreter import NotMadeError, Unsupported, interpret
     from tlmatrix.run.runner import Runner
 
     _, spec, case = named_case(arguments.case, arguments.values, config)
     seed = arguments.seed if arguments.seed is not None else config.seed
-    runner = Runner(backend_named("interpreter"), seed=seed, roots=(config.root,))
+    runner = Runner("interpreter", seed=seed, roots=(config.root,))
     if case.origin == "reject":
         raise UsageError(f"{case.id} is an invalid input: the entry refuses it without output")
     name, index = _element(arguments, runner, spec, case)

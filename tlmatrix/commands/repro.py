@@ -44,19 +44,24 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
         UsageError: there is no such spec or case, or the values are no values of its axes.
         SpecError: the spec is wrong.
     """
-    from tlmatrix.backend import BackendUnavailableError, backend_named
+    from tlmatrix.backend import BackendUnavailableError
     from tlmatrix.run.result import Status
     from tlmatrix.run.runner import Runner
 
     path, spec, case = named_case(arguments.case, arguments.values, config)
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # A crash shows where; a replaced stderr has no file.
+    seed = arguments.seed if arguments.seed is not None else config.seed
     try:
-        backend = backend_named(arguments.backend or config.backend)
+        runner = Runner(
+            arguments.backend or config.backend,
+            seed=seed,
+            roots=(config.root,),
+            keep_going=arguments.keep_going,
+        )
     except BackendUnavailableError as error:
         raise UsageError(str(error)) from error
-    seed = arguments.seed if arguments.seed is not None else config.seed
-    runner = Runner(backend, seed=seed, roots=(config.root,), keep_going=arguments.keep_going)
+    backend = runner.backend
     where = backend.name if backend.arch == backend.name else f"{backend.name}, {backend.arch}"
     print(f"{spec.name}: {case.id}\non {where}, seed {seed}\n")
     result = runner.run(spec, case, path=path)

@@ -131,7 +131,7 @@ def serve_cases(connection: Connection, runner: Runner, spec: Spec, path: str) -
             return
         case = Case(name, values, "fuzz")
         signal.alarm(math.ceil(limit) + _GRACE)
-        result = runner.run(spec, case, path=path, reruns=reruns)
+        result = runner.judge(spec, case, path=path, reruns=reruns)
         signal.alarm(0)
         connection.send(replace(result, values={}, findings=(), kernels=(), coverage=None))
 

@@ -236,7 +236,7 @@ class _Search:
             seconds=time.monotonic() - self._budget.began,
             counts=dict(self._counts),
             found=tuple(self._found),
-            exhausted=not self._budget.spent(self._examples) and not self._runner.lost,
+            exhausted=not self._budget.spent(self._examples) and not self._runner.broken_by,
             counted=self._guidance.counted,
             coverage=self._guidance.coverage,
             closest=self._closest,
@@ -244,7 +244,7 @@ class _Search:
 
     def _over(self) -> bool:
         done = self._budget.spent(self._examples) or self._duplicates >= _MAX_DUPLICATES
-        return done or bool(self._runner.lost)
+        return done or bool(self._runner.broken_by)
 
     def _one(self, case: Case) -> Mapping[str, float] | None:
         from tlmatrix.fuzz.generation import StopGenerating
@@ -275,6 +275,8 @@ class _Search:
         if self._hooks.on_start is not None:
             self._hooks.on_start(case, reruns != "rotate")
         self._runner.coverage = coverage
+        if reruns != "rotate":
+            return self._runner.judge(spec, case, path=self._path, reruns=reruns)
         return self._runner.run(spec, case, path=self._path, reruns=reruns)
 
     def _on_failure(self, case: Case, result: CaseResult) -> None:
@@ -313,7 +315,7 @@ def shrink_failure(
     runner.coverage = False
 
     def run(case: Case, spec: Spec, reruns: Reruns) -> CaseResult:
-        return runner.run(spec, case, path=result.path, reruns=reruns)
+        return runner.judge(spec, case, path=result.path, reruns=reruns)
 
     try:
         return _with_region(spec, runner, _shrink(spec, case, result, cause, run, seconds))

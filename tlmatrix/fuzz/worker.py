@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend.gpus import all_visible_gpus, confine_process
 from tlmatrix.fuzz.lost_cases import ChildProcess, LostCase, fork_child, serve_cases, shrink_lost
-from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.spec.model.sharding import WORLD
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
     from tlmatrix.matrix import Case
     from tlmatrix.run.records import RecordsWriter
+    from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
@@ -57,9 +57,8 @@ def worker_main(connection: Connection, settings: Settings, gpu: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from tlmatrix.run.records import RecordsWriter
 
-    runner = _runner(settings)
-    records = RecordsWriter(settings.results)
-    name = f"fuzz{os.getpid()}"
+    records = RecordsWriter(settings.results, case_coverage=False)
+    runner = _runner(settings, records)
     load = cache(_load)  # once, so that an edit of the spec does not affect a running search
     while (job := connection.recv()) is not None:
         spec = load(job.path, runner.roots)
@@ -67,10 +66,10 @@ def worker_main(connection: Connection, settings: Settings, gpu: str) -> None:
             found = _shrink(connection, job, job.lost, spec, runner, settings)
             connection.send(("shrunk", _slim_failure(found)))
             continue
-        report = _search(connection, job, spec, runner, records, name)
+        report = _search(connection, job, spec, runner, records)
         _trim_heap()
         connection.send(("done", report))
-        if runner.lost:
+        if runner.broken_by:
             os._exit(70)  # the CUDA context is unusable after a fault
 
 
@@ -82,15 +81,19 @@ def _trim_heap() -> None:
         trim(0)
 
 
-def _runner(settings: Settings) -> Runner:
+def _runner(settings: Settings, records: RecordsWriter | None = None) -> Runner:
     import torch
 
-    from tlmatrix.backend import backend_named
     from tlmatrix.run.runner import Runner
 
     torch.set_num_threads(1)
-    backend = backend_named(settings.backend)
-    runner = Runner(backend, roots=settings.roots, asked=settings.backend, strict=settings.strict)
+    runner = Runner(
+        settings.backend,
+        roots=settings.roots,
+        strict=settings.strict,
+        records=records,
+        worker=f"fuzz{os.getpid()}",
+    )
     runner.prepare()
     return runner
 
@@ -132,7 +135,7 @@ def _load(path: str, roots: tuple[Path, ...]) -> Spec:
 
 
 def _search(
-    connection: Connection, job: Job, spec: Spec, runner: Runner, records: RecordsWriter, name: str
+    connection: Connection, job: Job, spec: Spec, runner: Runner, records: RecordsWriter
 ) -> FuzzReport:
     """Run one job; every case is in the results file before the pool learns of it."""
     from tlmatrix.fuzz.search import fuzz_spec
@@ -141,18 +144,11 @@ def _search(
         connection.send(("is new", _case_hash(case)))
         return bool(connection.recv())
 
-    def on_start(case: Case, shrinking: bool) -> None:
-        if not shrinking:
-            records.start(job.path, case.id, name)
-        blank = CaseResult(
-            spec=spec.name, path=job.path, case=case.id, key=case.key, values=dict(case.values),
-            origin="fuzz", status=Status.CRASHED, backend=runner.backend.name,
-            arch=runner.backend.arch, asked=runner.asked,
-        )  # fmt: skip
-        connection.send(("start", blank))
+    def on_start(case: Case, _shrinking: bool) -> None:
+        blank = runner.unfinished(spec, case, job.path)
+        connection.send(("start", replace(blank, values=dict(case.values))))
 
     def on_result(result: CaseResult) -> None:
-        records.case(replace(result, coverage=None))
         connection.send(("result", _slim(result) if result.failed else _for_counting(result)))
 
     compiled = runner.backend.name == "cuda"

@@ -7,10 +7,6 @@ traceback: the frames that lead to a comparison inside tlmatrix help nobody.
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
-import traceback
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +21,6 @@ from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
     from _pytest._code.code import TerminalRepr
 
@@ -38,11 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CaseFailure", "CaseItem", "SpecFile"]
 
-_GRACE = 10.0
-"""Seconds between asking a case to stop and ending its process."""
-_ENDED = 70
-"""Exit status of a process that a case left unusable."""
-
 
 class CaseFailure(Exception):  # noqa: N818 - it reports a failure; nothing went wrong here
     """A case that makes the run fail; carries its result."""
@@ -50,10 +40,6 @@ class CaseFailure(Exception):  # noqa: N818 - it reports a failure; nothing went
     def __init__(self, result: CaseResult) -> None:
         self.result = result
         super().__init__(result.case)
-
-
-class _CaseTimeout(BaseException):
-    """Raised in the middle of a case whose time is up; no handler of `Exception` may eat it."""
 
 
 class SpecFile(pytest.File):
@@ -109,10 +95,6 @@ class CaseItem(pytest.Item):
         self.group: str | None = None
         self.result: CaseResult | None = None
         self.seconds_allowed: float | None = None
-        self._timed_out = False
-        self._stack: list[str] = []
-        self._interrupted = False
-        self._watchdog: threading.Timer | None = None
 
     @cached_property
     def shown_path(self) -> str:
@@ -120,35 +102,31 @@ class CaseItem(pytest.Item):
         return shown_path(self.path)
 
     def runtest(self) -> None:
-        """Run and judge the case; the result goes to the results file before pytest hears of it."""
+        """Run, judge and record the case, then report it to pytest."""
+        from tlmatrix.run.runner import UNUSABLE
+
         state = self._state()
         runner = state.runner()
-        state.record_start(self.shown_path, self.name)
-        with suppress(_CaseTimeout), _one_thread(), self._interruptible(), self._timer():
-            self.result = self._judged(runner)
-        if self._interrupted:
-            # Compilers of the code under test got the signal too, and their failure is no finding.
-            raise KeyboardInterrupt
-        if self._timed_out:
-            # The code under test may have turned our exception into its own.
-            self.result = self._timeout_result(self._stack)
-        assert self.result is not None
-        state.record_case(self.result)
-        if state.expendable and (runner.lost or self._timed_out):
-            # A CUDA context after a fault, or modules whose import was cut short: whatever ran
-            # next would fail for no fault of its own. Another process goes on.
-            os._exit(_ENDED)
+        with _one_thread():
+            self.result = self._run(runner)
+        if state.expendable and (runner.broken_by or self.result.status == "timeout"):
+            # The CUDA context is unusable after a fault, or modules are imported in part: the next
+            # case runs in another process.
+            os._exit(UNUSABLE)
         self._tell_pytest(self.result)
 
-    def _judged(self, runner: Runner) -> CaseResult:
-        spec, case, path = self.spec, self.case, self.shown_path
+    def _run(self, runner: Runner) -> CaseResult:
+        spec, case, path, limit = self.spec, self.case, self.shown_path, self.seconds_allowed
         if case.origin != "fuzz":
-            return runner.run(spec, case, path=path)
-        # One of many: the checks that run the code again take turns.
-        result = runner.run(spec, case, path=path, reruns="rotate")
-        if not result.failed or runner.lost:
-            return result
-        return self._state().shrinking.shrunk(runner, spec, case, result, self.seconds_allowed)
+            return runner.run(spec, case, path=path, time_limit=limit)
+
+        def shrunk(result: CaseResult) -> CaseResult:
+            if not result.failed or runner.broken_by:
+                return result
+            return self._state().shrinking.shrunk(runner, spec, case, result, limit)
+
+        # Of the checks that run the code again, each fuzz case gets one, in rotation.
+        return runner.run(spec, case, path=path, reruns="rotate", time_limit=limit, refine=shrunk)
 
     def _tell_pytest(self, result: CaseResult) -> None:
         from tlmatrix.run.result import Status
@@ -172,87 +150,6 @@ class CaseItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The spec's file and the case; there is no line of Python to show."""
         return self.path, None, f"{self.spec.name}: {self.name}"
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Remember a Ctrl-C that comes inside, where it may be turned into another exception.
-
-        Where it is ignored, as in a script's background jobs, it stays so.
-        """
-        is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            yield
-            return
-        handler = signal.signal(signal.SIGINT, self._on_interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, handler)
-
-    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        self._interrupted = True
-        raise KeyboardInterrupt
-
-    @contextmanager
-    def _timer(self) -> Iterator[None]:
-        """Stop what runs inside after the time allowed, and the process where that does not help.
-
-        A signal raises an exception in Python code. Code that never returns to Python (a hanging
-        kernel) does not see it; then a thread writes the result and ends the process.
-        """
-        seconds = self.seconds_allowed
-        if seconds is None:
-            yield
-            return
-        watchdog = threading.Timer(seconds + min(_GRACE, seconds), self._end_process)
-        watchdog.daemon = True
-        watchdog.start()
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main:
-            handler = signal.signal(signal.SIGALRM, self._on_alarm)
-            left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-        try:
-            yield
-        finally:
-            watchdog.cancel()
-            if is_main:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, handler)
-                signal.setitimer(signal.ITIMER_REAL, left)
-
-    def _on_alarm(self, _signal: int, frame: FrameType | None) -> None:
-        self._timed_out = True
-        self._stack = traceback.format_stack(frame)
-        raise _CaseTimeout
-
-    def _end_process(self) -> None:
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
-        result = self._timeout_result(traceback.format_stack(frame) if frame else [])
-        self._state().record_case(result)
-        line = f"\n{result.node}: no end in sight; the process is stopped\n"
-        os.write(2, line.encode())
-        os._exit(_ENDED)
-
-    def _timeout_result(self, frames: list[str]) -> CaseResult:
-        from tlmatrix.run.result import CaseResult, Status
-        from tlmatrix.run.timeouts import out_of_time
-
-        state = self._state()
-        backend = state.runner().backend
-        return CaseResult(
-            spec=self.spec.name,
-            path=self.shown_path,
-            case=self.name,
-            key=self.case.key,
-            values=self.case.values,
-            origin=self.case.origin,
-            status=Status.TIMEOUT,
-            findings=(out_of_time(frames),),
-            backend=backend.name,
-            arch=backend.arch,
-            asked=state.settings.backend,
-            seed=state.settings.seed,
-        )
 
     def _state(self) -> State:
         return state_of(self.config)

@@ -179,18 +179,19 @@ class State:
             if not self.is_worker:
                 words = "importing PyTorch and TileLang"
                 self.config.hook.pytest_tlmatrix_event(event=Preparing(words))
-            from tlmatrix.backend import backend_named
             from tlmatrix.run.runner import Runner
 
             self._runner = Runner(
-                backend_named(self.settings.backend, self.settings.architectures),
+                self.settings.backend,
+                architectures=self.settings.architectures,
                 seed=self.settings.seed,
                 roots=(self.config.rootpath,),
-                asked=self.settings.backend,
                 coverage=self.settings.coverage != "off",
                 rank_seconds=self._rank_seconds(),
                 strict=self.settings.unsupported == "fail",
                 keep_going=self.settings.keep_going,
+                records=self._records(),
+                worker=self.worker or "main",
             )
             self._runner.prepare()
             if not self.is_worker:
@@ -209,14 +210,6 @@ class State:
 
         brief = self.config.option.verbose <= 0
         return "\n".join(describe_result(result, width=self.width, brief=brief))
-
-    def record_start(self, path: str, case: str) -> None:
-        """A case begins in this process."""
-        self._records().start(path, case, self.worker or "main")
-
-    def record_case(self, result: CaseResult) -> None:
-        """A case ended in this process."""
-        self._records().case(result)
 
     def begin(self, cases: Mapping[str, int]) -> None:
         """Cases are about to run: write the header, tell listeners.

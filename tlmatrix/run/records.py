@@ -34,10 +34,14 @@ class RecordsError(ValueError):
 
 
 class RecordsWriter:
-    """Appends records to a results file; safe for several processes at once."""
+    """Appends records to a results file; safe for several processes at once.
 
-    def __init__(self, path: Path) -> None:
+    Without `case_coverage` only calls of `coverage` write coverage, such as that of a search.
+    """
+
+    def __init__(self, path: Path, *, case_coverage: bool = True) -> None:
         self.path = path
+        self._case_coverage = case_coverage
         self._coverage = CoverageWriter()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -53,9 +57,9 @@ class RecordsWriter:
         self._append("start", {"path": path, "case": case, "worker": worker})
 
     def case(self, result: CaseResult) -> None:
-        """Write the result of a case and its coverage, if measured."""
+        """Write the result of a case and, with `case_coverage`, its coverage if measured."""
         self._append("case", result.to_json())
-        if result.coverage is not None:
+        if self._case_coverage and result.coverage is not None:
             self.coverage(result.path, result.case, result.coverage)
 
     def coverage(self, path: str, case: str, coverage: Coverage) -> None:

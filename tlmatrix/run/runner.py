@@ -1,9 +1,11 @@
-"""Runs one case: the single way from a case to its `CaseResult`."""
+"""Runs cases: the one driver of pytest items, the Python API, fuzz workers and commands."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import os
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
 from tlmatrix.backend import backend_named
 from tlmatrix.interpreter.recorder import Recorder
@@ -11,22 +13,28 @@ from tlmatrix.run.compilation import compile_case
 from tlmatrix.run.coverage import counted
 from tlmatrix.run.execution import JudgeOptions, execute_case
 from tlmatrix.run.harness import Harness
+from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit
 from tlmatrix.run.measurements import Measurements
 from tlmatrix.run.outcome import Outcome, error_outcome, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
+from tlmatrix.run.timeouts import out_of_time
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from tlmatrix.backend import Backend
     from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
+    from tlmatrix.run.records import RecordsWriter
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Runner", "run_case"]
+__all__ = ["UNUSABLE", "Runner", "run_case"]
+
+UNUSABLE = 70
+"""Exit status of a process that a case left unusable."""
 
 
 def run_case(
@@ -37,46 +45,74 @@ def run_case(
     Raises:
         BackendUnavailableError: the backend cannot run here. Other errors are in the result.
     """
-    name = backend if isinstance(backend, str) else backend.name
-    found = backend_named(backend) if isinstance(backend, str) else backend
-    runner = Runner(found, seed=seed, asked=name)
-    try:
+    with Runner(backend, seed=seed) as runner:
         return runner.run(spec, case)
-    finally:
-        runner.close()
 
 
-@dataclass
 class Runner:
-    """Runs cases one after another in this process; `run` never raises.
+    """Runs cases one after another in this process.
+
+    Pytest items, the Python API, fuzz workers and commands all run a case with `run`, which
+    applies a time limit and records the result; errors of the code under test are findings.
 
     Attributes:
         backend: where kernels run.
-        seed: seed of the run; 0 gives every case its own inputs.
-        roots: folders, besides the spec's own, from which entries are imported.
-        asked: the backend as the user named it.
+        requested: the backend as the user named it, such as `auto`.
         coverage: measure kernel coverage, if the backend can.
-        strict: a kernel that the interpreter does not model is an error, not skipped.
-        keep_going: also make checks that would fail for the reason of an earlier finding.
         checks: the only checks to make; None makes those of each spec.
-        rank_seconds: time limit of a call on several ranks, after which they count as hung.
-        lost: the case that left the backend unusable in this process; later ones are skipped.
+        broken_by: the case that left the backend unusable in this process; later ones are skipped.
     """
 
-    backend: Backend
-    seed: int = 0
-    roots: tuple[Path, ...] = ()
-    asked: str = "auto"
-    coverage: bool = False
-    strict: bool = False
-    keep_going: bool = False
-    checks: Collection[str] | None = None
-    rank_seconds: float = 120.0
-    lost: str = ""
-    harness: Harness = field(init=False, repr=False)
+    def __init__(
+        self,
+        backend: Backend | str = "auto",
+        *,
+        architectures: Sequence[str] = (),
+        seed: int = 0,
+        roots: Sequence[Path] = (),
+        requested: str = "",
+        coverage: bool = False,
+        strict: bool = False,
+        keep_going: bool = False,
+        rank_seconds: float = 120.0,
+        records: RecordsWriter | None = None,
+        worker: str = "main",
+    ) -> None:
+        """Create the backend; nothing runs yet.
 
-    def __post_init__(self) -> None:
-        self.harness = Harness(self.backend, self.roots, self.rank_seconds)
+        Args:
+            backend: a backend or its name.
+            architectures: what the backend `compile` compiles for; by default those of each spec.
+            seed: seed of the run; 0 gives every case its own inputs.
+            roots: folders, besides the spec's own, from which entries are imported.
+            requested: the backend as the user named it, if not `backend`.
+            coverage: measure kernel coverage, if the backend can.
+            strict: a kernel that the interpreter does not model is an error, not skipped.
+            keep_going: also make checks that would fail for the reason of an earlier finding.
+            rank_seconds: time limit of a call on several ranks, after which they count as hung.
+            records: the results file that `run` writes to.
+            worker: the name of this process in the results file.
+
+        Raises:
+            BackendUnavailableError: the backend cannot run here.
+            ValueError: there is no such backend.
+        """
+        if isinstance(backend, str):
+            self.backend = backend_named(backend, architectures)
+            self.requested = requested or backend
+        else:
+            self.backend = backend
+            self.requested = requested or backend.name
+        self.seed = seed
+        self.roots = tuple(roots)
+        self.coverage = coverage
+        self.checks: Collection[str] | None = None
+        self.broken_by = ""
+        self._strict = strict
+        self._keep_going = keep_going
+        self._records = records
+        self._worker = worker
+        self._harness = Harness(self.backend, self.roots, rank_seconds)
 
     def prepare(self) -> None:
         """Import what every case needs, which would otherwise count as time of the first."""
@@ -90,9 +126,16 @@ class Runner:
             torch.autograd.grad(2 * one, one, torch.ones(1))
 
     def run(
-        self, spec: Spec, case: Case, *, path: str | None = None, reruns: Reruns = "all"
+        self,
+        spec: Spec,
+        case: Case,
+        *,
+        path: str | None = None,
+        reruns: Reruns = "all",
+        time_limit: float | None = None,
+        refine: Callable[[CaseResult], CaseResult] | None = None,
     ) -> CaseResult:
-        """Run and judge a case.
+        """Run and judge a case, and record its start and its result.
 
         Args:
             spec: the spec of the case.
@@ -101,43 +144,77 @@ class Runner:
             reruns: which checks that run the code again are made: `all`, one that the case's
                 seed picks (`rotate`, for fuzz cases), or those of these names (`{"isolation"}`,
                 for shrinking). Unless `all`, the result names those that ran.
+            time_limit: seconds after which the result is a timeout. If the case never returns to
+                Python, this process ends.
+            refine: replaces the result, within the time limit and before it is recorded.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, also if the code under test caught it; nothing is recorded.
         """
+        path = path or str(spec.path)
+        if self._records is not None:
+            self._records.start(path, case.id, self._worker)
+        result = unfinished = self.unfinished(spec, case, path)
+        interrupts = Interrupts()
+        limit = TimeLimit(time_limit, lambda frames: self._end_process(unfinished, frames))
+        with suppress(CaseTimeout), interrupts.watch(), limit.enforce():
+            judged = self.judge(spec, case, path=path, reruns=reruns)
+            result = judged if refine is None else refine(judged)
+        if interrupts.received:
+            raise KeyboardInterrupt
+        if limit.expired:
+            result = _timed_out(unfinished, limit.frames)
+        if self._records is not None:
+            self._records.case(result)
+        return result
+
+    def judge(
+        self, spec: Spec, case: Case, *, path: str | None = None, reruns: Reruns = "all"
+    ) -> CaseResult:
+        """Run and judge a case without a record: an attempt of shrinking."""
         counts = self.coverage and self.backend.measures_coverage
         measurements = Measurements(Recorder() if counts else None)
-        shown = path or str(spec.path)
-        options = JudgeOptions(self.seed, reruns, self.checks, self.strict, self.keep_going)
+        path = path or str(spec.path)
+        options = JudgeOptions(self.seed, reruns, self.checks, self._strict, self._keep_going)
         try:
-            outcome = self._outcome(spec, case, shown, options, measurements)
+            outcome = self._outcome(spec, case, path, options, measurements)
         finally:
-            self.harness.end_case()
+            self._harness.end_case()
         if any(finding.check == "memory" for finding in outcome.findings):
             self.backend.release()
-        if not self.lost and self.backend.broken():
-            self.lost = f"{shown}::{case.id}"
+        if not self.broken_by and self.backend.broken():
+            self.broken_by = f"{path}::{case.id}"
         seconds, phases = measurements.times()
-        return CaseResult(
-            spec=spec.name,
-            path=shown,
-            case=case.id,
-            key=case.key,
-            values=case.values,
-            origin=case.origin,
+        return replace(
+            self.unfinished(spec, case, path),
             status=outcome.status,
             reason=outcome.reason,
             message=outcome.message,
             findings=outcome.findings,
             seconds=seconds,
             phases=phases,
-            backend=self.backend.name,
-            arch=self.backend.arch,
-            asked=self.asked,
-            seed=self.seed,
             elements=measurements.elements,
             closeness=measurements.error_ratio,
             coverage=counted(measurements.recorder),
             kernels=outcome.kernels,
             relations=() if reruns == "all" else tuple(measurements.relations),
             distribution=measurements.distribution,
+        )
+
+    def unfinished(self, spec: Spec, case: Case, path: str) -> CaseResult:
+        """The result of a case that has not ended; its status is `crashed` until it has."""
+        return CaseResult(
+            spec=spec.name,
+            path=path,
+            case=case.id,
+            key=case.key,
+            values=case.values,
+            origin=case.origin,
+            status=Status.CRASHED,
+            backend=self.backend.name,
+            arch=self.backend.arch,
+            asked=self.requested,
+            seed=self.seed,
         )
 
     def outputs(
@@ -158,13 +235,26 @@ class Runner:
 
         `seed` replaces the runner's.
         """
-        bound = self.harness.bind(spec)
-        problem = self.harness.problem(bound, spec, case, self.seed if seed is None else seed)
-        return problem, self.harness.entry(bound.binding)
+        bound = self._harness.bind(spec)
+        problem = self._harness.problem(bound, spec, case, self.seed if seed is None else seed)
+        return problem, self._harness.entry(bound.binding)
 
     def close(self) -> None:
         """End the processes that cases started."""
-        self.harness.close()
+        self._harness.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def _end_process(self, unfinished: CaseResult, frames: list[str]) -> None:
+        """Record a timeout and end this process, as the case does not return to Python."""
+        if self._records is not None:
+            self._records.case(_timed_out(unfinished, frames))
+        os.write(2, f"\n{unfinished.node}: hangs; its process is ended\n".encode())
+        os._exit(UNUSABLE)
 
     def _outcome(
         self,
@@ -174,21 +264,25 @@ class Runner:
         options: JudgeOptions,
         measurements: Measurements,
     ) -> Outcome:
-        if self.lost:
-            words = (
-                f"this process lost the GPU to a fault of {self.lost}; `--resume` runs what is "
-                "left, and with workers (-n 1) nothing would be"
+        if self.broken_by:
+            message = (
+                f"this process lost the GPU to a fault of {self.broken_by}; `--resume` runs the "
+                "remaining cases, and with workers (`-n 1`) another process runs them"
             )
-            return Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=words)
+            return Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=message)
         # An invalid input must raise before any kernel is launched, so it runs on any backend.
         executes = self.backend.executes or case.origin == "reject"
         judge_case = execute_case if executes else compile_case
         try:
-            return judge_case(self.harness, spec, case, options, measurements)
+            return judge_case(self._harness, spec, case, options, measurements)
         except SpecError as error:
             return spec_error_outcome(error, path, _reference_location(spec))
         except Exception as error:  # noqa: BLE001 - the result reports any error
-            return error_outcome(error, self.backend, measurements, strict=self.strict)
+            return error_outcome(error, self.backend, measurements, strict=self._strict)
+
+
+def _timed_out(unfinished: CaseResult, frames: list[str]) -> CaseResult:
+    return replace(unfinished, status=Status.TIMEOUT, findings=(out_of_time(frames),))
 
 
 def _reference_location(spec: Spec) -> tuple[int, int] | None:

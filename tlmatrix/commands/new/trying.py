@@ -48,17 +48,13 @@ def tried(draft: Draft, path: Path, roots: Iterable[Path]) -> Iterator[str]:
 
 
 def _run(path: Path, roots: Iterable[Path]) -> list[CaseResult]:
-    from tlmatrix.backend import backend_named
     from tlmatrix.run.plan import plan
     from tlmatrix.run.runner import Runner
 
     make_importable(path, roots)
     spec = load_spec(path)
-    runner = Runner(backend_named("auto"))
-    try:
+    with Runner() as runner:
         return [runner.run(spec, case) for case in plan(spec, "quick").cases()]
-    finally:
-        runner.close()
 
 
 def refused(results: Sequence[CaseResult]) -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What the axes of a collective's case mean, in plain numbers and without torch."""
+"""The axes of a collective case as plain numbers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _SIZES = ("rows", "cols")
 OPTIONAL = frozenset({"values", "storage"})
 DATA_AXES = frozenset({*_SIZES, *OPTIONAL, "uneven"})
 AXES = names_of(ROWS, "axis")
-"""Axes the family reads; an entry may take any others."""
+"""The axes that the family reads; an entry may take others."""
 
 
 @dataclass(frozen=True)
 class CollectiveSetting:
-    """y of x, both [rows, cols] as a whole; where x is added up, each of `world` ranks has one."""
+    """y = x or the sum of x over `world` ranks; y and the x of a rank are [rows, cols]."""
 
     operation: str
     rows: int
@@ -46,7 +46,7 @@ class CollectiveSetting:
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> CollectiveSetting:
-        """The setting of a case; ValueError where the values make none."""
+        """The setting of a case; raises ValueError if axis values are invalid or missing."""
         for axis in ("operation", "dtype", WORLD, *_SIZES):
             if axis not in values:
                 raise ValueError(f"collective needs the axis {axis}")
@@ -66,11 +66,11 @@ class CollectiveSetting:
 
     @property
     def adds(self) -> bool:
-        """Whether what ranks have is added up."""
+        """Whether the tensors of the ranks are added."""
         return self.operation != "all_gather"
 
     def names(self) -> dict[str, Any]:
-        """The names that are no tensors; sizes are those of the whole."""
+        """The names for entries and expressions, without tensors; sizes are global."""
         return {
             "operation": self.operation,
             "rows": self.rows,
@@ -80,7 +80,7 @@ class CollectiveSetting:
         }
 
     def shards(self) -> dict[str, Shard]:
-        """Who has what: rows by rank, or each rank all terms of its own."""
+        """The sharding of x and y: rows over ranks, or a term per rank."""
         rows = Shard.model_validate({"dim": "row", "uneven": self.uneven})
         terms = Shard(dim="rank", own=True)
         match self.operation:
@@ -92,7 +92,7 @@ class CollectiveSetting:
 
 
 def _explain(axis: str, value: Value) -> str | None:
-    """What is wrong with one value of one axis; None where nothing is."""
+    """Why `value` is invalid for `axis`; None if it is valid."""
     match axis:
         case "operation":
             known = isinstance(value, str) and value in OPERATIONS
@@ -112,7 +112,7 @@ def _explain(axis: str, value: Value) -> str | None:
 
 
 def lint(spec: Spec) -> Iterator[Issue]:
-    """Issues at their places; axes the family does not know are left to the entry."""
+    """Located issues of the spec. Axes that the family does not know belong to the entry."""
     for path, axis, value in written_values(spec):
         if axis in AXES and (reason := _explain(axis, value)):
             yield spec.issue(path, f"{axis}: {reason}")

@@ -1,4 +1,4 @@
-"""Collectives with their references, bounds and relations."""
+"""Builds the problem of a collective: tensors, references and error bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Collective", "collective_case", "drawn_collective"]
 
 @dataclass(frozen=True)
 class Collective:
-    """A case with its tensor: x is [rows, cols], or of every rank, [world, rows, cols]."""
+    """A case with its tensor: x is [rows, cols], or [world, rows, cols] with a term per rank."""
 
     setup: CaseSetup
     setting: CollectiveSetting
@@ -31,7 +31,7 @@ class Collective:
     distribution: str
 
     def problem(self) -> Problem:
-        """The problem; references are computed when they are first asked for."""
+        """The problem, without relations; references are computed on first use."""
         setup, setting = self.setup, self.setting
         inputs = with_storage(setup.values.get("storage"), {"x": self.x})
         names = {**setup.values, **setting.names(), "device": setup.device, **inputs}
@@ -45,8 +45,8 @@ class Collective:
             "y",
             (row, col),
             torch_dtype(setting.dtype),
-            # A gather rounds nothing, and a sum in float32 only once, as `lowp` does: beyond the
-            # order of the sum there is nothing for a floor to allow.
+            # A gather does not round; a float32 sum rounds once, as `lowp` does. Only the order of
+            # the sum may differ.
             0.0,
             magnitude=lambda: self._sum(self.x.double().abs()),
             spread=lambda: torch.zeros_like(self._exact),
@@ -77,13 +77,13 @@ class Collective:
 
     @cached_property
     def _low(self) -> torch.Tensor:
-        """Sums in float32, rounded once."""
+        """The sum in float32, rounded once."""
         wide = torch.promote_types(self.x.dtype, torch.float32)
         return self._sum(self.x.to(wide)).to(torch_dtype(self.setting.dtype))
 
 
 def collective_case(setup: CaseSetup, setting: CollectiveSetting) -> Collective:
-    """The case with a tensor drawn from its seed."""
+    """The case with a tensor generated from its seed."""
     return drawn_collective(
         setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
     )
@@ -92,7 +92,7 @@ def collective_case(setup: CaseSetup, setting: CollectiveSetting) -> Collective:
 def drawn_collective(
     setup: CaseSetup, setting: CollectiveSetting, distribution: str, seed: int
 ) -> Collective:
-    """The case with a tensor drawn from a distribution and a seed."""
+    """The case with a tensor generated from a distribution and a seed."""
     shape: tuple[int, ...] = (setting.rows, setting.cols)
     if setting.adds:
         shape = (setting.world, *shape)

@@ -1,4 +1,4 @@
-"""The family of collectives, as specs name it; torch is imported when a problem is made."""
+"""The family of `problem: collective`; torch is imported when a problem is built."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CollectiveFamily:
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
     ) -> Problem:
-        """The problem of a case; ValueError where the values make none."""
+        """The problem of a case; raises ValueError if axis values are invalid."""
         from tlmatrix.problem.collective.build import collective_case
         from tlmatrix.problem.relations.collective import collective_relations
 

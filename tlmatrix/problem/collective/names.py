@@ -1,4 +1,4 @@
-"""The names of collective: axes, tensors, and relations that a spec may name."""
+"""The names of collectives: axes, tensors, and relations that a spec may list."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ ROWS = (
     Name(
         "operation",
         ("axis", "name"),
-        "what is computed",
+        "the collective",
         "`all_gather`, `all_reduce`, `reduce_scatter`",
     ),
     Name(WORLD, ("axis", "name"), "number of ranks", "1 or more"),
-    Name("rows", ("axis", "name"), "rows of the whole", "0 or more"),
-    Name("cols", ("axis", "name"), "columns of the whole", "0 or more"),
+    Name("rows", ("axis", "name"), "rows of the global tensor", "0 or more"),
+    Name("cols", ("axis", "name"), "columns of the global tensor", "0 or more"),
     Name("dtype", ("axis", "name"), "of x and y", "floating dtypes"),
     Name(
         "uneven",
         ("axis", "name"),
-        "how rows are shared out that do not divide",
+        "how rows are sharded if ranks do not divide them",
         "`balanced`, `ceil`",
         "none",
     ),
     Name(
         "values",
         ("axis", "name"),
-        "what inputs hold",
+        "distribution of the inputs",
         "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
         "the seed picks one",
     ),
     Name(
         "storage",
         ("axis",),
-        "how inputs lie in memory",
+        "memory layout of the inputs",
         "`offset`, `sliced`, `transposed`, `ones`",
         "contiguous",
     ),
-    Name("device", ("name",), "where the tensors are, a `torch.device`"),
+    Name("device", ("name",), "device of the tensors, a `torch.device`"),
     Name(
         "x",
         ("input",),
-        "of `all_gather` the rows, a part for each rank; else the terms, one for each rank",
+        "for `all_gather` the rows, sharded over ranks; else the terms, one per rank",
         shapes={
             "all_gather": "[rows, cols]",
             "all_reduce": "[world, rows, cols]",
@@ -56,7 +56,7 @@ ROWS = (
     Name(
         "y",
         ("output",),
-        "the rows, or their sum; of `reduce_scatter` each rank has a part",
+        "the rows, or the sum; for `reduce_scatter` sharded over ranks",
         shapes={"": "[rows, cols]"},
         dtype="dtype",
     ),
@@ -67,9 +67,9 @@ DOCUMENT = Document(
     "The problem `collective`",
     """\
 `problem: collective` computes an all-gather, an all-reduce or a reduce-scatter of rows over the
-ranks of the axis `world`. Shapes are those of the whole; each rank's entry gets its part, and may
-take `rank`, `group` and `context` besides ([several GPUs](../../guides/several-gpus.md)). There
-are no gradients. Instead of a layout, shapes go by `operation`.""",
+ranks of the axis `world`. Shapes are global; the entry of each rank gets its shard, and may also
+take `rank`, `group` and `context` ([several GPUs](../../guides/several-gpus.md)). There
+are no gradients. Shapes depend on `operation`, not on a layout.""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

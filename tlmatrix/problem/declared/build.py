@@ -1,4 +1,4 @@
-"""Problems from a declaration: the user's reference in float64, and at the kernel's precision."""
+"""Builds the problem of a declaration; its reference runs in float64 and in low precision."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Declared", "declared_case"]
 
 @dataclass(frozen=True)
 class _Run:
-    """One call of the reference: its outputs, and the leaves it can be differentiated by."""
+    """The results of one call of the reference, and the inputs to differentiate by (leaves)."""
 
     outputs: dict[str, torch.Tensor]
     leaves: dict[str, torch.Tensor]
@@ -42,7 +42,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Result:
-    """What an output is, before it is known what it holds. `dtype` is the reference's, if any."""
+    """Shape and dtype of an output; `dtype` is that of the reference, None without one."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -51,7 +51,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class Declared:
-    """A declared case with its tensors; `reference` is None where nobody knows what comes out."""
+    """A declared case with its tensors; `reference` is None if the spec declares none."""
 
     setup: CaseSetup
     declaration: DeclaredProblem
@@ -60,11 +60,11 @@ class Declared:
     distribution: str
     seed: int
     given_cotangents: Mapping[str, torch.Tensor] | None = None
-    """Cotangents in place of those drawn from the seed, for relations."""
+    """Cotangents of a relation, in place of those generated from the seed."""
 
     @property
     def differentiable(self) -> dict[str, str]:
-        """Gradient name to input name, for the gradients that are judged."""
+        """Gradient name to input name, for the gradients that are checked."""
         spec = self.setup.spec
         found = {f"d{name}": name for name, decl in self.declaration.inputs.items() if decl.grad}
         if not self._by_autograd:
@@ -73,7 +73,7 @@ class Declared:
 
     @property
     def _by_autograd(self) -> bool:
-        """Whether gradients come from autograd, and not from what is called."""
+        """Whether gradients come from autograd, not from the results of the call."""
         spec = self.setup.spec
         return spec.factory is None and not any(
             f"d{name}" in spec.results for name in self.declaration.inputs
@@ -85,15 +85,15 @@ class Declared:
 
     @cached_property
     def exact(self) -> dict[str, torch.Tensor]:
-        """Outputs and gradients in float64, as exact as the reference gives them."""
+        """Outputs and gradients of the exact reference, as float64."""
         return _doubled(self._values(self._exact_run))
 
     @cached_property
     def low(self) -> dict[str, torch.Tensor]:
-        """The same function in the inputs' own dtypes.
+        """Outputs and gradients of the reference in the dtypes of the inputs.
 
-        Where PyTorch has no such operation for a dtype (float8, or float16 on a CPU), float32
-        stands in and only inputs and results are rounded, which makes the tolerance no wider.
+        In float32 if PyTorch lacks an operation for a dtype (float8, or float16 on a CPU); then
+        only inputs and results are rounded, which does not widen the tolerance.
         """
         try:
             values = self._values(self._run(None))
@@ -103,7 +103,7 @@ class Declared:
 
     @cached_property
     def _results(self) -> dict[str, _Result]:
-        """Outputs as the reference gives them, or else as they are declared."""
+        """Shapes and dtypes of the outputs: of the reference, or declared without one."""
         if self.reference is not None:
             return {
                 name: _Result(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
@@ -124,7 +124,7 @@ class Declared:
         return decl if isinstance(decl, OutputDecl) else OutputDecl()
 
     def _run(self, dtype: torch.dtype | None) -> _Run:
-        """Call the reference with floating inputs in `dtype` (None: as they are)."""
+        """Call the reference with floating-point inputs in `dtype`; None for their own."""
         assert self.reference is not None
         grads = set(self.differentiable.values())
         given, leaves = {}, {}
@@ -140,7 +140,7 @@ class Declared:
 
     @cached_property
     def _axes(self) -> dict[str, Any]:
-        """The axes as code is given them."""
+        """The axes as arguments of the reference: dtypes as torch.dtype."""
         return {
             name: torch_dtype(value) if name in self._dtype_axes else value
             for name, value in self.setup.values.items()
@@ -148,7 +148,7 @@ class Declared:
 
     @cached_property
     def _dtype_axes(self) -> frozenset[str]:
-        """The axes that hold dtypes: those named with a `$`."""
+        """The axes of dtypes: those declared as `dtype: $axis`."""
         outputs = self.declaration.outputs
         decls: list[InputDecl | OutputDecl] = list(self.declaration.inputs.values())
         if isinstance(outputs, Mapping):
@@ -172,22 +172,22 @@ class Declared:
 
     @cached_property
     def cotangents(self) -> dict[str, torch.Tensor]:
-        """By output: normal noise in the output's dtype, or what its storage can hold."""
+        """The cotangent of each output, N(0, 1) in its dtype; constant if storage is `expanded`."""
         if self.given_cotangents is not None:
             return dict(self.given_cotangents)
         source, storage = generator(self.seed ^ 0xC07A), self.setup.values.get("storage")
-        drawn = {
+        generated = {
             name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.setup.device)
             for name, result in self._results.items()
             if result.requires_grad
         }
-        return {name: expandable(storage, tensor) for name, tensor in drawn.items()}
+        return {name: expandable(storage, tensor) for name, tensor in generated.items()}
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._dtype(name, self._results[name].dtype)
 
     def _dtype(self, name: str, result: torch.dtype | None) -> torch.dtype:
-        """As declared; else the reference's if it is no number with a fraction; else as inputs."""
+        """The declared dtype; else the reference's, if not floating; else that of the inputs."""
         declared_dtype = self._declared_output(name).dtype
         if declared_dtype is not None:
             return dtype_declared(self.setup, declared_dtype)
@@ -198,7 +198,7 @@ class Declared:
 
     @cached_property
     def infos(self) -> dict[str, TensorInfo]:
-        """Outputs and gradients: what they are."""
+        """The outputs and gradients by name."""
         infos = {}
         for name, result in self._results.items():
             infos[name] = self._info(name, result.shape, self._dtype_of(name))
@@ -217,7 +217,7 @@ class Declared:
         )
 
     def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:
-        """The dimensions of a tensor as findings describe them."""
+        """The dimensions of a tensor, for findings."""
         tiles, values = tile_sizes(self.setup.spec, self.setup.values), self.setup.values
         decl = self._declared_output(name)
         if decl.shape is not None:
@@ -236,9 +236,9 @@ class Declared:
         return tuple(found)
 
     def sizes(self, name: str) -> tuple[Expression | int, ...] | None:
-        """The declared sizes of a tensor; of an output without any, an input's shaped alike.
+        """The declared sizes of a tensor; of an output without any, those of an equal-shaped input.
 
-        None where no input is, or where several are that are packed differently.
+        None if no input has the shape, or if inputs with the shape are packed differently.
         """
         decl = self.declaration.inputs.get(self.differentiable.get(name, name))
         if decl is not None:
@@ -257,7 +257,7 @@ class Declared:
 
     @cached_property
     def _term_sizes(self) -> dict[str, torch.Tensor]:
-        """By output and gradient: the sizes of the terms it is the sum of."""
+        """The sizes of the terms of each element, by output and gradient; see `term_sizes`."""
         assert self.reference is not None
         exact = self.reference.exact_dtype == torch.float64
         dtype = torch.float64 if exact else torch.float32
@@ -272,11 +272,11 @@ class Declared:
             raise refuse(
                 self.setup.spec,
                 path,
-                f"{name} is declared {list(declared_shape)}; the reference gives {list(shape)}",
+                f"{name} is declared {list(declared_shape)}; the reference returned {list(shape)}",
             )
 
     def problem(self) -> Problem:
-        """The problem; a reference runs once now, for it alone knows the outputs' shapes."""
+        """The problem, without relations; runs the reference once, for the shapes of outputs."""
         setup, differentiable = self.setup, self.differentiable
         storage = setup.values.get("storage")
         cotangents = self.cotangents if differentiable else {}
@@ -306,7 +306,7 @@ class Declared:
         )
 
     def _cost(self) -> Cost:
-        """Tensors in and out, each once; the backward reads cotangents and inputs."""
+        """Each tensor is read or written once; the backward reads inputs and cotangents."""
 
         def moved(*names: str) -> int:
             infos = (self.infos[name] for name in names)
@@ -329,7 +329,7 @@ def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def declared_case(setup: CaseSetup) -> Declared:
-    """The case with tensors drawn from its seed."""
+    """The case with tensors generated from its seed."""
     declaration = declared(setup.spec)
     reference = reference_of(setup, declaration)
     distribution = choose_distribution(setup.values.get("values"), setup.seed)

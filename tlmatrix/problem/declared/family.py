@@ -1,4 +1,4 @@
-"""The family of problems declared in a spec; torch is imported when a problem is made."""
+"""The family of problems declared in a spec; torch is imported when a problem is built."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = ["DeclaredFamily"]
 
 
 class DeclaredFamily:
-    """Inputs by shape and dtype, outputs by name, a reference in PyTorch."""
+    """Declared problems: inputs by shape and dtype, outputs by name, a reference in PyTorch."""
 
     optional_axes = names_of(ROWS, "axis")
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
-        """See `Family.lint`; names and dtypes are checked when a spec is read."""
+        """See `Family.lint`; the spec loader checks names and dtypes."""
         return list(_lint(spec))
 
     def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
-        """See `Family.compile_key`; packed axes are data, of others of an entry it is not known."""
+        """See `Family.compile_key`; for an entry, only packed and optional axes are data."""
         kept = tuple(sorted({decl.dtype_text[1:] for decl in declared(spec).inputs.values()}))
         return compile_key(
             spec, values, values, data=self.optional_axes.union(packed_axes(spec)), kept=kept
@@ -52,8 +52,9 @@ class DeclaredFamily:
         """The problem of a case.
 
         Raises:
-            SpecError: the reference cannot be imported, takes a parameter that is neither input
-                nor axis, raises, or does not return the declared outputs.
+            SpecError: the reference cannot be imported, has a parameter that is neither input nor
+                axis, or does not return the declared outputs.
+            ReferenceFailedError: the reference raised.
         """
         from tlmatrix.problem.declared.build import declared_case
         from tlmatrix.problem.relations.declared import declared_relations
@@ -62,12 +63,12 @@ class DeclaredFamily:
         return replace(case.problem(), relations=partial(declared_relations, case))
 
 
-_OPTIONAL = {"values": explain_distribution, "storage": explain_storage}
+_EXPLAIN = {"values": explain_distribution, "storage": explain_storage}
 
 
 def _lint(spec: Spec) -> Iterator[Issue]:
     for path, axis, value in written_values(spec):
-        explain = _OPTIONAL.get(axis)
+        explain = _EXPLAIN.get(axis)
         if explain is not None and (reason := explain(value)):
             yield spec.issue(path, f"{axis}: {reason}")
     problem = declared(spec)
@@ -84,6 +85,7 @@ def _lint(spec: Spec) -> Iterator[Issue]:
         for each in named:
             if decl.grad and each in DTYPES and not DTYPES[str(each)].floating:
                 yield spec.issue(
-                    (*path, "grad"), f"grad: {name} has dtype {each}, which has no gradient"
+                    (*path, "grad"),
+                    f"grad: {name} has dtype {each}; only floating-point inputs have gradients",
                 )
                 break

@@ -1,4 +1,4 @@
-"""The names of every declared problem, besides those that its spec gives."""
+"""The names of declared problems, other than those in the spec."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ ROWS = (
     Name(
         "values",
         ("axis", "name"),
-        "what inputs hold that have no `fill` and no `between`",
+        "distribution of inputs without `fill` and `between`",
         "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
         "the seed picks one",
     ),
     Name(
         "storage",
         ("axis",),
-        "how inputs lie in memory",
+        "memory layout of the inputs",
         "`offset`, `sliced`, `transposed`, `ones`, `expanded`",
         "contiguous",
     ),
-    Name("device", ("name",), "where the tensors are, a `torch.device`"),
+    Name("device", ("name",), "device of the tensors, a `torch.device`"),
 )
 
 DOCUMENT = Document(
@@ -29,22 +29,23 @@ DOCUMENT = Document(
     "A declared problem",
     """\
 A mapping at `problem` declares inputs, outputs and a reference
-([spec](../spec.md#a-declared-problem)). All of its names are the spec's own, and the few below. An
-entry gets what its parameters name; `call`, `compile`, `tile` and `where` use the same names.""",
+([spec](../spec.md#a-declared-problem)). Its names are those in the spec, and the few below. The
+parameters of an entry select arguments by name; `call`, `compile`, `tile` and `where` use the same
+names.""",
     ROWS,
     """\
-## Names that the spec gives
+## Names from the spec
 
-| written | names | what it is |
+| in the spec | name | meaning |
 | --- | --- | --- |
-| `axes: {rows: [1, 8]}` | `rows` | the value of the case; of an axis that a `dtype: $axis` names, \
-for an entry and a reference a `torch.dtype` |
+| `axes: {rows: [1, 8]}` | `rows` | the value in the case; for an axis in `dtype: $axis`, \
+entry and reference get a `torch.dtype` |
 | `inputs: {x: {shape: [rows], dtype: float32}}` | `x` | a tensor of that shape and dtype |
-| `outputs: [y]` | `y` | what comes back, of the shape and dtype that the reference gives |
-| `outputs: {y: {shape: [rows]}}` | `y` | the same of a problem without reference |
+| `outputs: [y]` | `y` | a result, with the shape and dtype of the reference |
+| `outputs: {y: {shape: [rows]}}` | `y` | a result of a problem without reference |
 | `inputs: {x: {..., grad: true}}` | `dx` | the gradient of `x`, of its shape and dtype |
 | an input with `grad`, and an output `y` | `dy` | the cotangent of `y`, which a factory may take |
 
-An axis is read by a shape, a dtype, `between`, `compile`, `tile`, a parameter of the entry or of
-the reference. One that nothing reads is an error.""",
+Every axis must be used: by a shape, a dtype, `between`, `compile`, `tile`, or a parameter of the
+entry or the reference.""",
 )

@@ -1,4 +1,4 @@
-"""The reference of a declared problem: found, called as its declaration says, its results named."""
+"""Imports and calls the reference of a declared problem."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["REFERENCE", "ReferenceCall", "reference_of"]
 
 REFERENCE = ("problem", "reference")
-"""Where a spec has it."""
+"""The path of the reference in a spec."""
 
 
 @dataclass(frozen=True)
 class ReferenceCall:
-    """A reference and how it is called."""
+    """A reference function, and how to call it."""
 
     setup: CaseSetup
     declaration: DeclaredProblem
@@ -42,12 +42,12 @@ class ReferenceCall:
 
     @property
     def exact_dtype(self) -> torch.dtype | None:
-        """The dtype of its floating-point inputs where it is most exact; None for their own."""
+        """The dtype of floating-point inputs for the exact reference; None for their own."""
         return {"float64": torch.float64, "float32": torch.float32}.get(self.decl.dtype)
 
     @property
     def roundoff(self) -> float:
-        """The unit roundoff of what it gives; that of float64 counts as none."""
+        """The unit roundoff of exact results; 0 for float64."""
         dtype = self.exact_dtype
         if dtype is None:
             inputs = self.declaration.inputs.values()
@@ -58,10 +58,10 @@ class ReferenceCall:
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """The outputs by name; `tensors` are the inputs, `others` what axes are called.
+        """Call the reference with inputs (`tensors`) and axes (`others`); outputs by name.
 
         Raises:
-            SpecError: the declaration does not fit the function, or its results the outputs.
+            SpecError: arguments do not fit the parameters, or results do not fit the outputs.
             ReferenceFailedError: the function raised.
         """
         arguments = self._arguments(tensors, others)
@@ -72,12 +72,12 @@ class ReferenceCall:
         outputs = self.declaration.output_names
         found = {
             **arguments.written,
-            **named_results(results, self.decl.returns, outputs, arguments.written, self._wrong),
+            **named_results(results, self.decl.returns, outputs, arguments.written, self._error),
         }
         for name in outputs:
             if name not in found:
                 message = f"returned {len(found)} tensors; outputs are {', '.join(outputs)}"
-                raise self._wrong((), message)
+                raise self._error((), message)
         return {name: found[name] for name in outputs}
 
     def _arguments(
@@ -90,16 +90,16 @@ class ReferenceCall:
             return Arguments((), dict(tensors))
         for name in tensors:
             if name not in self.parameters and not takes_any_keyword(self.parameters):
-                raise self._wrong(
+                raise self._error(
                     (),
-                    f"the reference has no parameter {name!r}{nearest(name, self.parameters)}; it "
-                    "is called with the inputs by their names. Say otherwise with `call`: "
+                    f"the reference has no parameter {name!r}{nearest(name, self.parameters)}; "
+                    "inputs are passed by name. To pass them otherwise, add `call`: "
                     "reference: {function: …, call: […]}",
                 )
 
         def missing(name: str) -> Exception:
-            words = f"has the parameter {name!r}, neither input nor axis{nearest(name, known)}"
-            return self._wrong((), words)
+            words = f"the parameter {name!r} is neither an input nor an axis{nearest(name, known)}"
+            return self._error((), words)
 
         found = by_name(self.parameters, known, missing)
         if not takes_any_keyword(self.parameters):
@@ -116,7 +116,7 @@ class ReferenceCall:
             path = ("problem", "outputs", name, "shape")
             decl = outputs[name] if isinstance(outputs, dict) else OutputDecl()
             if decl.shape is None:
-                message = f"the reference writes {name!r}, so its shape must stand here"
+                message = f"the reference writes the output {name!r}; declare its shape here"
                 raise refuse(self.setup.spec, path, message)
             dtype = self._buffer_dtype(decl, tensors)
             value = float("nan") if fill == "nan" and dtype.is_floating_point else 0
@@ -124,7 +124,7 @@ class ReferenceCall:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         declared = self.declaration.output_names
-        return ArgumentSource(names, declared, declared, allocate, self._wrong)
+        return ArgumentSource(names, declared, declared, allocate, self._error)
 
     def _buffer_dtype(self, decl: OutputDecl, tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
         floating = [each.dtype for each in tensors.values() if each.is_floating_point()]
@@ -133,20 +133,20 @@ class ReferenceCall:
             return floating[0] if dtype.is_floating_point and floating else dtype
         return (floating or [each.dtype for each in tensors.values()])[0]
 
-    def _wrong(self, path: Path, message: str) -> Exception:
+    def _error(self, path: Path, message: str) -> Exception:
         return refuse(self.setup.spec, (*REFERENCE, *path), f"{self.decl.function}: {message}")
 
 
 def reference_of(setup: CaseSetup, declaration: DeclaredProblem) -> ReferenceCall | None:
-    """The declaration's reference; None where there is none.
+    """The reference of the declaration; None if it has none.
 
     Raises:
-        SpecError: it is not there, or cannot be called.
+        SpecError: the reference cannot be imported, or is not callable.
     """
-    said = declaration.reference
-    if said is None:
+    decl = declaration.reference
+    if decl is None:
         return None
-    function = load(setup.spec, REFERENCE, said.function)
+    function = load(setup.spec, REFERENCE, decl.function)
     if not callable(function):
-        raise refuse(setup.spec, REFERENCE, f"{said.function!r} is not a function")
-    return ReferenceCall(setup, declaration, said, function, parameters_of(function))
+        raise refuse(setup.spec, REFERENCE, f"{decl.function!r} is not a function")
+    return ReferenceCall(setup, declaration, decl, function, parameters_of(function))

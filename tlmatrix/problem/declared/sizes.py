@@ -1,4 +1,4 @@
-"""Values of axes that make no size and no bound of a declared tensor, found without a tensor."""
+"""Finds axis values that give invalid sizes or bounds of declared tensors."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 __all__ = ["lint_sizes"]
 
 _TRIED = 1000
-"""Combinations of values of the other axes of an expression, of which one has to give a size."""
+"""Most combinations of other axes that are tried for one that gives a valid size."""
 
 
 def lint_sizes(spec: Spec, problem: DeclaredProblem) -> Iterator[Issue]:
-    """An issue for each value with which no case has a size (or a bound), whatever other axes hold.
+    """An issue for each axis value that gives an invalid size or bound in every case.
 
-    `cols: [-1]`, `[.nan]` and `[abc]` are such values where a shape says `cols`.
+    With `cols` in a shape, `cols: [-1]`, `[.nan]` and `[abc]` are such values.
     """
-    told: set[tuple[str | int, ...]] = set()
+    reported: set[tuple[str | int, ...]] = set()
     for expression, what, least in _numbers(problem):
         if not all(name in spec.axes for name in expression.names):
-            continue  # An unknown name, which is an error already.
+            continue  # An unknown name, which the loader reports.
         for path, axis, value in written_values(spec):
-            if axis not in expression.names or path in told:
+            if axis not in expression.names or path in reported:
                 continue
             reason = _reason(expression, {**spec.axes, axis: (value,)}, least)
             if reason is not None:
-                told.add(path)
+                reported.add(path)
                 yield spec.issue(
                     path, f"{axis}: {flow(value)} makes {what} of {expression.text!r} {reason}"
                 )
 
 
 def _numbers(problem: DeclaredProblem) -> Iterator[tuple[Expression, str, int | None]]:
-    """Expressions that must be whole numbers, what each is, and the least that it may be."""
+    """Expressions that must be integers, a description of each, and its minimum."""
     outputs = problem.outputs
     tensors: dict[str, Any] = {**problem.inputs, **(outputs if isinstance(outputs, dict) else {})}
     for name, tensor in tensors.items():
@@ -58,7 +58,7 @@ def _numbers(problem: DeclaredProblem) -> Iterator[tuple[Expression, str, int | 
 def _reason(
     expression: Expression, axes: Mapping[str, tuple[Value, ...]], least: int | None
 ) -> str | None:
-    """Why no combination of values gives a whole number; None where one does."""
+    """Why no combination of values gives a valid integer; None if one does."""
     names = sorted(expression.names)
     reason = None
     for values in islice(product(*(axes[name] for name in names)), _TRIED):

@@ -1,4 +1,4 @@
-"""The tensors of a declared problem: sizes and dtypes as declared, values drawn from a seed."""
+"""The inputs of a declared problem, generated from a seed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ __all__ = ["drawn_inputs", "dtype_declared", "sizes_of"]
 def drawn_inputs(
     setup: CaseSetup, declaration: DeclaredProblem, distribution: str, seed: int
 ) -> dict[str, torch.Tensor]:
-    """The inputs by name, in the order of their declaration, which the values depend on.
+    """The inputs by name; their values depend on the order of declaration.
 
-    What follows from a packed axis, and which page is whose, depends on the setup alone.
+    Inputs derived from a packed axis, and the assignment of pages, depend on the seed of `setup`,
+    not on `seed`.
     """
     source = generator(seed)
     inputs = {}
@@ -68,12 +69,16 @@ def _bounds(
     for index, bound in enumerate(between):
         value = _evaluated(setup, bound, (*path, index))
         if isinstance(value, bool) or not isinstance(value, int):
-            message = f"{str(bound)!r} is {value!r}, not a whole number"
+            message = f"{str(bound)!r} is {value!r}; it must be an integer"
             raise refuse(setup.spec, (*path, index), message)
         found.append(value)
     low, high = found
     if low > high:
-        raise refuse(setup.spec, path, f"nothing lies between {low} and {high}: the least first")
+        raise refuse(
+            setup.spec,
+            path,
+            f"the lower bound {low} exceeds the upper bound {high}; write [lower, upper]",
+        )
     return low, high
 
 
@@ -85,20 +90,20 @@ def _evaluated(setup: CaseSetup, number: Expression | int, path: tuple[str | int
 
 
 def dtype_declared(setup: CaseSetup, name: str) -> torch.dtype:
-    """A dtype as a declaration writes it: its name, or `$axis`."""
+    """The dtype of a declaration: a name, or `$axis`."""
     return torch_dtype(setup.values[name[1:]] if name.startswith("$") else name)
 
 
 def sizes_of(
     setup: CaseSetup, shape: tuple[Expression | int, ...], path: tuple[str | int, ...]
 ) -> tuple[int, ...]:
-    """The shape of a case; SpecError at `path` for a size that is no whole number from 0 on."""
+    """The sizes of a shape; raises SpecError at `path` if one is no integer >= 0."""
     sizes = []
     for axis, size in enumerate(shape):
         value = _evaluated(setup, size, (*path, axis))
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise refuse(
-                setup.spec, (*path, axis), f"{str(size)!r} is {value!r}, not a size (0 or more)"
+                setup.spec, (*path, axis), f"{str(size)!r} is {value!r}; a size is an integer >= 0"
             )
         sizes.append(value)
     return tuple(sizes)

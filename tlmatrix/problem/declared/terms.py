@@ -1,11 +1,10 @@
-"""How large the terms are that a reference sums, found by disturbing its arithmetic.
+"""Estimates the sizes of the terms that a reference sums, by Monte Carlo arithmetic.
 
 A result may be tiny because large terms cancel (`w * dy - x_hat * mean(w * dy * x_hat)` in a row
-of one column). What rounding does to it goes with the size of the terms, which the result does
-not show, and a function that is given as code does not tell. Monte Carlo arithmetic does (Parker,
-"Monte Carlo Arithmetic", UCLA CSD-970002, 1997): when every operation's result is off by a random
-relative error of at most `unit`, the final result moves by about `unit` times the size of the
-terms that went into it.
+of one column). Its rounding error is proportional to the size of the terms, which the result does
+not show. Monte Carlo arithmetic (Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997) estimates
+it: if every operation has a random relative error of at most `unit`, the result changes by about
+`unit` times the size of its terms.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-__all__ = ["Disturbed", "term_sizes"]
+__all__ = ["PerturbedArithmetic", "term_sizes"]
 
-# Far above the dtype's own rounding, far below what would leave the first order.
+# Far above the rounding of the dtype, and small enough for a first-order estimate.
 _UNITS = {torch.float64: 2.0**-24, torch.float32: 2.0**-12}
-# A single element's two terms could by chance be disturbed alike once; hardly twice.
+# One run may perturb two terms of an element alike by chance; hardly two runs.
 _RUNS = 2
 
 
-class Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every floating-point operation inside is off by a random relative error up to `unit`."""
+class PerturbedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds a random relative error of up to `unit` to every floating-point operation."""
 
     def __init__(self, unit: float, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -39,7 +38,7 @@ class Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: what keeps torch.compile out of a mode imports all of it first, for seconds."""
+        """False: skipping dynamo would import all of torch.compile, which takes seconds."""
         return False
 
     def __torch_dispatch__(
@@ -49,17 +48,17 @@ class Disturbed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Call the operator, then disturb what it computed; views and copies compute nothing."""
+        """Call the operator and perturb its result, unless it is a view or a copy."""
         result = func(*args, **(kwargs or {}))
-        if any(each.alias_info is not None for each in func._schema.returns):  # noqa: SLF001 - the only place that says so
+        if any(each.alias_info is not None for each in func._schema.returns):  # noqa: SLF001 - not in the public API
             return result
         if func.overloadpacket.__name__ in {"clone", "_to_copy", "detach", "empty", "zeros"}:
             return result
         if isinstance(result, tuple | list):
-            return type(result)(self._off(each) for each in result)
-        return self._off(result)
+            return type(result)(self._perturbed(each) for each in result)
+        return self._perturbed(result)
 
-    def _off(self, result: Any) -> Any:  # noqa: ANN401
+    def _perturbed(self, result: Any) -> Any:  # noqa: ANN401
         if not (isinstance(result, torch.Tensor) and result.is_floating_point()):
             return result
         source = self._sources.get(result.device)
@@ -77,15 +76,21 @@ def term_sizes(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> Tensors:
-    """The sizes of the terms in each of the tensors that `evaluate` computes in `dtype`.
+    """The sizes of the terms of each element of the tensors that `evaluate` computes in `dtype`.
 
-    exact: what it gives undisturbed; no size is below a result's own. The same seed gives the
-    same sizes. Elements that are not finite, or are not once disturbed, have size 0.
+    A size is at least that of the element. Elements that are not finite have size 0, and so has
+    the change of an element that is not finite when perturbed.
+
+    Args:
+        evaluate: computes the tensors.
+        exact: its results without perturbation.
+        seed: the same seed gives the same sizes.
+        dtype: the dtype of the computation.
     """
     unit = _UNITS[dtype]
     sizes = {name: _finite(tensor).abs() for name, tensor in exact.items()}
     for run in range(_RUNS):
-        with Disturbed(unit, seed + run):
+        with PerturbedArithmetic(unit, seed + run):
             found = evaluate()
         for name, size in sizes.items():
             moved = _finite(found[name].double() - exact[name].double()).abs_() / unit

@@ -1,4 +1,4 @@
-"""What the axes of a gemm case mean, in plain numbers and without torch."""
+"""The axes of a gemm case as plain numbers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _OPERANDS = ("a_dtype", "b_dtype")
 _DTYPES = ("dtype", *_OPERANDS, "out_dtype")
 OPTIONAL = frozenset({"values", "storage"})
 AXES = names_of(ROWS, "axis")
-"""Axes the family reads; an entry may take any others."""
+"""The axes that the family reads; an entry may take others."""
 
 _NO_DTYPE = "gemm needs the axis dtype, or both a_dtype and b_dtype"
 
 
 @dataclass(frozen=True)
 class GemmSetting:
-    """c = op(a) @ op(b), or c += …: op(a) is [m, k], op(b) [k, n], c [m, n].
+    """c = op(a) @ op(b), or c += op(a) @ op(b): op(a) is [m, k], op(b) [k, n], c [m, n].
 
-    With `scaled` the columns of the product are multiplied by scale [n], float32.
+    With `scaled`, the columns of the product are multiplied by scale, [n] float32.
     """
 
     m: int
@@ -54,7 +54,7 @@ class GemmSetting:
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> GemmSetting:
-        """The setting of a case; ValueError where the values make none."""
+        """The setting of a case; raises ValueError if axis values are invalid or missing."""
         for axis in _SIZES:
             if axis not in values:
                 raise ValueError(f"gemm needs the axis {axis}")
@@ -68,22 +68,24 @@ class GemmSetting:
         out_dtype = str(_given(values, "out_dtype", a_dtype))
         meant = [dtype_named(name) for name in (out_dtype, a_dtype, b_dtype)]
         if not meant[0].floating and (meant[0].bytes < 4 or any(of.floating for of in meant[1:])):
-            raise ValueError(f"out_dtype: {out_dtype} holds no sums of {a_dtype} times {b_dtype}")
+            raise ValueError(
+                f"out_dtype: {out_dtype} cannot hold sums of {a_dtype} times {b_dtype}"
+            )
         flags = (bool(values.get(flag, False)) for flag in _FLAGS)
         return cls(m, n, k, a_dtype, b_dtype, out_dtype, *flags)
 
     @property
     def shape_a(self) -> tuple[int, int]:
-        """As stored."""
+        """The shape of a, as stored."""
         return (self.k, self.m) if self.transpose_a else (self.m, self.k)
 
     @property
     def shape_b(self) -> tuple[int, int]:
-        """As stored."""
+        """The shape of b, as stored."""
         return (self.n, self.k) if self.transpose_b else (self.k, self.n)
 
     def names(self) -> dict[str, Any]:
-        """The names that are no tensors."""
+        """The names for entries and expressions, without tensors."""
         return {
             "m": self.m, "n": self.n, "k": self.k, "dtype": self.a_dtype,
             "a_dtype": self.a_dtype, "b_dtype": self.b_dtype, "out_dtype": self.out_dtype,
@@ -93,13 +95,13 @@ class GemmSetting:
 
 
 def _given(values: Mapping[str, Value], axis: str, default: Value) -> Value:
-    """The dtype that an axis names, else `default`."""
+    """The value of a dtype axis, or `default` without one."""
     value = values.get(axis)
     return default if value in (None, "same") else value
 
 
 def _explain(axis: str, value: Value) -> str | None:
-    """What is wrong with one value of one axis; None where nothing is."""
+    """Why `value` is invalid for `axis`; None if it is valid."""
     if axis in _SIZES:
         fine = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         return None if fine else f"{value!r} is not an integer >= 0"
@@ -113,7 +115,7 @@ def _explain(axis: str, value: Value) -> str | None:
 
 
 def lint(spec: Spec) -> Iterator[Issue]:
-    """Issues at their places; axes the family does not know are left to the entry."""
+    """Located issues of the spec. Axes that the family does not know belong to the entry."""
     for path, axis, value in written_values(spec):
         if reason := _explain(axis, value):
             yield spec.issue(path, f"{axis}: {reason}")

@@ -1,8 +1,7 @@
-"""Matrix products with their references, bounds and relations.
+"""Builds the problem of a matrix product: tensors, references and error bounds.
 
-Where ranks share out k, each may round its part of the sum to the dtype of the result before the
-parts are added: so a reduce-scatter of 16 bits has them travel. An element is then the sum of as
-many rounded terms as there are ranks, which may cancel.
+If k is sharded over ranks, each rank may round its partial sum to the dtype of the result, as in a
+16-bit reduce-scatter. An element is then a sum of one rounded term per rank; the terms may cancel.
 """
 
 from __future__ import annotations
@@ -30,19 +29,20 @@ if TYPE_CHECKING:
 __all__ = ["Gemm", "drawn_gemm", "gemm_case", "random_integers"]
 
 _FLOAT8_UNIT = 2.0**-15
-"""Hopper's tensor cores keep about 14 bits of a sum of float8 products (DeepSeek-V3, 2412.19437,
-section 3.3.2): of 32 products and the sum so far, what is below the 14th bit of the largest is cut
-off. With M the sum of the terms' sizes that bit is worth at most 2**-13 M, and where all have one
-sign 32 terms lose half of it each: 16 * 2**-13 M, which is 64 units, for the second 32 products of
-a step of 64. A kernel that adds up such steps in float32 needs no more, one that leaves a longer
-sum to the tensor cores does."""
+"""Unit roundoff of float8 sums. Hopper's tensor cores keep about 14 bits of a sum of float8
+products (DeepSeek-V3, arXiv:2412.19437, section 3.3.2): of 32 products and the accumulator, bits
+below the 14th of the largest are truncated. With M the sum of the terms' magnitudes, that bit is
+at most 2**-13 M. If all terms have one sign, 32 terms lose half of it each: 16 * 2**-13 M, or 64
+units, for the second half of a step of 64. A kernel that adds steps of 64 in float32 stays within
+the bound; one that accumulates longer sums in the tensor cores does not."""
 
 
 @dataclass(frozen=True)
 class Gemm:
     """A gemm case with its tensors as stored.
 
-    `c` is None unless it is accumulated into, `scale` unless the case is scaled.
+    a: [m, k], or [k, m] with `transpose_a`; b: [k, n], or [n, k] with `transpose_b`; c: [m, n],
+    None unless it is accumulated into; scale: [n] float32, None unless the case is scaled.
     """
 
     setup: CaseSetup
@@ -54,7 +54,7 @@ class Gemm:
     distribution: str
 
     def problem(self) -> Problem:
-        """The problem; references are computed when they are first asked for."""
+        """The problem, without relations; references are computed on first use."""
         setup, setting = self.setup, self.setting
         inputs = {"a": self.a, "b": self.b}
         inputs |= {
@@ -75,7 +75,7 @@ class Gemm:
             torch_dtype(setting.out_dtype),
             out.roundoff,
             magnitude=lambda: self._sum(lambda x: x.abs()),
-            # Besides the result only the ranks' parts are rounded, and nothing is exponentiated.
+            # Only the result and the partial sums of ranks are rounded; nothing is exponentiated.
             spread=lambda: self._spread,
             exponent=lambda: self._exact.new_zeros(()),
             arithmetic=_FLOAT8_UNIT if _both_float8(setting) else None,
@@ -102,7 +102,7 @@ class Gemm:
         )
 
     def _dims(self, name: str) -> tuple[Dim, ...]:
-        """What the dimensions of an input are called, as stored."""
+        """The dimensions of an input, as stored."""
         setting = self.setting
         m, n, k = (Dim(each, getattr(setting, each)) for each in "mnk")
         match name:
@@ -132,7 +132,7 @@ class Gemm:
     def _sum(
         self, term: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float64
     ) -> torch.Tensor:
-        """Sum over k of term(a) term(b), times term(scale), and term(c), in `dtype`."""
+        """term(a) @ term(b) * term(scale) + term(c), in `dtype`."""
         total = self._product(term, dtype)
         return total if self.c is None else total + term(self.c.to(dtype))
 
@@ -140,22 +140,22 @@ class Gemm:
         self,
         term: Callable[[torch.Tensor], torch.Tensor],
         dtype: torch.dtype,
-        some: torch.Tensor | None = None,
+        indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Sum over k, or `some` indices of it, of term(a) term(b), times term(scale), in `dtype`.
+        """term(a) @ term(b) * term(scale) in `dtype`, summed over all of k or `indices` of it.
 
-        The scale multiplies the sums: no factor is rounded once more.
+        The scale multiplies the sums, which avoids another rounding of the factors.
         """
         rows, columns = self._rows, self._columns
-        if some is not None:
-            some = some.to(rows.device)
-            rows, columns = rows[:, some], columns[some]
+        if indices is not None:
+            indices = indices.to(rows.device)
+            rows, columns = rows[:, indices], columns[indices]
         total = term(rows.to(dtype)) @ term(columns.to(dtype))
         return total if self.scale is None else total * term(self.scale.to(dtype))
 
     @cached_property
     def _shares(self) -> tuple[torch.Tensor, ...]:
-        """By rank the indices of k that it sums, where ranks share k out; else nothing."""
+        """The indices of k that each rank sums; empty unless k is sharded."""
         spec = self.setup.spec
         if not has_ranks(spec):
             return ()
@@ -167,7 +167,7 @@ class Gemm:
 
     @cached_property
     def _spread(self) -> torch.Tensor:
-        """The root of the sum of the squares of the ranks' parts; without ranks no part is."""
+        """The root of the sum of squares of the partial sums of ranks; 0 unless k is sharded."""
         parts = [self._product(lambda x: x, torch.float64, share) for share in self._shares]
         return sum((part**2 for part in parts), torch.zeros_like(self._exact)).sqrt()
 
@@ -201,10 +201,10 @@ def random_integers(
     return torch.randint(low, high, tuple(shape), generator=source).to(dtype)
 
 
-def _aligned(
+def _equal_signs(
     source: torch.Generator, setting: GemmSetting, tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Give the two factors of every product one sign, so that sums outgrow what float32 counts."""
+    """Make all products positive, so that sums exceed the integers exact in float32."""
     signs = torch.randint(0, 2, (setting.k,), generator=source) * 2 - 1
     for name, last in (("a", not setting.transpose_a), ("b", setting.transpose_b)):
         mine = tensors[name]
@@ -213,14 +213,14 @@ def _aligned(
 
 
 def gemm_case(setup: CaseSetup, setting: GemmSetting) -> Gemm:
-    """The case with tensors drawn from its seed."""
+    """The case with tensors generated from its seed."""
     return drawn_gemm(
         setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
     )
 
 
 def drawn_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
-    """The case with tensors drawn from a distribution and a seed."""
+    """The case with tensors generated from a distribution and a seed."""
     source = generator(seed)
     shapes = {"a": setting.shape_a, "b": setting.shape_b}
     dtypes = {"a": torch_dtype(setting.a_dtype), "b": torch_dtype(setting.b_dtype)}
@@ -235,9 +235,9 @@ def drawn_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: 
         for index, (name, shape) in enumerate(shapes.items())
     }
     if dtypes["a"] == dtypes["b"] == torch.int8:
-        _aligned(source, setting, tensors)
+        _equal_signs(source, setting, tensors)
     scale = None
     if setting.scaled:
-        # As of weights quantised by their columns' largest: the products stay in range.
+        # Like the scale of weights quantized per column: products stay in range.
         scale = ((torch.rand(setting.n, generator=source) + 0.5) / 64).to(setup.device)
     return Gemm(setup, setting, tensors["a"], tensors["b"], tensors.get("c"), scale, distribution)

@@ -1,4 +1,4 @@
-"""The gemm family, as specs name it; torch is imported when a problem is made."""
+"""The family of `problem: gemm`; torch is imported when a problem is built."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GemmFamily:
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
     ) -> Problem:
-        """The problem of a case; ValueError where the values make none."""
+        """The problem of a case; raises ValueError if axis values are invalid."""
         from tlmatrix.problem.gemm.build import gemm_case
         from tlmatrix.problem.relations.gemm import gemm_relations
 

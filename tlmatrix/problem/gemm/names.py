@@ -1,4 +1,4 @@
-"""The names of gemm: axes, tensors, and relations that a spec may name."""
+"""The names of gemm problems: axes, tensors, and relations that a spec may list."""
 
 from __future__ import annotations
 
@@ -15,32 +15,38 @@ ROWS = (
     Name(
         "dtype",
         ("axis", "name"),
-        "of a and b; the name is that of a",
+        "of a and b; as a name, that of a",
         "dtypes",
         "required without `a_dtype` and `b_dtype`",
     ),
     Name("a_dtype", ("axis", "name"), "of a", "dtypes, `same`", "`dtype`"),
     Name("b_dtype", ("axis", "name"), "of b", "dtypes, `same`", "`dtype`"),
     Name("out_dtype", ("axis", "name"), "of c", "dtypes, `same`", "`a_dtype`"),
-    Name("transpose_a", ("axis", "name"), "a is stored as [k, m]", "booleans", "`false`"),
-    Name("transpose_b", ("axis", "name"), "b is stored as [n, k]", "booleans", "`false`"),
-    Name("accumulate", ("axis", "name"), "c is added to", "booleans", "`false`"),
-    Name("scaled", ("axis", "name"), "columns are multiplied by `scale`", "booleans", "`false`"),
+    Name("transpose_a", ("axis", "name"), "whether a is stored as [k, m]", "booleans", "`false`"),
+    Name("transpose_b", ("axis", "name"), "whether b is stored as [n, k]", "booleans", "`false`"),
+    Name("accumulate", ("axis", "name"), "whether to add to c", "booleans", "`false`"),
+    Name(
+        "scaled",
+        ("axis", "name"),
+        "whether `scale` multiplies columns",
+        "booleans",
+        "`false`",
+    ),
     Name(
         "values",
         ("axis", "name"),
-        "what inputs hold",
+        "distribution of the inputs",
         "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
         "the seed picks one",
     ),
     Name(
         "storage",
         ("axis",),
-        "how inputs lie in memory",
+        "memory layout of the inputs",
         "`offset`, `sliced`, `transposed`, `ones`",
         "contiguous",
     ),
-    Name("device", ("name",), "where the tensors are, a `torch.device`"),
+    Name("device", ("name",), "device of the tensors, a `torch.device`"),
     Name(
         "a",
         ("input",),
@@ -61,7 +67,7 @@ ROWS = (
         "the product",
         shapes={"": "[m, n]"},
         dtype="out_dtype",
-        optional="an input with `accumulate` alone",
+        optional="an input only with `accumulate`",
     ),
     Name(
         "scale",
@@ -77,9 +83,10 @@ DOCUMENT = Document(
     "gemm",
     "The problem `gemm`",
     """\
-`problem: gemm` computes c = op(a) @ op(b), or c += op(a) @ op(b). An entry gets what its
-parameters name; `call`, `compile`, `tile` and `where` use the same names, and axes besides. An axis
-that neither the problem nor the entry takes is an error. There are no gradients.""",
+`problem: gemm` computes c = op(a) @ op(b), or c += op(a) @ op(b). The
+parameters of an entry select arguments by name; `call`, `compile`, `tile` and `where` use the same
+names, and all axes. An axis that neither the problem nor the entry takes is an error. There are no
+gradients.""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

@@ -1,7 +1,7 @@
-"""Other ways to the same attention, which need no reference.
+"""Metamorphic relations of attention: isolation, poison, repeated calls, and identities.
 
-Each relation picks its sequence, head or permutation by the case's seed, so that a matrix tries
-many and a case costs few runs. Problems are built when a relation is taken from the iterator.
+The seed of a case selects the sequence, head or permutation of a relation: a case costs few runs,
+and a matrix tries many. Problems are built lazily, as relations are iterated over.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tlmatrix.problem.poison import poison_scale
 from tlmatrix.problem.relations.attention_identities import identities
 from tlmatrix.problem.relations.attention_sequences import (
     head_dim,
-    of_sequences,
     other_operands,
-    parts,
+    replace_sequences,
+    select_results,
     selected_setting,
     some_sequence,
-    with_parts,
+    split_sequences,
 )
 from tlmatrix.problem.relations.forms import balanced_lengths, repeated, untouched
 from tlmatrix.problem.seeded import seeded_random
@@ -40,13 +40,13 @@ __all__ = ["attention_relations"]
 
 def attention_relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
     """The relations of one kind for an attention case, in the shapes of its layout."""
-    for relation in _of_packed_results(case, kind):
+    for relation in _packed_relations(case, kind):
         padded = case.setting.padded
         yield _between_padded(relation, case.structure.padding.masks) if padded else relation
 
 
-def _of_packed_results(case: Attention, kind: RelationKind) -> Iterator[Relation]:
-    """The relations of one kind between results whose sequences are packed."""
+def _packed_relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
+    """The relations of one kind, between packed results."""
     match kind:
         case "isolation":
             yield from _isolation(case)
@@ -59,7 +59,7 @@ def _of_packed_results(case: Attention, kind: RelationKind) -> Iterator[Relation
 
 
 def _between_padded(relation: Relation, masks: Mapping[str, torch.Tensor]) -> Relation:
-    """A relation of packed results as one of padded ones; `masks` are of the problem itself."""
+    """A relation between padded results; `masks` are those of the original problem."""
 
     def right(results: Sequence[Tensors]) -> Tensors:
         problems = zip(results, relation.problems, strict=True)
@@ -76,13 +76,13 @@ def _isolation(case: Attention) -> Iterator[Relation]:
     setting, operands = case.setting, case.operands
     if setting.batch > 1:
         victim = some_sequence(case, pick.random())
-        changed = with_parts(case, {victim: other_operands(case, [victim])})
+        changed = replace_sequences(case, {victim: other_operands(case, [victim])})
         yield untouched(
             "isolation_sequence",
             "isolation",
             changed.problem(),
             partial(
-                of_sequences, case.setting, keep=[n for n in range(setting.batch) if n != victim]
+                select_results, case.setting, keep=[n for n in range(setting.batch) if n != victim]
             ),
             f"other values in sequence {victim} must change no bit of another sequence",
         )
@@ -111,10 +111,9 @@ def _isolation(case: Attention) -> Iterator[Relation]:
 
 
 def _poison(case: Attention) -> Iterator[Relation]:
-    """All sequences but one get huge v and do, and other q and k of normal size.
+    """All sequences but one get huge v and do, and new q and k of normal size.
 
-    With huge q and k the probabilities of a leak would be 0 or 1 and often hide it; so the
-    weights stay ordinary and what they multiply is huge.
+    Huge q and k would give probabilities of 0 or 1, which often hide a leak.
     """
     setting = case.setting
     if setting.batch < 2:
@@ -127,24 +126,24 @@ def _poison(case: Attention) -> Iterator[Relation]:
     shape = selected_setting(setting, neighbours)
     assert other.do is not None
     pieces = [
-        parts(shape, name, tensor)
+        split_sequences(shape, name, tensor)
         for name, tensor in (
             ("q", other.q), ("k", other.k), ("v", other.v * factor), ("do", other.do * factor),
         )
     ]  # fmt: skip
-    for place, number in enumerate(neighbours):
-        changes[number] = Operands(*(piece[place] for piece in pieces))
+    for index, number in enumerate(neighbours):
+        changes[number] = Operands(*(piece[index] for piece in pieces))
     yield untouched(
         "poison_neighbours",
         "poison",
-        with_parts(case, changes).problem(),
-        partial(of_sequences, case.setting, keep=[kept]),
+        replace_sequences(case, changes).problem(),
+        partial(select_results, case.setting, keep=[kept]),
         f"values of size {factor:g} in every other sequence must change no bit of sequence {kept}",
     )
 
 
 def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
-    """What belongs to the heads outside a kv head's group."""
+    """The results of all heads outside the group of a kv head."""
     setting, device = case.setting, case.setup.device
     keys = [head for head in range(setting.kv_heads) if head != group]
     queries = [head for head in range(setting.heads) if head // setting.groups != group]
@@ -172,7 +171,7 @@ def _repeat(case: Attention) -> Relation:
     lengths = {"q": balanced_lengths(setting.lengths_q), "k": balanced_lengths(setting.lengths_k)}
     seqlens = {"seqlens": {side: list(each) for side, each in lengths.items()}}
     if setting.layout == "thd" and case.setup.satisfies_where(values | seqlens):
-        # Tensors of the same sizes, in which the longest sequence is another.
+        # Tensors of the same sizes, with another longest sequence.
         setting = replace(setting, lengths_q=lengths["q"], lengths_k=lengths["k"])
         values |= seqlens
     if setting != case.setting:
@@ -181,7 +180,7 @@ def _repeat(case: Attention) -> Relation:
 
 
 def _other_scale(case: Attention) -> float | None:
-    """Another value of the axis scale; None where the spec does not say that scales may differ."""
+    """Another value of the axis `scale`; None if the spec allows no other."""
     mine = case.setup.values.get("scale")
     for value in case.setup.spec.axes.get("scale", ()):
         if isinstance(value, int | float) and value != mine and case.setup.allows({"scale": value}):

@@ -1,8 +1,8 @@
-"""Identities of attention: another problem whose results follow from those of the case.
+"""Mathematical identities of attention: other problems with equivalent results.
 
-Each changes what a kernel sees (order, place in memory, number of heads, mask) and not the
-mathematics. One is offered only where the spec says that the entry is meant to take the other
-problem: the value it needs is listed on its axis, and the `where` rules allow it.
+Each changes the order, the memory layout, the number of heads or the mask, but not the mathematics.
+An identity applies only if the spec covers the other problem: its axis lists the needed value, and
+the `where` rules allow it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tlmatrix.problem.model import Relation
 from tlmatrix.problem.relations.attention_kv_cache import kv_cache_identities
 from tlmatrix.problem.relations.attention_sequences import (
     head_dim,
-    joined,
-    of_sequences,
+    join_sequences,
     other_operands,
-    parts,
-    preceded,
-    selected,
+    prepend_sequence,
+    select_results,
+    select_sequences,
     some_sequence,
+    split_sequences,
 )
 from tlmatrix.problem.seeded import permutation, seeded_random
 from tlmatrix.spec.dtypes import torch_dtype
@@ -42,16 +42,16 @@ __all__ = ["identities"]
 
 
 def identities(case: Attention) -> Iterator[Relation]:
-    """The identities that apply to the case, built one at a time.
+    """The identities that apply to the case, built lazily.
 
-    Of the three that make another batch of the same sequences a case tries one, by its seed.
+    Of the three that rearrange the batch, the seed of the case selects one.
     """
     of_batch = (_batch_permuted, _split, _extended) if case.setting.batch > 1 else (_extended,)
     for make in (
         of_batch[case.setup.seed % len(of_batch)],
         _heads_repeated,
         _window_as_long,
-        _sink_of_nothing,
+        _sink_of_minus_infinity,
         _sink_merged,
         _keys_permuted,
         _other_layout,
@@ -74,7 +74,7 @@ def _identity(
 def _batch_permuted(case: Attention) -> Iterator[Relation]:
     setting = case.setting
     order = permutation(seeded_random(case.setup.seed), setting.batch)
-    moved = selected(case, order)
+    moved = select_sequences(case, order)
     if not case.setup.satisfies_where(moved.setup.values):
         return
 
@@ -83,8 +83,8 @@ def _batch_permuted(case: Attention) -> Iterator[Relation]:
         for name, tensor in results[0].items():
             found[name] = tensor
             if name != "dsink":
-                pieces = parts(moved.setting, name, tensor)
-                found[name] = joined(
+                pieces = split_sequences(moved.setting, name, tensor)
+                found[name] = join_sequences(
                     setting, name, [pieces[order.index(n)] for n in range(len(order))]
                 )
         return found
@@ -93,14 +93,14 @@ def _batch_permuted(case: Attention) -> Iterator[Relation]:
         "batch_permuted",
         (moved.problem(),),
         back,
-        f"sequences in the order {order} must give the same results in that order",
+        f"permuting the sequences to {order} must permute the results",
     )
 
 
 def _split(case: Attention) -> Iterator[Relation]:
     setting = case.setting
     cut = seeded_random(case.setup.seed).randrange(1, setting.batch)
-    halves = [selected(case, range(cut)), selected(case, range(cut, setting.batch))]
+    halves = [select_sequences(case, range(cut)), select_sequences(case, range(cut, setting.batch))]
     if not all(case.setup.satisfies_where(half.setup.values) for half in halves):
         return
 
@@ -109,7 +109,7 @@ def _split(case: Attention) -> Iterator[Relation]:
         return {
             name: tensor + second[name]
             if name == "dsink"
-            else joined(setting, name, [tensor, second[name]])
+            else join_sequences(setting, name, [tensor, second[name]])
             for name, tensor in first.items()
         }
 
@@ -117,23 +117,23 @@ def _split(case: Attention) -> Iterator[Relation]:
         "batch_split",
         tuple(half.problem() for half in halves),
         together,
-        f"the batch cut before sequence {cut}, run as two, must give the same results",
+        f"the batch split before sequence {cut}, in two calls, must give the same results",
     )
 
 
 def _extended(case: Attention) -> Iterator[Relation]:
-    """One more sequence in front, so that every other one starts elsewhere in memory."""
+    """One more sequence in front, which moves the others in memory."""
     setting = case.setting
     model = some_sequence(case, seeded_random(case.setup.seed).random())
-    longer = preceded(case, model, other_operands(case, [model]))
+    longer = prepend_sequence(case, model, other_operands(case, [model]))
     if not case.setup.satisfies_where(longer.setup.values):
         return
     keep = range(1, setting.batch + 1)
     yield from _identity(
         "batch_extended",
         (longer.problem(),),
-        lambda results: of_sequences(longer.setting, results[0], keep=keep),
-        f"a sequence like {model}, with other values, in front of the batch must change nothing",
+        lambda results: select_results(longer.setting, results[0], keep=keep),
+        f"a sequence as long as {model}, in front of the batch, must not change the others",
         left=lambda mine: {name: tensor for name, tensor in mine.items() if name != "dsink"},
     )
 
@@ -142,13 +142,13 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
     setting, setup = case.setting, case.setup
     if setting.groups == 1:
         return
-    said: dict[str, Value] = {"heads": setting.heads, "kv_heads": setting.heads, "groups": 1}
-    values = {**setup.values, **{axis: said[axis] for axis in said if axis in setup.values}}
+    unshared: dict[str, Value] = {"heads": setting.heads, "kv_heads": setting.heads, "groups": 1}
+    values = {**setup.values, **{axis: unshared[axis] for axis in unshared if axis in setup.values}}
     axis = "groups" if "groups" in setup.values else "kv_heads"
-    if said[axis] not in setup.spec.axes.get(axis, ()) or not setup.satisfies_where(values):
+    if unshared[axis] not in setup.spec.axes.get(axis, ()) or not setup.satisfies_where(values):
         return
     dim = head_dim(case.setting, "k")
-    apart = case.with_setting(
+    copied = case.with_setting(
         replace(setting, kv_heads=setting.heads, groups=1),
         values,
         replace(
@@ -169,16 +169,16 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
 
     yield from _identity(
         "groups_as_repeated_heads",
-        (apart.problem(),),
+        (copied.problem(),),
         summed,
-        f"{setting.groups} query heads on one kv head are as many on copies of it, "
-        "dk and dv being the sums over the copies",
+        f"{setting.groups} query heads that share a kv head must give the same as with a copy of "
+        "it each; dk and dv are sums over the copies",
     )
 
 
 def _window_as_long(case: Attention) -> Iterator[Relation]:
     setting, setup = case.setting, case.setup
-    # Aligned at the first key, the last query is as far from it as there are queries.
+    # With top-left alignment, the distance of a key is at most the number of queries.
     ends = setting.lengths_k if setting.alignment == "bottom_right" else setting.lengths_q
     longest = max(1, *setting.lengths_k, *ends)
     listed = setup.spec.axes.get("window", ())
@@ -198,33 +198,33 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
         "window_as_long_as_keys",
         (other.problem(),),
         lambda results: results[0],
-        f"a window of {longest} or more, the longest sequence, is no window",
+        f"a window of at least {longest}, the longest sequence, must give the same as none",
     )
 
 
-def _sink_of_nothing(case: Attention) -> Iterator[Relation]:
+def _sink_of_minus_infinity(case: Attention) -> Iterator[Relation]:
     setting, setup = case.setting, case.setup
     listed = setup.spec.axes.get("sink", ())
-    some = [value for value in listed if sink_named(value) and setup.allows({"sink": value})]
-    if setting.sink is not None or not some:
+    sinks = [value for value in listed if sink_named(value) and setup.allows({"sink": value})]
+    if setting.sink is not None or not sinks:
         return
     dtype = torch_dtype(setting.sink_dtype)
-    nothing = torch.full((setting.heads,), -torch.inf, dtype=dtype, device=setup.device)
+    absent = torch.full((setting.heads,), -torch.inf, dtype=dtype, device=setup.device)
     other = case.with_setting(
-        replace(setting, sink=sink_named(some[0])),
-        {**setup.values, "sink": some[0]},
-        replace(case.operands, sink=nothing),
+        replace(setting, sink=sink_named(sinks[0])),
+        {**setup.values, "sink": sinks[0]},
+        replace(case.operands, sink=absent),
     )
     yield from _identity(
         "sink_of_minus_infinity",
         (other.problem(),),
         lambda results: {name: each for name, each in results[0].items() if name != "dsink"},
-        "a sink of -inf takes no probability, as if there were none",
+        "a sink of -inf must give the same as no sink",
     )
 
 
 def _sink_merged(case: Attention) -> Iterator[Relation]:
-    """A sink takes exp(sink - lse) of a row's weight: the rows without it say those with it."""
+    """With lse of the row without a sink: out * sigmoid(lse - sink), and logaddexp(lse, sink)."""
     setting, setup, sink = case.setting, case.setup, case.operands.sink
     if sink is None or not setup.allows({"sink": None}):
         return
@@ -234,7 +234,7 @@ def _sink_merged(case: Attention) -> Iterator[Relation]:
         replace(case.operands, sink=None),
     )
 
-    def both(mine: Tensors) -> Tensors:  # an entry may return out alone
+    def both(mine: Tensors) -> Tensors:  # An entry may return only out.
         return {name: mine[name] for name in ("out", "lse") if "lse" in mine}
 
     def merged(results: Sequence[Tensors]) -> Tensors:
@@ -243,8 +243,8 @@ def _sink_merged(case: Attention) -> Iterator[Relation]:
         lse = results[0]["lse"].double()
         ends = [1] * (lse.dim() - 1 - head_dim(setting, "lse"))
         logit = sink.double().view(-1, *ends).expand_as(lse)
-        seen = lse > -torch.inf
-        kept = torch.sigmoid(torch.where(seen, lse - logit, -torch.inf))
+        has_keys = lse > -torch.inf
+        kept = torch.sigmoid(torch.where(has_keys, lse - logit, -torch.inf))
         kept = kept if setting.lse_as_out else kept.transpose(-1, -2)
         return {"out": results[0]["out"] * kept[..., None], "lse": torch.logaddexp(lse, logit)}
 
@@ -252,7 +252,7 @@ def _sink_merged(case: Attention) -> Iterator[Relation]:
         "sink_merged_afterwards",
         (other.problem(),),
         merged,
-        "a sink shrinks each row by what it takes of its softmax, and adds itself to its lse",
+        "a sink must scale each row by the softmax weight it leaves, and add exp(sink) to exp(lse)",
         left=both,
     )
 
@@ -268,9 +268,9 @@ def _keys_permuted(case: Attention) -> Iterator[Relation]:
     rows = 2 if setting.layout == "bhsd" else int(not setting.packed)
 
     def reordered(name: str, tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        pieces = list(parts(setting, name, tensor))
+        pieces = list(split_sequences(setting, name, tensor))
         pieces[number] = pieces[number].index_select(rows, index)
-        return joined(setting, name, pieces)
+        return join_sequences(setting, name, pieces)
 
     moved = case.with_tensors(
         k=reordered("k", case.operands.k, order), v=reordered("v", case.operands.v, order)
@@ -287,7 +287,7 @@ def _keys_permuted(case: Attention) -> Iterator[Relation]:
         "keys_permuted",
         (moved.problem(),),
         back,
-        f"without a causal mask the order of the keys of sequence {number} does not matter",
+        f"permuting the keys of sequence {number}, without a causal mask, must change nothing",
     )
 
 
@@ -299,15 +299,15 @@ def _other_layout(case: Attention) -> Iterator[Relation]:
     if "layout" not in setup.values or "seqlens" in setup.values or not others:
         return
     layout = seeded_random(setup.seed).choice(others)
-    there = partial(convert, setting, setting.layout, layout)
+    to_other = partial(convert, setting, setting.layout, layout)
     operands = case.operands
     assert operands.do is not None
     other = case.with_setting(
         replace(setting, layout=layout),
         {**setup.values, "layout": layout},
         Operands(
-            there("q", operands.q), there("k", operands.k), there("v", operands.v),
-            there("do", operands.do), operands.sink,
+            to_other("q", operands.q), to_other("k", operands.k), to_other("v", operands.v),
+            to_other("do", operands.do), operands.sink,
         ),
     )  # fmt: skip
     yield from _identity(
@@ -334,5 +334,5 @@ def _other_padding(case: Attention) -> Iterator[Relation]:
         "other_padding",
         (other.problem(),),
         lambda results: results[0],
-        f"the same tokens with their padding elsewhere ({padding}) must give the same results",
+        f"the same tokens with padding {padding} must give the same results",
     )

@@ -1,4 +1,4 @@
-"""Identities of decoding: where keys are kept does not matter."""
+"""Identities of attention with a KV cache: the placement of keys must not matter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["kv_cache_identities"]
 
 
 def kv_cache_identities(case: Attention) -> Iterator[Relation]:
-    """The identities that apply to a case whose keys are stored; none of another's."""
+    """The identities that apply to a case with a KV cache; none without one."""
     if case.setting.page_size is not None:
         yield _pages_moved(case)
     if case.setting.has_cache:
@@ -34,7 +34,7 @@ def _pages_moved(case: Attention) -> Relation:
         left=lambda mine: mine,
         right=lambda results: results[0],
         exact=True,
-        because="the same keys in other pages, with a block table that says so, must change no bit",
+        because="the same keys in other pages, with their block table, must change no bit",
     )
 
 

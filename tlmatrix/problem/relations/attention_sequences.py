@@ -1,4 +1,4 @@
-"""Taking attention cases apart by sequence, and putting their results together again."""
+"""Splits the tensors of attention cases by sequence, and joins them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "head_dim",
-    "joined",
-    "of_sequences",
+    "join_sequences",
     "other_operands",
-    "parts",
-    "preceded",
-    "selected",
+    "prepend_sequence",
+    "replace_sequences",
+    "select_results",
+    "select_sequences",
     "selected_setting",
     "some_sequence",
-    "with_parts",
+    "split_sequences",
 ]
 
 _OPERANDS = ("q", "k", "v", "do")
@@ -36,20 +36,20 @@ _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
 
 
 def _dim(setting: Setting, name: str) -> int:
-    """Along which dimension the sequences of a tensor lie."""
+    """The dimension of a tensor along which sequences lie."""
     return 1 if setting.rows_last and name == "lse" else 0
 
 
-def parts(setting: Setting, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """An operand, output or gradient by sequence (views); dense parts keep a batch of one."""
+def split_sequences(setting: Setting, name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The sequences of an operand, output or gradient, as views; dense ones have a batch of 1."""
     if not setting.packed:
         return tensor.split(1, 0)  # type: ignore[no-any-return, no-untyped-call]
     sizes = list(setting.lengths_k if name in _OF_KEYS else setting.lengths_q)
     return tensor.split(sizes, _dim(setting, name))  # type: ignore[no-any-return, no-untyped-call]
 
 
-def joined(setting: Setting, name: str, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The inverse of `parts`; one part alone is not copied."""
+def join_sequences(setting: Setting, name: str, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The inverse of `split_sequences`; does not copy a single piece."""
     if len(pieces) == 1:
         return pieces[0]
     return torch.cat(list(pieces), _dim(setting, name))
@@ -64,24 +64,24 @@ def selected_setting(setting: Setting, order: Sequence[int]) -> Setting:
     )
 
 
-def selected(case: Attention, order: Sequence[int]) -> Attention:
-    """The case of the sequences `order` alone, in that order."""
+def select_sequences(case: Attention, order: Sequence[int]) -> Attention:
+    """The case of the sequences `order`, in that order."""
     setting = case.setting
 
     def pick(name: str) -> torch.Tensor:
-        pieces = parts(setting, name, _operand(case.operands, name))
-        return joined(setting, name, [pieces[number] for number in order])
+        pieces = split_sequences(setting, name, _operand(case.operands, name))
+        return join_sequences(setting, name, [pieces[number] for number in order])
 
     operands = Operands(pick("q"), pick("k"), pick("v"), pick("do"), case.operands.sink)
     return _with_lengths(case, selected_setting(setting, order), operands)
 
 
-def preceded(case: Attention, model: int, first: Operands) -> Attention:
-    """The case with one more sequence in front, `first`, as long as its sequence `model`."""
+def prepend_sequence(case: Attention, model: int, first: Operands) -> Attention:
+    """The case with the sequence `first` prepended, which is as long as sequence `model`."""
     setting = case.setting
     order = [model, *range(setting.batch)]
     made = {
-        name: joined(setting, name, [_operand(first, name), _operand(case.operands, name)])
+        name: join_sequences(setting, name, [_operand(first, name), _operand(case.operands, name)])
         for name in _OPERANDS
     }
     operands = replace(case.operands, **made)
@@ -89,7 +89,7 @@ def preceded(case: Attention, model: int, first: Operands) -> Attention:
 
 
 def _with_lengths(case: Attention, setting: Setting, operands: Operands) -> Attention:
-    """The case with another setting, whose lengths its values are made to say."""
+    """The case with another setting, and axis values with its lengths."""
     values = dict(case.setup.values)
     lengths: dict[str, Value] = {
         "seqlens": {"q": list(setting.lengths_q), "k": list(setting.lengths_k)},
@@ -99,26 +99,26 @@ def _with_lengths(case: Attention, setting: Setting, operands: Operands) -> Atte
     return case.with_setting(setting, values, operands)
 
 
-def with_parts(case: Attention, changes: dict[int, Operands]) -> Attention:
-    """The case with the operands of some sequences replaced; each as `parts` gives them."""
+def replace_sequences(case: Attention, changes: dict[int, Operands]) -> Attention:
+    """The case with some sequences replaced, by number, as `split_sequences` returns them."""
     setting, operands = case.setting, case.operands
     made = {}
     for name in _OPERANDS:
-        pieces = list(parts(setting, name, _operand(operands, name)))
+        pieces = list(split_sequences(setting, name, _operand(operands, name)))
         for number, other in changes.items():
             pieces[number] = _operand(other, name)
-        made[name] = joined(setting, name, pieces)
+        made[name] = join_sequences(setting, name, pieces)
     return case.with_tensors(**made)
 
 
 def other_operands(case: Attention, sequences: Sequence[int]) -> Operands:
-    """Other values, N(0, 1), for the sequences `sequences`, packed or stacked as they come."""
+    """New values, N(0, 1), for some sequences, in the layout of the case."""
     setting = selected_setting(case.setting, sequences)
     return other_values(setting, case.setup.seed + 1, case.setup.device)
 
 
 def some_sequence(case: Attention, fraction: float) -> int:
-    """A sequence picked by a number in [0, 1); one with queries and keys if there is any."""
+    """The number of a sequence, chosen by `fraction` in [0, 1); not an empty one if possible."""
     setting = case.setting
     pairs = zip(setting.lengths_q, setting.lengths_k, strict=True)
     full = [number for number, (lq, lk) in enumerate(pairs) if lq and lk]
@@ -126,8 +126,8 @@ def some_sequence(case: Attention, fraction: float) -> int:
     return some[int(fraction * len(some))]
 
 
-def of_sequences(setting: Setting, tensors: Tensors, *, keep: Sequence[int]) -> Tensors:
-    """What belongs to the sequences `keep`; dsink belongs to all and is left out."""
+def select_results(setting: Setting, tensors: Tensors, *, keep: Sequence[int]) -> Tensors:
+    """The results of the sequences `keep`, without dsink, to which all contribute."""
     found = {}
     run = range(keep[0], keep[-1] + 1) if keep else range(0)
     for name, tensor in tensors.items():
@@ -136,13 +136,13 @@ def of_sequences(setting: Setting, tensors: Tensors, *, keep: Sequence[int]) -> 
         if keep and list(keep) == list(run):
             found[name] = _run(setting, name, tensor, run)
         else:
-            pieces = parts(setting, name, tensor)
-            found[name] = joined(setting, name, [pieces[number] for number in keep])
+            pieces = split_sequences(setting, name, tensor)
+            found[name] = join_sequences(setting, name, [pieces[number] for number in keep])
     return found
 
 
 def _run(setting: Setting, name: str, tensor: torch.Tensor, run: range) -> torch.Tensor:
-    """What belongs to sequences that follow one another: a view."""
+    """The results of consecutive sequences, as a view."""
     if not setting.packed:
         return tensor[run.start : run.stop]
     starts = setting.starts_k if name in _OF_KEYS else setting.starts_q
@@ -151,7 +151,7 @@ def _run(setting: Setting, name: str, tensor: torch.Tensor, run: range) -> torch
 
 
 def head_dim(setting: Setting, name: str) -> int:
-    """Which dimension of an operand, output or gradient counts heads."""
+    """The head dimension of an operand, output or gradient."""
     if name == "dsink":
         return 0
     if name == "lse":

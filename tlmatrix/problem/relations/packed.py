@@ -1,8 +1,8 @@
-"""Metamorphic relations of packed problems: sequences are independent, wherever they lie.
+"""Metamorphic relations of declared problems with packed axes: sequences are independent.
 
-Each relation holds for a result only if the float64 reference obeys it for this case. An operator
-that mixes sequences, say one that normalizes over all rows, then has no such relation, and no
-false alarm.
+A relation is checked for a result only if the float64 reference satisfies it in this case. An
+operator that mixes sequences (a norm over all rows) therefore has no such relation, and no false
+positive.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 __all__ = ["other_lengths", "packed_relations"]
 
 _CLOSE = 1e-9
-"""Relative difference of two float64 references that counts as rounding."""
+"""Largest relative difference of two float64 references that counts as rounding."""
 _NEW = -1
-"""In the place of a sequence of the case: one with new values."""
+"""Stands for a sequence with new values, among the numbers of sequences."""
 
 
 def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
     """The relations of one kind, for each packed axis of the case.
 
-    Of the three that make another batch of the same sequences a case tries one, by its seed.
+    Of the three that rearrange the batch, the seed of the case selects one.
     """
     if kind not in ("isolation", "poison", "relations"):
         return
@@ -55,8 +55,8 @@ def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
             found = batch.isolated() if kind == "isolation" else batch.poisoned()
         elif kind == "relations":
             several = (batch.permuted, batch.split) if batch.count > 1 else ()
-            forms = (*several, batch.extended)
-            found = forms[case.setup.seed % len(forms)]()
+            choices = (*several, batch.extended)
+            found = choices[case.setup.seed % len(choices)]()
         else:
             continue
         if found is not None:
@@ -64,9 +64,9 @@ def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
 
 
 def other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
-    """The case with other inputs; where that goes with other lengths, in tensors of the same sizes.
+    """The case with other inputs, and other lengths if tensors keep their sizes.
 
-    An entry that keeps what it found in a tensor of lengths then meets the tensor again.
+    Detects an entry that caches what it read from a tensor of lengths.
     """
     setup = case.setup
     made = drawn_inputs(setup, case.declaration, distribution, seed)
@@ -93,12 +93,12 @@ def other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
 
 
 class _UnfitError(Exception):
-    """The sequences cannot be taken apart: a tensor depends on the lengths in another way."""
+    """A tensor cannot be split by sequence: it depends on the lengths in another way."""
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """A case whose tensors are taken apart by the sequences of one packed axis."""
+    """A case whose tensors are split by the sequences of one packed axis."""
 
     case: Declared
     axis: str
@@ -115,7 +115,7 @@ class _Batch:
     # Tensors by sequence --------------------------------------------------------------------------
 
     def _rows(self, name: str) -> torch.Tensor | None:
-        """Where the rows of a pool of pages stand, slots counted over the pages."""
+        """The slots (page * page_size + row) of the rows in a pool; None for other tensors."""
         case = self.case
         sizes = case.sizes(name) or ()
         paging = paging_of(case.declaration, sizes, case.setup.values, case.setup.seed)
@@ -124,42 +124,42 @@ class _Batch:
             return None
         return paging.rows.to(case.setup.device)
 
-    def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor with its rows one after another, those of a pool taken out of their pages."""
+    def in_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with packed rows; those of a pool are gathered from their pages."""
         rows = self._rows(name)
         return tensor if rows is None else tensor.flatten(0, 1)[rows]
 
     def along(self, name: str) -> dict[int, tuple[int, ...]]:
-        """By dimension of `whole`: how many elements each sequence has there."""
+        """The number of elements of each sequence, by dimension of `in_rows`."""
         sizes = self.case.sizes(name) or ()
         if self._rows(name) is not None:
             sizes = (sizes[0], *sizes[2:])
         found = {}
-        for place, size in enumerate(sizes):
+        for dim, size in enumerate(sizes):
             packing = packing_of(size, self.case.setup.values)
             if packing is not None and packing.axis == self.axis:
                 if packing.kind == "pages" and self._rows(name) is None:
                     raise _UnfitError(name)
-                found[place] = packing.sizes
+                found[dim] = packing.sizes
         return found
 
     def _index(self, name: str, order: Sequence[int]) -> tuple[torch.Tensor | slice, ...]:
-        """What picks the sequences `order` of `whole`, along all dimensions that have any."""
+        """An index of `in_rows` that selects the sequences `order`, along all packed dimensions."""
         along = self.along(name)
         found: list[torch.Tensor | slice] = [slice(None)] * (max(along, default=-1) + 1)
-        for number, (place, sizes) in enumerate(along.items()):
+        for number, (dim, sizes) in enumerate(along.items()):
             starts = list(accumulate(sizes, initial=0))
             parts = [torch.arange(starts[each], starts[each + 1]) for each in order]
             rows = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).to(self.case.setup.device)
-            found[place] = rows.view(-1, *[1] * (len(along) - 1 - number))
+            found[dim] = rows.view(-1, *[1] * (len(along) - 1 - number))
         return tuple(found)
 
     def of(self, name: str, tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-        """What of a tensor belongs to the sequences `order`, in that order."""
-        return self.whole(name, tensor)[self._index(name, order)]
+        """The part of a tensor that belongs to the sequences `order`, in that order."""
+        return self.in_rows(name, tensor)[self._index(name, order)]
 
     def packed(self, tensors: Tensors, order: Sequence[int]) -> dict[str, torch.Tensor]:
-        """What of the results belongs to the sequences `order`; others are left out."""
+        """The parts of packed results that belong to the sequences `order`."""
         return {
             name: self.of(name, tensor, order)
             for name, tensor in tensors.items()
@@ -167,13 +167,15 @@ class _Batch:
         }
 
     def batch_of(self, origins: Sequence[int], lengths: Sequence[int], factor: float = 1) -> _Batch:
-        """The case of other sequences: each one of this case, or one of new values (`_NEW`).
+        """A batch of other sequences.
 
-        `lengths` names, for each sequence, the one of this case that it is as long as. New floats
-        are multiplied by `factor`, but for those whose range the spec gives.
+        Args:
+            origins: for each sequence its number in this case, or `_NEW` for one with new values.
+            lengths: for each sequence the number of one in this case with the same length.
+            factor: multiplies new floating-point values, except those with a declared range.
 
         Raises:
-            _UnfitError: a tensor cannot be made of parts of this case's.
+            _UnfitError: a tensor cannot be composed of parts of this case.
         """
         mine = self.case
         value = selected_lengths(mine.setup.values[self.axis], lengths)
@@ -210,30 +212,30 @@ class _Batch:
         origins: Sequence[int],
         factor: float,
     ) -> torch.Tensor:
-        """A tensor of another batch: sequences of this one's where it has them, else fresh ones."""
+        """A tensor of another batch, with sequences of this one for those that are not new."""
         if not self.along(name):
             if any(size > its for size, its in zip(fresh.shape, old.shape, strict=True)):
                 raise _UnfitError(name)
             return old[tuple(slice(size) for size in fresh.shape)]
-        whole = _scaled(other.whole(name, fresh), factor)
+        rows_of_all = _scaled(other.in_rows(name, fresh), factor)
         kept = [number for number, origin in enumerate(origins) if origin != _NEW]
         theirs = self.of(name, old, [origins[number] for number in kept])
-        into = whole[other._index(name, kept)]
+        into = rows_of_all[other._index(name, kept)]
         if any(size > its for size, its in zip(into.shape, theirs.shape, strict=True)):
             raise _UnfitError(name)
-        whole = whole.clone()
-        whole[other._index(name, kept)] = theirs[tuple(slice(size) for size in into.shape)]
+        rows_of_all = rows_of_all.clone()
+        rows_of_all[other._index(name, kept)] = theirs[tuple(slice(size) for size in into.shape)]
         rows = other._rows(name)
         if rows is None:
-            return whole
+            return rows_of_all
         pool = fresh.clone()
-        pool.flatten(0, 1)[rows] = whole
+        pool.flatten(0, 1)[rows] = rows_of_all
         return pool
 
     # Isolation and poison -------------------------------------------------------------------------
 
     def isolated(self) -> Relation | None:
-        """Other values in one sequence."""
+        """New values in one sequence must not change the others."""
         victim = self._some_sequence()
         keep = [number for number in range(self.count) if number != victim]
         return self._untouched(
@@ -245,7 +247,7 @@ class _Batch:
         )
 
     def poisoned(self) -> Relation | None:
-        """Huge values in all sequences but one."""
+        """Huge values in all sequences but one must not change that one."""
         kept = self._some_sequence()
         dtypes = {t.dtype for t in self.case.inputs.values() if t.is_floating_point()}
         factor = min(
@@ -282,7 +284,7 @@ class _Batch:
     # The same sequences in another batch ----------------------------------------------------------
 
     def permuted(self) -> Relation | None:
-        """The sequences in another order."""
+        """A permutation of the sequences must permute the results."""
         order = permutation(seeded_random(self.case.setup.seed), self.count)
         inverse = [order.index(number) for number in range(self.count)]
 
@@ -295,11 +297,11 @@ class _Batch:
             [(order, order)],
             lambda mine: dict(mine) | self.packed(mine, range(self.count)),
             back,
-            f"sequences in the order {order} must give the same results in that order",
+            f"permuting the sequences to {order} must permute the results",
         )
 
     def split(self) -> Relation | None:
-        """The batch as two; gradients of what all sequences share are the sum of both."""
+        """Two calls with a part of the batch each; gradients of shared inputs are summed."""
         cut = seeded_random(self.case.setup.seed).randrange(1, self.count)
         halves = [range(cut), range(cut, self.count)]
         differentiable = self.case.differentiable
@@ -330,11 +332,11 @@ class _Batch:
             [(half, half) for half in halves],
             parts,
             together,
-            f"the batch split before sequence {cut}, run as two, must give the same results",
+            f"the batch split before sequence {cut}, in two calls, must give the same results",
         )
 
     def extended(self) -> Relation | None:
-        """One more sequence in front, so that every other one starts elsewhere in memory."""
+        """One more sequence in front, which moves the others in memory."""
         model, mine = self._some_sequence(), range(self.count)
         return self._relation(
             "batch_extended",
@@ -342,10 +344,10 @@ class _Batch:
             [([_NEW, *mine], [model, *mine])],
             lambda tensors: self.packed(tensors, mine),
             lambda others, results: others[0].packed(results[0], range(1, self.count + 1)),
-            f"a sequence like {model}, with other values, in front must change nothing",
+            f"a sequence as long as {model}, in front of the batch, must not change the others",
         )
 
-    # What the reference says ----------------------------------------------------------------------
+    # Relations that the reference satisfies -------------------------------------------------------
 
     def _relation(
         self,
@@ -359,11 +361,11 @@ class _Batch:
         factor: float = 1,
         exact: bool = False,
     ) -> Relation | None:
-        """The relation for those results for which the reference obeys it; None without any."""
+        """The relation for the results whose reference satisfies it; None if there are none."""
         try:
             others = [self.batch_of(origins, lengths, factor) for origins, lengths in batches]
-            names = self._obeying(name, left, lambda results: right(others, results), others)
-        except Exception:  # noqa: BLE001 - unfit, or the reference cannot take these sequences
+            names = self._satisfied(name, left, lambda results: right(others, results), others)
+        except Exception:  # noqa: BLE001 - does not fit, or the reference raised
             return None
         if not names:
             return None
@@ -377,14 +379,17 @@ class _Batch:
             because=because,
         )
 
-    def _obeying(
+    def _satisfied(
         self,
         name: str,
         left: Callable[[Tensors], Tensors],
         right: Callable[[Sequence[Tensors]], Tensors],
         others: Sequence[_Batch],
     ) -> frozenset[str]:
-        """The results for which the reference obeys; without one, all if the spec names it."""
+        """The results whose reference satisfies the relation.
+
+        Without a reference: all if the spec lists the relation, else none.
+        """
         if self.case.reference is None:
             named = {each.name for each in self.case.setup.spec.relations}
             return frozenset(self.case.infos) if name in named else frozenset()
@@ -394,7 +399,7 @@ class _Batch:
         )
 
     def _some_sequence(self) -> int:
-        """One picked by the case's seed, with rows if any sequence has some."""
+        """The number of a sequence, chosen by seed; not an empty one if possible."""
         full = [number for number, pair in enumerate(zip(*self._sides, strict=True)) if all(pair)]
         some = full or range(self.count)
         return some[int(seeded_random(self.case.setup.seed).random() * len(some))]

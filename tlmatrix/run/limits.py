@@ -1,0 +1,94 @@
+"""Time limits and Ctrl-C for code that may swallow exceptions or never return to Python."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+__all__ = ["CaseTimeout", "Interrupts", "TimeLimit"]
+
+_GRACE = 10.0
+"""Seconds between the time limit and the call of `on_hang`, at most."""
+
+
+class CaseTimeout(BaseException):
+    """Raised at the time limit; not an `Exception`, so that few handlers catch it."""
+
+
+class TimeLimit:
+    """Interrupts the code inside `enforce` after `seconds`; None sets no limit.
+
+    A signal raises `CaseTimeout` in Python code. Code that does not return to Python, such as a
+    hanging kernel, never sees it: then a thread calls `on_hang` with the stack of the main thread.
+    """
+
+    def __init__(self, seconds: float | None, on_hang: Callable[[list[str]], object]) -> None:
+        self._seconds = seconds
+        self._on_hang = on_hang
+        self.expired = False
+        self.frames: list[str] = []
+        """The stack at the time limit, from `traceback.format_stack`."""
+
+    @contextmanager
+    def enforce(self) -> Iterator[None]:
+        """Apply the limit to the code inside."""
+        if self._seconds is None:
+            yield
+            return
+        grace = min(_GRACE, self._seconds)
+        watchdog = threading.Timer(self._seconds + grace, self._hang)
+        watchdog.daemon = True
+        watchdog.start()
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if on_main_thread:
+            handler = signal.signal(signal.SIGALRM, self._on_alarm)
+            remaining, _ = signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        try:
+            yield
+        finally:
+            watchdog.cancel()
+            if on_main_thread:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, handler)
+                signal.setitimer(signal.ITIMER_REAL, remaining)
+
+    def _on_alarm(self, _signal: int, frame: FrameType | None) -> None:
+        self.expired = True
+        self.frames = traceback.format_stack(frame)
+        raise CaseTimeout
+
+    def _hang(self) -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+        self._on_hang(traceback.format_stack(frame) if frame else [])
+
+
+class Interrupts:
+    """Records a Ctrl-C, which the code under test may turn into another exception."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Record a Ctrl-C inside and raise KeyboardInterrupt; an ignored one stays ignored."""
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if not on_main_thread or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+            yield
+            return
+        handler = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        self.received = True
+        raise KeyboardInterrupt
