@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outside_project import Project, project
-from tlmatrix.plugin.controller import interrupted_in_turn
+from tlmatrix.plugin.controller import deferred_interrupt
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
@@ -417,7 +417,7 @@ def test_ctrl_c_waits_until_the_queue_of_the_workers_is_free(
 ) -> None:
     workers = types.SimpleNamespace(queue=Queue())
     set_for_ctrl_c(signal.default_int_handler)
-    with interrupted_in_turn(workers):
+    with deferred_interrupt(workers):
         with workers.queue.mutex:
             signal.raise_signal(signal.SIGINT)  # (in this thread, so at once)
             time.sleep(0.05)
@@ -434,7 +434,7 @@ def test_ctrl_c_stays_ignored_between_events_and_in_cases(
 ) -> None:
     workers = types.SimpleNamespace(queue=Queue())
     set_for_ctrl_c(signal.SIG_IGN)
-    with interrupted_in_turn(workers):
+    with deferred_interrupt(workers):
         signal.raise_signal(signal.SIGINT)
     assert workers.queue.empty()
     project.spec(how="[interrupting]", rows="[1, 2]")

@@ -1,35 +1,35 @@
-"""What a worker is told: settings that survive the way to it, and which cases share kernels."""
+"""The input of workers: settings as plain data, and the groups of cases."""
 
 import json
 from pathlib import Path
 
+from tlmatrix.plugin.groups_file import GroupsFile
 from tlmatrix.plugin.settings import Settings
-from tlmatrix.plugin.sharing import Sharing
 
 
-def test_settings_reach_a_worker_as_they_were():
+def test_settings_survive_conversion_to_plain_data():
     settings = Settings(
         tier="quick",
         backend="compile",
         seed=7,
         coverage="off",
-        unsupported="tell",
+        unsupported="skip",
         architectures=("sm_80", "sm_90a"),
         results_path=Path("/kept/run.jsonl"),
         passed_before=frozenset({("/specs/a.yaml", "rows=1"), ("/specs/a.yaml", "rows=5")}),
     )
-    assert Settings.from_plain(json.loads(json.dumps(settings.plain()))) == settings
+    assert Settings.from_plain(json.loads(json.dumps(settings.to_plain()))) == settings
 
 
-def test_workers_answer_the_controller_that_asks_and_the_first_answer_stays():
-    controller = Sharing()
-    silent = Sharing(controller.file)
-    silent.write({"a": "1"}, "gw0")
+def test_the_first_worker_writes_the_groups_after_the_controller_created_the_file():
+    controller = GroupsFile()
+    unused = GroupsFile(controller.path)
+    unused.write({"a": "1"}, "gw0")
     assert controller.read() == {}
-    controller.ask()
+    controller.create()
     for worker in ("gw0", "gw1"):
-        Sharing(controller.file).write({"a": worker}, worker)
+        GroupsFile(controller.path).write({"a": worker}, worker)
     assert controller.read() == {"a": "gw0"}
     controller.remove()
     assert controller.read() == {}
-    assert not Path(controller.file).parent.exists()
+    assert not Path(controller.path).parent.exists()

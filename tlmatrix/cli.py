@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.arguments import command_line
-from tlmatrix.commands.screen import tell
+from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.config import ConfigError, load_config
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.launchers import idle_rank
@@ -37,14 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         idle = idle_rank()
         if idle:
-            tell(f"tlmatrix: {idle}", sys.stderr)
+            print_wrapped(f"tlmatrix: {idle}", sys.stderr)
             return ExitCode.OK
         return command_named(arguments.command)(arguments, load_config(Path.cwd()))
     except SpecError as error:
-        tell(str(error), sys.stderr)
+        print_wrapped(str(error), sys.stderr)
         return ExitCode.USAGE
     except (ConfigError, UsageError) as error:
-        tell(f"tlmatrix: {error}", sys.stderr)
+        print_wrapped(f"tlmatrix: {error}", sys.stderr)
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

@@ -32,7 +32,7 @@ BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
 COVERAGE = ("off", "summary", "table")
 """How much of the kernel coverage a run reports."""
 
-UNSUPPORTED = ("tell", "fail")
+UNSUPPORTED = ("skip", "fail")
 """Whether cases with kernels that the interpreter does not support are skipped or errors."""
 
 
@@ -56,7 +56,7 @@ class Config:
     results: str = ".tlmatrix"
     timeout: float = 300.0
     coverage: str = "off"
-    unsupported: str = "tell"
+    unsupported: str = "skip"
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -1,7 +1,7 @@
-"""The pytest plugin: specs are collected like test files, wherever a user keeps them.
+"""The pytest plugin, which collects specs like test files.
 
 `pytest specs -n auto` runs their cases; cases that share compiled kernels stay on one worker.
-This module is loaded by every pytest where tlmatrix is installed, so it imports next to nothing.
+Every pytest session loads this module if tlmatrix is installed, so its imports are few.
 """
 
 from __future__ import annotations
@@ -34,51 +34,55 @@ class TlmatrixHooks:
 
     @pytest.hookspec
     def pytest_tlmatrix_event(self, event: Event) -> None:
-        """Something happened in the run, see `tlmatrix.run.events`; called where pytest reports."""
+        """Handle an event of the run (`tlmatrix.run.events`), in the controller."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Make the hooks of tlmatrix known."""
+    """Register the hooks of tlmatrix."""
     pluginmanager.add_hookspecs(TlmatrixHooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of a run; defaults come from `[tool.tlmatrix]` in pyproject.toml."""
+    """Add the options of a run; `[tool.tlmatrix]` in pyproject.toml sets their defaults."""
     group = parser.getgroup("tlmatrix", "kernel test matrices from YAML specs")
     group.addoption(
-        "--tlmatrix-tier", metavar="TIER", default=None, help="which cases to run: quick, nightly…"
+        "--tlmatrix-tier",
+        metavar="TIER",
+        default=None,
+        help="which cases: quick (the default), nightly, full, or a tier of the spec",
     )
     group.addoption(
         "--tlmatrix-backend",
         choices=BACKENDS,
         default=None,
-        help="where kernels run (auto: cuda where there is a GPU, else the interpreter; compile: "
-        "nowhere, they are assembled)",
+        help="where kernels run; auto: cuda if there is a GPU, else interpreter; compile: lower "
+        "and assemble them, and run nothing",
     )
     group.addoption(
         "--tlmatrix-arch",
         action="append",
         metavar="ARCH",
         default=None,
-        help="with the backend compile: an architecture to assemble for, such as sm_90a",
+        help="with --tlmatrix-backend compile: assemble for this architecture only, such as "
+        "sm_90a; repeatable",
     )
     group.addoption(
         "--tlmatrix-seed",
         type=int,
         metavar="N",
         default=None,
-        help="other input data and other samples; 0, the default, is each case's own seed",
+        help="other input data and samples (default: 0, the seed of each case)",
     )
     group.addoption(
         "--tlmatrix-only",
         choices=("regressions",),
         default=None,
-        help="leave out every case but those that once failed",
+        help="only the regressions of specs",
     )
     group.addoption(
         "--tlmatrix-no-fuzz",
         action="store_true",
-        help="leave out the cases that a tier draws at random (`fuzz.examples` of a spec)",
+        help="leave out the generated cases of the tier (`fuzz.examples` of a spec)",
     )
     group.addoption(
         "--tlmatrix-keep-going",
@@ -89,46 +93,46 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tlmatrix-results",
         metavar="PATH",
         default=None,
-        help="a folder for results files, or a file to write (.jsonl)",
+        help="folder for results files, or a .jsonl file",
     )
     group.addoption(
         "--tlmatrix-resume",
         metavar="FILE",
         default=None,
-        help="go on with the run of this results file: cases that passed are not run again",
+        help="continue the run of this results file; passed cases are not repeated",
     )
     group.addoption(
         "--tlmatrix-coverage",
         choices=COVERAGE,
         default=None,
-        help="count which lines and guards of interpreted kernels the cases exercise, and say so "
-        "in a line (summary) or a table; off, the default, counts nothing",
+        help="count the kernel lines and guards that cases exercise on the interpreter, and print "
+        "a line (summary) or a table (default: off)",
     )
     group.addoption(
         "--tlmatrix-unsupported",
         choices=UNSUPPORTED,
         default=None,
-        help="cases whose kernels the interpreter does not model: skipped and told (tell, the "
-        "default), or errors (fail)",
+        help="skip cases with kernels that the interpreter does not support (the default), or "
+        "fail them",
     )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """With workers and no `--dist`, keep cases that share kernels together."""
+    """With workers and without `--dist`, keep cases that share kernels on one worker."""
     option = config.option
     workers = getattr(option, "numprocesses", None)
     if workers and getattr(option, "dist", "") == "no":
         option.dist = "loadgroup"
         if option.maxworkerrestart is None:
-            # Each crashing case costs a worker, and the rest of the matrix is still wanted.
+            # Every crashing case ends a worker, and the other cases should run.
             option.maxworkerrestart = "64"
     return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the project's defaults, and make `-k axis=value` mean what it says."""
+    """Load the project's configuration, and translate `-k axis=value`."""
     from tlmatrix.plugin.state import set_state
 
     try:
@@ -151,7 +155,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """A YAML file is collected when it is a spec, or when it was named on the command line."""
+    """Collect a YAML file if it is a spec, or if the command line names it."""
     if file_path.suffix not in _SUFFIXES:
         return None
     if not parent.session.isinitpath(file_path):
@@ -167,7 +171,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what passed in the run that is resumed; give each case the project's timeout."""
+    """Leave out cases that passed in the resumed run; set the project's timeout."""
     from tlmatrix.plugin.state import state_of
 
     state = state_of(config)
@@ -187,7 +191,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(done))
     own_timeout = config.getoption("timeout", None) or config.getini("timeout")
     if state.settings.backend == "compile" and not config.getoption("timeout", None):
-        # A case has many kernels, and each step of a compiler has a limit of its own.
+        # A case has many kernels, and every compiler step has its own time limit.
         for item in cases:
             item.add_marker(pytest.mark.timeout(0))
     elif state.project.timeout and not own_timeout:
@@ -196,23 +200,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header() -> str | None:
-    """Say why a process that a launcher started runs no cases."""
+    """The reason why a process of a launcher such as torchrun runs no cases."""
     idle = idle_rank()
     return f"tlmatrix: {idle}" if idle else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A process that leaves all cases to another has done what it should."""
+    """A process of a launcher that runs no cases succeeds."""
     if idle_rank() and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Cases are known: without workers the run begins, a worker says what belongs together.
+    """Begin a run without workers; in a worker, write the groups of its cases.
 
-    It says so before pytest-xdist tells the controller that it has collected, which then asks.
+    It must write them before pytest-xdist reports the collection to the controller.
     """
     from tlmatrix.plugin.state import state_of
 
@@ -220,13 +224,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     state = state_of(session.config)
     if state.is_worker:
         groups = {item.nodeid: item.group for item in cases if item.group is not None}
-        state.sharing.write(groups, state.worker)
+        state.groups_file.write(groups, state.worker)
     elif not session.config.option.collectonly:
         state.begin(Counter(item.shown_path for item in cases))
 
 
 def _cases(items: list[pytest.Item]) -> list[CaseItem]:
-    """The items that are cases; where no spec was collected, nothing is imported to find none."""
+    """The items that are cases; imports nothing if no spec was collected."""
     module = sys.modules.get("tlmatrix.plugin.items")
     if module is None:
         return []
@@ -237,7 +241,7 @@ def _cases(items: list[pytest.Item]) -> list[CaseItem]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The result of a case travels with pytest's report, also from a worker."""
+    """Attach the result of a case to pytest's report, which a worker sends to the controller."""
     report = yield
     result = getattr(item, "result", None)
     if call.when == "call" and result is not None and hasattr(item, "case"):
@@ -247,24 +251,24 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
-    """Cases have their own timer: it leaves a record, and ends a process that does not stop."""
-    if not hasattr(item, "seconds_allowed"):
+    """Pass the time limit to the timer of a case, which records a result when it expires."""
+    if not hasattr(item, "time_limit"):
         return None
     import pytest_timeout
 
-    item.seconds_allowed = None if pytest_timeout.is_debugging() else settings.timeout
+    item.time_limit = None if pytest_timeout.is_debugging() else settings.timeout
     return True
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
-    """A case's timer ends with the case."""
-    return True if hasattr(item, "seconds_allowed") else None
+    """Do nothing: the timer of a case ends with the case."""
+    return True if hasattr(item, "time_limit") else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let go of the results file."""
+    """Close the results file."""
     from tlmatrix.plugin.state import close_state
 
     close_state(config)

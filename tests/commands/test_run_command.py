@@ -1,4 +1,4 @@
-"""`tlmatrix run` in the loop of editing and running: one process, what failed last, going on."""
+"""`tlmatrix run`: runs in one process, `--lf`, `--resume`, `-k`, and the number of workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outside_project import project
-from tlmatrix.commands.workers import Wanted, workers_that_pay
+from tlmatrix.commands.workers import SelectedCases, worker_count
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
 from tlmatrix.run.plan import plan
@@ -63,7 +63,7 @@ def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(
     assert code == ExitCode.FINDINGS, out
     ended = "crashed" if how == "exit" else "timeout"
     assert f"2 passed, 2 failed, 2 {ended}" in out
-    assert "a case ended its process; workers run what is left" in out
+    assert "a case ended its process; workers run the remaining cases" in out
     assert f"scale: {ended} in 2 cases" in out
     records = read_records(project.folder / "out.jsonl")
     assert records.summary is not None
@@ -113,8 +113,8 @@ def test_workers_start_where_they_save_more_time_than_they_need(
 
     def workers(each: float | None, drawn: int = 0, *, compiled: bool = False) -> str:
         seconds = {} if each is None else {(path, case.id): each for case in cases}
-        wanted = [Wanted(planned, path, iter(cases), drawn)]
-        return workers_that_pay(wanted, seconds, compiled=compiled)
+        wanted = [SelectedCases(planned, path, iter(cases), drawn)]
+        return worker_count(wanted, seconds, compiled=compiled)
 
     assert workers(None) == "0"
     assert workers(0.1) == "0"
@@ -159,17 +159,17 @@ def test_lf_runs_what_failed_last_until_nothing_does(project: Project) -> None:
     assert "4 cases in" in out
 
 
-def test_lf_leaves_out_what_a_spec_no_longer_has(project: Project) -> None:
+def test_lf_leaves_out_cases_that_a_spec_no_longer_has(project: Project) -> None:
     project.spec(how="[wrong]", rows="[5, 7]")
     project.tlmatrix("run", ".", "-n", "0")
     project.spec(how="[wrong]", rows="[5]")
     outcome = project.tlmatrix("run", ".", "--lf", "-n", "0")
     assert "--lf: 2 cases that failed in" in outcome.out
-    assert "2 more are in no spec now" in outcome.out
+    assert "2 more are no longer in a spec" in outcome.out
     assert "2 cases in" in outcome.out
 
 
-def test_lf_runs_a_drawn_case_that_is_no_longer_drawn(project: Project) -> None:
+def test_lf_runs_a_fuzz_case_that_is_no_longer_generated(project: Project) -> None:
     fuzz = "fuzz: {axes: {rows: 20..30}, examples: {quick: %d}}"
     project.spec(how="[wrong]", rows="[5]", more=fuzz % 4)
     project.tlmatrix("run", ".", "-n", "0", "-k", "fuzz")
@@ -179,7 +179,7 @@ def test_lf_runs_a_drawn_case_that_is_no_longer_drawn(project: Project) -> None:
     assert "4 failed" in outcome.out
 
 
-def test_resume_without_a_file_goes_on_with_the_last_run_and_its_k(project: Project) -> None:
+def test_resume_without_a_file_continues_the_last_run_with_its_k(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[5, 7]")
     project.tlmatrix("run", "scale.yaml", "-n", "0", "-k", "dtype=float16 and rows=5")
     outcome = project.tlmatrix("run", "--resume", "-n", "0")
@@ -189,17 +189,17 @@ def test_resume_without_a_file_goes_on_with_the_last_run_and_its_k(project: Proj
     assert len(list((project.folder / ".tlmatrix").glob("*.jsonl"))) == 1
 
 
-def test_resume_without_any_run_says_where_it_looked(project: Project) -> None:
+def test_resume_without_a_run_names_the_folder(project: Project) -> None:
     project.spec()
     outcome = project.tlmatrix("run", "--resume")
     assert outcome.code == ExitCode.USAGE
-    assert "no run is on record in" in outcome.out
+    assert "no results in" in outcome.out
 
 
 # What is asked for ----------------------------------------------------------------------------
 
 
-def test_cases_are_named_as_pytest_names_them(project: Project) -> None:
+def test_cases_are_selected_by_node_id(project: Project) -> None:
     project.spec(rows="[1, 5]")
     second = FIRST.replace("16", "32")
     outcome = project.tlmatrix("run", f"scale.yaml::{FIRST}", f"scale.yaml::{second}", "-n", "0")
@@ -212,16 +212,18 @@ def test_cases_are_named_as_pytest_names_them(project: Project) -> None:
 
 @pytest.mark.parametrize("workers", ["0", "2", "auto"])
 @pytest.mark.parametrize("select", ["(", "rows=", "rows=5 and"])
-def test_a_k_that_cannot_be_read_is_one_line(project: Project, workers: str, select: str) -> None:
+def test_an_invalid_k_is_one_line(project: Project, workers: str, select: str) -> None:
     project.spec()
     outcome = project.tlmatrix("run", ".", "-n", workers, "-k", select)
     assert outcome.code == ExitCode.USAGE
-    assert outcome.out.startswith(f"tlmatrix: -k {select!r} cannot be read: ")
+    assert outcome.out.startswith(f"tlmatrix: -k {select!r} is invalid: ")
     assert outcome.out.count("\n") == 1
     outcome = project.pytest(".", "-q", "-n", workers.replace("auto", "1"), "-k", select)
     assert outcome.code == pytest.ExitCode.USAGE_ERROR
     assert [line for line in outcome.out.splitlines() if line] == [
-        line for line in outcome.out.splitlines() if line.startswith(f"ERROR: -k {select!r} cannot")
+        line
+        for line in outcome.out.splitlines()
+        if line.startswith(f"ERROR: -k {select!r} is invalid")
     ]
     assert not list(project.folder.rglob("*.jsonl"))
 

@@ -5,7 +5,7 @@ import os
 
 from tlmatrix.cli import command_named, main
 from tlmatrix.commands.arguments import command_line
-from tlmatrix.commands.screen import screen_width, tell
+from tlmatrix.commands.screen import print_wrapped, screen_width
 from tlmatrix.exit_codes import ExitCode
 
 
@@ -30,7 +30,7 @@ def test_lines_are_folded_between_words_on_a_terminal_and_nowhere_else(monkeypat
     line = "    where rows != 7: removes 1, a-word-longer-than-a-line-stays-whole"
     terminal, pipe = _Terminal(), io.StringIO()
     for stream in (terminal, pipe):
-        tell(f"scale  scale.yaml\n{line}", stream)
+        print_wrapped(f"scale  scale.yaml\n{line}", stream)
     assert pipe.getvalue().splitlines() == ["scale  scale.yaml", line]
     assert terminal.getvalue().splitlines() == [
         "scale  scale.yaml",

@@ -69,7 +69,7 @@ def test_a_project_may_ask_for_it(project: Project) -> None:
     (project.folder / "pyproject.toml").write_text('[tool.tlmatrix]\nunsupported = "fail"\n')
     project.spec(how="[right, unknown]", rows="[1]")
     assert project.tlmatrix("run", "scale.yaml", "-n", "0").code == 1
-    told = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "tell")
+    told = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "skip")
     assert told.code == 0, told.out
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from fuzz_worlds import rows_spec
 
+from tlmatrix.fuzz.job import Settings
 from tlmatrix.fuzz.lost_cases import (
     ChildProcess,
     LostCase,
@@ -16,7 +17,6 @@ from tlmatrix.fuzz.lost_cases import (
     shrink_lost,
     timed_out,
 )
-from tlmatrix.fuzz.pool import Settings
 from tlmatrix.fuzz.worker import spawn_child
 from tlmatrix.matrix import Case
 from tlmatrix.run import Status

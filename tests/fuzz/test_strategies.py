@@ -11,8 +11,9 @@ import pytest
 from hypothesis import Phase, find, given, settings
 
 from tlmatrix.fuzz.generation import generate_cases
+from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.strategies import Configuration, case_domain, cases, configurations
-from tlmatrix.fuzz.worker import Job, one_configuration
+from tlmatrix.fuzz.worker import one_configuration
 from tlmatrix.matrix import Case, find_case
 from tlmatrix.matrix.fixed import broken_rules
 from tlmatrix.problem.attention.axes import Setting
@@ -358,15 +359,15 @@ REFUSED = {
             "where:", "where:\n  - {expr: max_seqlen_q is none or causal, because: of something}"
         ),
         (
-            "11:24: max_seqlen_q is 100, and 'fuzz' draws lengths up to 300; as a rule names the "
-            "axis it cannot be made larger: list larger numbers, or draw shorter ones"
+            "11:24: max_seqlen_q is 100, but 'fuzz' generates lengths up to 300; it cannot be "
+            "raised because a constraint names it: list larger numbers, or generate shorter lengths"
         ),
     ),
     "more values than a rule can be held over": (
         DENSE.replace("m: 0..300", "m: 0..100000"),
         (
-            "10:13: a rule names the axis 'm', which then can have 4096 values to draw from, not "
-            "100001; narrow its range"
+            "10:13: the axis 'm' has 100001 values, but an axis in a constraint can have at most "
+            "4096; narrow its range"
         ),
     ),
     "a rule without a value for a number of the range": (

@@ -142,7 +142,7 @@ BAD = {
     ),
     "keys that must equal queries": (
         "trace: {file: log.csv, q: ContextTokens, k: GeneratedTokens}", LOG,
-        "log.csv:2:1: 44 keys beside 374 queries, where 'fuzz.seqlens' has k: same; k: indepe",
+        "log.csv:2:1: 44 keys for 374 queries, but 'fuzz.seqlens' has k: same; k: indepe",
     ),
     "a quote that is never closed": (
         OPTION, LOG.replace("374", '"374'), "log.csv:8:1: not CSV: unexpected end of data"
@@ -164,13 +164,13 @@ def test_what_is_wrong_with_a_trace_is_said_at_its_place(
     ("name", "log", "message"),
     [
         ("log.json", "[1, 2,\n 3 4]", "log.json:2:4: not JSON: Expecting ',' delimiter"),
-        ("log.json", '{"q": [1]}', "log.json:1:1: must be a list of lengths, or of objects"),
-        ("log.json", '[1, "a"]', "log.json:1:1: 'a' is no length, and no object with some"),
-        ("log.json", "[1, true]", "log.json:1:1: True is no length, and no object with some"),
-        ("log.json", "[1, 2.5]", "log.json:1:1: 2.5 is no length, and no object with some"),
-        ("log.json", "[" * 100_000, "log.json:1:1: not JSON that can be read"),
+        ("log.json", '{"q": [1]}', "log.json:1:1: expected a list of lengths or of objects"),
+        ("log.json", '[1, "a"]', "log.json:1:1: expected a length or an object, not 'a'"),
+        ("log.json", "[1, true]", "log.json:1:1: expected a length or an object, not True"),
+        ("log.json", "[1, 2.5]", "log.json:1:1: expected a length or an object, not 2.5"),
+        ("log.json", "[" * 100_000, "log.json:1:1: not JSON: too deep or a number too long"),
         ("log.jsonl", '{"q": 1}\n\n{"q": 1', "log.jsonl:3:8: not JSON: Expecting ',' delimiter"),
-        ("log.jsonl", '{"q": 1}\n3\n\n{"p": 2}', "log.jsonl:4:1: no 'q' here; known: p"),
+        ("log.jsonl", '{"q": 1}\n3\n\n{"p": 2}', "log.jsonl:4:1: the row has no 'q'; known: p"),
         ("log.txt", "1 2", "spec.yaml:10:37: a trace is .csv, .json or .jsonl, not .txt"),
     ],
 )

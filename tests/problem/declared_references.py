@@ -1,4 +1,4 @@
-"""References that specs of the tests name."""
+"""References for specs in tests."""
 
 import torch
 

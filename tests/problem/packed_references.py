@@ -1,4 +1,4 @@
-"""References of packed problems, some of which mix sequences."""
+"""References of packed problems; some mix sequences."""
 
 import itertools
 
@@ -47,7 +47,7 @@ def gathered(pool, table, cu_seqlens):
 
 
 def appended(pool, table, lens, x):
-    """One row more at the end of each sequence, which `lens` counts already."""
+    """One more row at the end of each sequence; `lens` includes it."""
     made, size = pool.clone(), pool.shape[1]
     for number, length in enumerate(lens.tolist()):
         if length:

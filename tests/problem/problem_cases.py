@@ -1,4 +1,4 @@
-"""Specs written in Python, and an attention formula that shares nothing with the reference."""
+"""Specs for tests, and an independent attention formula."""
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 def make_spec(problem="attention", **fields):
-    """A spec as if it had been read from a file; every place in it is line 1."""
+    """A spec as if read from a file; every location is line 1."""
     if "factory" not in fields:
         fields.setdefault("entry", "some.module:entry")
     fields.setdefault("axes", {"any": [1]})
@@ -18,7 +18,7 @@ def make_spec(problem="attention", **fields):
 
 
 def make_problem(values, *, seed=1, **fields):
-    """The attention problem of a case, of a spec whose axes hold its values alone."""
+    """The attention problem of a case; the axes of its spec have only its values."""
     fields["axes"] = {axis: [value] for axis, value in values.items()} | fields.get("axes", {})
     spec = make_spec(**fields)
     return family_for(spec).problem(spec, values, seed=seed, device=CPU)
@@ -48,7 +48,7 @@ def heads_first(problem, name, number):
 
 
 def visible(lq, lk, *, causal=False, window=None, alignment="bottom_right"):
-    """The mask by its definition, one pair at a time: rows of True and False."""
+    """The mask by definition, pair by pair: rows of True and False."""
 
     def sees(i, j):
         place = i if alignment == "top_left" else i + lk - lq
@@ -62,7 +62,7 @@ def visible(lq, lk, *, causal=False, window=None, alignment="bottom_right"):
 
 
 def by_sdpa(problem, number):
-    """Out, lse and gradients of one sequence through PyTorch's SDPA and autograd in float64.
+    """Out, lse and gradients of one sequence, by PyTorch's SDPA and autograd in float64.
 
     The sink is a concatenated key of zeros whose logit the additive mask gives. Rows that see
     nothing are left out of SDPA, which makes NaN of them.

@@ -1,4 +1,4 @@
-"""Caches and pages hold the keys of packed sequences, and nothing else that may be read."""
+"""KV caches: contiguous and paged layouts, with poison in unused slots."""
 
 from itertools import chain
 
@@ -20,7 +20,7 @@ def stored(lengths=LENGTHS, **values):
 
 
 def keys_of(problem, name="k"):
-    """The keys of each sequence, by the definition of the layout."""
+    """The keys of each sequence, by definition of the layout."""
     names, found = problem.names, []
     for number, length in enumerate(names["seqlens_k"].tolist()):
         if names["layout"] == "cache":
@@ -34,7 +34,7 @@ def keys_of(problem, name="k"):
 
 
 def attention(problem):
-    """Out and lse of a right paged or cached kernel, in float64."""
+    """Out and lse of a correct kernel with a KV cache, in float64."""
     names = problem.names
     outs, lses = [], []
     for q, *stored_rows in zip(names["q"], keys_of(problem), keys_of(problem, "v"), strict=True):
@@ -47,7 +47,7 @@ def attention(problem):
 
 
 @pytest.mark.parametrize("layout", [CACHE, PAGED], ids=["cache", "paged"])
-def test_the_reference_is_attention_to_the_keys_that_are_stored(layout):
+def test_reference_attends_to_the_cached_keys(layout):
     problem = make_problem(stored(**layout))
     want = attention(problem)
     for name, tensor in problem.reference().items():
@@ -58,7 +58,7 @@ def test_the_reference_is_attention_to_the_keys_that_are_stored(layout):
     assert not problem.gradient_of
 
 
-def test_an_entry_sees_tensors_of_the_layout_and_no_others():
+def test_inputs_are_those_of_the_layout():
     cache, paged = make_problem(stored(**CACHE)), make_problem(stored(**PAGED))
     assert set(cache.inputs) == {"q", "k_cache", "v_cache", "seqlens_k"}
     assert set(paged.inputs) == {"q", "k_pages", "v_pages", "block_table", "seqlens_k"}
@@ -73,13 +73,13 @@ def test_an_entry_sees_tensors_of_the_layout_and_no_others():
     assert cache.names["max_seqlen_k"] == 40
 
 
-def test_room_may_be_more_than_the_longest_sequence_needs():
+def test_capacity_can_exceed_the_longest_sequence():
     values = stored(max_seqlen_k=100, **PAGED)
     assert make_problem(values).inputs["block_table"].shape == (4, 7)
     assert make_problem({**values, **CACHE}).inputs["k_cache"].shape[1] == 100
 
 
-def test_pages_are_shuffled_owned_once_and_some_by_nobody():
+def test_pages_are_shuffled_unique_and_some_are_spare():
     moved = 0
     for seed in range(5):
         problem = make_problem(stored(**PAGED), seed=seed)
@@ -97,7 +97,7 @@ def test_pages_are_shuffled_owned_once_and_some_by_nobody():
 
 @pytest.mark.parametrize("layout", [CACHE, PAGED], ids=["cache", "paged"])
 @pytest.mark.parametrize("name", ["k", "v"])
-def test_what_holds_no_key_is_huge_or_nan(layout, name):
+def test_unused_slots_are_huge_or_nan(layout, name):
     def held(seed):
         problem = make_problem(stored(**layout), seed=seed)
         (tensor,) = (t for n, t in problem.inputs.items() if n.startswith(f"{name}_"))
@@ -113,7 +113,7 @@ def test_what_holds_no_key_is_huge_or_nan(layout, name):
     assert tensor.float().pow(2).sum() / (tensor.numel() - owned) > 100
 
 
-def test_moved_pages_hold_the_same_keys_and_break_who_ignores_the_table():
+def test_pages_moved_breaks_entries_that_ignore_the_block_table():
     problem = make_problem(stored(**PAGED))
     relations = {each.name: each for each in problem.relations("relations")}
     relation = relations["pages_moved"]
@@ -127,7 +127,7 @@ def test_moved_pages_hold_the_same_keys_and_break_who_ignores_the_table():
 
 
 @pytest.mark.parametrize("layout", [CACHE, PAGED], ids=["cache", "paged"])
-def test_every_relation_holds_for_the_reference(layout):
+def test_relations_hold_for_the_reference(layout):
     axes = {"page_size": [16, 8, None], "layout": ["cache", "paged"]}
     seen = set()
     for seed in range(4):
@@ -146,7 +146,7 @@ def test_every_relation_holds_for_the_reference(layout):
     assert ({"pages_moved", "other_page_size"} <= seen) == (layout is PAGED)
 
 
-def test_another_sequence_changes_its_own_pages_alone():
+def test_isolation_changes_only_pages_of_its_sequence():
     problem = make_problem(stored(**PAGED))
     (relation,) = (r for r in problem.relations("isolation") if r.name == "isolation_sequence")
     (other,) = relation.problems
@@ -162,7 +162,7 @@ def test_another_sequence_changes_its_own_pages_alone():
     assert len(owners) == 1
 
 
-def test_inputs_are_put_back_where_they_came_from():
+def test_with_inputs_restores_packed_tensors():
     problem = make_problem(stored(**PAGED))
     again = problem.with_inputs({"k_pages": problem.inputs["k_pages"] * 2})
     for mine, theirs in zip(keys_of(problem), keys_of(again), strict=True):
@@ -170,7 +170,7 @@ def test_inputs_are_put_back_where_they_came_from():
     assert torch.equal(*(each.inputs["v_pages"].view(torch.int16) for each in (again, problem)))
 
 
-def test_a_window_counts_what_is_read():
+def test_cost_with_a_window_counts_its_keys():
     whole, some = (make_problem(stored(**CACHE, window=window)) for window in (None, 3))
     assert whole.cost().bytes - some.cost().bytes == (62 - 9) * 2 * (8 + 4) * 2
 
@@ -185,14 +185,14 @@ def test_a_window_counts_what_is_read():
         ({**CACHE, "max_seqlen_k": 39}, "max_seqlen_k", "less than the longest sequence (40)"),
     ],
 )
-def test_values_that_cannot_be_stored_are_named(values, axis, words):
+def test_invalid_values_of_cache_layouts_are_errors(values, axis, words):
     with pytest.raises(AxisError, match=r".") as caught:
         make_problem(stored(**values))
     assert caught.value.axis == axis
     assert words in str(caught.value)
 
 
-def test_lint_says_what_a_stored_layout_needs():
+def test_lint_reports_missing_axes_of_cache_layouts():
     def issues(**axes):
         base = {"dtype": ["float16"], "kv_heads": [1], "head_dim": [8]}
         spec = make_spec(axes=base | axes)
@@ -207,7 +207,7 @@ def test_lint_says_what_a_stored_layout_needs():
     assert "needs the axis seqlens" in message
 
 
-def test_names_of_a_stored_layout_can_be_called_by_a_factory():
+def test_factory_can_take_names_of_cache_layouts():
     spec = make_spec(
         factory="some.module:factory",
         axes={axis: [value] for axis, value in stored(**PAGED).items()},

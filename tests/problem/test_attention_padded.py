@@ -1,4 +1,4 @@
-"""Padded tensors hold the tokens of packed sequences where masks say, and poison elsewhere."""
+"""Padded attention: tokens at the positions of the masks, poison in the padding."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def packed(padding):
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_tokens_in_the_order_of_the_mask_are_the_packed_sequences(padding):
+def test_tokens_of_padded_inputs_equal_packed_sequences(padding):
     names, flat = make_problem(padded(padding)).names, packed(padding).names
     for name in ("q", "k", "v", "do"):
         mask = names["mask_k" if name in ("k", "v") else "mask_q"]
@@ -38,13 +38,13 @@ def test_tokens_in_the_order_of_the_mask_are_the_packed_sequences(padding):
 
 
 @pytest.mark.parametrize(("padding", "first"), [("right", [True, False]), ("left", [False, True])])
-def test_padding_stands_where_it_is_asked_for(padding, first):
+def test_padding_is_at_the_position_of_the_axis(padding, first):
     row = make_problem(padded(padding)).names["mask_q"][0]
     assert [bool(row[0]), bool(row[-1])] == first
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_results_are_those_of_packed_sequences_and_nothing_in_the_padding(padding):
+def test_results_equal_packed_ones_and_are_zero_in_the_padding(padding):
     problem, flat = make_problem(padded(padding)), packed(padding)
     want = flat.reference()
     for name, tensor in problem.reference().items():
@@ -60,7 +60,7 @@ def test_results_are_those_of_packed_sequences_and_nothing_in_the_padding(paddin
 
 
 @pytest.mark.parametrize("kind", ["relations", "isolation", "poison", "repeat"])
-def test_relations_hold_of_the_reference_itself(kind):
+def test_relations_hold_for_the_reference(kind):
     problem = make_problem(padded("holes"))
     for relation in problem.relations(kind):
         left = relation.left(problem.reference())
@@ -69,7 +69,7 @@ def test_relations_hold_of_the_reference_itself(kind):
             torch.testing.assert_close(left[name], right[name], rtol=1e-9, atol=1e-9)
 
 
-def test_padding_needs_lengths():
+def test_layout_padded_needs_seqlens():
     values = {"dtype": "float16", "heads": 1, "head_dim": 8, "layout": "padded", "seqlen_q": 4}
     spec = make_spec(axes={axis: [value] for axis, value in values.items()})
     with pytest.raises(AxisError, match="layout padded needs the axis seqlens"):
@@ -77,7 +77,7 @@ def test_padding_needs_lengths():
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_q_and_k_may_share_one_mask(padding):
+def test_q_and_k_can_share_a_mask(padding):
     asked = {"shared_mask": True, "seqlens": [5, 0, 9]}
     names = make_problem(padded(padding, **asked)).names
     assert names["mask"] is names["mask_q"]
@@ -92,6 +92,6 @@ def test_q_and_k_may_share_one_mask(padding):
         ({"layout": "thd"}, "shared_mask needs the layout padded, not thd"),
     ],
 )
-def test_where_q_and_k_cannot_share_a_mask(values, words):
+def test_invalid_shared_masks_are_errors(values, words):
     with pytest.raises(AxisError, match=words):
         make_problem(padded("right", shared_mask=True, **values))

@@ -1,4 +1,4 @@
-"""What an attention problem tells an entry and the checks: names, shapes, dims, cost, keys."""
+"""Attention problems: names, shapes, dims, cost and compile keys."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from tlmatrix.problem import family_for
 from tlmatrix.problem.attention.axes import AxisError, Setting
 
 
-def test_a_packed_problem_has_every_name_of_the_guide():
+def test_packed_problem_has_all_documented_names():
     names = make_problem(
         packed([3, 4], [5, 6], kv_heads=2, groups=3, head_dim_v=16, causal=True, backward="split")
     ).names
@@ -35,7 +35,7 @@ def test_a_packed_problem_has_every_name_of_the_guide():
     ("layout", "q", "k"),
     [("bshd", (2, 5, 4, 8), (2, 3, 2, 8)), ("bhsd", (2, 4, 5, 8), (2, 2, 3, 8))],
 )
-def test_a_dense_problem_is_shaped_by_its_layout(layout, q, k):
+def test_dense_shapes_follow_the_layout(layout, q, k):
     problem = make_problem(dense(5, 3, batch=2, kv_heads=2, groups=2, layout=layout))
     assert problem.names["q"].shape == q
     assert problem.names["k"].shape == k
@@ -44,7 +44,7 @@ def test_a_dense_problem_is_shaped_by_its_layout(layout, q, k):
     assert problem.outputs["lse"].shape == (2, 4, 5)
 
 
-def test_every_result_has_the_shape_and_region_its_info_says():
+def test_results_match_the_shape_and_regions_of_their_info():
     for values in (
         packed([3, 0, 4], [5, 6, 0], kv_heads=2, groups=2, sink=True),
         dense(3, batch=2),
@@ -57,7 +57,7 @@ def test_every_result_has_the_shape_and_region_its_info_says():
                 assert dim.region is None or len(dim.region) == dim.size
 
 
-def test_an_index_reads_as_sequence_position_and_tile():
+def test_index_is_described_by_sequence_position_and_tile():
     problem = make_problem(packed([3, 0, 70], [5, 6, 9]), tile={"q": 64, "k": "head_dim"})
     rows = problem.outputs["out"].dims[0]
     assert rows.describe(3 + 65) == {"sequence": 2, "position": 65, "position_tile": 1}
@@ -79,7 +79,7 @@ def test_an_index_reads_as_sequence_position_and_tile():
         ({"heads": 6, "kv_heads": 2, "groups": 3}, (6, 2, 3)),
     ],
 )
-def test_heads_follow_from_any_two(given, expected):
+def test_any_two_of_heads_kv_heads_and_groups_determine_the_third(given, expected):
     values = {"dtype": "float16", "head_dim": 8, "seqlens": [4], **given}
     setting = Setting.of(values)
     assert (setting.heads, setting.kv_heads, setting.groups) == expected
@@ -100,7 +100,7 @@ def test_heads_follow_from_any_two(given, expected):
         ({"dtype": "fp16"}, "dtype", "did you mean 'float16'?"),
     ],
 )
-def test_values_that_make_no_problem_name_their_axis(change, axis, words):
+def test_invalid_values_raise_an_error_with_their_axis(change, axis, words):
     with pytest.raises(AxisError) as caught:
         make_problem({**packed([4]), **change})
     assert caught.value.axis == axis
@@ -108,19 +108,19 @@ def test_values_that_make_no_problem_name_their_axis(change, axis, words):
 
 
 @pytest.mark.parametrize("axis", ["groups", "kv_heads", "head_dim", "head_dim_v"])
-def test_a_problem_without_heads_or_dims_can_be_made_for_an_entry_to_reject(axis):
+def test_zero_heads_and_dims_are_valid_for_invalid_argument_tests(axis):
     names = make_problem({**packed([4]), axis: 0}).names
     empty = {"groups": "q", "kv_heads": "k", "head_dim": "q", "head_dim_v": "v"}[axis]
     assert 0 in names[empty].shape
     assert names[axis] == 0
 
 
-def test_max_seqlen_may_be_larger_than_any_sequence():
+def test_max_seqlen_can_exceed_the_longest_sequence():
     names = make_problem(packed([4, 2], max_seqlen_q=100, max_seqlen_k=None)).names
     assert (names["max_seqlen_q"], names["max_seqlen_k"]) == (100, 4)
 
 
-def test_a_scale_of_none_leaves_an_entry_its_own_default_and_gives_a_factory_the_number():
+def test_scale_none_is_passed_to_entries_and_resolved_for_factories():
     values = packed([4], scale=None)
     assert make_problem(values).names["scale"] is None
     assert make_problem(packed([4])).names["scale"] == 8**-0.5
@@ -128,13 +128,13 @@ def test_a_scale_of_none_leaves_an_entry_its_own_default_and_gives_a_factory_the
     assert make_problem(values, **factory).names["scale"] == 8**-0.5
 
 
-def test_an_entry_gets_a_torch_dtype_and_a_factory_its_name():
+def test_entry_gets_a_torch_dtype_and_factory_its_name():
     assert make_problem(packed([4])).names["dtype"] is torch.float16
     factory = make_problem(packed([4]), factory="a:b", call=["q", "k", "v"], returns=["out"])
     assert factory.names["dtype"] == "float16"
 
 
-def test_a_forward_factory_asks_for_no_gradient():
+def test_forward_factory_has_no_gradients():
     problem = make_problem(packed([4]), factory="a:b", call=["q", "k", "v"], returns=["out"])
     assert set(problem.outputs) == set(problem.reference()) == {"out", "lse"}
     assert not problem.gradient_of
@@ -142,7 +142,7 @@ def test_a_forward_factory_asks_for_no_gradient():
 
 
 @pytest.mark.parametrize("values", [packed([4, 3], groups=2), dense(5, layout="bhsd")], ids=str)
-def test_a_backward_factory_is_given_what_a_forward_would_have_saved(values):
+def test_backward_factory_gets_saved_forward_results(values):
     problem = make_problem(
         values, factory="a:b", call=["q", "k", "v", "do", "lse", "delta", "dq"],
         returns=["dq", "dk", "dv"],
@@ -160,12 +160,12 @@ def test_a_backward_factory_is_given_what_a_forward_would_have_saved(values):
     assert "dq" not in problem.names
 
 
-def test_gradients_are_left_out_where_the_spec_does_not_check_them():
+def test_gradients_need_the_check_gradients():
     problem = make_problem(packed([4]), checks=["numeric"])
     assert set(problem.outputs) == {"out", "lse"}
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
+def test_problems_are_deterministic_in_the_seed():
     values = packed([4, 3], sink=True, values="normal")
     one, same, other = (make_problem(values, seed=seed) for seed in (5, 5, 6))
     for name in ("q", "k", "v", "do", "sink"):
@@ -185,7 +185,7 @@ MASKS = [{}, {"causal": True}, {"causal": True, "window": 3}]
 @pytest.mark.parametrize(
     "mask", [*MASKS, *({**m, "alignment": "top_left"} for m in MASKS)], ids=str
 )
-def test_cost_counts_the_pairs_the_mask_shows(mask):
+def test_cost_counts_unmasked_pairs(mask):
     for lq, lk in itertools.product([0, 1, 2, 5, 9], repeat=2):
         setting = Setting.of(packed([lq, 3], [lk, 4], **mask))
         pairs = sum(int(visible(*each, **mask).sum()) for each in ((lq, lk), (3, 4)))
@@ -199,7 +199,7 @@ def test_cost_counts_the_pairs_the_mask_shows(mask):
     assert both.cost().backward.flops == 2 * pairs * (3 * 8 + 2 * 16)
 
 
-def test_equal_lengths_of_q_and_k_have_names_without_a_side():
+def test_equal_lengths_of_q_and_k_have_shared_names():
     names = make_problem(packed([5, 0, 3])).names
     assert names["cu_seqlens"] is names["cu_seqlens_q"]
     assert (names["seqlens"], names["total"], names["max_seqlen"]) == ([5, 0, 3], 8, 5)
@@ -209,13 +209,13 @@ def test_equal_lengths_of_q_and_k_have_names_without_a_side():
     assert "seqlen" not in make_problem(dense(6, 5, layout="bshd")).names
 
 
-def test_a_stored_layout_has_no_other_alignment():
+def test_kv_cache_layouts_allow_only_bottom_right_alignment():
     stored = packed([1, 1], [4, 2], layout="cache", alignment="top_left")
     with pytest.raises(AxisError, match="alignment top_left does not fit the layout cache"):
         make_problem(stored)
 
 
-def test_data_axes_share_a_compiled_kernel_and_others_do_not():
+def test_compile_key_ignores_data_axes_only():
     spec = make_spec(axes={"any": [1]})
     family = family_for(spec)
     base = packed([4], values="normal", scale=0.5)
@@ -226,7 +226,7 @@ def test_data_axes_share_a_compiled_kernel_and_others_do_not():
         assert family.compile_key(spec, {**base, **other}) != key
 
 
-def test_a_factorys_key_is_what_its_compile_arguments_come_to():
+def test_compile_key_of_a_factory_follows_its_compile_arguments():
     spec = make_spec(
         factory="a:b", call=["q"], returns=["out"],
         compile={"heads": "kv_heads * groups", "rows": "max_seqlen_q", "tile": 64},
@@ -238,7 +238,7 @@ def test_a_factorys_key_is_what_its_compile_arguments_come_to():
     assert family.compile_key(spec, packed([4], kv_heads=2, groups=3, dtype="bfloat16")) != key
 
 
-def test_a_batch_of_nothing_is_a_problem_too():
+def test_empty_batch_is_valid():
     problem = make_problem(packed([0, 0], [0, 0], sink=True))
     found = problem.reference()
     assert found["out"].shape == (0, 1, 8)
@@ -247,14 +247,14 @@ def test_a_batch_of_nothing_is_a_problem_too():
     assert all(list(problem.relations(kind)) is not None for kind in ("isolation", "relations"))
 
 
-def test_a_query_of_a_dense_case_matches_sdpa_by_default_layout():
+def test_default_layout_matches_sdpa():
     problem = make_problem(dense(4, 6, causal=True))
     assert problem.names["layout"] == "bshd"
     expected = by_sdpa(problem, 0)["out"].transpose(0, 1)
     torch.testing.assert_close(problem.reference()["out"][0], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_problems_live_on_the_device_asked_for():
+def test_tensors_are_on_the_given_device():
     problem = make_problem(packed([4, 3], sink=True))
     assert problem.names["device"] == CPU
     assert all(tensor.device == CPU for tensor in problem.inputs.values())

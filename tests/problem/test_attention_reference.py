@@ -56,13 +56,13 @@ def assert_matches_sdpa(problem):
 @pytest.mark.parametrize("sink", [None, True])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_reference_is_sdpa_with_an_explicit_mask(shape, mask, sink):
+def test_reference_equals_sdpa_with_an_explicit_mask(shape, mask, sink):
     assert_matches_sdpa(make_problem({**shape, **mask, "sink": sink, "values": "normal"}))
 
 
 @pytest.mark.parametrize("budget", [1, 30, 200])
 @pytest.mark.parametrize("shape", SHAPES[:7], ids=str)
-def test_every_way_to_cut_the_work_gives_the_same(shape, budget, monkeypatch):
+def test_results_do_not_depend_on_chunks(shape, budget, monkeypatch):
     monkeypatch.setitem(reference._CHUNK, "cpu", budget)
     values = {**shape, "causal": True, "window": 4, "sink": True, "values": "normal"}
     problem = make_problem(values)
@@ -101,7 +101,7 @@ def test_gradients_pass_gradcheck():
     assert torch.autograd.gradcheck(Closed.apply, (q, k, v, sink))
 
 
-def test_a_row_without_keys_is_zero_with_lse_minus_infinity():
+def test_row_without_keys_is_zero_with_lse_minus_infinity():
     found = make_problem(packed([4], [2], causal=True)).reference()
     blind = slice(0, 2)
     assert (found["out"][blind] == 0).all()
@@ -110,7 +110,7 @@ def test_a_row_without_keys_is_zero_with_lse_minus_infinity():
     assert found["lse"][:, 2:].isfinite().all()
 
 
-def test_a_row_without_keys_has_the_sink_as_its_lse():
+def test_row_without_keys_has_the_sink_as_lse():
     problem = make_problem(packed([4, 3], [2, 0], causal=True, groups=2, sink=True))
     found, sink = problem.reference(), problem.names["sink"].double()
     for rows in (slice(0, 2), slice(4, 7)):
@@ -122,7 +122,7 @@ def test_a_row_without_keys_has_the_sink_as_its_lse():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("distribution", ["normal", "one_hot", "opposed"])
-def test_lowp_errs_by_what_its_dtype_can_err(dtype, distribution):
+def test_lowp_error_is_of_the_size_of_its_dtype(dtype, distribution):
     values = packed(
         [40, 1, 0, 64], [64, 5, 2, 30], dtype=dtype, values=distribution, groups=2, head_dim=32,
         causal=True, sink=True,
@@ -141,8 +141,8 @@ def test_lowp_errs_by_what_its_dtype_can_err(dtype, distribution):
     assert dtype == "float32" or (low["out"].double() != exact["out"]).any()
 
 
-def test_lowp_rounds_what_a_kernel_rounds():
-    """One row of equal scores: P is 1/3, which float16 cannot hold, and dv shows it."""
+def test_lowp_rounds_stored_values():
+    """With three equal scores P is 1/3, which float16 rounds; dv shows the rounding."""
     setting = Setting.of(packed([1], [3], head_dim=1))
     ones = torch.ones(3, 1, 1, dtype=torch.float16)
     operands = Operands(ones[:1], ones, ones, ones[:1])
@@ -174,8 +174,8 @@ def test_magnitude_of_out_is_p_times_absolute_v():
 
 
 @pytest.mark.parametrize("values", ["opposed", "normal", "ramp"])
-def test_spread_of_dq_knows_that_one_rounding_of_out_moves_all_of_a_row(values):
-    """A row's dS share the error of its delta; where keys are alike their sum does not lose it."""
+def test_spread_of_dq_includes_rounding_errors_shared_by_a_row(values):
+    """All dS of a row share the error of delta; with equal keys it does not average out."""
     problem = make_problem(packed([1, 1], [129, 70], head_dim=64, groups=8, values=values))
     tensors = {name: tensor.double() for name, tensor in problem.inputs.items()}
     exact, info = problem.reference(), problem.outputs["dq"]
@@ -193,8 +193,8 @@ def test_spread_of_dq_knows_that_one_rounding_of_out_moves_all_of_a_row(values):
 
 
 @pytest.mark.parametrize("values", ["ramp", "normal"])
-def test_spread_of_dk_knows_that_elements_of_out_alike_are_rounded_one_way(values):
-    """Every element of a ramp's out lies as far off; 128 such errors add up in delta."""
+def test_spread_of_dk_includes_systematic_rounding_of_out(values):
+    """Every element of the out of a ramp has the same error; 128 such errors add up in delta."""
     case = dense(
         1, 129, batch=2, kv_heads=2, groups=3, head_dim=128, layout="bshd", causal=True, window=2,
         dtype="bfloat16", values=values,

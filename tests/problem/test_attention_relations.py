@@ -1,4 +1,4 @@
-"""Relations hold for right results, fail for wrong ones, and are offered only where allowed."""
+"""Relations of attention hold for correct results, fail for wrong ones, and respect the spec."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ WIDE = {
 
 
 def problem_of(values, **fields):
-    """The problem, in a spec whose axes list what relations may change to."""
+    """The problem, with a spec whose axes list values for relations."""
     wide = {axis: listed for axis, listed in WIDE.items() if axis in values}
     axes = {axis: listed for axis, listed in wide.items() if values[axis] in listed}
     return make_problem(values, axes=axes | fields.pop("axes", {}), **fields)
@@ -43,7 +43,7 @@ def sides(relation, problem, run):
 
 
 @pytest.mark.parametrize("values", CASES, ids=str)
-def test_every_relation_holds_for_the_reference(values):
+def test_relations_hold_for_the_reference(values):
     seen = set()
     more = {"groups": 1, "window": None, "sink": None, "scale": None}
     for seed, axis in ((3, {}), (4, more), (5, more)):
@@ -74,7 +74,7 @@ def test_exact_relations_keep_every_bit_at_low_precision(values):
 
 
 @pytest.mark.parametrize("values", CASES, ids=str)
-def test_poison_stays_finite_in_every_tensor(values):
+def test_poisoned_results_are_finite(values):
     (relation,) = relations_of(problem_of(values), "poison").values()
     for dtype in ("float16", "bfloat16", "float32"):
         problem = problem_of({**values, "dtype": dtype, "head_dim": 256})
@@ -88,7 +88,7 @@ def test_poison_stays_finite_in_every_tensor(values):
 
 
 def leaky(problem):
-    """A kernel whose every row takes a thousandth of the last row of v in memory."""
+    """A kernel that adds a thousandth of the last row of v in memory to every row."""
     found = dict(problem.reference())
     found["out"] = found["out"] + problem.inputs["v"].double().flatten()[-1] / 1000
     return found
@@ -118,7 +118,7 @@ def test_a_leak_between_heads_breaks_isolation_of_heads():
     assert not torch.equal(mine["out"], other["out"])
 
 
-def test_a_kernel_that_depends_on_key_order_breaks_that_property():
+def test_dependence_on_key_order_breaks_keys_permuted():
     def unfair(p):
         return {"lse": p.reference()["lse"] + p.inputs["k"][0, 0, 0]}
 
@@ -130,7 +130,7 @@ def test_a_kernel_that_depends_on_key_order_breaks_that_property():
     assert broken > 3
 
 
-def test_repeat_changes_data_and_scale_and_judges_the_other_run():
+def test_repeat_changes_data_and_scale_and_checks_the_other_run():
     problem = problem_of(packed([4], scale=0.5))
     (relation,) = relations_of(problem, "repeat").values()
     other, again = relation.problems
@@ -142,13 +142,13 @@ def test_repeat_changes_data_and_scale_and_judges_the_other_run():
     assert again.names["scale"] == 0.5
 
 
-def test_repeat_keeps_the_scale_where_the_spec_has_no_such_axis():
+def test_repeat_keeps_the_scale_without_an_axis_scale():
     problem = problem_of(packed([4]))
     (relation,) = relations_of(problem, "repeat").values()
     assert relation.problems[0].names["scale"] == problem.names["scale"]
 
 
-def test_groups_become_heads_only_where_a_group_of_one_is_listed():
+def test_groups_as_repeated_heads_needs_groups_of_one_in_the_spec():
     values = packed([5], groups=3)
     assert "groups_as_repeated_heads" in relations_of(make_problem(values, axes={"groups": [1, 3]}))
     assert "groups_as_repeated_heads" not in relations_of(make_problem(values))
@@ -159,7 +159,7 @@ def test_groups_become_heads_only_where_a_group_of_one_is_listed():
     assert (names["groups"], names["kv_heads"], names["heads"]) == (1, 3, 3)
 
 
-def test_where_rules_forbid_relations_that_leave_the_matrix():
+def test_where_rules_exclude_relations():
     values = packed([5], groups=3, causal=True, window=None)
     axes = {"groups": [1, 3], "window": [None, 2]}
     where = [{"expr": "groups > 1 and window is none", "because": "a limit of the kernel"}]
@@ -169,7 +169,7 @@ def test_where_rules_forbid_relations_that_leave_the_matrix():
 
 
 @pytest.mark.parametrize("window", [None, 9, 12])
-def test_a_window_as_long_as_the_keys_is_none_and_the_other_way_round(window):
+def test_window_as_long_as_keys_applies_in_both_directions(window):
     problem = problem_of(
         packed([5, 9], causal=True, window=window), axes={"window": [None, window or 3]}
     )
@@ -178,7 +178,7 @@ def test_a_window_as_long_as_the_keys_is_none_and_the_other_way_round(window):
 
 
 @pytest.mark.parametrize(("alignment", "longest"), [("bottom_right", 5), ("top_left", 9)])
-def test_a_window_aligned_at_the_first_key_is_as_long_as_the_queries(alignment, longest):
+def test_window_with_top_left_alignment_spans_the_queries(alignment, longest):
     values = packed([9, 2], [4, 5], causal=True, window=None, alignment=alignment)
     problem = problem_of(values, axes={"window": [None, 3]})
     (other,) = relations_of(problem)["window_as_long_as_keys"].problems
@@ -187,13 +187,13 @@ def test_a_window_aligned_at_the_first_key_is_as_long_as_the_queries(alignment, 
         assert torch.equal(other.reference()[name], tensor)
 
 
-def test_keys_keep_their_order_under_a_causal_mask():
+def test_keys_permuted_needs_no_causal_mask():
     assert "keys_permuted" not in relations_of(make_problem(packed([5], causal=True)))
     assert "keys_permuted" in relations_of(make_problem(packed([5])))
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
-def test_other_layouts_are_tried_where_the_spec_lists_them(layout):
+def test_other_layout_needs_layouts_in_the_spec(layout):
     problem = problem_of(dense(5, 3, batch=2, kv_heads=2, groups=2, layout=layout))
     relation = relations_of(problem)["other_layout"]
     assert relation.problems[0].names["layout"] != layout
@@ -202,7 +202,7 @@ def test_other_layouts_are_tried_where_the_spec_lists_them(layout):
     assert "other_layout" not in relations_of(alone)
 
 
-def test_a_relation_on_a_factory_keeps_values_and_names_in_step():
+def test_relation_of_a_factory_updates_names_with_values():
     problem = make_problem(packed([5, 3, 7]))
     for relation in relations_of(problem).values():
         for each in relation.problems:
@@ -212,7 +212,7 @@ def test_a_relation_on_a_factory_keeps_values_and_names_in_step():
             assert each.inputs["q"].shape[0] == each.names["total_q"]
 
 
-def test_a_sink_is_merged_into_results_without_one():
+def test_sink_merged_afterwards_gives_the_results_with_a_sink():
     problem = problem_of(packed([5, 3], [2, 4], kv_heads=4, causal=True, sink="mixed"))
     relation = relations_of(problem, "relations")["sink_merged_afterwards"]
     (plain,) = relation.problems
@@ -226,14 +226,14 @@ def test_a_sink_is_merged_into_results_without_one():
     assert relation.left(alone) == relation.right([alone]) == {}
 
 
-def test_relations_of_partial_results_compare_what_there_is():
-    """A forward-only factory returns out alone."""
+def test_relations_compare_available_results():
+    """A forward factory may return only out."""
     problem = problem_of(packed([5, 3], groups=2, kv_heads=2, causal=True, window=None, sink=None))
     for relation in relations_of(problem).values():
         mine, other = sides(relation, problem, lambda p: {"out": p.lowp()["out"]})
         assert set(mine) == set(other) == {"out"}
 
 
-def test_every_relation_says_what_it_shows():
+def test_every_relation_has_a_reason():
     for relation in relations_of(problem_of({**CASES[1], "window": None})).values():
         assert len(relation.because.split()) > 5

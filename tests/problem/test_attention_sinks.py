@@ -1,4 +1,4 @@
-"""The sinks of a case: what each name draws, in which dtype, and what is compiled for it."""
+"""Attention sinks: values, dtypes and compile keys."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def problem_of(sink, **values):
 
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_results_with_any_sinks_are_defined_in_any_dtype(sink, dtype):
+def test_results_are_defined_for_all_sinks_and_dtypes(sink, dtype):
     problem = problem_of(sink, dtype=dtype, sink_dtype="same")
     assert problem.inputs["sink"].dtype == getattr(torch, dtype)
     for found in (problem.reference(), problem.lowp()):
@@ -23,7 +23,7 @@ def test_results_with_any_sinks_are_defined_in_any_dtype(sink, dtype):
     assert problem.lowp()["dsink"].dtype == problem.outputs["dsink"].dtype == getattr(torch, dtype)
 
 
-def test_each_name_draws_what_it_says():
+def test_sink_kinds_have_their_values():
     drawn = {name: problem_of(name).inputs["sink"] for name in SINKS}
     assert drawn["normal"].abs().max() < 6
     assert drawn["absent"].tolist() == [float("-inf")] * 8
@@ -36,18 +36,18 @@ def test_each_name_draws_what_it_says():
 
 
 @pytest.mark.parametrize("sink", [None, False])
-def test_no_sink_is_no_tensor(sink):
+def test_case_without_sink_has_no_sink_tensor(sink):
     problem = problem_of(sink)
     assert problem.names["sink"] is None
     assert "dsink" not in list(problem.outputs)
     assert "sink" not in problem.inputs
 
 
-def test_sinks_are_float32_unless_the_case_says():
+def test_sink_dtype_is_float32_by_default():
     assert problem_of("normal").inputs["sink"].dtype == torch.float32
 
 
-def test_cases_that_differ_in_their_sinks_share_compiled_kernels():
+def test_compile_key_ignores_the_kind_of_sink():
     spec = make_spec(axes={"any": [1]})
 
     def key(sink):

@@ -1,4 +1,4 @@
-"""Packed axes of declared problems: inputs that follow, dims, pools, and relations."""
+"""Packed axes of declared problems: derived inputs, dims, pools and relations."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +34,7 @@ def make(problem=SOFTMAX, values=VALUES, *, seed=1, **fields):
 
 
 def relation(problem, name, **more):
-    """The relation of a name, by whatever seed offers it; None where none does."""
+    """The relation with a name, from the first seed that gives it; None if none does."""
     for seed in range(1, 7):
         made = make(problem, seed=seed, **more)
         for kind in ("isolation", "poison", "relations"):
@@ -44,7 +44,7 @@ def relation(problem, name, **more):
     return None
 
 
-def test_inputs_follow_from_a_packed_axis():
+def test_derived_inputs_follow_from_a_packed_axis():
     inputs = {
         "x": X,
         "offsets": {"offsets_of": "seqlens"},
@@ -67,7 +67,7 @@ def test_inputs_follow_from_a_packed_axis():
     ) | {"starts": torch.int64}
 
 
-def test_two_sides_are_packed_each_in_its_own_way():
+def test_query_and_key_lengths_are_packed_separately():
     inputs = {
         "q": {"shape": ["sum(seqlens.q)", "dim"], "dtype": "$dtype"},
         "k": {"shape": ["sum(seqlens.k)", "dim"], "dtype": "$dtype"},
@@ -85,7 +85,7 @@ def test_two_sides_are_packed_each_in_its_own_way():
         assert relation(problem_of("scores", inputs), name, values=values), name
 
 
-def test_dims_say_which_sequence_an_element_belongs_to():
+def test_dims_assign_elements_to_sequences():
     outputs = {"y": {"shape": ["len(seqlens)", "dim"]}}
     problem = make(problem_of("sums", {"x": X, "cu_seqlens": CU}, outputs), tile={"seqlens": 4})
     rows, _ = problem.outputs["dx"].dims
@@ -98,7 +98,7 @@ def test_dims_say_which_sequence_an_element_belongs_to():
     assert made.outputs["y"].dims[0].describe(7) == {"sequence": 2, "token": 4}
 
 
-def test_an_output_shaped_like_inputs_that_are_packed_differently_is_packed_like_none():
+def test_output_with_ambiguous_packing_is_not_packed():
     inputs = {
         "x": X,
         "other": {"shape": ["sum(counts)", "dim"], "dtype": "$dtype"},
@@ -111,7 +111,7 @@ def test_an_output_shaped_like_inputs_that_are_packed_differently_is_packed_like
     assert make(spec, values | {"counts": [4, 5]}).outputs["y"].dims[0].starts == [0, 3, 3, 8]
 
 
-def test_a_compiled_kernel_serves_all_lengths_of_an_entry():
+def test_compile_key_ignores_packed_axes():
     axes = {"seqlens": [[3], [4]], "tiles": [[64, 32], [32, 32]], "dim": [2], "dtype": ["float32"]}
     spec = make_spec(SOFTMAX, axes=axes)
     first = {axis: values[0] for axis, values in axes.items()}
@@ -130,7 +130,7 @@ def test_a_compiled_kernel_serves_all_lengths_of_an_entry():
     "name",
     ["isolation_sequence", "poison_neighbours", "batch_permuted", "batch_split", "batch_extended"],
 )
-def test_a_relation_holds_for_its_own_reference_in_float64(name):
+def test_relations_hold_for_the_float64_reference(name):
     checks = ["numeric", "gradients", "isolation", "poison", "relations"]
     found = relation(SOFTMAX, name, checks=checks)
     assert found is not None
@@ -153,7 +153,7 @@ def test_isolation_changes_one_sequence_and_compares_the_others():
     assert len(each.left(problem.reference())["y"]) == int((regions != victim[0]).sum())
 
 
-def test_poison_is_huge_everywhere_but_in_one_sequence_and_spares_declared_ranges():
+def test_poison_keeps_one_sequence_and_declared_ranges():
     inputs = {
         "x": X | {"grad": False},
         "cu_seqlens": CU,
@@ -169,7 +169,7 @@ def test_poison_is_huge_everywhere_but_in_one_sequence_and_spares_declared_range
     assert not torch.equal(poisoned["decay"], problem.inputs["decay"])
 
 
-def test_what_belongs_to_experts_moves_with_them():
+def test_permutation_moves_rows_of_experts():
     inputs = {
         "x": {"shape": ["sum(counts)", "dim"], "dtype": "$dtype"},
         "w": {"shape": ["len(counts)", "dim", 3], "dtype": "$dtype"},
@@ -187,7 +187,7 @@ def test_what_belongs_to_experts_moves_with_them():
     assert moved.inputs["ids"].tolist().count(at) == 5
 
 
-def test_gradients_of_what_all_sequences_share_are_summed_over_the_parts():
+def test_batch_split_sums_gradients_of_shared_inputs():
     inputs = {
         "x": X,
         "w": {"shape": ["dim"], "dtype": "$dtype", "grad": True},
@@ -198,20 +198,20 @@ def test_gradients_of_what_all_sequences_share_are_summed_over_the_parts():
     torch.testing.assert_close(right["dw"], problem.reference()["dw"])
 
 
-def test_an_operator_that_mixes_sequences_has_no_relation_and_no_false_alarm():
+def test_mixing_sequences_has_no_relation_and_no_false_positive():
     mixing = problem_of("centred", {"x": X, "cu_seqlens": CU})
     for name in ("isolation_sequence", "poison_neighbours", "batch_split", "batch_extended"):
         assert relation(mixing, name) is None, name
     assert relation(mixing, "batch_permuted") is not None  # a mean does not ask for an order
 
 
-def test_a_relation_holds_for_the_results_that_obey_it():
+def test_relation_covers_results_whose_reference_satisfies_it():
     ranked = problem_of("ranked", {"x": X, "cu_seqlens": CU}, ["y", "order"])
     problem, each = relation(ranked, "isolation_sequence")
     assert set(each.left(problem.reference())) == {"y", "dx"}
 
 
-def test_without_a_reference_only_what_the_spec_names_is_asked_for():
+def test_without_a_reference_only_listed_relations_apply():
     declared = {"inputs": {"x": X, "cu_seqlens": CU}, "outputs": {"y": X | {}}}
     declared["outputs"] = {"y": {"shape": X["shape"]}}
     assert relation(declared, "batch_permuted", relations=["finite"]) is None
@@ -219,7 +219,7 @@ def test_without_a_reference_only_what_the_spec_names_is_asked_for():
     assert relation(declared, "batch_permuted", relations=["batch_permuted"]) is not None
 
 
-def test_a_rule_about_lengths_holds_for_the_other_batches():
+def test_where_rules_apply_to_rearranged_batches():
     rules = [{"expr": "len(seqlens) == 3", "because": "of three"}]
     for name, offered in (("batch_split", False), ("batch_extended", False),
                           ("batch_permuted", True)):  # fmt: skip
@@ -227,7 +227,7 @@ def test_a_rule_about_lengths_holds_for_the_other_batches():
         assert (found is not None) is offered, name
 
 
-def test_padded_tensors_shrink_with_the_longest_sequence_and_never_grow():
+def test_padded_tensors_can_shrink_but_not_grow():
     inputs = {
         "x": {"shape": ["len(seqlens)", "max(seqlens)", "dim"], "dtype": "$dtype"},
         "lens": {"lengths_of": "seqlens"},
@@ -253,7 +253,7 @@ PAGED_VALUES = VALUES | {"page": 2}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_slots_that_hold_no_row_are_stale(seed):
+def test_unused_slots_of_a_pool_are_poisoned(seed):
     problem = make(PAGED, PAGED_VALUES, seed=seed)
     table, pool = problem.inputs["table"], problem.inputs["pool"]
     assert pool.shape == (2 + 0 + 3 + 3, 2, 2)
@@ -271,7 +271,7 @@ def test_slots_that_hold_no_row_are_stale(seed):
     "name",
     ["isolation_sequence", "poison_neighbours", "batch_permuted", "batch_split", "batch_extended"],
 )
-def test_relations_take_rows_out_of_their_pages_and_put_them_into_others(name):
+def test_relations_gather_and_scatter_rows_of_pages(name):
     found = relation(PAGED, name, values=PAGED_VALUES)
     assert found is not None
     problem, each = found
@@ -280,7 +280,7 @@ def test_relations_take_rows_out_of_their_pages_and_put_them_into_others(name):
     torch.testing.assert_close(left["y"], right["y"])
 
 
-def test_a_pool_that_comes_back_is_compared_row_by_row():
+def test_returned_pool_is_compared_by_rows():
     inputs = {
         "pool": POOL["pool"],
         "table": POOL["table"],
@@ -299,19 +299,19 @@ def test_a_pool_that_comes_back_is_compared_row_by_row():
     torch.testing.assert_close(left, each.right([each.problems[0].reference()])["after"])
 
 
-def test_a_page_size_that_is_none_is_an_error_at_its_place():
+def test_invalid_page_size_is_a_located_error():
     with pytest.raises(SpecError, match="needs a page size of 1 or more"):
         make(PAGED, PAGED_VALUES | {"page": 0})
 
 
-def test_offsets_bound_the_rows_of_their_sequences():
+def test_offsets_are_the_bounds_of_sequences():
     problem = make(values=VALUES | {"seqlens": [0, 4, 0, 0, 2, 0]})
     bounds = problem.inputs["cu_seqlens"].tolist()
     assert [b - a for a, b in pairwise(bounds)] == [0, 4, 0, 0, 2, 0]
     assert problem.dims["x"][0].describe(5) == {"sequence": 4, "position": 1}
 
 
-def test_a_repeated_call_has_other_lengths_in_tensors_of_the_same_sizes():
+def test_repeat_changes_lengths_but_not_tensor_sizes():
     problem = make()
     (repeated,) = problem.relations("repeat")
     other = repeated.problems[0]

@@ -1,4 +1,4 @@
-"""Problems declared in YAML: shapes, dtypes, autograd, and errors at their place."""
+"""Problems declared in YAML: shapes, dtypes, autograd and located errors."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def one_input(reference, **more):
     return {"inputs": inputs, "outputs": ["y"], "reference": f"declared_references:{reference}"}
 
 
-def test_a_declared_norm_is_differentiated_in_float64():
+def test_gradients_of_a_declared_norm_are_float64_autograd():
     problem = make()
     names = problem.names
     assert names["x"].shape == (3, 8)
@@ -63,7 +63,7 @@ def test_lowp_is_the_reference_in_the_inputs_dtype():
         assert 0 < error < 0.02
 
 
-def test_dims_are_called_as_the_declaration_calls_them():
+def test_dims_have_their_declared_names():
     problem = make(tile={"rows": 2})
     assert [dim.name for dim in problem.outputs["dw"].dims] == ["cols"]
     assert problem.outputs["y"].dims[0].describe(2) == {"rows": 2, "rows_tile": 1}
@@ -78,7 +78,7 @@ def test_axes_reach_the_reference_and_the_entry():
     assert not torch.allclose(problem.reference()["y"], make().reference()["y"])
 
 
-def test_several_outputs_some_of_them_integers():
+def test_outputs_can_be_integers():
     problem = make(one_input("best") | {"outputs": ["top", "place"]})
     assert problem.outputs["top"].dtype == torch.float16
     assert problem.outputs["place"].dtype == torch.int64
@@ -87,25 +87,25 @@ def test_several_outputs_some_of_them_integers():
     assert problem.reference()["dx"].shape == (3, 8)
 
 
-def test_integer_inputs_stay_integers():
+def test_integer_inputs_keep_their_dtype():
     inputs = one_input("picks")["inputs"] | {"index": {"shape": [5], "dtype": "int32"}}
     problem = make(one_input("picks") | {"inputs": inputs})
     assert problem.inputs["index"].dtype == torch.int32
     assert problem.outputs["y"].shape == (5, 8)
 
 
-def test_a_declared_output_dtype_holds():
+def test_declared_output_dtype_is_used():
     outputs = {"y": {"dtype": "float32"}}
     problem = make(NORM | {"outputs": outputs})
     assert problem.outputs["y"].dtype == problem.lowp()["y"].dtype == torch.float32
 
 
-def test_float32_stands_in_where_pytorch_lacks_the_dtype():
+def test_lowp_falls_back_to_float32():
     problem = make(one_input("half_only_in_wide"))
     assert torch.equal(problem.lowp()["y"], (problem.inputs["x"].float() * 3).half())
 
 
-def test_fill_decides_an_inputs_values():
+def test_fill_selects_the_distribution_of_an_input():
     problem = make(one_input("rms_norm", fill="constant_rows") | {
         "inputs": {
             "x": {"shape": ["rows", "cols"], "dtype": "$dtype", "fill": "constant_rows"},
@@ -119,13 +119,13 @@ def test_fill_decides_an_inputs_values():
     assert problem.gradient_of == {}
 
 
-def test_a_factory_is_differentiated_only_for_what_it_returns():
+def test_factory_has_only_the_gradients_that_it_returns():
     forward = make(factory="a:b", call=["x", "w"])
     assert set(forward.outputs) == {"y"}
     assert forward.names["dtype"] == "float16"
 
 
-def test_repeat_draws_other_inputs_and_comes_back():
+def test_repeat_generates_other_inputs_then_the_first():
     problem = make()
     (relation,) = problem.relations("repeat")
     other, again = relation.problems
@@ -155,13 +155,13 @@ def test_repeat_draws_other_inputs_and_comes_back():
         ),
     ],
 )
-def test_what_does_not_fit_is_an_issue_of_the_spec(change, words):
+def test_invalid_declarations_are_spec_errors(change, words):
     with pytest.raises(SpecError) as caught:
         make(NORM | change)
     assert words in str(caught.value)
 
 
-def test_compile_keys_follow_axes_or_compile_arguments():
+def test_compile_key_follows_axes_or_compile_arguments():
     entry = make_spec(NORM, axes={"rows": [1], "cols": [1], "dtype": ["float16"]})
     key = family_for(entry).compile_key
     assert key(entry, VALUES) == key(entry, VALUES | {"values": "ramp"})
@@ -172,7 +172,7 @@ def test_compile_keys_follow_axes_or_compile_arguments():
     assert key(factory, VALUES) != key(factory, VALUES | {"dtype": "bfloat16"})
 
 
-def test_inputs_may_have_bounds_that_the_axes_give():
+def test_bounds_of_inputs_can_depend_on_axes():
     problem = make(
         {
             "inputs": {
@@ -196,7 +196,7 @@ def test_inputs_may_have_bounds_that_the_axes_give():
         ({"between": [0, "rows / 2"]}, r"'rows / 2' is 1.5; it must be an integer"),
     ],
 )
-def test_bounds_that_make_no_sense_are_told_at_their_place(more, words):
+def test_invalid_bounds_are_located_errors(more, words):
     inputs = {"x": {"shape": [4], "dtype": "int64", **more}}
     outputs = {"y": {"shape": [4], "dtype": "float32"}}
     with pytest.raises(SpecError, match=words):

@@ -1,4 +1,4 @@
-"""Input values: each distribution reveals what it says, deterministic and in range."""
+"""Distributions of inputs: deterministic, in range, and as described."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def drawn(name, shape=(64, 2, 32), dtype=torch.float16, **more):
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_values_are_reproducible_finite_and_in_every_shape(name, dtype):
+def test_values_are_reproducible_and_finite_in_every_shape(name, dtype):
     assert torch.equal(drawn(name, dtype=dtype), drawn(name, dtype=dtype))
     assert drawn(name, dtype=dtype).isfinite().all()
     for shape in ((0, 2, 4), (3, 0, 4), (1,), (5, 1)):
@@ -48,13 +48,13 @@ def test_outlier_rows_are_few_and_large():
     assert 2 <= large.sum() <= 20
 
 
-def test_the_first_of_every_four_zero_rows_is_zero_and_no_vector_is():
+def test_zero_rows_are_the_first_of_every_four():
     rows = drawn("zero_rows").flatten(0, 1)
     assert ((rows == 0).all(-1) == (torch.arange(len(rows)) % 4 == 0)).all()
     assert (drawn("zero_rows", shape=(8,)) != 0).all()
 
 
-def test_the_largest_of_rising_rows_is_in_their_last_tile():
+def test_rising_rows_have_their_maximum_in_the_last_tile():
     rows = drawn("rising", shape=(64, 257))
     tiles = rows[:, :256].unflatten(-1, (4, 64)).amax(-1)
     assert (tiles.diff(dim=-1) > 0.5).all()
@@ -73,7 +73,7 @@ def test_opposed_inputs_make_every_score_negative():
     assert (scores < -5).all()
 
 
-def test_a_case_names_its_distribution_or_its_seed_picks():
+def test_distribution_is_chosen_by_axis_or_seed():
     assert choose_distribution("ramp", 1) == "ramp"
     picked = [choose_distribution(None, seed) for seed in range(400)]
     assert 150 < picked.count("normal") < 250
@@ -84,7 +84,7 @@ def test_a_case_names_its_distribution_or_its_seed_picks():
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_no_distribution_overflows_the_dtype_of_any_result(name, dtype):
+def test_results_are_finite_for_all_distributions(name, dtype):
     values = packed(
         [200, 65], [150, 200], groups=4, head_dim=128, causal=True, sink=True, dtype=dtype,
         values=name,
@@ -100,18 +100,18 @@ def test_no_distribution_overflows_the_dtype_of_any_result(name, dtype):
 @pytest.mark.parametrize(
     ("dtype", "expected"), [("float16", 2.0**5), ("bfloat16", 2.0**40), ("float32", 2.0**40)]
 )
-def test_poison_is_as_large_as_products_allow(dtype, expected):
+def test_poison_scale_keeps_products_finite(dtype, expected):
     assert poison_scale(dtype) == expected
 
 
-def test_integers_cover_signs():
+def test_integers_have_both_signs():
     signed = draw("normal", generator(1), (500,), torch.int8)
     assert (signed.min(), signed.max()) == (-8, 7)
     assert draw("normal", generator(1), (500,), torch.uint8).max() == 7
     assert draw("normal", generator(1), (50,), torch.bool).dtype == torch.bool
 
 
-def test_the_guide_to_problems_of_your_own_lists_every_distribution():
+def test_guide_lists_all_distributions():
     guide = (Path(__file__).parents[2] / "docs/guides/own-problems.md").read_text()
     _, _, guide = guide.partition("## What the inputs hold")
     _, *lines = (line for line in guide.splitlines() if line.startswith("| `"))

@@ -1,4 +1,4 @@
-"""Finding a family by name, and making arguments wrong on purpose."""
+"""Finding a family by name, and changing arguments of a problem."""
 
 import sys
 
@@ -12,12 +12,12 @@ from tlmatrix.spec.issues import SpecError
 
 
 @pytest.mark.parametrize("name", ["attention", "gemm"])
-def test_built_in_families_have_the_whole_protocol(name):
+def test_built_in_families_implement_the_protocol(name):
     family = family_for(make_spec(name))
     assert all(callable(getattr(family, part)) for part in ("lint", "compile_key", "problem"))
 
 
-def test_an_unknown_family_names_the_nearest():
+def test_unknown_family_suggests_the_nearest():
     with pytest.raises(SpecError, match="unknown problem 'atention'; did you mean 'attention'"):
         family_for(make_spec("atention"))
 
@@ -51,7 +51,7 @@ def users_spec(tmp_path):
     sys.modules.pop("users_own_family", None)
 
 
-def test_a_users_family_loads_from_beside_its_spec(users_spec):
+def test_users_family_is_imported_from_the_folder_of_the_spec(users_spec):
     assert type(family_for(users_spec("users_own_family:Mine"))).__name__ == "Mine"
 
 
@@ -65,7 +65,7 @@ def test_a_users_family_loads_from_beside_its_spec(users_spec):
         ("no_such_family:Mine", "no module 'no_such_family'; looked in"),
     ],
 )
-def test_a_family_that_cannot_be_used_is_an_issue_at_problem(users_spec, problem, words):
+def test_unusable_family_is_an_error_at_problem(users_spec, problem, words):
     with pytest.raises(SpecError) as caught:
         family_for(users_spec(problem))
     (issue,) = caught.value.issues
@@ -73,7 +73,7 @@ def test_a_family_that_cannot_be_used_is_an_issue_at_problem(users_spec, problem
     assert (issue.line, issue.column) == (2, 10)
 
 
-def test_two_families_of_one_module_name_are_refused(users_spec, tmp_path):
+def test_two_family_modules_with_one_name_are_an_error(users_spec, tmp_path):
     family_for(users_spec("users_own_family:Mine"))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -95,20 +95,20 @@ PROBLEM = packed([4, 3], values="normal")
         ({"seqlens_q": [1, 2]}, "seqlens_q", [1, 2]),
     ],
 )
-def test_scalars_take_the_place_of_an_argument(changes, name, expected):
+def test_scalar_replaces_an_argument(changes, name, expected):
     changed = with_changed_arguments(make_problem(PROBLEM), changes)
     assert changed.names[name] == expected
     assert name not in changed.inputs
 
 
-def test_what_is_no_tensor_any_more_has_no_gradient():
+def test_replaced_tensor_has_no_gradient():
     problem = make_problem(PROBLEM)
     changed = with_changed_arguments(problem, {"v": 1.0})
     assert dict(problem.gradient_of) == dict(changed.gradient_of) | {"dv": "v"}
     assert "dv" not in changed.gradient_of
 
 
-def test_a_list_becomes_a_tensor_of_the_originals_dtype():
+def test_list_becomes_a_tensor_of_the_same_dtype():
     changed = with_changed_arguments(make_problem(PROBLEM), {"cu_seqlens_q": [0, 5, 3]})
     tensor = changed.names["cu_seqlens_q"]
     assert tensor.tolist() == [0, 5, 3]
@@ -117,7 +117,7 @@ def test_a_list_becomes_a_tensor_of_the_originals_dtype():
 
 
 @pytest.mark.parametrize("change", [{"k": {"dtype": "float32"}}, {"k.dtype": "float32"}])
-def test_a_dtype_can_be_changed_either_way(change):
+def test_dtype_can_be_changed_in_both_notations(change):
     problem = make_problem(PROBLEM)
     changed = with_changed_arguments(problem, change)
     assert changed.names["k"].dtype == changed.inputs["k"].dtype == torch.float32
@@ -143,6 +143,6 @@ def test_shape_and_device_can_be_changed():
         ({"k.shape": [-1]}, "not a list of sizes"),
     ],
 )
-def test_overrides_that_make_no_sense_are_refused(changes, words):
+def test_invalid_changes_are_errors(changes, words):
     with pytest.raises(ValueError, match=words):
         with_changed_arguments(make_problem(PROBLEM), changes)

@@ -26,7 +26,7 @@ def make(values, *, seed=1, **fields):
     ("transpose_a", "transpose_b", "accumulate"), list(itertools.product([False, True], repeat=3))
 )
 @pytest.mark.parametrize("sizes", [(5, 4, 7), (1, 1, 1), (3, 2, 0), (0, 2, 3)])
-def test_reference_is_numpys_product(sizes, transpose_a, transpose_b, accumulate):
+def test_reference_equals_the_numpy_product(sizes, transpose_a, transpose_b, accumulate):
     m, n, k = sizes
     problem = make({
         "m": m, "n": n, "k": k, "transpose_a": transpose_a, "transpose_b": transpose_b,
@@ -59,7 +59,7 @@ def test_lowp_sums_in_float32_and_rounds_once(dtype, out):
     assert info.spread().shape == exact.shape
 
 
-def test_names_and_tiles():
+def test_names_and_tiles_of_a_problem():
     problem = make({"out_dtype": "float32"}, tile={"m": 2, "n": "k"})
     assert problem.names["out_dtype"] is torch.float32
     assert [dim.tile for dim in problem.outputs["c"].dims] == [2, 7]
@@ -73,7 +73,7 @@ def test_names_and_tiles():
     [dict(zip(FLAGS, each, strict=True)) for each in itertools.product([False, True], repeat=2)],
 )
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_every_relation_holds_for_the_reference(flags, accumulate):
+def test_relations_hold_for_the_reference(flags, accumulate):
     problem = make({**flags, "accumulate": accumulate}, axes=FLAGS)
     seen = []
     for kind in ("isolation", "poison", "relations", "repeat"):
@@ -90,7 +90,7 @@ def test_every_relation_holds_for_the_reference(flags, accumulate):
     ]  # fmt: skip
 
 
-def test_relations_change_what_they_say():
+def test_isolation_changes_one_row_or_column():
     problem = make({})
     for kind in ("isolation", "poison"):
         row, column = problem.relations(kind)
@@ -101,11 +101,11 @@ def test_relations_change_what_they_say():
         assert column.left(problem.reference())["c"].shape == (5, 3)
 
 
-def test_no_transposed_product_where_the_spec_has_no_transposes():
+def test_transposed_needs_transposes_in_the_spec():
     assert "transposed" not in [each.name for each in make({}).relations("relations")]
 
 
-def test_sizes_are_data_for_an_entry():
+def test_compile_key_of_an_entry_ignores_sizes():
     spec = make_spec("gemm")
     key = family_for(spec).compile_key
     base = {"m": 1, "n": 2, "k": 3, "dtype": "float16"}
@@ -121,7 +121,7 @@ def test_sizes_are_data_for_an_entry():
         ({"transpose_a": 1}, "true or false"),
     ],
 )
-def test_impossible_values_are_refused(change, words):
+def test_invalid_values_are_errors(change, words):
     with pytest.raises(ValueError, match=words):
         make(change)
 
@@ -136,7 +136,7 @@ def mixed(change, **fields):
     return family_for(spec).problem(spec, base, seed=1, device=CPU)
 
 
-def test_operands_have_dtypes_of_their_own_and_columns_a_scale():
+def test_mixed_dtypes_and_column_scales():
     problem = mixed({"a_dtype": "bfloat16", "b_dtype": "int8", "scaled": True, "k": 90})
     a, b, scale = (problem.inputs[name] for name in ("a", "b", "scale"))
     assert (a.dtype, b.dtype, scale.dtype) == (torch.bfloat16, torch.int8, torch.float32)
@@ -151,7 +151,7 @@ def test_operands_have_dtypes_of_their_own_and_columns_a_scale():
     assert problem.cost().bytes == 2 * 5 * 90 + 90 * 4 + 4 * 4 + 2 * 5 * 4
 
 
-def test_integers_times_integers_are_exact():
+def test_integer_products_are_exact():
     problem = mixed({"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32", "k": 3000})
     info, exact = problem.outputs["c"], problem.reference()["c"]
     assert torch.equal(problem.lowp()["c"].double(), exact)
@@ -161,7 +161,7 @@ def test_integers_times_integers_are_exact():
 
 
 @pytest.mark.parametrize("transposes", [(False, False), (True, True)])
-def test_integers_have_sums_that_float32_does_not_count(transposes):
+def test_int8_sums_exceed_exact_float32_integers(transposes):
     flags = dict(zip(FLAGS, transposes, strict=True))
     problem = mixed(
         {"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32", "k": 8192, **flags}
@@ -174,7 +174,7 @@ def test_integers_have_sums_that_float32_does_not_count(transposes):
     assert not torch.equal(exact.float().double(), exact)
 
 
-def test_sums_of_float8_may_be_off_by_what_tensor_cores_drop_and_no_more():
+def test_float8_tolerance_allows_truncation_in_tensor_cores():
     both = mixed({"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e5m2", "out_dtype": "float32"})
     one = mixed({"a_dtype": "bfloat16", "b_dtype": "float8_e5m2", "out_dtype": "float32"})
     assert both.outputs["c"].arithmetic == 2.0**-15
@@ -190,9 +190,7 @@ def test_sums_of_float8_may_be_off_by_what_tensor_cores_drop_and_no_more():
 @pytest.mark.parametrize(
     ("k", "step", "right"), [(55, 64, True), (130, 64, True), (130, 128, False)]
 )
-def test_sums_of_float8_by_hopper_are_right_in_steps_of_64_and_wrong_in_longer_ones(
-    values, k, step, right
-):
+def test_float8_on_hopper_passes_in_steps_of_64_and_fails_in_longer_ones(values, k, step, right):
     problem = mixed({
         "a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn", "out_dtype": "float32",
         "m": 65, "n": 63, "k": k, "transpose_b": True, "values": values,
@@ -221,7 +219,7 @@ def test_sums_of_float8_by_hopper_are_right_in_steps_of_64_and_wrong_in_longer_o
         {"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32", "accumulate": True},
     ],
 )
-def test_every_relation_of_mixed_dtypes_holds_for_the_reference(dtypes):
+def test_relations_of_mixed_dtypes_hold_for_the_reference(dtypes):
     problem = mixed(dtypes, axes=FLAGS)
     names = []
     for kind in ("isolation", "poison", "relations", "repeat"):
@@ -234,7 +232,7 @@ def test_every_relation_of_mixed_dtypes_holds_for_the_reference(dtypes):
     assert ("transposed" in names) != bool(dtypes.get("scaled"))
 
 
-def test_a_transposed_product_needs_a_spec_with_the_dtypes_swapped():
+def test_transposed_needs_swapped_dtypes_in_the_spec():
     dtypes = {"a_dtype": "float16", "b_dtype": "int8", "out_dtype": "float32"}
     assert "transposed" not in [
         each.name for each in mixed(dtypes, axes=FLAGS).relations("relations")
@@ -251,12 +249,12 @@ def test_a_transposed_product_needs_a_spec_with_the_dtypes_swapped():
         ({"dtype": "float16", "scaled": "channel"}, "scaled: 'channel' is not true or false"),
     ],
 )
-def test_dtypes_that_make_no_problem_are_refused(change, words):
+def test_invalid_dtypes_are_errors(change, words):
     with pytest.raises(ValueError, match=words):
         mixed(change)
 
 
-def test_where_ranks_share_k_their_parts_are_what_is_rounded():
+def test_partial_sums_are_rounded_if_k_is_sharded():
     rows = {"dim": "m", "uneven": "balanced"}
     k = {"dim": "k", "uneven": "balanced"}
     whole = make({"world": 3, "k": 70}, shards={"a": rows, "c": rows})

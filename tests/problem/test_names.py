@@ -1,4 +1,4 @@
-"""The tables of names are what built problems have, and the documents are made of them."""
+"""The tables of names match the problems, and the generated documents are up to date."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def built(document, values):
 
 
 @pytest.mark.parametrize(("document", "values", "layout"), CASES)
-def test_a_table_is_what_a_problem_has(document, values, layout):
+def test_name_table_matches_the_problem(document, values, layout):
     problem = built(document, values)
     rows = {row.name: row for row in document.rows}
     here = [row for row in document.rows if row.exists_in(layout)]
@@ -92,7 +92,7 @@ def assert_shape(letters, shape, names):
 
 
 @pytest.mark.parametrize(("document", "values", "layout"), CASES)
-def test_axes_with_a_default_may_be_left_out_and_required_ones_not(document, values, layout):
+def test_axes_without_default_are_required(document, values, layout):
     required = {
         row.name
         for row in document.rows
@@ -102,7 +102,7 @@ def test_axes_with_a_default_may_be_left_out_and_required_ones_not(document, val
     assert required - {"seqlen_q", "dtype"} <= values.keys() | {"seqlens"}
 
 
-def test_every_tensor_of_a_declared_problem_is_the_specs_own():
+def test_declared_problem_has_the_tensors_of_its_spec():
     spec = make_spec(
         {
             "inputs": {"x": {"shape": ["rows"], "dtype": "float32", "grad": True}},
@@ -117,7 +117,7 @@ def test_every_tensor_of_a_declared_problem_is_the_specs_own():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.file)
-def test_the_documents_are_up_to_date(document):
+def test_documents_are_up_to_date(document):
     written = (FOLDER / f"{document.file}.md").read_text(encoding="utf-8")
     assert written == document.text(), "run: python -m tlmatrix.problem.names"
     names = [row.name for row in document.rows]

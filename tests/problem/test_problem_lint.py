@@ -1,4 +1,4 @@
-"""Wrong axes are found without building anything, each at its place with the remedy."""
+"""Invalid axes and names are located issues, found without building a problem."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def issues(tmp_path, text):
     return [str(issue).removeprefix(f"{path}:") for issue in family_for(spec).lint(spec)]
 
 
-def test_a_good_spec_has_no_issue_and_unknown_axes_are_the_entrys(tmp_path):
+def test_valid_spec_has_no_issue_and_unknown_axes_belong_to_the_entry(tmp_path):
     text = GOOD + "  seqlens: [{q: [3, 0], k: same}, [4]]\n  backward: [atomic]\n"
     assert issues(tmp_path, text) == []
 
@@ -89,12 +89,12 @@ def test_a_good_spec_has_no_issue_and_unknown_axes_are_the_entrys(tmp_path):
         ),
     ],
 )
-def test_each_wrong_axis_is_named_at_its_place(tmp_path, axes, expected):
+def test_invalid_axes_are_located_issues(tmp_path, axes, expected):
     (found,) = issues(tmp_path, GOOD + axes + "\n")
     assert found.startswith(expected), found
 
 
-def test_every_missing_axis_is_named(tmp_path):
+def test_missing_axes_are_reported(tmp_path):
     found = issues(tmp_path, GOOD.split("axes:", maxsplit=1)[0] + "axes: {causal: [true]}\n")
     needed = ("dtype", "head_dim", "heads, or kv_heads", "seqlens (packed) or seqlen_q")
     assert len(found) == len(needed)
@@ -226,7 +226,7 @@ axes:
         ),
     ],
 )
-def test_values_that_make_no_size_are_one_error_each(tmp_path, axes, expected):
+def test_invalid_sizes_are_one_error_each(tmp_path, axes, expected):
     found = issues(tmp_path, DECLARED + axes + "\n")
     assert len(found) == len(expected)
     for got, start in zip(found, expected, strict=True):
@@ -241,7 +241,7 @@ def test_values_that_make_no_size_are_one_error_each(tmp_path, axes, expected):
         ("{out: {floor: 256}, by_arch: {sm_90: {dq: {floor: 200000}}}}", 2),
     ],
 )
-def test_a_floor_that_no_error_can_exceed_is_a_warning(tmp_path, floor, count):
+def test_floor_above_every_error_is_a_warning(tmp_path, floor, count):
     path = tmp_path / "spec.yaml"
     path.write_text(GOOD + "  seqlen_q: [4]\ntolerance: " + floor + "\n")
     found = [str(issue) for issue in lint_floors(load_spec(path))]

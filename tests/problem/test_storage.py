@@ -1,4 +1,4 @@
-"""The axis `storage` moves inputs in memory and changes nothing else."""
+"""The axis `storage` changes the memory layout of inputs and nothing else."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def same(left, right):
 
 @pytest.mark.parametrize("storage", [name for name in STORAGES if name != "expanded"])
 @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
-def test_inputs_and_references_keep_their_values(make, storage):
+def test_storage_keeps_values_of_inputs_and_references(make, storage):
     usual, moved = make(values="normal"), make(values="normal", storage=storage)
     assert moved.inputs.keys() == usual.inputs.keys()
     for name, tensor in usual.inputs.items():
@@ -57,7 +57,7 @@ def test_inputs_and_references_keep_their_values(make, storage):
         assert same(moved.reference()[name], tensor)
 
 
-def test_where_inputs_lie():
+def test_storage_sets_strides_and_offsets():
     def at(storage):
         return make_problem(dense(4, 7, batch=2, storage=storage)).inputs
 
@@ -75,7 +75,7 @@ def test_where_inputs_lie():
     assert q.is_contiguous()
 
 
-def test_only_cotangents_are_expanded_and_the_reference_knows():
+def test_only_cotangents_are_expanded_also_in_the_reference():
     sizes = {"batch": 2, "groups": 2}
     problem = make_problem(dense(4, 7, storage="expanded", **sizes))
     assert problem.inputs["q"].is_contiguous()
@@ -86,7 +86,7 @@ def test_only_cotangents_are_expanded_and_the_reference_knows():
     assert not same(problem.reference()["dq"], make_problem(dense(4, 7, **sizes)).reference()["dq"])
 
 
-def test_a_declared_problem_moves_inputs_and_expands_cotangents():
+def test_declared_problem_supports_storage():
     axes = {"dtype": ["float32"], "rows": [4]}
     spec = make_spec(NORM, entry="declared_references:rms_norm", axes=axes)
     values = {"dtype": "float32", "rows": 4}
@@ -104,13 +104,13 @@ def test_a_declared_problem_moves_inputs_and_expands_cotangents():
     assert torch.allclose(expanded.reference()["dx"], dx)
 
 
-def test_relations_move_the_inputs_of_their_problems_too():
+def test_storage_applies_to_problems_of_relations():
     problem = make_problem(packed([3, 4], storage="sliced"))
     (relation, *_) = problem.relations("isolation")
     assert relation.problems[0].inputs["k"].storage_offset() == 1
 
 
-def test_a_cache_stays_contiguous():
+def test_kv_cache_stays_contiguous():
     values = packed(1, [3, 4], layout="cache", storage="sliced")
     problem = make_problem({**values, "seqlens": {"q": 1, "k": [3, 4]}})
     assert problem.inputs["k_cache"].is_contiguous()
@@ -118,7 +118,7 @@ def test_a_cache_stays_contiguous():
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_guards_keep_where_inputs_lie(storage):
+def test_guards_keep_strides_and_offsets(storage):
     problem = make_problem(dense(4, 7, batch=2, storage=storage))
     with guarded(problem) as (inside, guards):
         pass
@@ -131,7 +131,7 @@ def test_guards_keep_where_inputs_lie(storage):
         assert same(moved, tensor)
 
 
-def test_guards_see_a_change_before_and_between_the_elements_of_an_input():
+def test_guards_detect_writes_around_elements_of_an_input():
     for place, told in ((0, -1), (9, 8)):
         problem = make_problem(dense(4, 7, storage="sliced"))
         with guarded(problem) as (inside, guards):
@@ -151,7 +151,7 @@ def test_guards_see_a_change_before_and_between_the_elements_of_an_input():
         ({"regressions": [{"max_seqlen_q": -1}]}, "max_seqlen_q: -1 is not none or an integer"),
     ],
 )
-def test_a_written_case_with_a_bad_optional_axis_is_an_error(fields, message):
+def test_invalid_optional_axis_of_a_case_is_an_error(fields, message):
     axes = {axis: [value] for axis, value in packed([3]).items()}
     aliases = {"extra": "cases"}
     spec = make_spec(axes=axes, **{aliases.get(key, key): value for key, value in fields.items()})
@@ -188,7 +188,7 @@ def test_a_written_case_with_a_bad_optional_axis_is_an_error(fields, message):
         ),
     ],
 )
-def test_optional_axes_that_the_problem_does_not_read_are_errors(problem, axes, fields, message):
+def test_unread_optional_axes_are_errors(problem, axes, fields, message):
     spec = make_spec(problem, axes=axes, **fields)
     family = object() if ":" in problem else family_for(spec)
     (issue,) = lint_optional_axes(spec, family)

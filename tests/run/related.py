@@ -1,4 +1,4 @@
-"""Entries with and without mistakes, and relations that they must keep; no reference."""
+"""Entries with and without bugs, and relations that correct ones satisfy."""
 
 import torch
 
@@ -22,7 +22,7 @@ def normalise(x, w, *, how="right"):
 
 
 class _Wrong(torch.autograd.Function):
-    """Right forward; its gradient of x forgets that the scale depends on x."""
+    """A correct forward; the gradient of x ignores that the scale depends on x."""
 
     @staticmethod
     def forward(context, x, w):
@@ -34,7 +34,7 @@ class _Wrong(torch.autograd.Function):
     def backward(context, dy):
         x, w, scale = context.saved_tensors
         dw = (dy.float() * x.float() / scale).sum(0)
-        # The first row's gradient goes to all rows: what a block's index forgotten does.
+        # All rows get the gradient of the first: a missing block index.
         return (dy[:1].float() * w.float() / scale).to(x.dtype), dw.to(w.dtype)
 
 
@@ -45,26 +45,26 @@ def clip(x, *, how="right"):
 
 
 def signs_cancel(inputs, outputs):
-    """Both inputs with the other sign give the same."""
+    """Negating both inputs does not change the result."""
     return {"x": -inputs["x"], "w": -inputs["w"]}, {"y": outputs["y"]}
 
 
 def unit_rows(inputs, outputs, eps=0.0):
-    """Rows of y / w have a mean square of 1; nothing is called for it."""
+    """Rows of y / w have a mean square of 1; needs no other call."""
     square = (outputs["y"].float() / inputs["w"].float()).square().mean(-1, keepdim=True)
     return {}, {"y": (outputs["y"].float() / square.sqrt() + eps).to(outputs["y"].dtype)}
 
 
 def forgetful(inputs, outputs):
-    """Answers with one mapping."""
+    """Returns one mapping instead of two."""
     return {"x": inputs["x"]}
 
 
 def misnamed(inputs, outputs):
-    """Changes an input that there is not."""
+    """Changes an unknown input."""
     return {"z": inputs["x"]}, {"y": outputs["y"]}
 
 
 def broken(inputs, outputs):
-    """Has a mistake of its own."""
+    """Raises KeyError."""
     return {"x": inputs["nothing"]}, outputs

@@ -1,4 +1,4 @@
-"""Products that are wrong in ways their relations show."""
+"""A product with bugs that relations detect."""
 
 import torch
 

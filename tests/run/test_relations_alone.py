@@ -1,4 +1,4 @@
-"""Without a reference, relations that a spec names find planted mistakes, and nothing else."""
+"""Relations of a spec find bugs without a reference, and report no false positives."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ ALL = """
 """
 
 
-def test_a_right_entry_without_a_reference_passes():
+def test_correct_entry_without_a_reference_passes():
     findings, results = found(NORM, "right", ALL)
     assert [each.title for each in findings] == []
     assert len(results) == 16
@@ -77,10 +77,10 @@ def test_a_right_entry_without_a_reference_passes():
         ("nan", "finite", "finite: y: "),
     ],
 )
-def test_a_planted_mistake_is_found_by_a_relation_alone(how, relation, words):
+def test_bug_is_found_by_one_relation(how, relation, words):
     findings, _ = found(NORM, how, f"[{relation}]")
     told = [each.title for each in findings]
-    # Of results that are wrong alike one stands for the others, which its detail names.
+    # Equal findings of several results are merged; the detail names the others.
     relation, _, tensor = words.partition(": ")
     assert any(
         title.startswith(words) or (title.startswith(relation) and f"{tensor}" in str(each.detail))
@@ -89,23 +89,25 @@ def test_a_planted_mistake_is_found_by_a_relation_alone(how, relation, words):
     assert all(each.check == "relations" for each in findings), findings
 
 
-def test_a_finding_names_the_worst_place_in_the_tensors_own_terms():
+def test_finding_names_the_worst_index_by_dimension():
     findings, _ = found(NORM, "tail", "[{permute: rows, because: rows are apart}]")
     largest = max(findings, key=lambda each: each.total or 0)
     assert set(largest.index) == {"rows", "cols"}
     assert largest.detail.startswith("rows are apart")
 
 
-def test_an_output_in_the_place_of_its_input():
+def test_idempotent_passes_an_output_as_input():
     assert found(CLIP, "right", "[{idempotent: {x: y}, exact: true}]")[0] == []
     findings, _ = found(CLIP, "drops", "[{idempotent: {x: y}, exact: true}]")
-    assert not findings  # 0.5 stays 0.5: what is wrong both times is no breach of this relation
+    assert (
+        not findings
+    )  # 0.5 stays 0.5: the relation does not detect a bug that is the same in both calls
     findings, _ = found(CLIP, "drops", "[{scale: {x: 0.0625}, gives: {y: 0.0625}}]")
     assert findings[0].title.startswith("scaled: y: ")
     assert set(findings[0].index) == {"line", "place"}
 
 
-def test_where_a_relation_holds_is_for_the_spec_to_say():
+def test_when_restricts_a_relation():
     findings, _ = found(NORM, "tail", "[{permute: rows, when: rows < 3}]")
     assert findings == []
 
@@ -120,14 +122,14 @@ def test_where_a_relation_holds_is_for_the_spec_to_say():
         ("norelated:any", "no module 'norelated'"),
     ],
 )
-def test_a_relation_that_is_wrong_itself_is_an_error_at_its_place(relation, words):
+def test_invalid_relation_function_is_a_located_error(relation, words):
     findings, results = found(NORM, "right", f"[{relation}]")
     assert {result.status for result in results} == {Status.ERROR}
     assert words in findings[0].title.replace(" known:", " did you mean")
     assert "related.yaml:11:13: " in findings[0].title
 
 
-def test_memory_that_nobody_wrote_is_found_without_a_reference():
+def test_unwritten_memory_is_found_without_a_reference():
     spec = parse_spec(
         """
 name: unwritten
@@ -160,12 +162,12 @@ checks: [relations]
 """
 
 
-def test_a_problems_own_relations_are_chosen_by_name():
+def test_relations_of_the_problem_are_selected_by_name():
     findings, _ = found(GEMM, "late_rows", "[]")
     assert {each.title.partition(":")[0] for each in findings} == {"rows_permuted", "transposed"}
     findings, _ = found(GEMM, "late_rows", "[transposed]")
     assert {each.title.partition(":")[0] for each in findings} == {"transposed"}
-    # One of the spec's own leaves the problem's as they are.
+    # A relation of the spec does not deselect those of the problem.
     findings, _ = found(GEMM, "late_rows", "[{scale: {a: 2}, gives: {c: 2}}]")
     assert {each.title.partition(":")[0] for each in findings} == {"rows_permuted", "transposed"}
     findings, _ = found(GEMM, "offset", "[{scale: {a: 2}, gives: {c: 2}}]")
@@ -189,13 +191,13 @@ def test_a_problems_own_relations_are_chosen_by_name():
         (GEMM, "{permute: m}", "'permute' is for problems declared in the spec"),
     ],
 )
-def test_what_is_wrong_with_a_relation_is_said_at_its_place(text, relation, words):
+def test_invalid_relation_is_a_located_error(text, relation, words):
     with pytest.raises(SpecError) as caught:
         plan(made(text, "right", f"[{relation}]"))
     assert words in str(caught.value)
 
 
-def test_without_a_reference_outputs_have_shapes_and_something_judges():
+def test_without_a_reference_outputs_need_shapes_and_a_relation():
     for old, new, words in (
         ("{y: {shape: [rows, cols]}}", "[y]", "7:12: without a reference, outputs need shapes"),
         (

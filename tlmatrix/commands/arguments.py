@@ -1,6 +1,6 @@
-"""What the command line takes: each command with its arguments, their defaults and their help.
+"""The parser of the command line: the arguments of every command, with defaults and help.
 
-Nothing heavy is imported, so that `--help` is quick; a command is named, not imported.
+Commands are named and not imported, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LAST_RUN = ""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses unknown arguments with the usage of its own command; paths may follow options."""
+    """Reports unknown arguments with the usage of their command; accepts paths after options."""
 
     def parse_known_args(  # type: ignore[override]
         self,
         args: Sequence[str] | None = None,
         namespace: Any = None,  # noqa: ANN401 - as argparse has it
     ) -> tuple[Any, list[str]]:
-        """What argparse reads, and nothing left over."""
+        """Parse `args`; nothing is left over."""
         parsed, extras = super().parse_known_args(args, namespace)
         if hasattr(parsed, "paths") and not any(word.startswith("-") for word in extras):
             parsed.paths += extras
@@ -44,16 +44,17 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The parser of `tlmatrix`; what it reads holds in `command` the function that runs it.
+    """The parser of `tlmatrix`.
 
-    As `module:function`, in `tlmatrix.commands`: every command takes what was read and the
-    project's configuration, and returns an `ExitCode`.
+    The namespace that it returns has in `command` the function of the command, as
+    `module:function` in `tlmatrix.commands`. Such a function takes the namespace and the
+    project's `Config`, and returns an `ExitCode`.
     """
     parser = _Parser(
         prog="tlmatrix",
-        description="A test matrix for TileLang kernels: one YAML spec, every test.",
-        epilog=f"exit codes:\n{ExitCode.table()}\n\nDefaults stand in [tool.tlmatrix] of "
-        "pyproject.toml:\nbackend, tier, seed, specs, results, timeout, coverage, unsupported.",
+        description="Test TileLang kernels on a matrix of cases that a YAML spec declares.",
+        epilog=f"exit codes:\n{ExitCode.table()}\n\n[tool.tlmatrix] in pyproject.toml "
+        "sets defaults:\nbackend, tier, seed, specs, results, timeout, coverage, unsupported.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())
@@ -72,7 +73,7 @@ def command_line() -> argparse.ArgumentParser:
     schema = commands.add_parser(
         "schema",
         help="print the JSON Schema of specs, for editors",
-        description="Print the JSON Schema of specs; editors complete and check by it.",
+        description="Print the JSON Schema of specs, with which editors complete and check them.",
     )
     schema.set_defaults(command="schema:schema")
     return parser
@@ -81,8 +82,8 @@ def command_line() -> argparse.ArgumentParser:
 def _add_run(commands: _Commands) -> None:
     run = commands.add_parser(
         "run",
-        help="run the cases of specs, and show what is wrong",
-        description="Run the cases of specs: progress, then a table a spec and the findings.",
+        help="run the cases of specs and report findings",
+        description="Run the cases of specs. Prints progress, a table of specs, and the findings.",
     )
     run.add_argument(
         "paths",
@@ -96,22 +97,21 @@ def _add_run(commands: _Commands) -> None:
         "--workers",
         default="auto",
         metavar="N",
-        help="worker processes; auto (the default): one a core, or none where they would take "
-        "longer to start than they save; 0: everything in this process",
+        help="worker processes; auto (the default): one per core, or none if they take longer to "
+        "start than they save; 0: run in this process",
     )
     run.add_argument(
         "--arch",
         action="append",
         metavar="ARCH",
-        help="with --backend compile: assemble for sm_90a, say, and not for all that the specs "
-        "name; may be given again",
+        help="with --backend compile: assemble only for this architecture, as sm_90a; repeatable",
     )
     run.add_argument(
         "-k",
         dest="select",
         default="",
         metavar="EXPRESSION",
-        help='only cases that match: "causal=true and not dtype=float16", part of an id or of a '
+        help='only matching cases: "causal=true and not dtype=float16", part of an id or of the '
         "spec's file name, or a kind of case: reject, fuzz, regression, extra",
     )
     run.add_argument(
@@ -122,11 +122,11 @@ def _add_run(commands: _Commands) -> None:
         help="only cases that failed in the last run; all, if none did",
     )
     run.add_argument(
-        "--no-fuzz", action="store_true", help="leave out the cases that the tier draws at random"
+        "--no-fuzz", action="store_true", help="leave out the generated cases of the tier"
     )
     run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
     run.add_argument(
-        "-q", "--quiet", action="store_true", help="print findings and the last line alone"
+        "-q", "--quiet", action="store_true", help="print only findings and the last line"
     )
     run.add_argument(
         "-v", "--verbose", action="store_true", help="print every case, and findings in full"
@@ -138,22 +138,22 @@ def _add_run(commands: _Commands) -> None:
         nargs="?",
         const=LAST_RUN,
         metavar="FILE",
-        help="go on with the run of FILE (without one, the last run), with its specs and its -k; "
-        "what passed is not run again",
+        help="continue the run of FILE (by default the last run) with its specs and its -k; passed "
+        "cases are not repeated",
     )
     run.add_argument("--junitxml", metavar="FILE", help="also write a JUnit report")
     run.add_argument(
         "--coverage",
         action="store_const",
         const="table",
-        help="count the kernel lines and guards that cases exercise (interpreter); show a table",
+        help="count the kernel lines and guards that cases exercise (interpreter); print a table",
     )
     run.add_argument(
         "--no-coverage",
         dest="coverage",
         action="store_const",
         const="off",
-        help="do not count them, whatever the project sets",
+        help="do not count them, whatever pyproject.toml sets",
     )
     _add_unsupported(run)
     run.set_defaults(command="run:run")
@@ -162,15 +162,16 @@ def _add_run(commands: _Commands) -> None:
 def _add_list(commands: _Commands) -> None:
     listing = commands.add_parser(
         "list",
-        help="show what would run: cases a spec, and what each rule removes",
-        description="Count the cases of specs; no entry is imported.",
+        help="list the cases of specs",
+        description="Count the cases of specs, and those that each `where` rule removes. "
+        "Imports no entry.",
     )
     _add_paths(listing)
-    listing.add_argument("--tier", help="quick (the default), nightly, full, or a spec's own")
+    listing.add_argument("--tier", help="quick (the default), nightly, full, or a tier of the spec")
     listing.add_argument("--seed", type=int, help="as for run")
-    listing.add_argument("--cases", action="store_true", help="also list the id of every case")
+    listing.add_argument("--cases", action="store_true", help="also print the id of every case")
     listing.add_argument(
-        "--explain", metavar="CASE", help="say why one case is there: specs/x.yaml::ID, or an id"
+        "--explain", metavar="CASE", help="print why a case is in the tier: SPEC.yaml::ID, or an id"
     )
     listing.set_defaults(command="listing:list_cases")
 
@@ -178,30 +179,30 @@ def _add_list(commands: _Commands) -> None:
 def _add_check(commands: _Commands) -> None:
     check = commands.add_parser(
         "check",
-        help="look for errors in specs",
-        description="Print everything that is wrong with specs; no entry is imported.",
+        help="check specs for errors",
+        description="Print every error in specs with its line and column. Imports no entry.",
     )
     _add_paths(check)
-    check.add_argument("--tier", help="the tier that must have cases (quick)")
+    check.add_argument("--tier", help="the tier that must have cases (default: quick)")
     check.set_defaults(command="check:check")
 
 
 def _add_repro(commands: _Commands) -> None:
     repro = commands.add_parser(
         "repro",
-        help="run one case again, in this process, and show everything",
+        help="run one case again and print its findings in full",
         description="Run one case in this process and print its findings in full.",
     )
     repro.add_argument("case", metavar="SPEC.yaml::ID", help="as a finding prints it")
     repro.add_argument(
         "--values",
         metavar="JSON",
-        help="values for axes instead of an id; axes left out take their first value",
+        help="values for axes instead of an id; other axes take their first value",
     )
-    repro.add_argument("--backend", choices=BACKENDS, help="where kernels run")
+    repro.add_argument("--backend", choices=BACKENDS, help="as for run")
     repro.add_argument("--seed", type=int, help="as for run")
     repro.add_argument(
-        "-v", "--verbose", action="store_true", help="show tensors around the worst elements"
+        "-v", "--verbose", action="store_true", help="print tensors around the worst elements"
     )
     _add_keep_going(repro)
     repro.set_defaults(command="repro:repro")
@@ -218,28 +219,28 @@ def _add_keep_going(command: argparse.ArgumentParser) -> None:
 def _add_replay(commands: _Commands) -> None:
     replay = commands.add_parser(
         "replay",
-        help="say of each regression of specs whether it is fixed, or retire one",
-        description="Run the regressions of specs: FIXED, FAILED or ERROR for each.",
+        help="run the regressions of specs, or retire one",
+        description="Run the regressions of specs, and print FIXED, FAILED or ERROR for each.",
     )
     _add_paths(replay)
     replay.add_argument(
         "--retire",
         metavar="ID",
-        help="take this one out (SPEC.yaml::ID, or its id) if it is fixed; it stays in the file, "
-        "under `retired`, and is no longer run",
+        help="move this regression (SPEC.yaml::ID, or its id) to `retired` if it is fixed; it no "
+        "longer runs",
     )
-    replay.add_argument("--because", metavar="REASON", help="with --retire: why")
+    replay.add_argument("--because", metavar="REASON", help="the reason, required with --retire")
     replay.add_argument(
-        "--unfixed", action="store_true", help="with --retire: even though it is not fixed"
+        "--unfixed", action="store_true", help="with --retire: even if it is not fixed"
     )
-    replay.add_argument("--backend", choices=BACKENDS, help="where kernels run")
+    replay.add_argument("--backend", choices=BACKENDS, help="as for run")
     replay.add_argument("--seed", type=int, help="as for run")
     replay.add_argument(
         "-n",
         "--workers",
         default="1",
         metavar="N",
-        help="processes, which a regression may crash (1); 0 runs everything in this one",
+        help="worker processes (default: 1); 0: run in this process, which a crash ends",
     )
     replay.add_argument("--results", metavar="PATH", help="as for run")
     replay.add_argument("--timeout", type=float, metavar="SECONDS", help="as for run")
@@ -249,15 +250,20 @@ def _add_replay(commands: _Commands) -> None:
 def _add_coverage(commands: _Commands) -> None:
     coverage = commands.add_parser(
         "coverage",
-        help="show what of the kernels the cases of a run exercised",
-        description="Tell what the cases of a run on the interpreter exercised of their kernels, "
-        "and what they never did.",
+        help="show which kernel lines the cases of a run exercised",
+        description="Print the lines, guards and loop trip counts of kernels that the cases of a "
+        "run on the interpreter exercised, and those that they did not.",
     )
     coverage.add_argument(
-        "results", nargs="?", metavar="RESULTS.jsonl", help="a run (default: the last one)"
+        "results",
+        nargs="?",
+        metavar="RESULTS.jsonl",
+        help="the results file of a run (default: the last run)",
     )
     coverage.add_argument(
-        "--source", action="store_true", help="show the kernels' source, annotated line by line"
+        "--source",
+        action="store_true",
+        help="print the kernels' source with the counts of every line",
     )
     coverage.add_argument(
         "--file", metavar="PART", default="", help="only files with this in their name"
@@ -268,17 +274,22 @@ def _add_coverage(commands: _Commands) -> None:
 def _add_fuzz(commands: _Commands) -> None:
     fuzz = commands.add_parser(
         "fuzz",
-        help="search for failing cases that no axis lists, and shrink them",
-        description="Draw cases from the `fuzz` section of specs, run them, and shrink the first "
-        "of each cause to the smallest case that fails alike.",
+        help="generate cases, search for failures, and shrink them",
+        description="Generate cases from the `fuzz` section of specs, run them, and shrink the "
+        "first failure of each cause to the smallest case that fails in the same way.",
     )
     _add_paths(fuzz)
-    fuzz.add_argument("--tier", help="whose kernels, and how many examples without a number here")
-    fuzz.add_argument("--backend", choices=BACKENDS, help="where kernels run, as for run")
-    fuzz.add_argument("--seed", type=int, help="other cases (0)")
-    fuzz.add_argument("--examples", type=_count, metavar="N", help="so many of every spec")
     fuzz.add_argument(
-        "--minutes", type=_minutes, metavar="M", help="as many as go, of all specs together"
+        "--tier", help="the tier whose values and number of examples apply (default: quick)"
+    )
+    fuzz.add_argument("--backend", choices=BACKENDS, help="as for run")
+    fuzz.add_argument("--seed", type=int, help="generate other cases (default: 0)")
+    fuzz.add_argument("--examples", type=_count, metavar="N", help="examples for every spec")
+    fuzz.add_argument(
+        "--minutes",
+        type=_minutes,
+        metavar="M",
+        help="time for all specs together, instead of a number of examples",
     )
     fuzz.add_argument(
         "--save",
@@ -286,7 +297,11 @@ def _add_fuzz(commands: _Commands) -> None:
         help="append the smallest cases to `regressions` of the specs",
     )
     fuzz.add_argument(
-        "-n", "--workers", default="auto", metavar="N", help="processes (auto: one a core)"
+        "-n",
+        "--workers",
+        default="auto",
+        metavar="N",
+        help="worker processes (default: one per core)",
     )
     _add_results_and_timeout(fuzz)
     _add_unsupported(fuzz)
@@ -295,7 +310,7 @@ def _add_fuzz(commands: _Commands) -> None:
 
 def _count(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of examples, at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -305,40 +320,46 @@ def _minutes(text: str) -> float:
     except ValueError:
         minutes = 0.0
     if not 0 < minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
     return minutes
 
 
 def _add_explain(commands: _Commands) -> None:
     explain = commands.add_parser(
         "explain",
-        help="show how an output element of a case came about, step by step",
-        description="Run one case on the interpreter and follow one element of an output back: "
-        "the block that wrote it, the turns of its loops, every statement that leads to it with "
-        "its value and that of a float64 run, and the parts of the inputs it depends on. "
-        "(Why a case exists says `tlmatrix list --explain`.)",
+        help="show how one output element of a case was computed",
+        description="Run one case on the interpreter and trace one element of an output back to "
+        "the inputs: the block that wrote it, the iterations of its loops, every statement that "
+        "leads to it with its value and that of a float64 run, and the parts of the inputs that it "
+        "depends on. (`tlmatrix list --explain` prints why a case is in a tier.)",
     )
     explain.add_argument("case", metavar="SPEC.yaml::ID", help="as a finding prints it")
     explain.add_argument("--values", metavar="JSON", help="as for repro")
-    explain.add_argument("--tensor", metavar="NAME", help="an output or gradient")
+    explain.add_argument(
+        "--tensor", metavar="NAME", help="the output or gradient (default: that of the finding)"
+    )
     explain.add_argument(
         "--index",
         metavar="I,J,…",
-        help="the element (default: the worst of the case's finding, else the first)",
+        help="the element (default: the worst one of the finding, else the first)",
     )
     explain.add_argument(
-        "--buffer", metavar="NAME", help="follow --index of this parameter of the last kernel"
+        "--buffer",
+        metavar="NAME",
+        help="take --index in this parameter of the last kernel that writes it",
     )
-    explain.add_argument("--block", metavar="I,J,…", help="of several blocks, the one to follow")
     explain.add_argument(
-        "--rank", type=int, metavar="R", help="of several ranks, the one whose kernels are followed"
+        "--block", metavar="I,J,…", help="if several blocks wrote the element, the one to follow"
+    )
+    explain.add_argument(
+        "--rank", type=int, metavar="R", help="of several ranks, the one whose kernels to follow"
     )
     explain.add_argument("--seed", type=int, help="as for run")
-    explain.add_argument("--full", action="store_true", help="show every turn of every loop")
+    explain.add_argument("--full", action="store_true", help="print every iteration of every loop")
     explain.add_argument(
         "--no-inputs",
         action="store_true",
-        help="do not try other inputs, which runs the case often",
+        help="do not try other inputs, which runs the case many times",
     )
     explain.add_argument(
         "--picture",
@@ -351,30 +372,30 @@ def _add_explain(commands: _Commands) -> None:
 def _add_bench(commands: _Commands) -> None:
     bench = commands.add_parser(
         "bench",
-        help="time the entry of specs beside other implementations (needs a GPU)",
-        description="Time the bench cases of specs: the entry and its baselines in turn, forward "
-        "and backward, each with a verdict from the interval of their ratio.",
+        help="time entries beside other implementations, on a GPU",
+        description="Time the bench cases of specs on a GPU: the entry and its baselines in turn, "
+        "forward and backward. The verdict comes from the confidence interval of their ratio.",
     )
     _add_paths(bench)
     bench.add_argument(
         "--case",
         action="append",
         metavar="JSON",
-        help="values for axes of a case, in place of the spec's bench cases; may be given again",
+        help="values for axes of a case, in place of the spec's bench cases; repeatable",
     )
     bench.add_argument(
-        "-k", dest="select", default="", metavar="EXPRESSION", help="as for run, of bench cases"
+        "-k", dest="select", default="", metavar="EXPRESSION", help="as for run, over bench cases"
     )
     bench.add_argument(
         "--baseline",
         action="append",
         metavar="NAME",
-        help="time this beside the entry, not what the spec names; may be given again",
+        help="time this in place of the spec's baselines; repeatable",
     )
     bench.add_argument(
         "--against",
         metavar="FILE",
-        help="compare with an earlier run of the same cases; exit 1 where this one is slower",
+        help="compare with an earlier run of the same cases; exit code 1 if an entry is slower",
     )
     bench.add_argument(
         "--sweep", action="store_true", help="also time every combination of the spec's `configs`"
@@ -384,19 +405,21 @@ def _add_bench(commands: _Commands) -> None:
         type=float,
         default=2.0,
         metavar="S",
-        help="time for each pass of a case; more narrows the intervals (2)",
+        help="time for each pass of a case (default: 2); more narrows the intervals",
     )
     bench.add_argument(
         "--margin",
         type=float,
         default=0.02,
         metavar="SHARE",
-        help="a difference that does not matter (0.02)",
+        help="the largest difference that counts as none (default: 0.02)",
     )
     bench.add_argument("--output", metavar="FILE", help="store the timings here")
-    bench.add_argument("--json", action="store_true", help="print them as JSON, tables to stderr")
     bench.add_argument(
-        "--from", dest="show", metavar="FILE", help="show stored timings; nothing is timed"
+        "--json", action="store_true", help="print the timings as JSON, the tables on stderr"
+    )
+    bench.add_argument(
+        "--from", dest="show", metavar="FILE", help="print stored timings; nothing is timed"
     )
     bench.set_defaults(command="bench:bench")
 
@@ -404,54 +427,56 @@ def _add_bench(commands: _Commands) -> None:
 def _add_new(commands: _Commands) -> None:
     new = commands.add_parser(
         "new",
-        help="write a first spec for an operator or a TileLang factory, and run it",
-        description="Write a first spec: of a factory by tracing it, of an operator by recording "
-        "one example call on the interpreter. The module is imported, and what was written runs.",
+        help="write a first spec for an operator or a factory",
+        description="Write a first spec and run it. A TileLang factory is traced; an operator is "
+        "called once on the interpreter and its calls are recorded. Imports the module.",
     )
-    new.add_argument("target", metavar="PACKAGE.MODULE:NAME", help="what to test")
+    new.add_argument("target", metavar="PACKAGE.MODULE:NAME", help="the factory or operator")
     new.add_argument("-o", "--output", metavar="FILE", help="write here, not to the terminal")
     new.add_argument(
         "--call",
         metavar="EXPRESSION",
-        help='an example call, as "f(q, k, v, cu, cu, 128)", over the names of its module (torch '
-        "too) and of --script; the smaller, the better, with no two sizes alike",
+        help='an example call, such as "f(q, k, v, cu, cu, 128)", over the names of the module, '
+        "torch, and --script; small, with no two sizes alike",
     )
     new.add_argument(
         "--script",
         metavar="SCRIPT.py",
-        help="a program that calls it once, or that makes the tensors of --call",
+        help="a program that calls the operator once, or makes the tensors of --call",
     )
-    new.add_argument("--no-run", action="store_true", help="do not run what was written")
+    new.add_argument("--no-run", action="store_true", help="do not run the spec")
     new.set_defaults(command="new:new")
 
 
 def _add_exec(commands: _Commands) -> None:
     program = commands.add_parser(
         "exec",
-        help="run a script written for a GPU, unchanged, on the interpreter",
-        description="Run a script as Python would, its TileLang kernels interpreted on the CPU "
-        "and its cuda tensors there. No time is measured: benchmarks answer NaN.",
+        help="run a GPU script, unchanged, on the interpreter",
+        description="Run a script like `python SCRIPT.py`, with TileLang kernels and cuda tensors "
+        "on the CPU. Nothing is timed: TileLang's benchmarks return NaN.",
     )
     program.add_argument(
-        "--arch", default="sm_90a", help="the architecture the device claims (sm_90a)"
+        "--arch",
+        default="sm_90a",
+        help="the architecture of the simulated device (default: sm_90a)",
     )
     program.add_argument(
         "--sms",
         type=int,
         default=8,
         metavar="N",
-        help="the multiprocessors it claims; persistent kernels launch that many blocks (8)",
+        help="its multiprocessors (default: 8); persistent kernels launch that many blocks",
     )
     program.add_argument(
-        "--sanitize", action="store_true", help="run the kernels under the interpreter's sanitizers"
+        "--sanitize", action="store_true", help="run the kernels with the interpreter's sanitizers"
     )
     program.add_argument(
         "--without",
         metavar="NAME,...",
-        help="with --sanitize: all of them but these (docs/explanation/sanitizers.md lists "
-        "them), such as unwritten for outputs whose padding nobody reads",
+        help="with --sanitize: all sanitizers but these (docs/explanation/sanitizers.md lists "
+        "them), such as unwritten if the padding of outputs stays unwritten",
     )
-    program.add_argument("script", metavar="SCRIPT.py", help="what to run")
+    program.add_argument("script", metavar="SCRIPT.py", help="the script")
     program.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments"
     )
@@ -468,29 +493,29 @@ def _add_results_and_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", metavar="PATH", help="folder for results files, or a .jsonl file"
     )
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="a case may take this long"
-    )
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit of a case")
 
 
 def _add_unsupported(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unsupported",
         choices=UNSUPPORTED,
-        help="cases whose kernels the interpreter does not model: skipped (tell) or errors (fail)",
+        help="skip cases with kernels that the interpreter does not support, or fail them",
     )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tier", help="which cases: quick (the default), nightly, full, …")
+    parser.add_argument(
+        "--tier", help="which cases: quick (the default), nightly, full, or a tier of the spec"
+    )
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
-        help="where kernels run; auto is cuda where there is a GPU, else the interpreter; compile "
-        "runs none, but assembles each for the architectures of its spec",
+        help="where kernels run; auto: cuda if there is a GPU, else interpreter; compile: lower "
+        "and assemble them for the architectures of the spec, and run nothing",
     )
     parser.add_argument(
-        "--seed", type=int, help="other input data and other samples (0: each case's own seed)"
+        "--seed", type=int, help="other input data and samples (default: 0, the seed of each case)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What commands about one case share: find the case, and the element that a finding names."""
+"""Finds the case of a command, and the element that a finding names."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["named_case", "raw_index"]
 
 
 def named_case(name: str, values: str | None, config: Config) -> tuple[str, Spec, Case]:
-    """The spec's path as given, the spec, and its case `SPEC.yaml::ID`, or that of `values`.
+    """The path, the spec and the case of `SPEC.yaml::ID`, or the case with `values`.
 
     Raises:
-        UsageError: there is no such spec or case, or the values are no values of its axes.
-        SpecError: the spec is wrong.
+        UsageError: the spec or case does not exist, or the values are invalid.
+        SpecError: the spec is invalid.
     """
     from tlmatrix.spec.importing import make_importable
     from tlmatrix.spec.loader import load_spec
 
     path, _, case_id = name.partition("::")
     if not Path(path).is_file():
-        raise UsageError(f"no such spec: {path}; write SPEC.yaml::ID as a finding prints it")
+        raise UsageError(f"no such spec: {path}; expected SPEC.yaml::ID, as a finding prints it")
     make_importable(Path(path), (config.root,))
     spec = load_spec(path)
     return path, spec, _case(spec, case_id, values)
@@ -42,7 +42,7 @@ def _case(spec: Spec, case_id: str, values: str | None) -> Case:
     try:
         if values is None:
             if not case_id:
-                raise UsageError("name a case, SPEC.yaml::ID, or give --values JSON")
+                raise UsageError("no case given; write SPEC.yaml::ID or --values JSON")
             return find_case(spec, case_id)
         try:
             data = json.loads(values)
@@ -56,7 +56,7 @@ def _case(spec: Spec, case_id: str, values: str | None) -> Case:
 
 
 def raw_index(info: TensorInfo, finding: Finding) -> tuple[int, ...] | None:
-    """The finding's place as an index into the tensor."""
+    """The element of a finding as an index into the tensor; None if the finding has none."""
     place = []
     for dim in info.dims:
         if dim.name not in finding.index:

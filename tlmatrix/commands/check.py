@@ -1,10 +1,10 @@
-"""`tlmatrix check`: everything that is wrong with specs, found without running any."""
+"""`tlmatrix check`: prints the errors of specs without running them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.specs import check_draws, plan_all, spec_paths
+from tlmatrix.commands.specs import check_fuzzing, plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.problem.floor_lint import lint_floors
 from tlmatrix.report.text import count
@@ -18,15 +18,15 @@ __all__ = ["check"]
 
 
 def check(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Read and expand specs, and settle what their random cases are drawn from.
+    """Load and expand specs, and check that fuzz cases can be generated.
 
     Raises:
-        UsageError: there is no such spec.
-        SpecError: everything that is wrong with any of them.
+        UsageError: a spec does not exist.
+        SpecError: all errors of all specs.
     """
     paths = spec_paths(arguments.paths, config)
     plans = plan_all(paths, arguments.tier or config.tier, roots=[config.root])
-    check_draws(plans)
+    check_fuzzing(plans)
     for each in plans:
         for warning in lint_floors(each.spec):
             print(f"warning: {warning}")

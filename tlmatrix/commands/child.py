@@ -1,7 +1,7 @@
-"""A run in a copy of the calling process, for few cases: it begins at once, and may crash.
+"""Runs few cases in a fork of the calling process, which starts fast and may crash.
 
-A fork costs milliseconds, since everything up to PyTorch is imported by then, and leaves the
-calling process to report: a case that ends its process is a finding, and workers run the rest.
+A fork takes milliseconds, because everything but PyTorch is imported before it. The calling process
+reports. If a case ends the child, that is a finding, and workers run the remaining cases.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ if TYPE_CHECKING:
 
 __all__ = ["can_fork", "run_in_child"]
 
-_LOOK = 1.0
-"""Seconds between two looks whether the child is still there, should its pipe stay open."""
-_LAST = 10.0
-"""Seconds that a child may take to end after its last word."""
+_POLL = 1.0
+"""Seconds between checks that the child is alive, as its pipe may stay open without it."""
+_JOIN = 10.0
+"""Seconds that a child may take to end after its last message."""
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
 
 
 def can_fork() -> bool:
-    """Whether a copy of this process is sound: it has one thread, and no PyTorch yet."""
+    """Whether this process can be forked: it has one thread and has not imported PyTorch."""
     return hasattr(os, "fork") and threading.active_count() == 1 and "torch" not in sys.modules
 
 
 def run_in_child(
-    words: Callable[[str], Sequence[str]],
+    arguments: Callable[[str], Sequence[str]],
     results: Path,
     report: Listener,
     *,
     announce: Callable[[], None],
     stop: bool,
 ) -> Ending:
-    """Run pytest in a child, and in workers what is left if a case ends that.
+    """Run pytest in a child; if a case ends it, run the remaining cases in workers.
 
     Args:
-        words: the arguments of pytest for so many workers (`0`, `auto`).
+        arguments: returns the arguments of pytest for a number of workers (`0`, `auto`).
         results: the results file of the run.
-        report: gets the events of the whole run.
-        announce: called when the child has begun; it may start threads.
+        report: receives the events of the whole run.
+        announce: called after the fork; it may start threads.
         stop: whether the run stops at its first failure (`-x`).
     """
     run = _Run(report)
-    ending = run.in_child(words("0"), announce)
+    ending = run.in_child(arguments("0"), announce)
     if ending is not None:
         return ending
-    run.take_lost(results)
+    run.record_lost_case(results)
     if run.interrupted or run.complete or (stop and run.failed):
         ending = Ending(
             status=pytest.ExitCode.TESTS_FAILED if run.failed else pytest.ExitCode.OK,
@@ -83,13 +83,13 @@ def run_in_child(
             resume=resume_command(results),
         )
     else:
-        ending = run.in_workers(words("auto"))
+        ending = run.in_workers(arguments("auto"))
     run.end(results, ending)
     return ending
 
 
 class _Run:
-    """The whole run, of which a child runs the first part: what is to come, and what came out."""
+    """A run whose first part is in a child: the expected cases and their results."""
 
     def __init__(self, report: Listener) -> None:
         self._report = report
@@ -98,18 +98,18 @@ class _Run:
         self._finished: RunFinished | None = None
         self._results: dict[tuple[str, str], CaseResult] = {}
         self._running: tuple[str, str] | None = None
-        self._in_parts = False
+        self._child_lost = False
         self.interrupted = False
 
     @property
     def missing(self) -> int:
-        """Cases without a result, as far as is known."""
+        """The number of known cases without a result."""
         cases = sum(self._started.cases.values()) if self._started is not None else 0
         return cases - len(self._results)
 
     @property
     def complete(self) -> bool:
-        """Whether every case has its result."""
+        """Whether every case has a result."""
         return self._started is not None and not self.missing
 
     @property
@@ -118,27 +118,27 @@ class _Run:
         return any(result.failed for result in self._results.values())
 
     def handle(self, event: Event) -> None:
-        """Keep account, and pass on what a report needs."""
+        """Keep the state of the run, and pass events to the report."""
         match event:
             case RunStarted() if self._started is None:
                 self._started, self._begin = event, time.monotonic()
             case CaseFinished(result):
                 self._results[str(Path(result.path).resolve()), result.case] = result
                 self._running = None
-            case RunFinished() if self._in_parts:
-                self._finished = event  # Of its part alone.
+            case RunFinished() if self._child_lost:
+                self._finished = event  # Only of the part in workers.
                 return
         self._report.handle(event)
 
-    def note(self, words: str) -> None:
-        """Pass on something to know in between."""
-        self._report.note(words)
+    def note(self, text: str) -> None:
+        """Pass a note to the report."""
+        self._report.note(text)
 
-    def in_child(self, words: Sequence[str], announce: Callable[[], None]) -> Ending | None:
-        """Run pytest in a child; None if that ended without a word."""
+    def in_child(self, arguments: Sequence[str], announce: Callable[[], None]) -> Ending | None:
+        """Run pytest in a child; None if it ended without its outcome."""
         context = multiprocessing.get_context("fork")
         line, theirs = context.Pipe()
-        process = context.Process(target=_session, args=(theirs, line, list(words)))
+        process = context.Process(target=_session, args=(theirs, line, list(arguments)))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         process.start()
@@ -147,16 +147,16 @@ class _Run:
         try:
             with self._interrupting(process):
                 ending = self._listen(line, process)
-                process.join(_LAST)
+                process.join(_JOIN)
         finally:
             line.close()
             process.kill()
             process.join()
         return ending
 
-    def take_lost(self, results: Path) -> None:
-        """The child is gone: say so of the case that it was running."""
-        self._in_parts = True
+    def record_lost_case(self, results: Path) -> None:
+        """Record and report the case that the child ran when it ended."""
+        self._child_lost = True
         if self._running is None or self.interrupted:
             return
         path, case = self._running
@@ -166,11 +166,11 @@ class _Run:
         )
         self.handle(CaseFinished(lost))
 
-    def in_workers(self, words: Sequence[str]) -> Ending:
-        """Run what has no result yet; the status is that of the whole run."""
-        self.note("a case ended its process; workers run what is left")
-        engine = Engine(self, judged=frozenset(self._results))
-        ending = engine.ending(int(pytest.main(list(words), plugins=[engine])))
+    def in_workers(self, arguments: Sequence[str]) -> Ending:
+        """Run the cases without a result; the returned status is that of the whole run."""
+        self.note("a case ended its process; workers run the remaining cases")
+        engine = Engine(self, finished=frozenset(self._results))
+        ending = engine.ending(int(pytest.main(list(arguments), plugins=[engine])))
         nothing_wrong = ending.status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         if nothing_wrong and self._results:
             status = pytest.ExitCode.TESTS_FAILED if self.failed else pytest.ExitCode.OK
@@ -178,7 +178,7 @@ class _Run:
         return ending
 
     def end(self, results: Path, ending: Ending) -> None:
-        """Tell of the end of a run in parts, and put it on record."""
+        """Record and report the end of a run that workers completed."""
         if self._started is None:
             return
         seconds = time.monotonic() - self._begin
@@ -195,41 +195,41 @@ class _Run:
 
     def _listen(self, line: Connection, process: ForkProcess) -> Ending | None:
         while True:
-            ready = wait([line, process.sentinel], timeout=_LOOK)
+            ready = wait([line, process.sentinel], timeout=_POLL)
             if line in ready:
                 try:
-                    what, about = line.recv()
+                    kind, data = line.recv()
                 except (EOFError, ConnectionResetError):
                     return None
-                match what:
+                match kind:
                     case "event":
-                        self.handle(about)
+                        self.handle(data)
                     case "note":
-                        self.note(about)
+                        self.note(data)
                     case "start":
-                        self._running = about
+                        self._running = data
                     case "end":
-                        assert isinstance(about, Ending)
-                        return about
+                        assert isinstance(data, Ending)
+                        return data
             elif not process.is_alive():
                 return None
 
     @contextmanager
     def _interrupting(self, process: ForkProcess) -> Iterator[None]:
-        """Inside, Ctrl-C goes to the child, and ends it when it comes again.
+        """Pass Ctrl-C to the child; a second one kills it.
 
-        Where it is ignored, as in a script's background jobs, it stays so.
+        An ignored SIGINT, as in background jobs of a script, stays ignored.
         """
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             yield
             return
 
-        def pass_on(_signal: int, _frame: FrameType | None) -> None:
+        def forward(_signal: int, _frame: FrameType | None) -> None:
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL if self.interrupted else signal.SIGINT)
             self.interrupted = True
 
-        before = signal.signal(signal.SIGINT, pass_on)
+        before = signal.signal(signal.SIGINT, forward)
         try:
             yield
         finally:
@@ -237,32 +237,32 @@ class _Run:
 
 
 class _Sender:
-    """The report of a child: it sends its parent what happens."""
+    """The report of a child, which sends events to its parent."""
 
     def __init__(self, line: Connection) -> None:
         self._line = line
 
     def handle(self, event: Event) -> None:
-        """Something happened."""
+        """Send an event."""
         self._line.send(("event", event))
 
-    def note(self, words: str) -> None:
-        """Something to know in between."""
-        self._line.send(("note", words))
+    def note(self, text: str) -> None:
+        """Send a note."""
+        self._line.send(("note", text))
 
     def start(self, path: str, case: str) -> None:
-        """A case is about to run."""
+        """Send that a case begins."""
         self._line.send(("start", (path, case)))
 
 
-def _session(line: Connection, parents: Connection, words: list[str]) -> None:
-    """The life of a child: one session of pytest."""
+def _session(line: Connection, parents: Connection, arguments: list[str]) -> None:
+    """Run one session of pytest in the child."""
     parents.close()
-    os.setpgid(0, 0)  # Ctrl-C is for the parent, which passes it on.
+    os.setpgid(0, 0)  # The terminal sends Ctrl-C to the parent alone, which forwards it.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     sender = _Sender(line)
     engine = Engine(sender, on_start=sender.start)
-    status = pytest.main(words, plugins=[engine])
+    status = pytest.main(arguments, plugins=[engine])
     line.send(("end", engine.ending(int(status))))

@@ -1,4 +1,4 @@
-"""What `tlmatrix run` takes from an earlier run: its cases and options, or those that failed."""
+"""`--resume` and `--lf` of `tlmatrix run`: arguments from an earlier run."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["last_run", "repeated"]
+__all__ = ["last_run", "with_earlier_run"]
 
 _SPECS = (".yaml", ".yml")
 
 
-def repeated(
+def with_earlier_run(
     arguments: argparse.Namespace, config: Config
 ) -> tuple[argparse.Namespace, RunRecords | None, str]:
-    """The arguments of `run` with what `--resume` or `--lf` adds, the run it is of, and words.
+    """Complete the arguments of `run` from the run of `--resume` or `--lf`.
 
-    The words are for the user; empty where there is nothing to add.
+    Returns:
+        The arguments, the records of the earlier run, and a note for the user, which may be empty.
 
     Raises:
-        UsageError: there is no such run, or the options do not go together.
+        UsageError: the run does not exist, or options exclude each other.
     """
     if arguments.resume is not None:
-        return _resumed(arguments, config)
+        return _with_resumed_run(arguments, config)
     if not arguments.last_failed:
         return arguments, None, ""
     last = last_run(arguments.results, config)
     if last is None:
         return arguments, None, "--lf: there is no earlier run; running every case"
-    return _failed(arguments, last)
+    return _with_failed_cases(arguments, last)
 
 
 def last_run(given: str | None, config: Config, *, at_most: float = math.inf) -> RunRecords | None:
-    """The newest run on record in the project's folder, or in that `given` as `--results`.
+    """The last recorded run in the project's folder, or in the `given` folder or file.
 
-    None also where that has more bytes than `at_most`.
+    None if there is none, or if its file has more bytes than `at_most`.
     """
     from tlmatrix.run.records import RecordsError, read_records
 
@@ -58,25 +59,28 @@ def last_run(given: str | None, config: Config, *, at_most: float = math.inf) ->
         try:
             return read_records(path)
         except (OSError, RecordsError):
-            continue  # One that has just begun, or is no file of ours.
+            continue  # It has just begun, or is not a results file.
     return None
 
 
-def _resumed(
+def _with_resumed_run(
     arguments: argparse.Namespace, config: Config
 ) -> tuple[argparse.Namespace, RunRecords, str]:
     from tlmatrix.run.records import RecordsError, read_records
 
     if arguments.last_failed:
-        raise UsageError("--lf and --resume are two ways to go on; give one of them")
+        raise UsageError("--lf and --resume: give one of them")
     paths, file = list(arguments.paths), arguments.resume
     if file != LAST_RUN and (Path(file).is_dir() or file.partition("::")[0].endswith(_SPECS)):
-        paths, file = [file, *paths], LAST_RUN  # `--resume specs/x.yaml`: a path, not its value.
+        paths, file = (
+            [file, *paths],
+            LAST_RUN,
+        )  # `--resume specs/x.yaml`: a spec, not a results file.
     if file == LAST_RUN:
         found = last_run(arguments.results, config)
         if found is None:
             folder = arguments.results or config.root / config.results
-            raise UsageError(f"--resume: no run is on record in {folder}; name its file")
+            raise UsageError(f"--resume: no results in {folder}; give a results file")
         file = shown_path(found.path)
     else:
         try:
@@ -90,53 +94,53 @@ def _resumed(
         "select": arguments.select or header.select,
         "no_fuzz": arguments.no_fuzz or not header.fuzz,
     }
-    words = f"going on with {file}" if arguments.resume == LAST_RUN else ""
+    note = f"resuming {file}" if arguments.resume == LAST_RUN else ""
     if header.select and not arguments.select:
-        words = f"{words or 'going on'}, with its -k {header.select!r}"
-    return argparse.Namespace(**{**vars(arguments), **taken}), found, words
+        note = f"{note or 'resuming'}, with its -k {header.select!r}"
+    return argparse.Namespace(**{**vars(arguments), **taken}), found, note
 
 
-def _failed(
+def _with_failed_cases(
     arguments: argparse.Namespace, last: RunRecords
 ) -> tuple[argparse.Namespace, RunRecords, str]:
-    """Cases that failed last, under the paths given; everything, if there are none."""
+    """Select the failed cases of the last run under the given paths; all cases if none failed."""
     shown = shown_path(last.path)
     failed = _nodes(last, [result.node for result in last.results if result.failed])
     if arguments.paths:
-        failed = [node for node in failed if any(_holds(path, node) for path in arguments.paths)]
-    there = _still_there(failed)
-    gone = len(failed) - len(there)
+        failed = [node for node in failed if any(_contains(path, node) for path in arguments.paths)]
+    there = _existing(failed)
+    missing = len(failed) - len(there)
     if there:
         paths, words = there, f"--lf: {count(len(there), 'case')} that failed in {shown}"
-        if gone:
-            words += f"; {gone} more are in no spec now"
+        if missing:
+            words += f"; {missing} more are no longer in a spec"
     else:
         specs = dict.fromkeys(path.partition("::")[0] for path in _nodes(last, last.header.paths))
         paths = arguments.paths or list(specs)
         words = f"--lf: no case failed in {shown}; running every case"
-        if gone:
-            words = f"--lf: what failed in {shown} is in no spec now; running every case"
+        if missing:
+            words = f"--lf: the failed cases of {shown} are no longer in a spec; running every case"
     seed = last.header.seed if arguments.seed is None else arguments.seed
     return argparse.Namespace(**{**vars(arguments), "paths": paths, "seed": seed}), last, words
 
 
 def _nodes(records: RunRecords, nodes: Iterable[str]) -> list[str]:
-    """Specs and cases of a run, as one would write them in the working directory."""
+    """Specs and cases of a run, with paths relative to the working directory."""
     folder = Path(records.header.folder)
     split = [node.partition("::") for node in nodes]
     return [f"{os.path.relpath(folder / path)}{mark}{case}" for path, mark, case in split]
 
 
-def _holds(given: str, node: str) -> bool:
-    """Whether a path given (a folder, a spec, a case) holds a case."""
+def _contains(given: str, node: str) -> bool:
+    """Whether a given folder, spec or case contains a case."""
     path, _, case = given.partition("::")
     file, _, wanted = node.partition("::")
     place, inside = Path(path).resolve(), Path(file).resolve()
     return case in ("", wanted) and (place == inside or place in inside.parents)
 
 
-def _still_there(nodes: Iterable[str]) -> list[str]:
-    """Cases that their specs still have; of a spec with errors all, for those are told later."""
+def _existing(nodes: Iterable[str]) -> list[str]:
+    """The cases that their specs still have, and all of a spec with errors."""
     from tlmatrix.matrix import CaseNotFoundError, find_case
     from tlmatrix.spec.issues import SpecError
     from tlmatrix.spec.loader import load_spec

@@ -1,4 +1,4 @@
-"""pytest as the engine of commands: what it is called with, and our report in place of its own."""
+"""Runs pytest for commands: builds its arguments, and replaces its report by that of a command."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ __all__ = ["Ending", "Engine", "Listener", "console_on_output", "exit_code", "py
 def pytest_arguments(
     arguments: argparse.Namespace, paths: Sequence[str], tier: str, workers: str
 ) -> list[str]:
-    """What pytest is called with, to run cases of specs as `arguments` of a command ask."""
+    """The arguments of pytest that run cases of specs with the `arguments` of a command."""
     words = list(paths)
-    # A project's own default options (coverage, verbosity, warnings as errors) are meant for
-    # its own tests, and its assertions are not ours to rewrite.
+    # The project's own options (coverage, verbosity, warnings as errors) are for its own tests.
     words += ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:warnings", "--assert=plain"]
-    # The summary of the one takes most of a second to import; the other warns of workers.
+    # Hypothesis's plugin is slow to import; pytest-benchmark warns about workers.
     words += ["-p", "no:hypothesispytest", "-p", "no:benchmark", "-n", workers]
     words += ["--tlmatrix-tier", tier]
     for option, value in (
@@ -71,58 +70,63 @@ def console_on_output() -> Iterator[Console]:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         console = Console(file=file)
         if not console.is_terminal:
-            # Nobody folds lines in a log.
             console = Console(file=file, width=120)
         yield console
 
 
 class Listener(Protocol):
-    """A report that hears of a run while it goes on."""
+    """A report that receives the events of a run."""
 
     def handle(self, event: Event) -> None:
-        """Something happened."""
+        """Handle an event."""
 
-    def note(self, words: str) -> None:
-        """Something to know in between."""
+    def note(self, text: str) -> None:
+        """Print a note for the user."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a session of pytest ended, as data that another process can be sent."""
+    """The outcome of a pytest session; it can be sent to another process.
+
+    Attributes:
+        status: the exit status of pytest.
+        missing: the number of cases without a result.
+        interrupted: whether Ctrl-C ended the session.
+        passed_before: whether cases were left out because they passed in the resumed run.
+        resume: the command that continues the run; None if no case ran.
+        errors: the errors of specs that could not be collected.
+        output: the output of pytest itself.
+    """
 
     status: int
-    """What pytest returned."""
     missing: int = 0
-    """Cases that were to run and have no result."""
     interrupted: bool = False
-    """Whether it was Ctrl-C that ended it."""
     passed_before: bool = False
-    """Whether cases were left out because they passed in the run that is resumed."""
     resume: str | None = None
-    """The command that goes on, where there is something to go on with."""
     errors: tuple[str, ...] = ()
-    """Of specs that could not be collected."""
     output: str = ""
-    """What pytest itself printed."""
 
 
 class Engine:
-    """A pytest plugin that mutes pytest's own report and feeds ours.
+    """A pytest plugin that mutes pytest's own report and sends events to that of a command.
 
-    `judged` are cases, as (absolute path of the spec, id), that the session leaves out because the
-    run has their results already. `on_start` is called with the path and id of a case that is about
-    to run; where it is given, another process goes on with the run if a case ends this one.
+    Args:
+        report: receives the events.
+        finished: cases that the session leaves out because they have results: (absolute path of
+            the spec, id).
+        on_start: called with the path and id of every case before it runs. If given, another
+            process continues the run if a case ends this one.
     """
 
     def __init__(
         self,
         report: Listener,
         *,
-        judged: frozenset[tuple[str, str]] = frozenset(),
+        finished: frozenset[tuple[str, str]] = frozenset(),
         on_start: Callable[[str, str], None] | None = None,
     ) -> None:
         self._report = report
-        self._judged = judged
+        self._finished = finished
         self._on_start = on_start
         self._muted = io.StringIO()
         self._interrupted = False
@@ -133,7 +137,7 @@ class Engine:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Runs after pytest made its reporter, and before pytest-xdist takes hold of it."""
+        """Mute pytest's reporter before pytest-xdist uses it."""
         from tlmatrix.plugin.state import state_of
 
         reporter = config.pluginmanager.getplugin("terminalreporter")
@@ -141,17 +145,17 @@ class Engine:
             reporter._tw = type(reporter._tw)(self._muted)  # noqa: SLF001 - no public way
         state = state_of(config)
         state.expendable = state.is_worker or self._on_start is not None
-        if self._judged:
-            known = state.settings.passed_before | self._judged
+        if self._finished:
+            known = state.settings.passed_before | self._finished
             state.settings = replace(state.settings, passed_before=known)
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        """A case is about to run."""
+        """Call `on_start`."""
         if self._on_start is not None:
             self._on_start(str(item.path), item.name)
 
     def pytest_tlmatrix_event(self, event: Event) -> None:
-        """Something happened."""
+        """Count results, and pass the event on."""
         match event:
             case RunStarted():
                 self._missing = sum(event.cases.values())
@@ -160,18 +164,18 @@ class Engine:
         self._report.handle(event)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A spec that could not be collected."""
+        """Keep the error of a spec that could not be collected."""
         if report.failed and str(report.longrepr) not in self._errors:
             self._errors.append(str(report.longrepr))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Ctrl-C; or the run stops early (`-x`), which pytest tells in the same way."""
+        """Note Ctrl-C. pytest also calls this if the run stops early (`-x`)."""
         self._interrupted = excinfo.type is KeyboardInterrupt
         if self._interrupted:
-            self._report.note("interrupted; ending what runs")
+            self._report.note("interrupted; stopping the running cases")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Say how to go on, when the results file is known."""
+        """Keep the command that continues the run."""
         from tlmatrix.plugin.state import state_of
 
         state = state_of(session.config)
@@ -179,7 +183,7 @@ class Engine:
         self._passed_before = bool(state.settings.passed_before)
 
     def ending(self, status: int) -> Ending:
-        """How the session ended, when pytest has returned `status`."""
+        """The outcome of the session, for which pytest returned `status`."""
         return Ending(
             status=status,
             missing=self._missing,
@@ -192,39 +196,39 @@ class Engine:
 
 
 def exit_code(ending: Ending, console: Console) -> ExitCode:
-    """What the end of a session means for a command; prints what its report could not know."""
+    """The exit code of a command for a session; prints errors and how to continue."""
 
-    def tell(words: str) -> None:
-        console.print(words, markup=False, highlight=False, soft_wrap=True)
+    def show(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def tell_how_to_go_on() -> None:
+    def show_resume_command() -> None:
         if ending.resume is not None:
-            tell(f"to go on where this stopped: {ending.resume}")
+            show(f"to continue this run: {ending.resume}")
 
     for error in ending.errors:
-        tell(error)
+        show(error)
     if ending.interrupted:
-        tell_how_to_go_on()
+        show_resume_command()
         return ExitCode.INTERRUPTED
     match ending.status:
         case pytest.ExitCode.OK:
             return ExitCode.OK
         case pytest.ExitCode.TESTS_FAILED:
             if ending.missing > 0:
-                tell_how_to_go_on()
+                show_resume_command()
             return ExitCode.FINDINGS
         case pytest.ExitCode.INTERRUPTED if not ending.errors:
-            # Stopped early: -x, or a GPU that is gone.
-            tell_how_to_go_on()
+            # Stopped early by -x, or because the GPU was lost.
+            show_resume_command()
             return ExitCode.FINDINGS
         case pytest.ExitCode.INTERRUPTED | pytest.ExitCode.USAGE_ERROR:
             return ExitCode.USAGE
         case pytest.ExitCode.NO_TESTS_COLLECTED if ending.passed_before:
-            tell("every case passed before; none is left to run")
+            show("every case passed before; nothing to run")
             return ExitCode.OK
         case pytest.ExitCode.NO_TESTS_COLLECTED:
-            tell("no case matches -k")
+            show("no case matches -k")
             return ExitCode.USAGE
-    # pytest's own words are all there is to go by.
-    tell(ending.output)
+    # An internal error, which pytest's output shows.
+    show(ending.output)
     return ExitCode.INTERNAL

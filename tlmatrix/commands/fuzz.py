@@ -13,7 +13,8 @@ from tlmatrix.backend.gpus import assignment_for
 from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.fuzz.pool import Settings, Target, WorkerPool, WorkerPoolError
+from tlmatrix.fuzz.job import Settings
+from tlmatrix.fuzz.pool import Target, WorkerPool, WorkerPoolError
 from tlmatrix.fuzz.search import examples_of
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count

@@ -1,10 +1,10 @@
-"""`tlmatrix list`: what would run, and why a case is there."""
+"""`tlmatrix list`: counts the cases of specs, and explains why a case is in a tier."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.screen import tell
+from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import CaseNotFoundError, explain
@@ -21,26 +21,26 @@ __all__ = ["list_cases"]
 
 
 def list_cases(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Tell of each spec how many cases its tier has; with `--explain`, of one case why it is there.
+    """Print the number of cases of each spec; with `--explain`, why one case is in its tiers.
 
     Raises:
-        UsageError: there is no such spec or case.
-        SpecError: a spec is wrong.
+        UsageError: the spec or case does not exist.
+        SpecError: a spec is invalid.
     """
     if arguments.explain:
-        return _explained(arguments, config)
+        return _explain_case(arguments, config)
     tier = arguments.tier or config.tier
     paths = spec_paths(arguments.paths, config)
     plans = plan_all(paths, tier, seed=arguments.seed, roots=[config.root])
     for plan in plans:
         for line in list_lines(plan, cases=arguments.cases):
-            tell(line)
+            print_wrapped(line)
     total = sum(plan.count() for plan in plans)
     print(f"{count(total, 'case')} of {count(len(plans), 'spec')} in the tier {tier}")
     return ExitCode.OK
 
 
-def _explained(arguments: argparse.Namespace, config: Config) -> ExitCode:
+def _explain_case(arguments: argparse.Namespace, config: Config) -> ExitCode:
     path, _, case_id = arguments.explain.rpartition("::")
     reasons = []
     for found in spec_paths([path] if path else arguments.paths, config):
@@ -50,6 +50,6 @@ def _explained(arguments: argparse.Namespace, config: Config) -> ExitCode:
             reasons.append(f"{found}: {error}")
             continue
         for line in explain_lines(explanation):
-            tell(line)
+            print_wrapped(line)
         return ExitCode.OK
     raise UsageError("\n".join(reasons))

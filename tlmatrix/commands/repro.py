@@ -1,7 +1,7 @@
-"""`tlmatrix repro`: one case in this process, with everything there is to see.
+"""`tlmatrix repro`: runs one case in this process, and prints its findings in full.
 
-Nothing is captured and no other process is involved, so a debugger or `print` in the code under
-test works, and a crash shows where.
+Output is not captured and no other process is started, so a debugger and `print` work in the code
+under test, and a crash prints a traceback.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["repro"]
 
 _RECORDS = 5
-"""Results files, the latest first, in which a case is looked for."""
-_REACH = 3
+"""Number of the latest results files that are searched for the case."""
+_MARGIN = 3
 """Elements shown on each side of the worst one."""
 
 
 def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Run the case that a finding names.
+    """Run the case.
 
     Raises:
-        UsageError: there is no such spec or case, or the values are no values of its axes.
-        SpecError: the spec is wrong.
+        UsageError: the spec or case does not exist, or the values are invalid.
+        SpecError: the spec is invalid.
     """
     from tlmatrix.backend import BackendUnavailableError
     from tlmatrix.run.result import Status
@@ -50,7 +50,7 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
     path, spec, case = named_case(arguments.case, arguments.values, config)
     if sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)  # A crash shows where; a replaced stderr has no file.
+        faulthandler.enable(sys.__stderr__)  # A replaced stderr may have no file.
     seed = arguments.seed if arguments.seed is not None else config.seed
     try:
         runner = Runner(
@@ -65,9 +65,9 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     where = backend.name if backend.arch == backend.name else f"{backend.name}, {backend.arch}"
     print(f"{spec.name}: {case.id}\non {where}, seed {seed}\n")
     result = runner.run(spec, case, path=path)
-    for line in _told(result):
+    for line in _finding_lines(result):
         print(line)
-    for line in _as_recorded(result, config):
+    for line in _recorded_lines(result, config):
         print(line)
     if arguments.verbose:
         for line in _excerpts(runner, spec, case, result):
@@ -80,7 +80,7 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     return ExitCode.OK if result.status is not Status.SKIPPED else ExitCode.USAGE
 
 
-def _told(result: CaseResult) -> Iterator[str]:
+def _finding_lines(result: CaseResult) -> Iterator[str]:
     from tlmatrix.report.text import describe_finding, distribution_words
 
     for finding in result.findings:
@@ -91,8 +91,8 @@ def _told(result: CaseResult) -> Iterator[str]:
         yield result.message
 
 
-def _as_recorded(result: CaseResult, config: Config) -> Iterator[str]:
-    """Whether the last run of the project that has the case on record found the same."""
+def _recorded_lines(result: CaseResult, config: Config) -> Iterator[str]:
+    """Whether the last recorded run of the case had the same finding."""
     from tlmatrix.results_file import shown_path
 
     found = _last_record(result, config)
@@ -103,7 +103,7 @@ def _as_recorded(result: CaseResult, config: Config) -> Iterator[str]:
     shown = shown_path(path)
     if not before.findings:
         if result.failed:
-            yield f"  {'recorded':<10}{before.status} in {shown}, and fails now"
+            yield f"  {'recorded':<10}{before.status} in {shown}, but it fails now"
     elif before.findings[0].cause in causes:
         yield f"  {'recorded':<10}the same finding as in {shown}"
     else:
@@ -165,7 +165,7 @@ def _region(info: TensorInfo, place: tuple[int, ...]) -> str:
 
 
 def _window(at: int, size: int) -> tuple[int, int]:
-    return max(0, at - _REACH), min(size, at + _REACH + 1)
+    return max(0, at - _MARGIN), min(size, at + _MARGIN + 1)
 
 
 def _table(tensor: torch.Tensor, place: tuple[int, ...]) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""`tlmatrix run`: pytest with our own report in place of its.
+"""`tlmatrix run`: runs cases with pytest and prints tlmatrix's report.
 
-The same plugin runs the same items as under `pytest specs`; only what is printed differs.
+The plugin runs the same items as under `pytest specs`; only the output differs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pytest
 
 from tlmatrix.backend.gpus import all_visible_gpus
 from tlmatrix.commands.child import can_fork, run_in_child
-from tlmatrix.commands.earlier import last_run, repeated
+from tlmatrix.commands.earlier import last_run, with_earlier_run
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
 from tlmatrix.commands.specs import nodes_of, plan_all
-from tlmatrix.commands.workers import Wanted, recorded_seconds, workers_that_pay
+from tlmatrix.commands.workers import SelectedCases, recorded_seconds, worker_count
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import CaseNotFoundError, find_case
 from tlmatrix.plugin.keywords import KeywordError, selector
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _LARGE = 4_000_000
-"""Bytes of a results file that takes longer to read than a good guess of workers saves."""
+"""Bytes of a results file that is not read for the number of workers, because it takes long."""
 
 
 def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Run the cases of specs and report them.
 
     Raises:
-        UsageError: the arguments make no sense.
-        SpecError: a spec is wrong; nothing has run.
+        UsageError: the arguments are invalid.
+        SpecError: a spec is invalid; nothing has run.
     """
-    arguments, earlier, words = repeated(arguments, config)
+    arguments, earlier, note = with_earlier_run(arguments, config)
     nodes = nodes_of(arguments.paths, config)
     tier = arguments.tier or (earlier.header.tier if earlier else config.tier)
-    # Errors in specs, in names of cases and in -k are told before any process starts.
+    # Errors in specs, in ids of cases and in -k are reported before any process starts.
     plans = plan_all(nodes, tier, seed=arguments.seed, roots=[config.root])
-    wanted = list(_wanted(plans, nodes.values(), arguments))
+    selected = list(_selected(plans, nodes.values(), arguments))
     workers = arguments.workers
     if workers == "auto":
-        workers = _workers(wanted, arguments, config)
+        workers = _workers(selected, arguments, config)
     alone = workers == "0" != arguments.workers
     if arguments.resume is None:
         results = new_results(arguments.results, config, "run")
@@ -59,13 +59,13 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     else:
         results = Path(arguments.resume).resolve()
     if alone and (arguments.junitxml or not can_fork()):
-        # The report of a run in two parts would lack the first one.
+        # The JUnit report of a run in two parts would lack the first.
         alone, workers = False, "1"
     called = partial(pytest_arguments, arguments, _pytest_nodes(nodes), tier)
     with console_on_output() as console:
         report = TerminalReport(console, verbosity=arguments.verbose - arguments.quiet)
-        if words:
-            report.note(words)
+        if note:
+            report.note(note)
 
         def announce() -> None:
             report.announce(f"{tier} tier; starting")
@@ -84,13 +84,13 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
         return exit_code(ending, console)
 
 
-def _wanted(
+def _selected(
     plans: Iterable[Plan], ids: Iterable[Iterable[str]], arguments: argparse.Namespace
-) -> Iterable[Wanted]:
-    """Of each spec the cases that the arguments ask for, as far as they are not drawn.
+) -> Iterable[SelectedCases]:
+    """The cases of each spec that the arguments select, without fuzz cases.
 
     Raises:
-        UsageError: a spec has no case of a name, or -k cannot be read.
+        UsageError: a spec has no case with an id, or -k is invalid.
     """
     try:
         selects = selector(arguments.select) if arguments.select else None
@@ -102,27 +102,29 @@ def _wanted(
             cases = [find_case(plan.spec, case_id) for case_id in sorted(named)]
         except CaseNotFoundError as error:
             raise UsageError(f"{path}: {error}") from error
-        drawn = 0
+        fuzz_cases = 0
         if not named and plan.spec.fuzz is not None and not arguments.no_fuzz:
-            drawn = plan.spec.fuzz.examples.get(plan.tier, 0)
+            fuzz_cases = plan.spec.fuzz.examples.get(plan.tier, 0)
         chosen = (
             case
             for case in cases or plan.cases()
             if selects is None or selects(case, (path.name, path.parent.name))
         )
-        yield Wanted(plan, path.resolve(), chosen, drawn)
+        yield SelectedCases(plan, path.resolve(), chosen, fuzz_cases)
 
 
-def _workers(wanted: Iterable[Wanted], arguments: argparse.Namespace, config: Config) -> str:
+def _workers(
+    selected: Iterable[SelectedCases], arguments: argparse.Namespace, config: Config
+) -> str:
     backend = arguments.backend or config.backend
     compiled = backend in ("cuda", "compile") or (backend == "auto" and bool(all_visible_gpus()))
     last = last_run(arguments.resume or arguments.results, config, at_most=_LARGE)
     seconds = recorded_seconds(last, backend)
-    return workers_that_pay(wanted, seconds, compiled=compiled)
+    return worker_count(selected, seconds, compiled=compiled)
 
 
 def _pytest_nodes(nodes: dict[Path, set[str]]) -> list[str]:
-    """Specs and cases as pytest takes them."""
+    """Specs and cases as arguments of pytest."""
     return [
         node
         for path, ids in nodes.items()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["screen_width", "tell"]
+__all__ = ["print_wrapped", "screen_width"]
 
 
 def screen_width(elsewhere: int) -> int:
@@ -18,7 +18,7 @@ def screen_width(elsewhere: int) -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else elsewhere
 
 
-def tell(text: str, stream: TextIO | None = None) -> None:
+def print_wrapped(text: str, stream: TextIO | None = None) -> None:
     """Print lines to `stream` (default: standard output), wrapped between words on a terminal.
 
     Continuation lines are indented by four more columns. A word longer than a line, such as a case

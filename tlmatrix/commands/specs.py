@@ -1,4 +1,4 @@
-"""What several commands do first: find the specs that are meant, load them, plan them."""
+"""Finds, loads and plans the specs of a command."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["check_draws", "nodes_of", "plan_all", "spec_paths"]
+__all__ = ["check_fuzzing", "nodes_of", "plan_all", "spec_paths"]
 
 
 def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
-    """The specs under the paths given, or else under those of the configuration.
+    """The specs under the given paths, by default those of the configuration.
 
     Raises:
-        UsageError: a path does not exist, or there is no spec at all.
+        UsageError: a path does not exist, or there is no spec.
     """
     paths = list(given) or [os.path.relpath(config.root / path) for path in config.specs]
     try:
@@ -39,12 +39,12 @@ def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
 
 
 def nodes_of(given: Sequence[str], config: Config) -> dict[Path, set[str]]:
-    """The specs under the paths given, each with the ids that `SPEC.yaml::ID` names of it.
+    """The specs under the given paths, each with the ids of arguments `SPEC.yaml::ID`.
 
-    No id stands for the whole spec, also where another argument names one of its cases.
+    An empty set of ids is the whole spec, also if another argument names one of its cases.
 
     Raises:
-        UsageError: a path does not exist, or there is no spec at all.
+        UsageError: a path does not exist, or there is no spec.
     """
     split = [word.partition("::") for word in given]
     plain = [path for path, _, case in split if not case]
@@ -61,15 +61,15 @@ def nodes_of(given: Sequence[str], config: Config) -> dict[Path, set[str]]:
 def plan_all(
     paths: Iterable[Path], tier: str, *, seed: int | None = None, roots: Iterable[Path] = ()
 ) -> list[Plan]:
-    """Load and plan specs; no entry is imported, and no PyTorch.
+    """Load and plan specs, without importing entries or PyTorch.
 
     Raises:
-        SpecError: everything that is wrong with any of them.
+        SpecError: all errors of all specs.
     """
     plans: list[Plan] = []
     issues: list[Issue] = []
     for path in paths:
-        make_importable(path, roots)  # For a problem family of the user's own.
+        make_importable(path, roots)  # A spec may name a problem family of the user.
         try:
             plans.append(plan(load_spec(path), tier, seed=seed))
         except SpecError as error:
@@ -79,11 +79,11 @@ def plan_all(
     return plans
 
 
-def check_draws(plans: Iterable[Plan]) -> None:
-    """Settle what the random cases of specs are drawn from; nothing is drawn.
+def check_fuzzing(plans: Iterable[Plan]) -> None:
+    """Check that the fuzz cases of specs can be generated, without generating any.
 
     Raises:
-        SpecError: everything that cannot be drawn.
+        SpecError: all errors of all specs.
     """
     issues: list[Issue] = []
     for each in plans:

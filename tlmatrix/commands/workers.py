@@ -1,4 +1,4 @@
-"""How many worker processes a run is worth."""
+"""Chooses the number of worker processes of a run."""
 
 from __future__ import annotations
 
@@ -15,47 +15,51 @@ if TYPE_CHECKING:
     from tlmatrix.run.plan import Plan
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["Wanted", "recorded_seconds", "workers_that_pay"]
+__all__ = ["SelectedCases", "recorded_seconds", "worker_count"]
 
 _START = 3.0
-"""Seconds that a run with workers needs before its first case, beyond those of a run without."""
+"""Seconds that a run with workers starts later than one without."""
 _GUESS = 0.1
-"""Seconds of a case that was never timed, where kernels are interpreted."""
+"""Estimated seconds of a case that never ran, on the interpreter."""
 _COMPILING = 5.0
-"""Seconds to compile the kernels that a group of cases shares."""
+"""Estimated seconds to compile the kernels that a group of cases shares."""
 _MANY = 1000
-"""Cases for which workers pay, however quick each is."""
+"""Number of cases from which workers are always faster."""
 
 Seconds = dict[tuple[Path, str], float]
-"""Seconds of cases by (absolute path of the spec, id)."""
+"""Durations of cases by (absolute path of the spec, id)."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a run is to run of one spec."""
+class SelectedCases:
+    """The cases of one spec that a run selects.
+
+    Attributes:
+        plan: the plan of the spec.
+        path: the absolute path of the spec.
+        cases: the cases.
+        fuzz_cases: the maximum number of fuzz cases that the run adds.
+    """
 
     plan: Plan
     path: Path
-    """Of its file, absolute."""
     cases: Iterable[Case]
-    drawn: int
-    """Cases that will be drawn beside them, at most."""
+    fuzz_cases: int
 
 
-def workers_that_pay(wanted: Iterable[Wanted], seconds: Seconds, *, compiled: bool) -> str:
-    """The workers that run cases sooner than one process would: `0`, a number, or `auto`.
+def worker_count(selected: Iterable[SelectedCases], seconds: Seconds, *, compiled: bool) -> str:
+    """The number of workers that finish first, for `-n`: `0` for none, a number, or `auto`.
 
-    A worker imports PyTorch and TileLang as one process does, but it starts later, collects the
-    specs once more, and shares the memory of the machine with the others: in all, about three
-    seconds before its first case. So the work of all cases is estimated: what each took in the last
-    run (`seconds`), if that ran it; else the mean of the last run's cases of its spec; else a tenth
-    of a second, and five seconds for each group of cases that share kernels where those are
-    `compiled`. Workers pay if sharing this work out saves more than the three seconds. There are
-    never more of them than groups of cases, for a group stays on one worker.
+    Workers begin about three seconds later than a single process, because they start, collect the
+    specs again and share memory bandwidth. They are used if sharing the work saves more than that.
+    The work of a case is its duration in the last run (`seconds`), else the mean of its spec's
+    cases there, else a tenth of a second; if kernels are `compiled`, five seconds for each group
+    of cases that share kernels are added. There are at most as many workers as groups, because a
+    group stays on one worker.
     """
     groups: set[str] = set()
     work, listed = 0.0, 0
-    for each in wanted:
+    for each in selected:
         known = [spent for (path, _), spent in seconds.items() if path == each.path]
         mean = sum(known) / len(known) if known else _GUESS
         own: set[str] = set()
@@ -64,7 +68,7 @@ def workers_that_pay(wanted: Iterable[Wanted], seconds: Seconds, *, compiled: bo
             own.add(each.plan.group(case))
             work += seconds.get((each.path, case.id), mean)
         groups |= own
-        work += mean * each.drawn
+        work += mean * each.fuzz_cases
         if compiled and not known:
             work += _COMPILING * len(own)
         if listed >= _MANY:
@@ -77,14 +81,14 @@ def workers_that_pay(wanted: Iterable[Wanted], seconds: Seconds, *, compiled: bo
 
 
 def _cores() -> int:
-    """Processors that this process may use."""
+    """The number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def recorded_seconds(records: RunRecords | None, backend: str) -> Seconds:
-    """What the cases of an earlier run took, if it was on the same backend."""
+    """The durations of the cases of an earlier run, if it was on the same backend."""
     if records is None or records.header.backend != backend:
         return {}
     folder = Path(records.header.folder)

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tlmatrix.fuzz.job import Job, Settings
 from tlmatrix.fuzz.lost_cases import LostCase, crashed, timed_out
-from tlmatrix.fuzz.worker import Job, worker_main
+from tlmatrix.fuzz.worker import worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
-    from pathlib import Path
 
     from tlmatrix.backend.gpus import GpuAssignment
     from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Listener", "Settings", "Target", "WorkerPool", "WorkerPoolError", "job_sizes"]
+__all__ = ["Listener", "Target", "WorkerPool", "WorkerPoolError", "job_sizes"]
 
 _JOB_EXAMPLES = 250
 """Most examples of one job; workers share known failures between jobs."""
@@ -99,27 +99,6 @@ class Target:
     spec: Spec
     path: str
     examples: int
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of a search.
-
-    `examples` is the number per spec, `seconds` the time for all specs; without either, the tier
-    of each spec sets the number of examples. `timeout` is in seconds per case; 0 means none. With
-    `strict`, a kernel that the interpreter does not model is an error.
-    """
-
-    tier: str
-    backend: str
-    examples: int | None
-    seconds: float | None
-    seed: int
-    workers: int
-    timeout: float
-    results: Path
-    strict: bool = False
-    roots: tuple[Path, ...] = ()
 
 
 class Listener(Protocol):

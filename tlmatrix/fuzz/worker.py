@@ -7,7 +7,7 @@ import gc
 import multiprocessing
 import os
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import SearchStrategy
 
-    from tlmatrix.fuzz.pool import Settings
+    from tlmatrix.fuzz.job import Job, Settings
     from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
     from tlmatrix.matrix import Case
     from tlmatrix.run.records import RecordsWriter
@@ -30,21 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Job", "one_configuration", "spawn_child", "worker_main"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A part of a search, with its number; or `lost`, a case to shrink."""
-
-    path: str
-    tier: str
-    seed: int = 0
-    examples: int | None = None
-    seconds: float | None = None
-    known: tuple[FuzzFailure, ...] = ()
-    lost: LostCase | None = None
-    number: int = 0
+__all__ = ["one_configuration", "spawn_child", "worker_main"]
 
 
 def worker_main(connection: Connection, settings: Settings, gpu: str) -> None:

@@ -1,7 +1,7 @@
-"""The part of the plugin that reports: in the controller of pytest-xdist, or without workers.
+"""The reporting part of the plugin, in the controller of pytest-xdist or without workers.
 
-It turns pytest's reports into events, records what a worker could not record because it is gone,
-and says at the end where the results are and how an interrupted run goes on.
+It turns pytest's reports into events, records the cases of workers that ended, and prints at the
+end where the results are and how to resume an interrupted run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["Controller"]
 
 _NODE = re.compile(r"(?P<path>.*?\.ya?ml)::(?P<case>.*)")
-"""A case as pytest names it."""
+"""The node id of a case."""
 
 
-class _Told(TerminalRepr):
-    """What a failed case prints.
+class _CaseRepr(TerminalRepr):
+    """The representation of a failed case, of which pytest's summary shows the first line.
 
-    pytest's summary shows the whole of a text on CI and at `-vv`; of this it shows the headline.
+    Of a plain string it shows everything on CI and with `-vv`.
     """
 
     def __init__(self, text: str, node: str) -> None:
@@ -49,7 +49,7 @@ class _Told(TerminalRepr):
         self.reprcrash = ReprFileLocation(node, 0, text.partition("\n")[0])
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """The findings, as they are."""
+        """Write the findings."""
         for line in self._text.splitlines():
             tw.line(line)
 
@@ -58,36 +58,36 @@ class _Told(TerminalRepr):
 
 
 class Controller:
-    """Reads pytest's reports for one session."""
+    """Turns pytest's reports of one session into events."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._resumable = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A case has its result."""
+        """Send the result of a case."""
         data = getattr(report, "tlmatrix", None)
         if data is not None:
             from tlmatrix.run.result import CaseResult
 
-            self._state.finished(CaseResult.from_json(data))
+            self._state.report_result(CaseResult.from_json(data))
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Ctrl-C, or `pytest.exit`: what ran is on record, the rest is not."""
+        """Mark the run as interrupted by Ctrl-C or `pytest.exit`."""
         self._state.interrupted = True
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
-        """With workers, Ctrl-C waits for its turn among what they say."""
+        """With workers, defer Ctrl-C until their current event is handled."""
         workers = session.config.pluginmanager.getplugin("dsession")
         if workers is None or threading.current_thread() is not threading.main_thread():
             return (yield)
-        with interrupted_in_turn(workers):
+        with deferred_interrupt(workers):
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Nothing more will run; a run of cases that judged none is no success."""
+        """End the run, and fail it if it had cases but checked none."""
         alone = session.testscollected == self._state.counts.total()
         if exitstatus == pytest.ExitCode.OK and alone and self._state.nothing_judged:
             session.exitstatus = exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -97,13 +97,13 @@ class Controller:
         if not self._state.running or not any(report.failed for report in reports):
             return
         if self._state.config.option.verbose <= 0:
-            self._tell_groups_once(reports)
+            self._show_groups_once(reports)
         for report in reports:
             if report.failed:
-                report.longrepr = _Told(str(report.longrepr), report.nodeid)
+                report.longrepr = _CaseRepr(str(report.longrepr), report.nodeid)
 
-    def _tell_groups_once(self, reports: list[pytest.TestReport]) -> None:
-        """Of cases that fail alike, leave one to be shown; pytest's summary lists them all."""
+    def _show_groups_once(self, reports: list[pytest.TestReport]) -> None:
+        """Show one case of each group of failures; pytest's summary lists all."""
         from tlmatrix.report.text import describe_group
         from tlmatrix.run.result import CaseResult
         from tlmatrix.triage.groups import group_failures
@@ -120,11 +120,11 @@ class Controller:
                 if result.node == group.example.node:
                     report.longrepr = "\n".join(describe_group(group, width=self._state.width))
                 else:
-                    # What pytest's debugger sets on a failure it has shown: no section of its own.
+                    # pytest's debugger sets this to omit the section of a failure.
                     report._pdbshown = True  # type: ignore[attr-defined]  # noqa: SLF001
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Where the results are, and how to go on."""
+        """Print where the results are, and how to resume the run."""
         state = self._state
         if not state.running:
             return
@@ -137,30 +137,28 @@ class Controller:
             ):
                 terminalreporter.write_line(line)
         terminalreporter.write_line(f"tlmatrix: results in {state.shown_results}")
-        if state.refused:
-            from tlmatrix.report.text import refused_words
+        if state.unsupported:
+            from tlmatrix.report.text import unsupported_text
 
-            words = refused_words(state.refused, nothing=state.nothing_judged)
+            words = unsupported_text(state.unsupported, nothing=state.nothing_judged)
             terminalreporter.write_line(f"tlmatrix: {words}", yellow=True)
         if state.interrupted:
-            terminalreporter.write_line(
-                f"tlmatrix: to go on where this stopped: {state.resume_command()}"
-            )
+            terminalreporter.write_line(f"tlmatrix: to continue this run: {state.resume_command()}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: WorkerController) -> None:
-        """What a worker must know: it reads the command line again, but not what became of it."""
+        """Send the settings to a worker, which parses only the command line itself."""
         if self._state.config.getvalue("dist") == "loadgroup":
-            self._state.sharing.ask()
-        node.workerinput.update(self._state.for_worker(node.gateway.id))
+            self._state.groups_file.create()
+        node.workerinput.update(self._state.worker_input(node.gateway.id))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: WorkerController) -> None:
-        """A worker ended; the one in its place gets its GPU."""
+        """Release the GPU of a worker that ended, for its replacement."""
         self._state.gpus.release(node.gateway.id)
 
     def pytest_report_header(self) -> list[str]:
-        """Say how workers share GPUs, where there are several."""
+        """The line about how workers share GPUs, if there are several."""
         if not self._state.workers:
             return []
         words = self._state.gpus.summary(self._state.workers)
@@ -168,7 +166,7 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """With workers: cases are known, the run is about to begin."""
+        """Begin the run when workers have collected the cases."""
         found = [match for match in map(_NODE.match, ids) if match]
         root = self._state.config.rootpath
         counts = Counter(match["path"] for match in found)
@@ -176,7 +174,7 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        """A worker is gone, and with it the case it was running: say so in its place."""
+        """Record and report the case that a worker ran when it ended."""
         from tlmatrix.run.result import Status
 
         match = _NODE.match(crashitem)
@@ -196,36 +194,36 @@ class Controller:
     def pytest_xdist_make_scheduler(
         self, config: pytest.Config, log: Producer
     ) -> Scheduling | None:
-        """Cases that share kernels stay together, and one that crashed is not run again."""
+        """Use `CaseScheduling` unless the user selected another scheduler."""
         if config.getvalue("dist") != "loadgroup":
             return None
         from tlmatrix.plugin.scheduler import CaseScheduling
 
-        return CaseScheduling(config, log, self._state.sharing.read)
+        return CaseScheduling(config, log, self._state.groups_file.read)
 
 
 @contextmanager
-def interrupted_in_turn(workers: DSession) -> Iterator[None]:
-    """Inside, Ctrl-C is raised between two events of workers, and at once when it comes again.
+def deferred_interrupt(workers: DSession) -> Iterator[None]:
+    """Raise the first Ctrl-C between two events of workers, and a second one at once.
 
-    Raised anywhere, it also falls between the lock of the queue and its release, and pytest-xdist
-    ends in an internal error. Where it is ignored, as in a script's background jobs, it stays so.
+    At any other point it may leave the lock of the event queue held, and pytest-xdist ends with an
+    internal error. An ignored SIGINT, as in background jobs of a script, stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
         return
 
-    def raise_it() -> NoReturn:
+    def raise_interrupt() -> NoReturn:
         raise KeyboardInterrupt
 
-    def tell(_signal: int, _frame: FrameType | None) -> None:
+    def enqueue(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
-        # A thread: this one may hold the queue's lock.
+        # In a thread, because this one may hold the lock of the queue.
         event: tuple[str, dict[str, object]] = ("tlmatrix_interrupted", {})
         threading.Thread(target=workers.queue.put, args=(event,), daemon=True).start()
 
-    workers.worker_tlmatrix_interrupted = raise_it
-    before = signal.signal(signal.SIGINT, tell)
+    workers.worker_tlmatrix_interrupted = raise_interrupt
+    before = signal.signal(signal.SIGINT, enqueue)
     try:
         yield
     finally:

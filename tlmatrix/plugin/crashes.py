@@ -1,4 +1,4 @@
-"""What is on record of a case whose process ended while the case was running."""
+"""Results of cases whose process ended while they were running."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ __all__ = ["lost_case"]
 
 
 def lost_case(results: Path, path: str, case_id: str, *, asked: str, seed: int) -> CaseResult:
-    """The result of a case whose process is gone, from `results`, or else added there: crashed.
+    """The result of a case whose process ended: the recorded one, or else a new record `crashed`.
 
-    The process itself may have recorded one before it ended (a timeout, a GPU fault). `asked` is
-    the backend that the user named, `seed` that of the run.
+    The process may have recorded a timeout or a GPU fault before it ended.
+
+    Args:
+        results: the results file.
+        path: the spec as the user gave it.
+        case_id: the id of the case.
+        asked: the backend that the user selected.
+        seed: the seed of the run.
     """
     from tlmatrix.run.records import RecordsWriter, read_records
 
     if results.exists():
         for result in read_records(results).results:
-            # Without a key it is only known to have begun.
+            # A result without a key is only a record that the case began.
             if (result.path, result.case) == (path, case_id) and result.key:
                 return result
     result = _crashed(path, case_id, asked, seed)
@@ -52,8 +58,8 @@ def _crashed(path: str, case_id: str, asked: str, seed: int) -> CaseResult:
             Finding(
                 check="crash",
                 title="the process ended while this case was running",
-                hint="a segmentation fault, os._exit, or the system out of memory; run the "
-                "command below to see it alone",
+                hint="a segmentation fault, os._exit, or out of memory; run the command below to "
+                "reproduce it alone",
             ),
         ),
         asked=asked,

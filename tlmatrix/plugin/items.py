@@ -1,7 +1,7 @@
-"""Spec files and their cases as pytest sees them.
+"""Spec files and their cases as pytest's collectors and items.
 
-A case is an item named by its id. What it prints when it fails are its findings, not a Python
-traceback: the frames that lead to a comparison inside tlmatrix help nobody.
+An item is named by the id of its case. A failed one prints its findings, not a traceback into
+tlmatrix.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["CaseFailure", "CaseItem", "SpecFile"]
 
 
-class CaseFailure(Exception):  # noqa: N818 - it reports a failure; nothing went wrong here
-    """A case that makes the run fail; carries its result."""
+class CaseFailure(Exception):  # noqa: N818 - a failed test, not an error
+    """Raised by an item whose case failed; has its result."""
 
     def __init__(self, result: CaseResult) -> None:
         self.result = result
@@ -43,13 +43,13 @@ class CaseFailure(Exception):  # noqa: N818 - it reports a failure; nothing went
 
 
 class SpecFile(pytest.File):
-    """A spec; its children are the cases of the tier that was asked for."""
+    """A spec, whose children are the cases of the selected tier."""
 
     def collect(self) -> Iterator[CaseItem]:
-        """Every case, every reject, and the drawn cases of the tier.
+        """Yield the cases of the tier, the invalid inputs, and the fuzz cases.
 
         Raises:
-            SpecError: the spec is wrong, or has no case, or more than a run can hold.
+            SpecError: the spec is invalid, or has no case, or too many cases.
         """
         from tlmatrix.run.plan import plan
         from tlmatrix.spec.importing import make_importable
@@ -62,10 +62,10 @@ class SpecFile(pytest.File):
         planned = plan(spec, state.settings.tier, seed=state.settings.seed or None)
         planned.refuse_too_many()
         with_keywords = bool(self.config.option.keyword)
-        named = state.named(self.path)
-        for case in _with_draws(planned, state) if named is None else _named(planned, named):
+        ids = state.selected_ids(self.path)
+        for case in _all_cases(planned, state) if ids is None else _cases_by_id(planned, ids):
             item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
-            if state.sharing.file:
+            if state.groups_file.path:
                 item.group = planned.group(case)
             if with_keywords:
                 item.extra_keyword_matches.update(case_keywords(case))
@@ -74,7 +74,7 @@ class SpecFile(pytest.File):
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> str | TerminalRepr:
-        """A spec's errors as `file:line:column: message` lines; anything else as pytest does."""
+        """The errors of a spec as lines `file:line:column: message`."""
         from tlmatrix.spec.issues import SpecError
 
         if isinstance(excinfo.value, SpecError):
@@ -94,41 +94,41 @@ class CaseItem(pytest.Item):
         self.case = case
         self.group: str | None = None
         self.result: CaseResult | None = None
-        self.seconds_allowed: float | None = None
+        self.time_limit: float | None = None
 
     @cached_property
     def shown_path(self) -> str:
-        """The spec's file as one would write it in the working directory."""
+        """The path of the spec relative to the working directory."""
         return shown_path(self.path)
 
     def runtest(self) -> None:
-        """Run, judge and record the case, then report it to pytest."""
+        """Run, check and record the case, then report it to pytest."""
         from tlmatrix.run.runner import UNUSABLE
 
         state = self._state()
         runner = state.runner()
         with _one_thread():
-            self.result = self._run(runner)
+            self.result = self._run_case(runner)
         if state.expendable and (runner.broken_by or self.result.status == "timeout"):
             # The CUDA context is unusable after a fault, or modules are imported in part: the next
             # case runs in another process.
             os._exit(UNUSABLE)
-        self._tell_pytest(self.result)
+        self._raise_outcome(self.result)
 
-    def _run(self, runner: Runner) -> CaseResult:
-        spec, case, path, limit = self.spec, self.case, self.shown_path, self.seconds_allowed
+    def _run_case(self, runner: Runner) -> CaseResult:
+        spec, case, path, limit = self.spec, self.case, self.shown_path, self.time_limit
         if case.origin != "fuzz":
             return runner.run(spec, case, path=path, time_limit=limit)
 
         def shrunk(result: CaseResult) -> CaseResult:
             if not result.failed or runner.broken_by:
                 return result
-            return self._state().shrinking.shrunk(runner, spec, case, result, limit)
+            return self._state().shrinker.add_smaller(runner, spec, case, result, limit)
 
         # Of the checks that run the code again, each fuzz case gets one, in rotation.
         return runner.run(spec, case, path=path, reruns="rotate", time_limit=limit, refine=shrunk)
 
-    def _tell_pytest(self, result: CaseResult) -> None:
+    def _raise_outcome(self, result: CaseResult) -> None:
         from tlmatrix.run.result import Status
 
         if result.failed:
@@ -142,44 +142,44 @@ class CaseItem(pytest.Item):
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> str | TerminalRepr:
-        """The findings of the case; a traceback only for an error inside tlmatrix."""
+        """The findings of the case; a traceback for an error inside tlmatrix."""
         if isinstance(excinfo.value, CaseFailure):
             return self._state().describe(excinfo.value.result)
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The spec's file and the case; there is no line of Python to show."""
+        """The spec's file and the case, without a line number."""
         return self.path, None, f"{self.spec.name}: {self.name}"
 
     def _state(self) -> State:
         return state_of(self.config)
 
 
-def _with_draws(planned: Plan, state: State) -> Iterator[Case]:
-    """The cases of a plan, then those that its tier draws."""
+def _all_cases(planned: Plan, state: State) -> Iterator[Case]:
+    """The cases of a plan, then the fuzz cases of its tier."""
     ids = set()
     for case in planned.cases():
         ids.add(case.id)
         yield case
-    if state.fuzzes:
+    if state.runs_fuzz_cases:
         from tlmatrix.fuzz.tier import tier_fuzz_cases
 
         yield from tier_fuzz_cases(planned.spec, planned.tier, ids, seed=state.settings.seed)
 
 
-def _named(planned: Plan, ids: frozenset[str]) -> Iterator[Case]:
-    """The cases of these ids, whether or not the tier has or draws them; of no other, nothing."""
+def _cases_by_id(planned: Plan, ids: frozenset[str]) -> Iterator[Case]:
+    """The cases with these ids, also if they are not in the tier."""
     from tlmatrix.matrix import CaseNotFoundError, find_case
 
     listed = {case.id: case for case in planned.cases() if case.id in ids}
     for case_id in sorted(ids):
-        with suppress(CaseNotFoundError):  # pytest itself says of a name that there is no such item
+        with suppress(CaseNotFoundError):  # pytest reports names that match no item
             yield listed.get(case_id) or find_case(planned.spec, case_id)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small tensors on several threads wait for each other longer than they compute."""
+    """Limit PyTorch to one thread, which is faster for small tensors."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,10 +1,10 @@
-"""Lets pytest's `-k` select cases by `axis=value`, which its own grammar has no room for.
+"""Extends pytest's `-k` with terms `axis=value`, which its grammar does not have.
 
 `-k "causal=true and dtype=float16"` becomes `-k ":causal:true: and :dtype:float16:"`, and every
 case carries the keywords `:axis:value:` of its values. The colons on both ends make the match
-exact: `head_dim=64` does not select `head_dim=640`. A word without `=` is matched as pytest matches
-it, as a part of the id of a case, of the name of its spec's file or folder, or of its kind:
-`reject`, `fuzz`, `regression`, `extra`.
+exact: `head_dim=64` does not select `head_dim=640`. A word without `=` matches as in pytest: a part
+of the id of a case, of the name of its spec's file or folder, or of its kind (`reject`, `fuzz`,
+`regression`, `extra`).
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ if TYPE_CHECKING:
 __all__ = ["KeywordError", "case_keywords", "rewrite_keywords", "selector"]
 
 _WORD = re.compile(r"[\w.+:\-]+(?:=[\w.+:\-]+)+")
-_BETWEEN = re.compile(r"-(?=[A-Za-z_]\w*=)")
-_WRONG: tuple[type[Exception], ...] = (SyntaxError, getattr(grammar, "ParseError", SyntaxError))
-"""What pytest raises for an expression that it cannot read; before pytest 9 its own exception."""
+_SEPARATOR = re.compile(r"-(?=[A-Za-z_]\w*=)")
+_SYNTAX_ERRORS: tuple[type[Exception], ...] = (
+    SyntaxError,
+    getattr(grammar, "ParseError", SyntaxError),
+)
+"""Raised by pytest for an invalid expression; before pytest 9 it is an exception of its own."""
 
 
 class KeywordError(ValueError):
-    """An expression of `-k` that cannot be read."""
+    """An expression of `-k` is invalid."""
 
 
 def rewrite_keywords(expression: str) -> str:
-    """The expression with each `axis=value` (or `a=x-b=y`, or a whole id) in pytest's grammar.
+    """Translate every `axis=value` (or `a=x-b=y`, or a whole id) to pytest's grammar.
 
     Raises:
-        KeywordError: pytest could not read the expression.
+        KeywordError: the expression is invalid.
     """
     return _compiled(expression)[0]
 
 
 def case_keywords(case: Case) -> set[str]:
-    """What `rewrite_keywords` looks for, and the kind of a case that is not of its tier."""
+    """The keywords of a case: its values, and its kind if it is not a case of the tier."""
     from tlmatrix.spec.values import label
 
     found = {f":{name}:{label(value)}:" for name, value in case.values.items()}
@@ -49,10 +52,12 @@ def case_keywords(case: Case) -> set[str]:
 
 
 def selector(expression: str) -> Callable[[Case, Iterable[str]], bool]:
-    """Whether `-k EXPRESSION` selects a case of a file and folders with these names.
+    """A function that returns whether `-k EXPRESSION` selects a case.
+
+    Its second argument has the names of the spec's file and folder.
 
     Raises:
-        KeywordError: pytest could not read the expression.
+        KeywordError: the expression is invalid.
     """
     _, compiled = _compiled(expression)
 
@@ -71,18 +76,18 @@ def _compiled(expression: str) -> tuple[str, grammar.Expression]:
     rewritten = _WORD.sub(lambda found: _rewritten(found.group()), expression)
     try:
         compiled = grammar.Expression.compile(rewritten)
-        if "=" in rewritten:  # pytest takes arguments of terms for -m alone
+        if "=" in rewritten:  # pytest accepts arguments of terms, but only uses them for -m
             raise SyntaxError("= without an axis and a value")
-    except _WRONG as error:
+    except _SYNTAX_ERRORS as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise KeywordError(
-            f"-k {expression!r} cannot be read: {reason}; write terms such as axis=value, a part "
-            "of an id, or reject, joined by and, or, not and parentheses"
+            f"-k {expression!r} is invalid: {reason}; write terms such as axis=value, a part of an "
+            "id, or reject, joined by and, or, not and parentheses"
         ) from error
     return rewritten, compiled
 
 
 def _rewritten(word: str) -> str:
-    pairs = [pair.replace("=", ":", 1) for pair in _BETWEEN.split(word)]
+    pairs = [pair.replace("=", ":", 1) for pair in _SEPARATOR.split(word)]
     terms = [f":{pair}:" for pair in pairs]
     return terms[0] if len(terms) == 1 else f"({' and '.join(terms)})"

@@ -1,12 +1,13 @@
-"""pytest-xdist's group scheduler, made to outlive the workers that cases end.
+"""pytest-xdist's group scheduler, extended for cases that end their worker.
 
-As it comes, it gives the whole unfinished group of a dead worker, the crashed test included, to
-the next worker, which then dies as well; it fails when it hands out work while a second
-replacement is still collecting, or to a worker that has ended a moment ago; and it gives a
-replacement one group, where a worker runs its last test only when it has another or is told that
-there is none: a group of one waits for ever.
+The original has these faults if a worker ends:
 
-It also sorts groups by their size. What failed before must fail first, so regressions go ahead.
+- It gives the unfinished group with the crashed test to the next worker, which then ends as well.
+- It fails if it assigns work while a second replacement collects, or to a worker that just ended.
+- It gives a replacement one group. A worker runs its last test only when it gets another one or
+  the shutdown signal, so a group of one test waits forever.
+
+It also sorts groups by size; here regressions come first.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ __all__ = ["CaseScheduling"]
 
 
 class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """Groups stay on one worker; a crashed test is not run again.
+    """Keeps a group on one worker, and does not run a crashed test again.
 
-    `groups` gives the group of each case by node id, once the workers have collected.
+    `groups` returns the group of each case by node id, after the workers have collected.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
         self._ordered = False
 
     def schedule(self) -> None:
-        """Hand out work; the first time, this is when groups are known."""
+        """Assign work; the first call reads the groups."""
         if self.collection is None:
             self._groups = self._read_groups()
         super().schedule()
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        """Hand out the next group, regressions before all others."""
+        """Assign the next group, regressions before all others."""
         if not self._ordered:
             self._ordered = True
             first = [scope for scope in self.workqueue if scope.endswith(REGRESSIONS)]
@@ -58,7 +59,7 @@ class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
         try:
             super()._assign_work_unit(node)
         except OSError:
-            # It has ended, and its end is still to be reported; another worker gets the group.
+            # The worker has ended, which is not reported yet; another worker gets the group.
             self.workqueue[scope] = self.assigned_work[node].pop(scope)
             self.workqueue.move_to_end(scope, last=False)
 
@@ -66,7 +67,7 @@ class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
         return self._groups.get(nodeid) or super()._split_scope(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Take a worker out; what it was running is returned, the rest of its work handed on."""
+        """Remove a worker, reassign its work, and return the test that it was running."""
         work = self.assigned_work[node]
         crashed = None
         for unit in work.values():

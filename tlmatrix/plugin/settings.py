@@ -1,4 +1,4 @@
-"""What a session was asked for, from options, a run that goes on, or the project; once, for all."""
+"""The settings of a session, from options, the resumed run, and the project, in this order."""
 
 from __future__ import annotations
 
@@ -23,11 +23,18 @@ __all__ = ["Settings", "settings_of"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The same in the controller of pytest-xdist and in every worker.
+    """The settings of a session, the same in the controller of pytest-xdist and in every worker.
 
-    `architectures` are what `compile` assembles for, empty for what each spec names;
-    `passed_before` are (absolute path of the spec, id of the case) that a run which goes on has
-    seen pass.
+    Attributes:
+        tier: the tier.
+        backend: the name of the backend.
+        seed: the seed of the run.
+        coverage: how much kernel coverage is reported, one of `tlmatrix.config.COVERAGE`.
+        unsupported: one of `tlmatrix.config.UNSUPPORTED`.
+        architectures: the target architectures of `compile`; empty for those of each spec.
+        results_path: the results file.
+        passed_before: cases that passed in the resumed run: (absolute path of the spec, id).
+        keep_going: whether checks continue after wrong numbers.
     """
 
     tier: str
@@ -40,8 +47,8 @@ class Settings:
     passed_before: frozenset[tuple[str, str]]
     keep_going: bool = False
 
-    def plain(self) -> dict[str, Any]:
-        """As data that a worker can be sent."""
+    def to_plain(self) -> dict[str, Any]:
+        """The settings as plain data, for a worker."""
         return asdict(self) | {
             "architectures": list(self.architectures),
             "results_path": str(self.results_path),
@@ -50,7 +57,7 @@ class Settings:
 
     @classmethod
     def from_plain(cls, sent: Mapping[str, Any]) -> Settings:
-        """What `plain` was made of."""
+        """The settings that `to_plain` converted."""
         known = {
             "architectures": tuple(sent["architectures"]),
             "results_path": Path(sent["results_path"]),
@@ -60,10 +67,10 @@ class Settings:
 
 
 def settings_of(config: pytest.Config, project: Config) -> Settings:
-    """The options of a session; what they leave out, as in the run that goes on, or the project.
+    """The settings of a session.
 
     Raises:
-        UsageError: the options do not go together, or there is no such run.
+        UsageError: options exclude each other, or the run to resume does not exist.
     """
     option = config.option
     resumed = _resumed(option.tlmatrix_resume, option.tlmatrix_results)
@@ -93,14 +100,14 @@ def _architectures(
     if given is None:
         return tuple(header.architectures) if header else ()
     if backend != "compile":
-        raise pytest.UsageError("--arch goes with --backend compile")
+        raise pytest.UsageError("--arch needs --backend compile")
     from tlmatrix.spec.model.fields import TARGET_ARCH
 
     for arch in given:
         if not re.fullmatch(TARGET_ARCH, arch):
             raise pytest.UsageError(
-                f"--arch {arch}: no architecture as code is assembled for it; from sm_90 on "
-                "it has a letter: sm_80, sm_90a, sm_100a"
+                f"--arch {arch}: unknown architecture; expected sm_80, sm_90a, sm_100a or similar, "
+                "with a letter from sm_90 on"
             )
     return tuple(dict.fromkeys(given))
 
@@ -112,8 +119,8 @@ def _resumed(path: str | None, results: str | None) -> RunRecords | None:
 
     if results is not None and Path(results).resolve() != Path(path).resolve():
         raise pytest.UsageError(
-            f"--results {results}: a run that goes on adds to its own file, {path}; leave "
-            "--results out, and copy that file first if it is to stay as it is"
+            f"--results {results}: a resumed run appends to its own file, {path}; omit --results, "
+            "and copy that file first to keep it"
         )
     try:
         return read_records(Path(path))

@@ -1,7 +1,4 @@
-"""What a failing drawn case gets besides its result: the smallest case that fails alike.
-
-Only the first failure of a cause is worth that time, in each process.
-"""
+"""Shrinks failing fuzz cases of a tier: in each process, the first failure of each cause."""
 
 from __future__ import annotations
 
@@ -16,25 +13,25 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.triage.cause import Cause
 
-__all__ = ["Shrinking"]
+__all__ = ["Shrinker"]
 
 _SECONDS = 10.0
-"""For one cause, at most: a run with a failure should still end soon."""
+"""Time limit of shrinking one failure: a run with failures should end soon."""
 
 
-class Shrinking:
-    """The causes of one process that were shrunk."""
+class Shrinker:
+    """Shrinks failures, and remembers the causes that it has shrunk."""
 
     def __init__(self) -> None:
         self._known: set[tuple[str, Cause]] = set()
         self._found: list[FuzzFailure] = []
 
-    def shrunk(
-        self, runner: Runner, spec: Spec, case: Case, result: CaseResult, allowed: float | None
+    def add_smaller(
+        self, runner: Runner, spec: Spec, case: Case, result: CaseResult, limit: float | None
     ) -> CaseResult:
-        """The result, with the smallest case that fails alike if this is the first of its cause.
+        """Shrink a failing case if its cause is new, and add the smallest case to its result.
 
-        `allowed` is the time a case may take, of which shrinking uses a part.
+        `limit` is the time limit of a case in seconds, of which shrinking takes at most a quarter.
         """
         from tlmatrix.fuzz.search import shrink_failure
         from tlmatrix.triage.cause import cause_of
@@ -43,13 +40,13 @@ class Shrinking:
         if cause is None or (result.path, cause) in self._known:
             return result
         self._known.add((result.path, cause))
-        seconds = _SECONDS if allowed is None else min(_SECONDS, allowed / 4)
+        seconds = _SECONDS if limit is None else min(_SECONDS, limit / 4)
         found = shrink_failure(spec, runner, case, result, seconds=seconds)
         self._known.update((result.path, cause) for cause in found.causes)
         if any(found.same_fault(other) for other in self._found):
             return result
         self._found.append(found)
         if found.smallest.key == result.key:
-            # Its finding may say more by now: which elements are wrong whatever the data.
+            # Shrinking adds to the finding which elements are wrong with any data.
             return replace(result, findings=found.smallest.findings)
         return replace(result, smaller=found.smallest)

@@ -1,7 +1,8 @@
-"""What the plugin knows during a pytest session: settings, the results file, the runner.
+"""The plugin's state in a pytest session: settings, results file, runner.
 
-One `State` a process. In a worker of pytest-xdist it runs cases and appends their records; in
-the controller, or without workers, it also begins and ends the file and tells listeners.
+Every process has one `State`. A worker of pytest-xdist runs cases and appends their records. The
+controller, or the only process of a run without workers, also writes the header and the summary
+of the results file and sends events.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tlmatrix.plugin.groups_file import GroupsFile
 from tlmatrix.plugin.settings import Settings, settings_of
-from tlmatrix.plugin.sharing import Sharing
-from tlmatrix.plugin.shrinking import Shrinking
+from tlmatrix.plugin.shrinking import Shrinker
 from tlmatrix.results_file import make_folder, resume_command, shown_path
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 __all__ = ["State", "close_state", "set_state", "state_of"]
 
 RANK_SECONDS = 120.0
-"""How long the ranks of a case may take for a call, where the case itself may take longer."""
+"""Time limit in seconds of one call on several ranks, if cases have no time limit."""
 
 _KEY = pytest.StashKey["State"]()
-_WIDEST = 120
-"""Lines of prose longer than this are hard to read on any terminal."""
+_MAX_WIDTH = 120
+"""Most columns of text: longer lines are hard to read."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -52,87 +53,98 @@ def state_of(config: pytest.Config) -> State:
 
 
 def set_state(config: pytest.Config, project: Config) -> State:
-    """Begin the session's state; nothing is written before a case is known to run."""
+    """Create the session's state; it writes nothing before the run begins."""
     config.stash[_KEY] = State(config, project)
     return config.stash[_KEY]
 
 
 def close_state(config: pytest.Config) -> None:
-    """End it, where it was begun."""
+    """Close the session's state, if it has one."""
     state = config.stash.get(_KEY, None)
     if state is not None:
         state.close()
 
 
 class State:
-    """Settings and results of one session."""
+    """The settings and results of one session.
+
+    Attributes:
+        config: pytest's configuration.
+        project: the project's configuration.
+        settings: the settings of the run.
+        interrupted: whether Ctrl-C ended the run.
+        select: the expression of `-k` as the user wrote it.
+        counts: the number of cases by status.
+        unsupported: the number of cases skipped because the interpreter does not support them.
+        shrinker: shrinks failing fuzz cases.
+        worker: the id of this worker; empty in the controller.
+        groups_file: the groups of cases that share kernels.
+        expendable: whether another process continues the run if a case ends this one.
+    """
 
     def __init__(self, config: pytest.Config, project: Config) -> None:
         self.config = config
         self.project = project
         self.interrupted = False
         self.select: str = config.option.keyword
-        """The expression of `-k` as the user wrote it."""
         self.counts: Counter[Status] = Counter()
-        self.refused = 0
-        """Cases that were skipped because the interpreter does not model their kernels."""
-        self.shrinking = Shrinking()
+        self.unsupported = 0
+        self.shrinker = Shrinker()
         self._began: float | None = None
         self._writer: RecordsWriter | None = None
         self._runner: Runner | None = None
-        self._sent: Mapping[str, Any] = {}
-        """What the controller told this worker; empty in the controller itself."""
+        self._input: Mapping[str, Any] = {}
+        """The input of this worker; empty in the controller."""
         self.worker = ""
         worker: Mapping[str, Any] | None = getattr(config, "workerinput", None)
         if worker is None:
             self.settings = settings_of(config, project)
         else:
             self.worker = worker["workerid"]
-            self._sent = worker["tlmatrix"]
-            self.settings = Settings.from_plain(self._sent["settings"])
-        self.sharing = Sharing(self._sent.get("groups", ""))
+            self._input = worker["tlmatrix"]
+            self.settings = Settings.from_plain(self._input["settings"])
+        self.groups_file = GroupsFile(self._input.get("groups", ""))
         self.expendable = self.is_worker
-        """Whether another process goes on with the run if a case ends this one."""
 
     @cached_property
     def width(self) -> int:
-        """Columns for prose; a worker has no terminal and is told."""
+        """Columns of text; a worker has no terminal and uses those of the controller."""
         if self.is_worker:
-            return int(self._sent["width"])
-        return min(self.config.get_terminal_writer().fullwidth, _WIDEST)
+            return int(self._input["width"])
+        return min(self.config.get_terminal_writer().fullwidth, _MAX_WIDTH)
 
     @cached_property
     def gpus(self) -> GpuAssignment:
-        """The GPUs of this machine among the workers; none where kernels run elsewhere."""
+        """Assigns GPUs to workers; without GPUs if the backend uses none."""
         from tlmatrix.backend.gpus import assignment_for
 
         return assignment_for(self.settings.backend)
 
     @property
     def workers(self) -> int:
-        """How many workers the user asked for."""
+        """The number of workers of `-n`."""
         return int(getattr(self.config.option, "numprocesses", None) or 0)
 
-    def for_worker(self, worker: str) -> dict[str, Any]:
-        """What a worker of pytest-xdist is told, in plain data."""
+    def worker_input(self, worker: str) -> dict[str, Any]:
+        """The input of a worker of pytest-xdist, as plain data."""
         return {
             "tlmatrix": {
-                "settings": self.settings.plain(),
+                "settings": self.settings.to_plain(),
                 "gpu": self.gpus.assign(worker),
-                "groups": self.sharing.file,
+                "groups": self.groups_file.path,
                 "width": self.width,
             }
         }
 
     @property
-    def fuzzes(self) -> bool:
-        """Whether the drawn cases of the tier run, too: for `compile`, lengths change nothing."""
+    def runs_fuzz_cases(self) -> bool:
+        """Whether the fuzz cases of the tier run; not with `compile`, whose kernels they share."""
         wanted = not self.config.option.tlmatrix_no_fuzz and not self.config.option.tlmatrix_only
         return wanted and self.settings.backend != "compile"
 
     @property
     def is_worker(self) -> bool:
-        """Whether this process only runs cases, for a controller that reports them."""
+        """Whether this process is a worker of pytest-xdist."""
         return bool(self.worker)
 
     @property
@@ -140,8 +152,8 @@ class State:
         """Whether there were cases to run."""
         return self._began is not None
 
-    def named(self, path: Path) -> frozenset[str] | None:
-        """The ids that arguments of pytest name of a spec, `path::id`; None for all its cases."""
+    def selected_ids(self, path: Path) -> frozenset[str] | None:
+        """The ids of a spec's cases among pytest's arguments, `path::id`; None for all cases."""
         place = path.resolve()
         ids = set()
         for given, name in self._arguments:
@@ -153,26 +165,26 @@ class State:
 
     @cached_property
     def _arguments(self) -> list[tuple[Path, str]]:
-        """What pytest was asked to collect: paths, each with the name of an item in it, or none."""
+        """The paths that pytest collects, each with the name of an item or an empty string."""
         folder = self.config.invocation_params.dir
         split = (argument.partition("::") for argument in self.config.args)
         return [((folder / path).resolve(), name) for path, _, name in split]
 
     def prepare_process(self) -> None:
-        """Before the first import of PyTorch in a worker: one thread each, for all of them."""
+        """Limit numerical libraries to one thread in a worker, before PyTorch is imported."""
         if self.is_worker and "torch" not in sys.modules and "numpy" not in sys.modules:
             for name in _THREADS:
                 os.environ.setdefault(name, "1")
 
     def confine_process(self) -> None:
-        """Leave a worker one GPU."""
-        if gpu := self._sent.get("gpu"):
+        """Make only its assigned GPU visible to a worker."""
+        if gpu := self._input.get("gpu"):
             from tlmatrix.backend.gpus import confine_process
 
             confine_process(gpu)
 
     def runner(self) -> Runner:
-        """What runs the cases of this process; made when the first one runs."""
+        """The runner of this process, created for its first case."""
         if self._runner is None:
             from tlmatrix.run.events import Preparing
 
@@ -199,27 +211,27 @@ class State:
         return self._runner
 
     def _rank_seconds(self) -> float:
-        """Ranks that hang are to be told before their case runs out of time."""
+        """Time limit of one call on several ranks: less than that of a case, to report the call."""
         own = self.config.getoption("timeout", None) or self.config.getini("timeout")
         allowed = float(own or self.project.timeout or 0)
         return 0.4 * allowed if allowed else RANK_SECONDS
 
     def describe(self, result: CaseResult) -> str:
-        """A case as pytest prints it: the first finding, and of others the title; `-v` for all."""
+        """The text that pytest prints for a failed case; all findings in full with `-v`."""
         from tlmatrix.report.text import describe_result
 
         brief = self.config.option.verbose <= 0
         return "\n".join(describe_result(result, width=self.width, brief=brief))
 
     def begin(self, cases: Mapping[str, int]) -> None:
-        """Cases are about to run: write the header, tell listeners.
+        """Begin the run: write the header and send `RunStarted`.
 
         Raises:
-            UsageError: the backend that was asked for cannot run here.
+            UsageError: the backend is not available.
         """
         if self.running or not cases:
             return
-        self._refuse_missing_backend()
+        self._require_backend()
         from tlmatrix.run.events import RunStarted
 
         self._began = time.monotonic()
@@ -231,9 +243,9 @@ class State:
             )
         )
 
-    def _refuse_missing_backend(self) -> None:
+    def _require_backend(self) -> None:
         if self.settings.backend == "auto":
-            return  # Takes what there is; no need to import PyTorch to ask.
+            return  # Always available, and the check would import PyTorch.
         from tlmatrix.backend import BackendUnavailableError, backend_named
 
         try:
@@ -241,17 +253,17 @@ class State:
         except BackendUnavailableError as error:
             raise pytest.UsageError(str(error)) from error
 
-    def finished(self, result: CaseResult) -> None:
-        """A result reached the process that reports."""
+    def report_result(self, result: CaseResult) -> None:
+        """Count a result and send `CaseFinished`."""
         from tlmatrix.run.events import CaseFinished
         from tlmatrix.run.result import SkipReason
 
         self.counts[result.status] += 1
-        self.refused += result.reason is SkipReason.UNSUPPORTED
+        self.unsupported += result.reason is SkipReason.UNSUPPORTED
         self.config.hook.pytest_tlmatrix_event(event=CaseFinished(result))
 
     def end(self, exit_status: int) -> None:
-        """Nothing more will run; a run that was interrupted gets no summary."""
+        """End the run: send `RunFinished`, and write the summary unless it was interrupted."""
         if self._began is not None and not self.is_worker:
             from tlmatrix.run.events import RunFinished, Summary
 
@@ -271,7 +283,7 @@ class State:
 
     @cached_property
     def covered(self) -> Coverage | None:
-        """What the cases on record exercised of their kernels; None if nothing was counted."""
+        """The kernel coverage of the recorded cases; None if it was not counted."""
         if self.settings.coverage == "off" or not self.running or self.is_worker:
             return None
         from tlmatrix.run.records import read_records
@@ -279,27 +291,27 @@ class State:
         return read_records(self.settings.results_path).coverage() or None
 
     def close(self) -> None:
-        """Let go of the results file."""
+        """Close the runner and the results file."""
         if self._runner is not None:
             self._runner.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         if not self.is_worker:
-            self.sharing.remove()
+            self.groups_file.remove()
 
     @property
     def nothing_judged(self) -> bool:
-        """Whether the interpreter refused every kernel: no case says anything."""
-        return 0 < self.refused == self.counts.total()
+        """Whether the interpreter supports no kernel of the run, so that no case was checked."""
+        return 0 < self.unsupported == self.counts.total()
 
     @property
     def shown_results(self) -> str:
-        """The results file as one would write it in the working directory."""
+        """The path of the results file relative to the working directory."""
         return shown_path(self.settings.results_path)
 
     def resume_command(self) -> str:
-        """What goes on where this run stopped."""
+        """The command that continues this run."""
         return resume_command(self.settings.results_path)
 
     def _records(self) -> RecordsWriter:

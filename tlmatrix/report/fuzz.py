@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.coverage import gap_lines, summary
-from tlmatrix.report.text import count, describe_result, refused_words
+from tlmatrix.report.text import count, describe_result, unsupported_text
 from tlmatrix.run.events import Summary
 from tlmatrix.run.result import FAILURES, SkipReason, Status
 
@@ -199,7 +199,7 @@ class FuzzReporter:
         if interrupted:
             words += "; interrupted"
         if self._unsupported:
-            words += f"; {refused_words(self._unsupported, nothing=self.nothing_judged)}"
+            words += f"; {unsupported_text(self._unsupported, nothing=self.nothing_judged)}"
         partial = interrupted or self._unsupported
         style = "bold red" if self.failed else "bold yellow" if partial else "bold green"
         return Text(f"\n{words}", style=style)

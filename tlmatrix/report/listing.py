@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.strategies import case_domain, described
+from tlmatrix.fuzz.strategies import case_domain, summarize
 from tlmatrix.report.text import count
 from tlmatrix.spec.values import label
 
@@ -40,7 +40,7 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     examples = spec.fuzz.examples.get(plan.tier, 0) if spec.fuzz is not None else 0
     if examples:
         yield f"    and up to {count(examples, 'fuzz case')} generated when it runs"
-        for line in described(case_domain(spec, plan.tier)):
+        for line in summarize(case_domain(spec, plan.tier)):
             yield f"        {line}"
     others = [f"{name} ({tier.strategy})" for name, tier in spec.tiers.items() if name != plan.tier]
     if others:

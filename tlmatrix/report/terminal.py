@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tlmatrix.report.coverage import coverage_lines
 from tlmatrix.report.kernels import kernel_table
-from tlmatrix.report.text import count, describe_group, refused_words
+from tlmatrix.report.text import count, describe_group, unsupported_text
 from tlmatrix.run.events import CaseFinished, Event, Preparing, RunFinished, RunStarted
 from tlmatrix.run.result import FAILURES, CaseResult, SkipReason, Status
 from tlmatrix.triage.groups import Group, group_failures
@@ -245,7 +245,7 @@ class TerminalReport:
             words += f"; {missing} not run"
         refused = sum(result.reason is SkipReason.UNSUPPORTED for result in self._results)
         if refused:
-            words += f"; {refused_words(refused, nothing=refused == len(self._results))}"
+            words += f"; {unsupported_text(refused, nothing=refused == len(self._results))}"
         partial = event.interrupted or missing > 0 or refused > 0
         style = "bold red" if bad else "bold yellow" if partial else "bold green"
         return Text(f"\n{words}", style=style)

@@ -18,7 +18,7 @@ __all__ = [
     "describe_result",
     "distribution_words",
     "number",
-    "refused_words",
+    "unsupported_text",
 ]
 
 _LABEL = 10
@@ -37,7 +37,7 @@ def number(value: float | None) -> str:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
-def refused_words(cases: int, *, nothing: bool) -> str:
+def unsupported_text(cases: int, *, nothing: bool) -> str:
     """That the interpreter does not model the kernels of some cases; `nothing` if of all."""
     if nothing:
         return "nothing was judged: the interpreter does not model these kernels"

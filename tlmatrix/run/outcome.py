@@ -85,7 +85,7 @@ def error_outcome(
     raised = error.error if isinstance(error, EntryError | ReferenceFailedError) else error
     if _is_unsupported(raised) and strict:
         title = f"not judged: {raised}"
-        hint = "run it on a GPU; `--unsupported tell` leaves such cases out"
+        hint = "run it on a GPU; `--unsupported skip` leaves such cases out"
         return Outcome(Status.ERROR, (Finding("unsupported", title, hint=hint, pattern="refused"),))
     if _is_unsupported(raised):
         return Outcome(Status.SKIPPED, reason=SkipReason.UNSUPPORTED, message=str(raised))

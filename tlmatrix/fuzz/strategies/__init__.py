@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.strategies.case_domain import CaseDomain, Configuration, case_domain
-from tlmatrix.fuzz.strategies.summary import described
+from tlmatrix.fuzz.strategies.summary import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["CaseDomain", "Configuration", "case_domain", "cases", "configurations", "described"]
+__all__ = ["CaseDomain", "Configuration", "case_domain", "cases", "configurations", "summarize"]
 
 
 def cases(
@@ -31,25 +31,29 @@ def cases(
     among: Sequence[Configuration] | None = None,
     at_most: Mapping[str, int] | None = None,
 ) -> SearchStrategy[Case]:
-    """Cases of origin "fuzz", all of which obey the `where` rules of the spec.
+    """A strategy for cases of origin "fuzz" that satisfy the constraints of the spec.
 
-    The axes that kernels are compiled for come from `configurations(spec, tier)` and hardly ever
-    from elsewhere, so that few kernels serve many examples; from `among` (some of them), and never
-    from elsewhere, where it is given. `at_most` leaves out larger numbers of an axis, unless there
-    is no case without. A failing example is shrunk over all their values. The simplest case has the
-    fewest sequences, the shortest lengths, and the first value of every axis.
+    The axes that kernels are compiled for mostly take a combination from
+    `configurations(spec, tier)`, so that a few compiled kernels serve many examples. The simplest
+    case has the fewest sequences, the shortest lengths, and the first value of every axis.
+
+    Args:
+        spec: the spec.
+        tier: the name of the tier.
+        among: the only configurations to use, instead of mostly those of the tier.
+        at_most: the largest number of some axes, unless no case is possible with it.
 
     Raises:
         ValueError: the spec has no such tier.
-        SpecError: what the spec's `fuzz` asks for cannot be drawn; says what and where.
+        SpecError: the section `fuzz` cannot be satisfied.
     """
-    from tlmatrix.fuzz.strategies.case_strategy import drawn
+    from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 
-    return drawn(case_domain(spec, tier, among=among, at_most=at_most))
+    return case_strategy(case_domain(spec, tier, among=among, at_most=at_most))
 
 
 def configurations(
     spec: Spec, tier: str = "quick", *, at_most: Mapping[str, int] | None = None
 ) -> tuple[Configuration, ...]:
-    """What the tier's own cases are compiled for: combinations of the axes that decide kernels."""
+    """The combinations of values in the tier of the axes that kernels are compiled for."""
     return case_domain(spec, tier, at_most=at_most).configurations

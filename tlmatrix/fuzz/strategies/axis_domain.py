@@ -1,4 +1,4 @@
-"""What one axis can be drawn from: values that are listed, and whole numbers of a range."""
+"""The domain of one axis: listed values, and the integers of a range."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.strategies.spans import Span, clipped, edges
+from tlmatrix.fuzz.strategies.spans import Span, clip, edges
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.fuzz import FuzzAxis
     from tlmatrix.spec.values import Value
 
-__all__ = ["Domain", "domain_of"]
+__all__ = ["AxisDomain", "axis_domain"]
 
 
 @dataclass(frozen=True)
-class Domain:
-    """The values of an axis, the plainest first.
+class AxisDomain:
+    """The values of an axis, the simplest first.
 
     `named` are single values. If there are `spans`, the integers of the first one follow, drawn as
     in `tlmatrix.fuzz.strategies.spans`; listed integers are then spans as well.
@@ -31,35 +31,35 @@ class Domain:
 
     @cached_property
     def choices(self) -> tuple[int | Span, ...]:
-        """What a value is drawn from: the place of a named one, or a span; a quarter are names.
+        """The choices of a value: the index of a named one, or a span; a quarter are named.
 
-        The first are the names and the whole range, the plainest choices.
+        The simplest choices, all named values and the whole range, come first.
         """
         names = range(len(self.named))
         more = len(self.spans) // (3 * len(names)) if names else 0
         return (*names, *self.spans, *(at for at in names for _ in range(more)))
 
-    def within(self, most: int) -> Domain | None:
-        """What is left without numbers above `most`; None if that is nothing."""
+    def within(self, most: int) -> AxisDomain | None:
+        """The domain without numbers above `most`; None if it is empty."""
         named = tuple(each for each in self.named if type(each) is not int or each <= most)
         spans = tuple(
             Span(span.low, min(span.high, most)) for span in self.spans if span.low <= most
         )
         if self.spans and self.spans[0].low > most:
-            # A listed number below the range, or names alone: no span is the whole one.
+            # The whole range is above `most`: only listed numbers remain.
             numbers = sorted({each.low for each in spans})
             named, spans = (*named, *numbers), ()
-        return Domain(named, spans) if named or spans else None
+        return AxisDomain(named, spans) if named or spans else None
 
     @property
     def count(self) -> int:
-        """How many different values there are at most."""
+        """The number of values, or an upper bound of it."""
         spread = sum(span.high - span.low + 1 for span in self.spans[:1])
         return len(self.named) + spread + len(self._outside)
 
     @property
     def _outside(self) -> list[int]:
-        """Listed numbers beyond the range."""
+        """Listed numbers outside the range."""
         if not self.spans:
             return []
         whole = self.spans[0]
@@ -80,23 +80,28 @@ class Domain:
         return (*self.named, *sorted({*range(whole.low, whole.high + 1), *self._outside}))
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """The place of each value, by its canonical text."""
+    def indices(self) -> dict[str, int]:
+        """The index of each value in `values`, by its canonical text."""
         return {canonical(value): at for at, value in enumerate(self.values)}
 
 
-def domain_of(listed: Sequence[Value], drawn: FuzzAxis | None, tiles: Sequence[int]) -> Domain:
-    """The domain of an axis that lists some values, with what `fuzz.axes` adds.
+def axis_domain(
+    listed: Sequence[Value], drawn: FuzzAxis | None, tiles: Sequence[int]
+) -> AxisDomain:
+    """The domain of an axis.
 
-    tiles: edges of the tile of that name.
+    Args:
+        listed: the values of the axis in the spec.
+        drawn: the entry of the axis in `fuzz.axes`.
+        tiles: sizes of the tile along the axis.
     """
     values = [*listed, *(drawn.values if drawn is not None else ())]
     if drawn is None or drawn.range is None:
-        return Domain(tuple(values))
+        return AxisDomain(tuple(values))
     whole = Span(drawn.range.low, drawn.range.high)
     numbers = [each for each in values if type(each) is int]
-    ends = [clipped(Span(at, at + 1), whole.low, whole.high) for at in (0, whole.high - 1)]
+    ends = [clip(Span(at, at + 1), whole.low, whole.high) for at in (0, whole.high - 1)]
     own = [Span(each, each) for each in numbers]
     special = [*edges(whole, tiles, drawn.around), *ends, *own]
     spans = (whole, *special, *[whole] * (2 * len(special) // 3))
-    return Domain(tuple(each for each in values if type(each) is not int), spans)
+    return AxisDomain(tuple(each for each in values if type(each) is not int), spans)

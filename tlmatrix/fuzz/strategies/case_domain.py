@@ -1,16 +1,16 @@
-"""What a spec's random cases are drawn from, settled and checked before anything is drawn.
+"""The domain of a spec's fuzz cases, built and checked before any case is generated.
 
-An axis is one of three kinds:
+There are three kinds of axes:
 
-- packed lengths (`seqlens`), drawn anew for every example; where a rule names them and does not
-  hold, a batch that the spec lists takes their place;
-- a *free* axis, drawn anew, too: one that `fuzz.axes` names, or one that decides no kernel (two
-  cases that differ in it alone have one compile key: values, scale, batch);
-- the rest decide kernels. Together they make a *configuration*, and those come from the cases of
-  the tier, so that a few compiled kernels serve many examples.
+- packed lengths (`seqlens`): every case has its own; if they violate a constraint, a batch that the
+  spec lists replaces them;
+- *free* axes: every case has its own value. These are the axes in `fuzz.axes`, and those that do
+  not change the compile key (values, scale, batch);
+- *fixed* axes: kernels are compiled for them. A combination of their values is a *configuration*;
+  most cases have a configuration of the tier, so that a few compiled kernels serve many cases.
 
-Rules hold by construction: every axis that a rule names takes its value among those from which
-the other axes can still obey all rules (`tlmatrix.matrix.space` knows them exactly).
+Constraints hold by construction: every constrained axis takes a value with which the other axes
+can still satisfy all constraints (`tlmatrix.matrix.space` computes these).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.strategies.axis_domain import Domain, domain_of
+from tlmatrix.fuzz.strategies.axis_domain import AxisDomain, axis_domain
 from tlmatrix.fuzz.strategies.lengths import Lengths, lengths_of
-from tlmatrix.fuzz.strategies.optional_axes import Extras, extras_of
+from tlmatrix.fuzz.strategies.optional_axes import OptionalAxes, optional_axes_of
 from tlmatrix.fuzz.strategies.traces import requests_of
 from tlmatrix.matrix import expand
 from tlmatrix.matrix.rules import UNBOUND
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 __all__ = ["CaseDomain", "Configuration", "case_domain"]
 
 _MOST_CASES = 512
-"""Cases of a tier that are looked at for configurations."""
+"""Most cases of a tier that configurations are taken from."""
 _MOST_VALUES = 4096
-"""Values that an axis may have which a rule names."""
+"""Most values of an axis that a constraint names."""
 _MOST_COMBINATIONS = 1 << 20
-"""Combinations of values that one rule may speak of which is enumerated, not solved."""
+"""Most combinations of values of a constraint that is enumerated instead of solved."""
 _MOST_TILES = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """One value for each axis that decides kernels, in the order of the spec."""
+    """One value for each fixed axis, in the order of the spec."""
 
     values: Mapping[str, Value]
 
@@ -81,29 +81,35 @@ class Configuration:
 
 @dataclass(frozen=True, eq=False)
 class CaseDomain:
-    """All that drawing needs to know of a spec and a tier.
+    """The domain of the fuzz cases of a spec and a tier.
 
-    `fixed` are the axes of a configuration and `free` those drawn anew, each with its domain;
-    `extras` are axes that the spec does not have. `lengths` are those of packed axes whose batches
-    are generated; `rules` name them, and hold for each case as a whole. `space` holds the axes that
-    the other rules name, over the values of their domains. With `only`, no other combination of
-    the fixed axes is ever drawn.
+    Attributes:
+        spec: the spec.
+        tier: the name of the tier.
+        configurations: combinations of fixed axes.
+        fixed: the domains of axes that kernels are compiled for.
+        free: the domains of all other axes except packed lengths.
+        lengths: the domains of packed axes.
+        space: the values of constrained axes that satisfy the constraints.
+        optional: the domains of axes that the spec does not list.
+        length_constraints: those that name packed axes; they are checked for each case.
+        only: whether cases have no other combinations of fixed axes than `configurations`.
     """
 
     spec: Spec
     tier: str
     configurations: tuple[Configuration, ...]
-    fixed: Mapping[str, Domain]
-    free: Mapping[str, Domain]
+    fixed: Mapping[str, AxisDomain]
+    free: Mapping[str, AxisDomain]
     lengths: Mapping[str, Lengths]
     space: Space
-    extras: Extras
-    rules: tuple[Rule, ...] = ()
+    optional: OptionalAxes
+    length_constraints: tuple[Rule, ...] = ()
     only: bool = False
 
     @property
-    def domains(self) -> dict[str, Domain]:
-        """Of every axis but drawn lengths, in the order in which they are drawn."""
+    def domains(self) -> dict[str, AxisDomain]:
+        """The domains of all axes except packed lengths, in the order in which they are drawn."""
         return {**self.fixed, **self.free}
 
 
@@ -114,26 +120,23 @@ def case_domain(
     among: Sequence[Configuration] | None = None,
     at_most: Mapping[str, int] | None = None,
 ) -> CaseDomain:
-    """What cases of a tier are drawn from.
-
-    `among` allows no other configurations, `at_most` no larger numbers of an axis; but all of
-    them where there is no case without.
+    """The domain of the fuzz cases of a tier; see `tlmatrix.fuzz.strategies.cases` for arguments.
 
     Raises:
         ValueError: the spec has no such tier.
-        SpecError: a rule that names drawn lengths, or more values than can be searched; or the
-            tier's own cases cannot be made.
+        SpecError: a constraint has too many values to search, a maximum length cannot be raised,
+            a trace is invalid, or the tier has no cases.
     """
     plan = plan_of(spec, tier)
     fuzz = spec.fuzz or Fuzz()
     family = family_for(spec)
-    apart = _packed_axes(spec, fuzz)
-    axes = {name: values for name, values in plan.axes.items() if name not in apart}
-    some = [case.values for case in expand(spec, tier).some(_MOST_CASES)]
-    free_names = _free(spec, fuzz, family, axes, some[0])
-    tiles = _Tiles(spec, some)
+    packed = _packed_axes(spec, fuzz)
+    axes = {name: values for name, values in plan.axes.items() if name not in packed}
+    sample = [case.values for case in expand(spec, tier).some(_MOST_CASES)]
+    free_names = _free(spec, fuzz, family, axes, sample[0])
+    tiles = _Tiles(spec, sample)
     domains = {
-        name: domain_of(values, fuzz.axes.get(name), tiles.of(name))
+        name: axis_domain(values, fuzz.axes.get(name), tiles.of(name))
         for name, values in axes.items()
     }
     for name, most in (at_most or {}).items():
@@ -141,16 +144,18 @@ def case_domain(
             domains[name] = domains[name].within(most) or domains[name]
     fixed = {name: domain for name, domain in domains.items() if name not in free_names}
     free = {name: domain for name, domain in domains.items() if name in free_names}
-    rules = tuple(rule for rule in spec.where if rule.expr.names & apart.keys())
-    space = _space(spec, plan, {**fixed, **free}, apart)
+    of_lengths = tuple(each for each in spec.where if each.expr.names & packed.keys())
+    space = _space(spec, plan, {**fixed, **free}, packed)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
         return case_domain(spec, tier, among=among)
-    found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in some)
+    found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in sample)
     configurations = tuple(each for each in among or found if _possible(each, fixed, space))
-    lengths = {axis: _lengths(spec, axis, batches, tiles) for axis, batches in apart.items()}
-    extras = extras_of(spec, fuzz, family, lengths.get("seqlens"))
+    lengths = {axis: _lengths(spec, axis, batches, tiles) for axis, batches in packed.items()}
+    optional = optional_axes_of(spec, fuzz, family, lengths.get("seqlens"))
     only = among is not None
-    return CaseDomain(spec, tier, configurations, fixed, free, lengths, space, extras, rules, only)
+    return CaseDomain(
+        spec, tier, configurations, fixed, free, lengths, space, optional, of_lengths, only
+    )
 
 
 def _lengths(spec: Spec, axis: str, batches: FuzzLengths, tiles: _Tiles) -> Lengths:
@@ -166,7 +171,7 @@ def _lengths(spec: Spec, axis: str, batches: FuzzLengths, tiles: _Tiles) -> Leng
 
 
 def _packed_axes(spec: Spec, fuzz: Fuzz) -> dict[str, FuzzLengths]:
-    """The packed axes whose batches are generated, with how."""
+    """The packed axes, each with its section of `fuzz`."""
     found = {axis: FuzzLengths() for axis in packed_axes(spec)}
     found |= {"seqlens": fuzz.seqlens} if _packs(spec, "seqlens") else {}
     found |= {axis: drawn.lengths for axis, drawn in fuzz.axes.items() if drawn.lengths is not None}
@@ -184,7 +189,7 @@ def _free(
     axes: Mapping[str, Sequence[Value]],
     base: Mapping[str, Value],
 ) -> frozenset[str]:
-    """Axes that change from one example to the next."""
+    """The names of the free axes."""
 
     def key(values: Mapping[str, Value]) -> str:
         return family.compile_key(spec, values)
@@ -196,28 +201,34 @@ def _free(
     return frozenset(found)
 
 
-def _possible(configuration: Configuration, fixed: Mapping[str, Domain], space: Space) -> bool:
-    """Whether the values are all of the axes, and free axes can obey the rules beside them."""
+def _possible(configuration: Configuration, fixed: Mapping[str, AxisDomain], space: Space) -> bool:
+    """Whether a configuration has a value of every fixed axis and satisfies the constraints."""
     row = [UNBOUND] * len(space.names)
     for name, value in configuration.values.items():
-        place = fixed[name].places.get(canonical(value)) if name in fixed else None
-        if place is None:
+        index = fixed[name].indices.get(canonical(value)) if name in fixed else None
+        if index is None:
             return False
         if name in space.axes:
-            row[space.names.index(name)] = place
+            row[space.names.index(name)] = index
     return configuration.values.keys() == fixed.keys() and space.extensible(row)
 
 
-def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain], packed: Collection[str]) -> Space:
-    """The axes that rules name, over all their values; SpecError where those are too many."""
+def _space(
+    spec: Spec, plan: Plan, domains: Mapping[str, AxisDomain], packed: Collection[str]
+) -> Space:
+    """The constrained axes with all their values.
+
+    Raises:
+        SpecError: there are too many values or combinations.
+    """
     issues: list[Issue] = []
     constraints = tuple(each for each in plan.constraints if not {*each.names} & {*packed})
     named = {name for constraint in constraints for name in constraint.names}
     for name in sorted(named):
         if domains[name].count > _MOST_VALUES:
             message = (
-                f"a rule names the axis {name!r}, which then can have {_MOST_VALUES} values to "
-                f"draw from, not {domains[name].count}; narrow its range"
+                f"the axis {name!r} has {domains[name].count} values, but an axis in a constraint "
+                f"can have at most {_MOST_VALUES}; narrow its range"
             )
             issues.append(spec.issue(("fuzz", "axes", name), message))
     if issues:
@@ -228,9 +239,8 @@ def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain], packed: Collec
         ranged = [name for name in constraint.names if domains[name].spans]
         if ranged and count > _MOST_COMBINATIONS and space.enumerated(position):
             message = (
-                f"the axes of {constraint.text!r} have {count} combinations of values to draw "
-                f"from; narrow the range of {' and '.join(ranged)} in 'fuzz.axes' to leave at "
-                f"most {_MOST_COMBINATIONS}"
+                f"the axes of {constraint.text!r} have {count} combinations of values, more than "
+                f"{_MOST_COMBINATIONS}; narrow the range of {' and '.join(ranged)} in 'fuzz.axes'"
             )
             number = plan.constraints.index(constraint)
             issues.append(spec.issue(("where", number, "expr"), message))
@@ -240,14 +250,14 @@ def _space(spec: Spec, plan: Plan, domains: Mapping[str, Domain], packed: Collec
 
 
 class _Tiles:
-    """Edges of the kernel's tiles as numbers, for expressions those of the cases."""
+    """The sizes of a kernel's tiles; expressions are evaluated for a sample of cases."""
 
     def __init__(self, spec: Spec, cases: Sequence[Mapping[str, Value]]) -> None:
         self._spec = spec
         self._cases = cases
 
     def of(self, name: str) -> list[int]:
-        """The edges for an axis: its tile, or for the lengths of a side that side's."""
+        """The tile sizes of an axis; `q` and `k` also apply to `seqlen_q` and `seqlen_k`."""
         size = self._spec.tile.get(name)
         if size is None and name in ("seqlen_q", "seqlen_k"):
             size = self._spec.tile.get(name[-1])
@@ -261,6 +271,6 @@ class _Tiles:
             try:
                 edge = size.evaluate(values)
             except ExpressionError:
-                continue  # it needs names of the problem, which no case has yet
+                continue  # it names values of the problem, which does not exist yet
             if type(edge) is int and edge > 0:
                 yield edge

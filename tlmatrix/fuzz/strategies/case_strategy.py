@@ -1,10 +1,10 @@
-"""The strategy of cases. Whatever is drawn is a case; only rules on packed lengths may reject one.
+"""The Hypothesis strategy for cases of a `CaseDomain`.
 
-Hypothesis shrinks integers and lists best, so that is all there is. Where a choice decides what
-range the next integer comes from, its first value stands for the widest one, and the others draw
-from parts of that: lowering the choice then keeps the integer, and the case, as they are. So a
-configuration of the tier is a choice after which every axis draws from one value alone, and the
-choice 0 leaves each of them all of its values.
+It draws only integers and lists, which Hypothesis shrinks best. If a choice selects the range of
+the next integer, choice 0 selects the widest range, which contains all others: Hypothesis can then
+lower the choice without changing the integer. A configuration is such a choice as well: it leaves
+one value of each fixed axis, and choice 0 leaves all of them. Only constraints on packed lengths
+can reject a case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.strategies.lengths import Lengths, Profile, batch_value, key_span
-from tlmatrix.fuzz.strategies.optional_axes import EXCESS, SIDES, Extras
+from tlmatrix.fuzz.strategies.optional_axes import EXCESS, SIDES, OptionalAxes
 from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.rules import UNBOUND
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-    from tlmatrix.fuzz.strategies.axis_domain import Domain
+    from tlmatrix.fuzz.strategies.axis_domain import AxisDomain
     from tlmatrix.fuzz.strategies.case_domain import CaseDomain
     from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 
     Batch = Sequence[tuple[int, int]]
-    """(queries, keys) by sequence."""
+    """(queries, keys) of each sequence."""
 
-__all__ = ["drawn"]
+__all__ = ["case_strategy"]
 
 _WITHIN = 15
-"""The first configuration is drawn so many times as often as none."""
+"""How many times more often the first configuration is drawn than none."""
 
 
-def drawn(ground: CaseDomain) -> SearchStrategy[Case]:
-    """Cases of a spec, drawn from what `ground` says."""
-    batches = {axis: _batches(lengths) for axis, lengths in ground.lengths.items()}
-    return _cases(ground, _Configurations(ground), batches)
+def case_strategy(case_domain: CaseDomain) -> SearchStrategy[Case]:
+    """A strategy for the cases of a domain."""
+    batches = {axis: _batches(lengths) for axis, lengths in case_domain.lengths.items()}
+    return _cases(case_domain, _Configurations(case_domain), batches)
 
 
 @st.composite
 def _cases(
     draw: DrawFn,
-    ground: CaseDomain,
+    case_domain: CaseDomain,
     configurations: _Configurations,
     batches: Mapping[str, SearchStrategy[Batch]],
 ) -> Case:
@@ -61,44 +61,44 @@ def _cases(
     batch: Batch = ()
     for axis, strategy in batches.items():
         drawn_batch = draw(strategy)
-        values[axis] = batch_value(ground.lengths[axis], drawn_batch)
+        values[axis] = batch_value(case_domain.lengths[axis], drawn_batch)
         batch = drawn_batch if axis == "seqlens" else batch
-    row = [UNBOUND] * len(ground.space.names)
+    row = [UNBOUND] * len(case_domain.space.names)
     number = draw(_whole(0, configurations.last))
-    within = draw(_whole(0, 0 if number or ground.only else _WITHIN))
-    places = configurations.of(number, within)
-    for name, domain in ground.fixed.items():
-        low, high = (0, len(domain.named) - 1) if places is None else (places[name],) * 2
-        place = draw(_whole(low, high)) if len(domain.named) > 1 else 0
-        values[name] = _allowed(ground.space, row, name, domain.named[place], place)
-    for name, domain in ground.free.items():
+    within = draw(_whole(0, 0 if number or case_domain.only else _WITHIN))
+    indices = configurations.of(number, within)
+    for name, domain in case_domain.fixed.items():
+        low, high = (0, len(domain.named) - 1) if indices is None else (indices[name],) * 2
+        index = draw(_whole(low, high)) if len(domain.named) > 1 else 0
+        values[name] = _allowed(case_domain.space, row, name, domain.named[index], index)
+    for name, domain in case_domain.free.items():
         value = _value(draw, domain)
-        if name in ground.space.axes:
-            value = _allowed(ground.space, row, name, value, domain.places[canonical(value)])
+        if name in case_domain.space.axes:
+            value = _allowed(case_domain.space, row, name, value, domain.indices[canonical(value)])
         values[name] = value
-    if ground.rules:
-        batch = _obedient(ground, values, batch)
-    values |= _extras(draw, ground.extras, values, batch)
-    return Case(ground.spec.name, values, "fuzz")
+    if case_domain.length_constraints:
+        batch = _with_valid_lengths(case_domain, values, batch)
+    values |= _draw_optional(draw, case_domain.optional, values, batch)
+    return Case(case_domain.spec.name, values, "fuzz")
 
 
-def _obedient(ground: CaseDomain, values: dict[str, Value], batch: Batch) -> Batch:
-    """The batch, or where a rule does not hold one that the spec lists; `values` are changed."""
-    listed = [ground.spec.axes[axis] for axis in ground.lengths]
-    drawn_values = [values[axis] for axis in ground.lengths]
+def _with_valid_lengths(case_domain: CaseDomain, values: dict[str, Value], batch: Batch) -> Batch:
+    """The batch, or a listed one if it violates a constraint; updates `values`."""
+    listed = [case_domain.spec.axes[axis] for axis in case_domain.lengths]
+    drawn_values = [values[axis] for axis in case_domain.lengths]
     for chosen in (drawn_values, *product(*listed)):
-        values |= dict(zip(ground.lengths, chosen, strict=True))
-        if _obeys(ground, values):
+        values |= dict(zip(case_domain.lengths, chosen, strict=True))
+        if _satisfies(case_domain, values):
             seqlens = values.get("seqlens")
             return batch if chosen is drawn_values or seqlens is None else _pairs(seqlens)
     reject()
     raise AssertionError
 
 
-def _obeys(ground: CaseDomain, values: Mapping[str, Value]) -> bool:
-    """Whether the rules hold; one that has no answer for these values does not."""
+def _satisfies(case_domain: CaseDomain, values: Mapping[str, Value]) -> bool:
+    """Whether the constraints on lengths hold; one that cannot be evaluated does not."""
     try:
-        return all(bool(rule.expr.evaluate(values)) for rule in ground.rules)
+        return all(bool(each.expr.evaluate(values)) for each in case_domain.length_constraints)
     except ExpressionError:
         return False
 
@@ -107,25 +107,25 @@ def _pairs(value: Value) -> Batch:
     return list(zip(*sides_of(value), strict=True))
 
 
-def _extras(
-    draw: DrawFn, extras: Extras, values: Mapping[str, Value], batch: Batch
+def _draw_optional(
+    draw: DrawFn, optional: OptionalAxes, values: Mapping[str, Value], batch: Batch
 ) -> dict[str, Value]:
-    """Optional axes that are not left out, and those that must be as large as the lengths."""
-    made: dict[str, Value] = {}
-    for axis in extras.raised:
+    """The drawn values of optional axes, and raised maximum lengths."""
+    found: dict[str, Value] = {}
+    for axis in optional.raised:
         value = values[axis]
         if isinstance(value, int):
-            made[axis] = max(value, _longest(batch, axis))
-    for axis in extras.larger:
+            found[axis] = max(value, _longest(batch, axis))
+    for axis in optional.larger:
         span = EXCESS[draw(_whole(0, len(EXCESS) - 1))]
         excess = draw(_whole(span.low, span.high))
         if excess:
-            made[axis] = _longest(batch, axis) + excess
-    for axis, choices in (("storage", extras.storage), ("values", extras.values)):
+            found[axis] = _longest(batch, axis) + excess
+    for axis, choices in (("storage", optional.storage), ("values", optional.values)):
         if choices:
             chosen = choices[draw(_whole(0, len(choices) - 1))]
-            made |= {} if chosen is None else {axis: chosen}
-    return made
+            found |= {} if chosen is None else {axis: chosen}
+    return found
 
 
 def _longest(batch: Batch, axis: str) -> int:
@@ -133,54 +133,54 @@ def _longest(batch: Batch, axis: str) -> int:
 
 
 class _Configurations:
-    """The places of the values of each configuration, by the two numbers that are drawn for it."""
+    """Maps two drawn numbers to the indices of the values of a configuration."""
 
-    def __init__(self, ground: CaseDomain) -> None:
-        self._places = [
+    def __init__(self, case_domain: CaseDomain) -> None:
+        self._indices = [
             {
-                name: ground.fixed[name].places[canonical(value)]
+                name: case_domain.fixed[name].indices[canonical(value)]
                 for name, value in configuration.values.items()
             }
-            for configuration in ground.configurations
+            for configuration in case_domain.configurations
         ]
-        self.last = max(0, len(self._places) - 1)
-        self._only = ground.only
+        self.last = max(0, len(self._indices) - 1)
+        self._only = case_domain.only
 
     def of(self, number: int, within: int) -> dict[str, int] | None:
-        """Configuration `number`, but for 0 and 0 none, so that axes have all their values."""
+        """The indices of configuration `number`; None if both numbers are 0, for all values."""
         chosen = number or within or self._only
-        return self._places[number] if self._places and chosen else None
+        return self._indices[number] if self._indices and chosen else None
 
 
-def _value(draw: DrawFn, domain: Domain) -> Value:
-    """A value of an axis that is drawn by itself."""
+def _value(draw: DrawFn, domain: AxisDomain) -> Value:
+    """Draw a value of a free axis."""
     if not domain.spans:
         last = len(domain.named) - 1
         return domain.named[draw(_whole(0, last)) if last else 0]
     choice = domain.choices[draw(_whole(0, len(domain.choices) - 1))]
     if isinstance(choice, int):
-        draw(_whole(0, 0))  # in the place of the number that another choice draws
+        draw(_whole(0, 0))  # keeps the number of draws the same for all choices
         return domain.named[choice]
     number: int = draw(_whole(choice.low, choice.high))
     return number
 
 
-def _allowed(space: Space, row: list[int], name: str, value: Value, place: int) -> Value:
-    """The value, or the nearest one that the rules allow: plainer ones first, then others."""
+def _allowed(space: Space, row: list[int], name: str, value: Value, index: int) -> Value:
+    """The value, or the nearest that satisfies the constraints: simpler ones first."""
     if name not in space.axes:
         return value
     position = space.names.index(name)
     values = space.axes[name]
-    for at in (*range(place, -1, -1), *range(place + 1, len(values))):
+    for at in (*range(index, -1, -1), *range(index + 1, len(values))):
         row[position] = at
         if space.extensible_at(row, position):
             allowed: Value = values[at]
             return allowed
-    raise AssertionError(f"{name}: no value beside {row}, which was extensible")
+    raise AssertionError(f"{name}: no value satisfies the constraints with {row}")
 
 
 def _batches(lengths: Lengths) -> SearchStrategy[Batch]:
-    """Batches of (queries, keys), fewest sequences and shortest lengths first."""
+    """A strategy for batches; the simplest has the fewest sequences and shortest lengths."""
     size = lengths.sequences
     of_profile = [
         st.lists(_sequences(lengths, profile), min_size=size.low, max_size=size.high)
@@ -191,13 +191,13 @@ def _batches(lengths: Lengths) -> SearchStrategy[Batch]:
 
 @st.composite
 def _profiled(draw: DrawFn, lengths: Lengths, of_profile: Sequence[SearchStrategy[Batch]]) -> Batch:
-    place = draw(_whole(0, len(of_profile) - 1))
+    index = draw(_whole(0, len(of_profile) - 1))
     if not lengths.requests:
-        return draw(of_profile[place])
+        return draw(of_profile[index])
     start = draw(_whole(0, len(lengths.requests) - 1))
-    profile = lengths.profiles[place]
+    profile = lengths.profiles[index]
     if not profile.of_trace:
-        return draw(of_profile[place])
+        return draw(of_profile[index])
     size = lengths.sequences
     log = chain(lengths.requests[start:], cycle(lengths.requests))
     return draw(st.lists(_sequences(lengths, profile, log), min_size=size.low, max_size=size.high))
@@ -210,12 +210,12 @@ def _sequences(
     profile: Profile,
     log: Iterator[tuple[int, int]] | None = None,
 ) -> tuple[int, int]:
-    """One sequence; with a `log` its next request, by the same draws, each of one number."""
+    """Draw a sequence; with a `log`, its next request by the same number of draws."""
     request = None if log is None else next(log)
     queries = lengths.fixed
     if queries is None:
         span = lengths.queries[draw(_whole(profile.queries.low, profile.queries.high))]
-        if request is not None and not lengths.apart:
+        if request is not None and not lengths.separate_queries:
             span = Span(request[0], request[0])
         queries = draw(_whole(span.low, span.high))
     if lengths.keys is None:

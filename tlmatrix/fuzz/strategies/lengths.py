@@ -1,9 +1,8 @@
-"""What packed batches are made of: tables of spans, and profiles that draw from parts of them.
+"""The domain of packed batches: a table of spans, and profiles that use parts of it.
 
-A profile is a way in which batches go wrong: all sequences empty, runs of empty ones, one long
-among short, every length next to a tile's edge. All profiles draw from one table, each from a part
-of it, and the first from all: so any batch is also one of the first profile's, and Hypothesis
-shrinks to that without losing a length.
+A profile is a kind of batch that tends to fail: all sequences empty, runs of empty ones, one long
+sequence among short ones, all lengths at tile edges. Each profile uses a part of the table, and the
+first one all of it, so Hypothesis can shrink to the first profile without changing lengths.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tlmatrix.fuzz.strategies.spans import Span, clipped, edges
+from tlmatrix.fuzz.strategies.spans import Span, clip, edges
 from tlmatrix.spec.model.fuzz import Range
 
 if TYPE_CHECKING:
@@ -24,18 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["KeySpan", "Lengths", "Profile", "batch_value", "key_span", "lengths_of"]
 
 KeySpan = Span | Literal["same", "longer", "shorter"]
-"""A span of key lengths, or one that the query's length decides."""
+"""A span of key lengths, or a relation to the query length."""
 
 _SHORT = 3
 _LONG = 4
-"""Short lengths are up to 3, long ones in the last quarter of the range."""
+"""Short lengths are at most 3 above the least, long ones in the last quarter of the range."""
 _EMPTY = 1
-"""The place of the empty span in every table."""
+"""The index of the empty span in every table."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The places of the tables of query and key spans that one batch draws from."""
+    """A kind of batch: the ranges of indices into the tables of query and key spans."""
 
     name: str
     queries: Span
@@ -45,30 +44,30 @@ class Profile:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How batches are drawn: how many sequences, and spans for their lengths.
+    """The domain of the batches of a packed axis.
 
-    `keys` is None where they are as many as queries, and `fixed` the number of queries where all
-    sequences have the same (decoding). `profiles` are drawn alike, some of them are there twice.
+    `keys` is None if every sequence has as many keys as queries. `fixed` is the number of queries
+    if all sequences have the same (decoding). Some profiles are repeated, to be drawn more often.
     """
 
     sequences: Span
     whole: Span
-    """Of key lengths; of those of queries, too, where they are not told apart."""
+    """The range of key lengths, and of query lengths unless these have their own."""
     relation: str
-    """How keys follow from queries: same, independent, longer or shorter."""
+    """Key lengths relative to query lengths: same, independent, longer or shorter."""
     queries: tuple[Span, ...]
     keys: tuple[KeySpan, ...] | None
     profiles: tuple[Profile, ...]
     fixed: int | None = None
-    apart: bool = False
-    """Whether queries have a range of their own; a trace then tells lengths of keys."""
+    separate_queries: bool = False
+    """Whether queries have their own range; a trace then has lengths of keys."""
     plain: bool = False
-    """Whether the axis lists plain lists, not sides."""
+    """Whether values of the axis are plain lists, without `q` and `k`."""
     requests: Requests = ()
-    """Of a trace, which profiles with `of_trace` replay."""
+    """The requests of a trace, which profiles with `of_trace` replay."""
 
     def longest(self, side: int) -> int:
-        """The longest that a sequence can be, in queries (0) or keys (1)."""
+        """The largest number of queries (0) or keys (1) of a sequence."""
         return self.whole.high if side else self.queries[0].high
 
 
@@ -80,16 +79,18 @@ def lengths_of(
     *,
     plain: bool = False,
 ) -> Lengths:
-    """The tables that `fuzz.seqlens` makes, with the edges of the kernel's tiles."""
-    apart = fuzz.q
-    if apart is None and isinstance(fuzz.k, Range):
-        apart = fuzz.length
-    traced = [length for pair in requests for length in (pair if apart is None else pair[1:])]
+    """The domain of a packed axis with this section of `fuzz` and these tile sizes."""
+    own = fuzz.q
+    if own is None and isinstance(fuzz.k, Range):
+        own = fuzz.length
+    traced = [length for pair in requests for length in (pair if own is None else pair[1:])]
     whole = Span(min([fuzz.keys.low, *traced]), max([fuzz.keys.high, *traced]))
-    rows = whole if apart is None else Span(apart.low, apart.high)
+    rows = whole if own is None else Span(own.low, own.high)
     queries, parts = _query_table(rows, edges(rows, tiles_q, fuzz.around))
-    keys = _key_table(whole, edges(whole, tiles_k, fuzz.around), fuzz.relation, apart=_own(fuzz))
-    fixed = apart.low if _own(fuzz) and apart is not None and apart.low == apart.high else None
+    keys = _key_table(
+        whole, edges(whole, tiles_k, fuzz.around), fuzz.relation, independent=_has_own_queries(fuzz)
+    )
+    fixed = own.low if _has_own_queries(fuzz) and own is not None and own.low == own.high else None
     rows_at, keys_at = Span(0, len(queries) - 1), Span(0, len(keys or (0,)) - 1)
     profiles = _profiles(parts, rows_at, keys_at)
     anywhere = 0 if keys is None else keys.index(whole)
@@ -104,22 +105,22 @@ def lengths_of(
         keys=keys,
         profiles=(*profiles, *traces * len(profiles)),
         fixed=fixed,
-        apart=_own(fuzz),
+        separate_queries=_has_own_queries(fuzz),
         plain=plain,
         requests=requests,
     )
 
 
-def _own(fuzz: FuzzLengths) -> bool:
-    """Whether queries and keys have ranges of their own that do not depend on each other."""
+def _has_own_queries(fuzz: FuzzLengths) -> bool:
+    """Whether queries and keys have independent ranges."""
     return (fuzz.q is not None and fuzz.k == "same") or isinstance(fuzz.k, Range)
 
 
 def _query_table(
     whole: Span, edge: Sequence[Span]
 ) -> tuple[tuple[Span, ...], dict[str, tuple[int, int]]]:
-    """The spans, and the places (first, last) of each kind of batch."""
-    empty, one = (clipped(Span(at, at), whole.low, whole.high) for at in (0, 1))
+    """The table of query spans, and the indices (first, last) of each part of it."""
+    empty, one = (clip(Span(at, at), whole.low, whole.high) for at in (0, 1))
     short = Span(whole.low, min(whole.low + _SHORT, whole.high))
     long = Span(whole.high - (whole.high - whole.low) // _LONG, whole.high)
     kinds: dict[str, list[Span]] = {
@@ -128,19 +129,19 @@ def _query_table(
         "runs of empty": [empty] * 5 + [one] + [whole] * 2,
     }
     spans = [whole, empty]
-    places = {}
+    parts = {}
     for name, own in kinds.items():
-        places[name] = (len(spans), len(spans) + len(own) - 1)
+        parts[name] = (len(spans), len(spans) + len(own) - 1)
         spans += own
     spans += [one] * (len(spans) // 12) + [whole] * (len(spans) // 3)
-    return tuple(spans), places
+    return tuple(spans), parts
 
 
 def _key_table(
-    whole: Span, edge: Sequence[Span], relation: str, *, apart: bool
+    whole: Span, edge: Sequence[Span], relation: str, *, independent: bool
 ) -> tuple[KeySpan, ...] | None:
-    empty, one = (clipped(Span(at, at), whole.low, whole.high) for at in (0, 1))
-    if apart:
+    empty, one = (clip(Span(at, at), whole.low, whole.high) for at in (0, 1))
+    if independent:
         special = [*edge, *[empty, one] * (1 + len(edge) // 8)]
         return (whole, empty, *special, *[whole] * (2 * len(special) // 3))
     if relation == "same":
@@ -150,7 +151,7 @@ def _key_table(
 
 
 def _profiles(parts: dict[str, tuple[int, int]], rows: Span, keys: Span) -> tuple[Profile, ...]:
-    """Profiles by the places they draw from; the first draws from all there are."""
+    """The profiles; the first one uses the whole tables."""
     empty = Span(_EMPTY, _EMPTY)
     no_keys = empty if keys.high else keys
     one_long, runs, edge = (Span(*parts[name]) for name in ("one long", "runs of empty", "edges"))
@@ -168,7 +169,7 @@ def _profiles(parts: dict[str, tuple[int, int]], rows: Span, keys: Span) -> tupl
 
 
 def key_span(lengths: Lengths, span: KeySpan, query: int) -> Span:
-    """The span of key lengths beside `query` queries."""
+    """The span of key lengths for a sequence of `query` queries."""
     low, high = lengths.whole.low, lengths.whole.high
     relation = span if lengths.relation == "independent" else lengths.relation
     if relation == "longer":
@@ -179,12 +180,12 @@ def key_span(lengths: Lengths, span: KeySpan, query: int) -> Span:
         case "same":
             return Span(query, query)
         case Span():
-            return clipped(span, low, high)
+            return clip(span, low, high)
     return Span(low, high)
 
 
 def batch_value(lengths: Lengths, batch: Sequence[tuple[int, int]]) -> Value:
-    """A batch as the axis has it: `[17, 64]`, `{q: [17, 64], k: same}`."""
+    """A batch as a value of the axis: `[17, 64]`, `{q: [17, 64], k: same}`."""
     queries, keys = [q for q, _ in batch], [k for _, k in batch]
     if lengths.plain:
         return queries

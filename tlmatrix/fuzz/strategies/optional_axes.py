@@ -1,8 +1,7 @@
-"""What random cases have besides the axes of their spec: values, storage, lengths told too large.
+"""Axes of fuzz cases that their spec does not list: values, storage, and maximum lengths.
 
-The axes are those of `tlmatrix.problem.optional_axes`. A case has one only where it is drawn to be
-other than usual, but for `values`: without it the case's seed would choose, anew for every
-smaller case.
+They are the axes of `tlmatrix.problem.optional_axes`. A case has one only if its value is not the
+default, except `values`: its default depends on the case's seed, and would change while shrinking.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.fuzz import Fuzz
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["EXCESS", "SIDES", "Extras", "extras_of"]
+__all__ = ["EXCESS", "SIDES", "OptionalAxes", "optional_axes_of"]
 
 SIDES: Mapping[str, int] = {"max_seqlen_q": 0, "max_seqlen_k": 1}
-"""The axes that tell a longest length, and whose it is: of queries, of keys."""
+"""The axes of maximum lengths, each with its index in a pair (queries, keys)."""
 
 _MOST = 130
 EXCESS = (Span(0, _MOST), *[Span(0, 0)] * 7, Span(1, 1), Span(1, 16), Span(1, _MOST))
-"""By how much a longest length is told too large; mostly not at all."""
+"""Spans of the difference between a maximum length and the longest sequence; mostly 0."""
 
 
 @dataclass(frozen=True)
-class Extras:
-    """Values of optional axes, the plainest first; none for an axis that is not drawn.
+class OptionalAxes:
+    """Values of optional axes, the simplest first; empty for an axis that is not generated.
 
-    `larger` are told larger than they are. `raised` are axes of the spec that must be at least as
-    large as what is drawn.
+    `larger` are maximum lengths that may exceed the longest sequence. `raised` are those listed in
+    the spec, which are raised to the longest generated sequence.
     """
 
     values: tuple[str, ...] = ()
@@ -47,15 +46,21 @@ class Extras:
     raised: tuple[str, ...] = ()
 
 
-def extras_of(spec: Spec, fuzz: Fuzz, family: Family, lengths: Lengths | None) -> Extras:
-    """What is drawn besides the axes of a spec; SpecError where a rule stands in the way."""
+def optional_axes_of(
+    spec: Spec, fuzz: Fuzz, family: Family, lengths: Lengths | None
+) -> OptionalAxes:
+    """The optional axes of a spec's cases.
+
+    Raises:
+        SpecError: a constraint names a maximum length that would have to be raised.
+    """
     free = optional_axes(family) - spec.axes.keys()
     names = usual_distributions()
     longest = SIDES.keys() if lengths is not None else ()
     raised = tuple(axis for axis in longest if axis in spec.axes)
     if lengths is not None:
         _check_raised(spec, raised, lengths)
-    return Extras(
+    return OptionalAxes(
         values=(*names[:1] * len(names), *names[1:]) if "values" in free else (),
         storage=(*[None] * 2 * len(fuzz.storage), *fuzz.storage) if "storage" in free else (),
         larger=tuple(axis for axis in longest if axis in free and not _fixed(axis, lengths)),
@@ -64,18 +69,19 @@ def extras_of(spec: Spec, fuzz: Fuzz, family: Family, lengths: Lengths | None) -
 
 
 def _fixed(axis: str, lengths: Lengths | None) -> bool:
-    """Whether nobody asks for the longest: of sequences with one query each."""
+    """Whether all sequences have the same number of queries."""
     return SIDES[axis] == 0 and lengths is not None and lengths.fixed is not None
 
 
 def _check_raised(spec: Spec, raised: tuple[str, ...], lengths: Lengths) -> None:
-    ruled = {name for rule in spec.where for name in rule.expr.names}
+    constrained = {name for constraint in spec.where for name in constraint.expr.names}
     for axis in raised:
         most = lengths.longest(SIDES[axis])
         for index, value in enumerate(spec.axes[axis]):
-            if axis in ruled and isinstance(value, int) and value < most:
+            if axis in constrained and isinstance(value, int) and value < most:
                 message = (
-                    f"{axis} is {value}, and 'fuzz' draws lengths up to {most}; as a rule names "
-                    "the axis it cannot be made larger: list larger numbers, or draw shorter ones"
+                    f"{axis} is {value}, but 'fuzz' generates lengths up to {most}; it cannot be "
+                    "raised because a constraint names it: list larger numbers, or generate "
+                    "shorter lengths"
                 )
                 raise SpecError([spec.issue(("axes", axis, index), message)])

@@ -1,8 +1,7 @@
-"""Whole numbers near which kernels break, as spans of a range.
+"""Spans of integers at which kernels tend to fail.
 
-A number is drawn in two steps: a span, then a number in it. The first span is always the whole
-range, and every other lies within it: so a number found in any span is also one of the first, and
-Hypothesis shrinks span and number one after the other without ever having to give up a number.
+An integer is drawn in two steps: a span, then a number in it. The first span is the whole range and
+contains all others, so Hypothesis can shrink the span without changing the number.
 """
 
 from __future__ import annotations
@@ -13,32 +12,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Span", "clipped", "edges"]
+__all__ = ["Span", "clip", "edges"]
 
 _MULTIPLES = 4
-"""Multiples of a tile that are edges; of longer ranges, the first ones."""
+"""Number of multiples of a tile that count as edges."""
 _ALIGNED = (4, 8, 16)
-"""What vectors, TMA boxes and MMA rows want a size to be a multiple of."""
+"""Alignments that vector instructions, TMA boxes and MMA rows need."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The whole numbers from `low` to `high`, both included."""
+    """The integers from `low` to `high`, both included."""
 
     low: int
     high: int
 
 
-def clipped(span: Span, low: int, high: int) -> Span:
-    """What of a span lies between two bounds, or else the bound that is nearest to it."""
+def clip(span: Span, low: int, high: int) -> Span:
+    """The part of a span between two bounds, or the nearest bound if there is none."""
     return Span(min(max(span.low, low), high), max(min(span.high, high), low))
 
 
 def edges(whole: Span, tiles: Iterable[int], around: Iterable[int] = ()) -> tuple[Span, ...]:
-    """Short spans in which bugs live, those of tiles and of `around` more than once.
+    """Spans of three integers around tile sizes, their multiples, `around`, and alignments.
 
-    A number and both its neighbours make a span: a tile, its multiples, numbers next to multiples
-    of 4, 8 and 16.
+    Those of tiles and `around` are repeated, so that they are drawn more often.
     """
     found: list[Span] = []
     for tile in dict.fromkeys(tiles):
@@ -54,4 +52,4 @@ def edges(whole: Span, tiles: Iterable[int], around: Iterable[int] = ()) -> tupl
 
 def _near(whole: Span, at: int) -> Iterator[Span]:
     if at - 1 <= whole.high and at + 1 >= whole.low:
-        yield clipped(Span(at - 1, at + 1), whole.low, whole.high)
+        yield clip(Span(at - 1, at + 1), whole.low, whole.high)

@@ -1,7 +1,7 @@
-"""Lengths of a serving log, for batches as they came: CSV with a header, JSON, or JSON Lines.
+"""Reads query and key lengths from a serving log: CSV with a header, JSON, or JSON Lines.
 
-A row is one request. In CSV, and in JSON as objects, the columns are those that the spec names; a
-JSON list of plain numbers has a length in each. What is wrong with a file is said at its line.
+A row is one request. The spec names the columns; a row of JSON may also be a plain length. Errors
+have the line of the file.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ Requests = tuple[tuple[int, int], ...]
 
 
 def requests_of(spec: Spec, lengths: FuzzLengths) -> Requests:
-    """The requests of the trace that `fuzz.seqlens` names, none where it names none.
-
-    Those outside of `length`, where the spec gives it, are left out.
+    """The requests of the trace in `fuzz.seqlens`, if any, within `length` if the spec sets it.
 
     Raises:
-        SpecError: no such file, no such column, no length where one should be, key lengths that
-            `k` does not allow, or no request within `length`.
+        SpecError: the file or a column is missing, a value is not a length, `k` excludes a key
+            length, or no request is within `length`.
     """
     trace = lengths.trace
     if trace is None:
@@ -53,8 +51,8 @@ def requests_of(spec: Spec, lengths: FuzzLengths) -> Requests:
             found.append((queries, keys))
     if not found:
         given = "length" in lengths.model_fields_set
-        told = f" of {lengths.length.low} to {lengths.length.high} tokens" if given else ""
-        _refuse(spec, f"{trace.file} has no request{told}")
+        within = f" of {lengths.length.low} to {lengths.length.high} tokens" if given else ""
+        _refuse(spec, f"{trace.file} has no request{within}")
     return tuple(found)
 
 
@@ -72,7 +70,7 @@ def _check_keys(path: Path, line: int, relation: str, queries: int, keys: int) -
     }
     if not allowed[relation]:
         message = (
-            f"{keys} keys beside {queries} queries, where 'fuzz.seqlens' has k: {relation}; "
+            f"{keys} keys for {queries} queries, but 'fuzz.seqlens' has k: {relation}; "
             "k: independent allows any"
         )
         raise SpecError([Issue(path, line, 1, message)])
@@ -89,7 +87,7 @@ def _length(path: Path, line: int, column: str, row: Mapping[str, object]) -> in
 
 
 def _rows(spec: Spec, trace: FuzzTrace, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """The rows of a file, each with its line, with at least the columns asked for."""
+    """Yield the rows of a file with their lines; every row has the columns of the trace."""
     text = _text(spec, trace, path)
     columns = [trace.q] if trace.k is None else [trace.q, trace.k]
     match path.suffix.lower():
@@ -105,7 +103,7 @@ def _rows(spec: Spec, trace: FuzzTrace, path: Path) -> Iterator[tuple[int, Mappi
         case ".json":
             data = _json(path, 1, text)
             if not isinstance(data, list):
-                raise SpecError([Issue(path, 1, 1, "must be a list of lengths, or of objects")])
+                raise SpecError([Issue(path, 1, 1, "expected a list of lengths or of objects")])
             for each in data:
                 yield 1, _checked(spec, path, 1, each, columns)
         case ".jsonl":
@@ -113,7 +111,7 @@ def _rows(spec: Spec, trace: FuzzTrace, path: Path) -> Iterator[tuple[int, Mappi
                 if line.strip():
                     yield number, _checked(spec, path, number, _json(path, number, line), columns)
         case suffix:
-            _refuse(spec, f"a trace is .csv, .json or .jsonl, not {suffix or 'a file without'}")
+            _refuse(spec, f"a trace is .csv, .json or .jsonl, not {suffix or 'without suffix'}")
 
 
 def _text(spec: Spec, trace: FuzzTrace, path: Path) -> str:
@@ -122,7 +120,7 @@ def _text(spec: Spec, trace: FuzzTrace, path: Path) -> str:
     except OSError as error:
         _refuse(spec, f"{trace.file} cannot be read: {error.strerror or error}")
     except ValueError as error:
-        _refuse(spec, f"{trace.file!r} is no path: {error}")
+        _refuse(spec, f"{trace.file!r} is not a path: {error}")
     if len(content) > _MOST_BYTES:
         _refuse(spec, f"{trace.file} has more than {_MOST_BYTES >> 20} MiB; take a part of it")
     try:
@@ -139,21 +137,23 @@ def _json(path: Path, first: int, text: str) -> object:
         message = f"not JSON: {error.msg}"
         raise SpecError([Issue(path, first + error.lineno - 1, error.colno, message)]) from None
     except (RecursionError, ValueError):
-        raise SpecError([Issue(path, first, 1, "not JSON that can be read")]) from None
+        raise SpecError(
+            [Issue(path, first, 1, "not JSON: too deep or a number too long")]
+        ) from None
 
 
 def _checked(
     spec: Spec, path: Path, line: int, row: object, columns: Sequence[str]
 ) -> Mapping[str, object]:
-    """A row that has the columns; a plain number has them all."""
+    """A row with all columns; a plain number is the value of each."""
     if type(row) is int:
         return dict.fromkeys(columns, row)
     if not isinstance(row, dict):
-        raise SpecError([Issue(path, line, 1, f"{row!r} is no length, and no object with some")])
+        raise SpecError([Issue(path, line, 1, f"expected a length or an object, not {row!r}")])
     for column in columns:
         if column not in row:
-            message = f"no {column!r} here{nearest(column, filter(None, row))}"
-            if path.suffix.lower() == ".csv":  # the header's, so rather the spec's mistake
+            message = f"the row has no {column!r}{nearest(column, filter(None, row))}"
+            if path.suffix.lower() == ".csv":  # the header has no such column, so the spec is wrong
                 _refuse(spec, f"{path.name} has no {column!r}{nearest(column, filter(None, row))}")
             raise SpecError([Issue(path, line, 1, message)])
         if row[column] is None:

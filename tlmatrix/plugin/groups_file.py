@@ -1,7 +1,7 @@
-"""Which cases share compiled kernels: workers tell the controller, in a file of its own.
+"""The file in which workers tell the controller which cases share compiled kernels.
 
-(pytest-xdist would carry groups in node ids, where users would have to read them, and with recent
-versions of pytest does not.)
+pytest-xdist would take groups from node ids, which users read; with recent versions of pytest it
+does not take them at all.
 """
 
 from __future__ import annotations
@@ -15,44 +15,43 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Sharing"]
+__all__ = ["GroupsFile"]
 
 
-class Sharing:
-    """The file, and what is in it: the group of each case by node id; all workers say the same.
+class GroupsFile:
+    """A file with the group of each case by node id, in which all workers agree.
 
-    A controller makes one without a path, and asks if it groups cases; a worker has that of its
-    controller.
+    A controller that groups cases calls `create`, and passes `path` to its workers.
     """
 
-    def __init__(self, file: str = "") -> None:
-        self._path = Path(file) if file else None
+    def __init__(self, path: str = "") -> None:
+        self._path = Path(path) if path else None
 
     @property
-    def file(self) -> str:
-        """Where workers are to answer; empty where nobody asks."""
+    def path(self) -> str:
+        """The path of the file; empty if groups are not needed."""
         return str(self._path or "")
 
-    def ask(self) -> None:
-        """Make a place for the answer, if there is none yet."""
+    def create(self) -> None:
+        """Create the folder of the file, if it has none yet."""
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix="tlmatrix-")) / "groups.json"
 
     def write(self, groups: Mapping[str, str], worker: str) -> None:
-        """Answer as `worker`, unless another one did."""
+        """Write the groups as `worker`, unless another worker did."""
         if self._path is not None and not self._path.exists():
             draft = self._path.with_suffix(f".{worker}")
             draft.write_text(json.dumps(groups), encoding="utf-8")
             draft.replace(self._path)
 
     def read(self) -> dict[str, str]:
-        """What the workers told."""
+        """The groups that a worker wrote; empty if none did."""
         if self._path is None or not self._path.exists():
             return {}
         groups: dict[str, str] = json.loads(self._path.read_text(encoding="utf-8"))
         return groups
 
     def remove(self) -> None:
-        """Let go of the file; for the controller, at the end."""
+        """Remove the file and its folder; the controller calls this at the end."""
         if self._path is not None:
             shutil.rmtree(self._path.parent, ignore_errors=True)

@@ -1,0 +1,49 @@
+"""Jobs of fuzz workers, and the settings of a search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tlmatrix.fuzz.lost_cases import LostCase
+    from tlmatrix.fuzz.search import FuzzFailure
+
+__all__ = ["Job", "Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a search.
+
+    `examples` is the number per spec, `seconds` the time for all specs; without either, the tier
+    of each spec sets the number of examples. `timeout` is in seconds per case; 0 means none. With
+    `strict`, a kernel that the interpreter does not model is an error.
+    """
+
+    tier: str
+    backend: str
+    examples: int | None
+    seconds: float | None
+    seed: int
+    workers: int
+    timeout: float
+    results: Path
+    strict: bool = False
+    roots: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part of a search, with its number; or `lost`, a case to shrink."""
+
+    path: str
+    tier: str
+    seed: int = 0
+    examples: int | None = None
+    seconds: float | None = None
+    known: tuple[FuzzFailure, ...] = ()
+    lost: LostCase | None = None
+    number: int = 0
