@@ -5,7 +5,7 @@
 #             nvcc; listed in tests/slow_tests.py): for the loop of editing
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
 #               (TIER=quick: with every two values of axes, hours of a core)
-# make mutants  plants bugs in the kernels, one at a time, and says how many are found
+# make mutants  mutation testing: runs specs on mutants of the kernels, reports how many they find
 # make fuzz-framework  5,000 made-up specs through load, expand and draw: cases or located errors
 # make lint   ruff, mypy and the import rules
 # make docs   the documentation as a site, in build/site

@@ -268,13 +268,16 @@ def test_list_says_what_is_drawn_and_check_what_cannot_be(project: Project) -> N
     text = path.read_text()
     path.write_text(text.replace("RANGE", "40"))
     outcome = project.tlmatrix("list", ".")
-    assert "each time: rows 0..40; values of every distribution; storage sliced" in outcome.out
+    assert "each time: rows 0..40; values of all distributions; storage sliced" in outcome.out
     assert "mostly as in the tier (2): dtype" in " ".join(outcome.out.split())
     assert project.tlmatrix("check", ".").code == ExitCode.OK
     path.write_text(text.replace("RANGE", "40000"))
     outcome = project.tlmatrix("check", ".")
     assert outcome.code == ExitCode.USAGE
-    assert "a rule names the axis 'rows', which then can have 4096 values" in outcome.out
+    assert (
+        "the axis 'rows' has 40001 values, but an axis in a constraint can have at most 4096"
+        in outcome.out
+    )
 
 
 # repro ----------------------------------------------------------------------------------------
@@ -307,7 +310,7 @@ def test_repro_takes_values_of_no_tier(project: Project) -> None:
     ("case", "values", "words"),
     [
         ("scale.yaml::cols=3-dtype=float16-how=write-rows=5", None, "right"),
-        ("scale.yaml", None, "name a case"),
+        ("scale.yaml", None, "no case given"),
         ("scale.yaml", '{"row": 1}', "rows"),
         ("scale.yaml", "{rows: 1}", "not JSON"),
     ],

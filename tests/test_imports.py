@@ -21,7 +21,6 @@ def test_import_rules_hold():
 
 KNOWN_CIRCLES = {
     ("tlmatrix.spec.model.sharding", "tlmatrix.spec.model.spec"),
-    ("tlmatrix.problem.sharding.lengths", "tlmatrix.problem.sharding.shards"),
 }
 """Imports that are ignored until they are removed."""
 

@@ -288,7 +288,7 @@ def test_resuming_runs_only_what_did_not_pass(project: Project) -> None:
     elsewhere = ("--results", "new.jsonl")
     outcome = project.tlmatrix("run", "--resume", "out.jsonl", "-n", "0", *elsewhere)
     assert outcome.code == 2
-    assert "--results new.jsonl: a run that goes on adds to its own file, out.jsonl" in outcome.out
+    assert "--results new.jsonl: a resumed run appends to its own file, out.jsonl" in outcome.out
 
 
 # Workers ------------------------------------------------------------------------------------

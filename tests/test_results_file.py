@@ -1,4 +1,4 @@
-"""Where records of a run go, and how the file is named to its user."""
+"""Paths of results files, and how they are shown."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from tlmatrix.config import Config
 from tlmatrix.results_file import make_folder, new_results, shown_path
 
 
-def test_a_file_that_is_named_is_taken_and_a_folder_gets_a_new_one(tmp_path, monkeypatch):
+def test_a_given_file_is_used_and_a_folder_gets_a_new_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = Config(root=tmp_path, results="kept")
     assert new_results("mine.jsonl", config, "run") == tmp_path / "mine.jsonl"
@@ -18,7 +18,7 @@ def test_a_file_that_is_named_is_taken_and_a_folder_gets_a_new_one(tmp_path, mon
         assert path.name.endswith(f"-{os.getpid()}.jsonl")
 
 
-def test_git_ignores_the_projects_folder_and_nobody_elses(tmp_path):
+def test_git_ignores_only_the_results_folder_of_the_project(tmp_path):
     config = Config(root=tmp_path, results="kept")
     make_folder(tmp_path / "elsewhere" / "a.jsonl", config)
     assert not list(tmp_path.iterdir())
@@ -29,7 +29,7 @@ def test_git_ignores_the_projects_folder_and_nobody_elses(tmp_path):
     assert (tmp_path / "kept" / ".gitignore").read_text() == "!*.jsonl\n"
 
 
-def test_a_path_is_shown_as_one_would_write_it_here(tmp_path, monkeypatch):
+def test_paths_in_the_working_directory_are_shown_relative_to_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown_path(tmp_path / "a" / "b.jsonl") == str(Path("a") / "b.jsonl")
     assert shown_path(Path("/elsewhere/b.jsonl")) == "/elsewhere/b.jsonl"

@@ -1,6 +1,6 @@
 """A declarative test matrix for TileLang GPU kernels.
 
-From Python, for notebooks and other tools:
+Use from Python:
 
     import tlmatrix
 
@@ -14,7 +14,7 @@ From Python, for notebooks and other tools:
     with tlmatrix.interpret():      # TileLang kernels run on CPU tensors
         out, lse = my_attention(q, k, v)
 
-Importing the package imports nothing else until a name is used.
+The modules of these names are imported when a name is used.
 """
 
 from __future__ import annotations

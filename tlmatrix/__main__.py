@@ -1,4 +1,4 @@
-"""`python -m tlmatrix`: the command line where its script is not on the path."""
+"""`python -m tlmatrix`: the command line without its script."""
 
 import sys
 

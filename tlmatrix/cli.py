@@ -1,7 +1,7 @@
-"""The command line: reads what was asked for, runs it, and turns errors into exit codes.
+"""The command line: parses arguments, runs a command, and turns errors into exit codes.
 
-What commands take is in `tlmatrix.commands.arguments`, what they do in a module each beside it.
-Only the command that was asked for is imported: `--help` starts no PyTorch.
+`tlmatrix.commands.arguments` has the parser, and `tlmatrix.commands` a module for every command,
+which is imported only when it runs.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; Python must not complain when it exits.
+        # The reader, such as head, ended. Python must not report an error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
 
 
 def command_named(target: str) -> Command:
-    """The function that a command's parser names, as `module:function` in `tlmatrix.commands`."""
+    """The function `module:function` of `tlmatrix.commands`."""
     module, _, name = target.partition(":")
     command: Command = getattr(import_module(f"tlmatrix.commands.{module}"), name)
     return command

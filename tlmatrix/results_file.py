@@ -1,4 +1,4 @@
-"""Where the records of a run go: a file that is named, or a new one in the project's folder."""
+"""Paths of results files: a given file, or a new one in the project's folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["kept_results", "make_folder", "new_results", "resume_command", "show
 
 
 def new_results(given: str | None, config: Config, kind: str) -> Path:
-    """The file of a new run of a `kind` (run, fuzz): `given`, or one in that folder, made later.
+    """The path of a new results file of a `kind` (run, fuzz): `given`, or a file in that folder.
 
-    Its name tells when it began and in which process, so that no two runs share one.
+    The file is not created. Its name has the time and the process id, so it is unique.
     """
     if given is not None and given.endswith(".jsonl"):
         return Path(given).resolve()
@@ -27,9 +27,9 @@ def new_results(given: str | None, config: Config, kind: str) -> Path:
 
 
 def kept_results(given: str | None, config: Config, kind: str = "") -> list[Path]:
-    """The results files of a `kind` (of all, without one), the newest first.
+    """The results files of a `kind` (by default of all kinds), the newest first.
 
-    `given` is a folder of them, or a file; by default the project's folder.
+    `given` is a folder or a file; by default the project's folder.
     """
     if given is not None and given.endswith(".jsonl"):
         return [Path(given)] if Path(given).is_file() else []
@@ -40,20 +40,19 @@ def kept_results(given: str | None, config: Config, kind: str = "") -> list[Path
 
 
 def make_folder(path: Path, config: Config) -> None:
-    """Make the project's results folder, if the file `path` is in it and it is not there."""
+    """Create the project's results folder if `path` is in it."""
     folder = (config.root / config.results).resolve()
     if folder in path.parents and not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        # Results are no part of anybody's repository.
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
 def shown_path(path: Path) -> str:
-    """A path as one would write it in the working directory; absolute outside of it."""
+    """A path relative to the working directory; absolute if it is outside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def resume_command(results: Path) -> str:
-    """What goes on where the run of a results file stopped."""
+    """The command that continues the run of a results file."""
     return f"tlmatrix run --resume {shlex.quote(shown_path(results))}"

@@ -129,8 +129,8 @@ def test_simulated_ranks_are_left_out_with_the_reason(folder):
 
 def test_fewer_gpus_than_ranks_are_named(folder, monkeypatch):
     from tlmatrix.backend.gpus import ALL_GPUS
-    from tlmatrix.backend.ranks import executors
     from tlmatrix.bench import ranks
+    from tlmatrix.distributed import executors
 
     monkeypatch.setenv(ALL_GPUS, "0")
     monkeypatch.setattr(

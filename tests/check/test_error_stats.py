@@ -1,11 +1,11 @@
-"""What a comparison that passes rests on: distances by region, and limits of some regions alone."""
+"""Errors by region, and error bounds of some regions."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from attention_world import attention
+from packed_attention import attention
 
 from tlmatrix.check.error_stats import Comparison, measure_errors
 from tlmatrix.check.region_subset import select_regions
@@ -51,15 +51,15 @@ def check(made):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int32])
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_survey_measures_each_region(name, dtype):
+def test_errors_of_each_region(name, dtype):
     check(measure_errors([measured(name, SHAPES[name], dtype)]))
 
 
-def test_many_tensors_are_measured_as_each_by_itself():
+def test_tensors_measured_together_equal_separate_ones():
     check(measure_errors([measured(name, dims) for name, dims in SHAPES.items()]))
 
 
-def test_tensors_of_different_dtypes_keep_their_values_when_measured_together():
+def test_different_dtypes_keep_their_values():
     whole = measured("whole", SHAPES["no region"], torch.int32)
     whole = replace(whole, got=whole.got + 2**24 + 1, reference=whole.reference + 2**24)
     small = measured("small", SHAPES["no region"], torch.float8_e5m2)
@@ -67,7 +67,7 @@ def test_tensors_of_different_dtypes_keep_their_values_when_measured_together():
 
 
 @pytest.mark.parametrize("name", ["elements of a head", "larger than a piece"])
-def test_equal_infinities_are_no_distance_and_others_spoil_only_their_region(name):
+def test_equal_infinities_have_no_error_and_others_affect_their_region(name):
     each = measured(name, SHAPES[name])
     at = (0,) * each.got.ndim
     for tensor in (each.got, each.low, each.reference):
@@ -80,7 +80,7 @@ def test_equal_infinities_are_no_distance_and_others_spoil_only_their_region(nam
 
 
 @pytest.mark.parametrize("spoil", [torch.nan, torch.inf])
-def test_a_region_whose_low_precision_result_is_not_finite_allows_nothing(spoil):
+def test_region_is_suspect_if_low_precision_result_is_not_finite(spoil):
     each = measured("x", SHAPES["rows of a head"])
     each.low[0, 0, 0] = spoil
     within = measure_errors([replace(each, got=each.reference.half())]).within([2.0])
@@ -88,14 +88,14 @@ def test_a_region_whose_low_precision_result_is_not_finite_allows_nothing(spoil)
     assert within[1:].all()
 
 
-def test_within_takes_the_factor_of_each_tensor():
+def test_within_uses_the_factor_of_each_tensor():
     pair = [measured("a", SHAPES["one row"]), measured("b", SHAPES["no region"])]
     pair = [replace(each, got=each.reference + 3 * (each.low - each.reference)) for each in pair]
     assert measure_errors(pair).within([3.1, 2.9]).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", ["out", "lse", "dq", "dk", "dv"])
-def test_some_regions_alone_have_the_limits_that_they_have_in_the_whole(name):
+def test_region_subset_has_the_bounds_of_the_whole_tensor(name):
     problem = attention((1, 3, 9), (4, 3, 2), dtype=torch.bfloat16)
     bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
     regions, reference = bounds.regions(name), bounds.reference[name]
@@ -113,7 +113,7 @@ def test_some_regions_alone_have_the_limits_that_they_have_in_the_whole(name):
 
 
 @pytest.mark.parametrize("name", ["one row", "a scalar"])
-def test_a_tensor_that_is_one_region_is_an_excerpt_of_itself(name):
+def test_region_subset_of_a_single_region(name):
     made = measured(name, SHAPES[name])
     info = TensorInfo("y", SHAPES[name], torch.float16, 2.0**-11, made.reference.abs)
     part = select_regions(info, made.regions, np.ones(1, dtype=bool))

@@ -1,15 +1,15 @@
-"""Correct kernels are never accused, whatever their tiles, order, values and lengths.
+"""No findings for correct kernels with any tiles, order, values and lengths.
 
-The kernels here are `attention_world.flash`: P is rounded before it is normalised, exp2 errs by
+The kernels here are `packed_attention.flash`: P is rounded before it is normalised, exp2 errs by
 2 ulp, tiles are taken in either order, dS is rounded. Sequences of one and two rows matter most:
-there the low-precision companion is off by next to nothing, by luck.
+there the error of the low-precision result may be almost zero by chance.
 """
 
 import random
 
 import pytest
 import torch
-from attention_world import DISTRIBUTIONS, DTYPES, FakeSpec, attention, flash
+from packed_attention import DISTRIBUTIONS, DTYPES, FakeSpec, attention, flash
 
 from tlmatrix.check.numeric import compare
 from tlmatrix.check.tolerance import ReferenceBounds
@@ -40,7 +40,7 @@ def some_problem(number):
 
 
 @pytest.mark.parametrize("block", range(6))
-def test_no_alarm_for_correct_kernels(block):
+def test_no_finding_for_correct_kernels(block):
     spec = FakeSpec(Tolerance())
     for number in range(block * 100, block * 100 + 100):
         problem, settings = some_problem(number)
@@ -54,7 +54,7 @@ def test_no_alarm_for_correct_kernels(block):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("k", [1, 2, 64, 1000])
-def test_no_alarm_for_sums_in_another_order(dtype, k):
+def test_no_finding_for_another_order_of_summation(dtype, k):
     from test_findings import product, sums
 
     problem = sums(dtype, size=60, k=k)

@@ -1,12 +1,12 @@
-"""Each bug a kernel may have is found by the check that should, and described as what it is."""
+"""Each kind of bug is found by the right check and described correctly."""
 
 import re
 from dataclasses import replace
 
-import attention_world as world
+import packed_attention as world
 import pytest
 import torch
-from attention_world import DTYPES, attention, flash, run
+from packed_attention import DTYPES, attention, flash, run
 
 from tlmatrix.check.bits import same_bits
 from tlmatrix.check.sanitizers import _hint
@@ -47,7 +47,7 @@ def masked_by(monkeypatch, rule, problem):
 
 
 @EVERY_DTYPE
-def test_nothing_is_found_in_a_correct_kernel(dtype):
+def test_no_finding_for_a_correct_kernel(dtype):
     problem = attention(LENGTHS, (17, 30, 2, 70), dtype=dtype)
     assert run(problem, flash, "numeric", "gradients", "poison", "guards", "determinism") == []
 
@@ -215,7 +215,7 @@ def test_rows_with_no_visible_key(dtype):
     assert "must be -inf" in statistic.hint
 
 
-def test_a_nan_must_be_there_where_the_reference_has_one():
+def test_nan_is_required_where_the_reference_has_nan():
     problem = sums(torch.float32, size=8)
     expected = problem.reference()["c"].clone()
     expected[2, 3] = torch.nan
@@ -232,7 +232,7 @@ def test_a_nan_must_be_there_where_the_reference_has_one():
     assert finding.title.startswith("reference error: c: the reference gives NaN in 1 of 64 elem")
 
 
-def test_an_overflow_of_the_dtype_is_expected_as_infinity():
+def test_overflow_of_the_dtype_must_be_infinity():
     problem = sums(torch.float16, size=8)
     expected = problem.reference()["c"].clone()
     expected[2, 3] = -1e6
@@ -250,7 +250,7 @@ def test_an_overflow_of_the_dtype_is_expected_as_infinity():
     assert only(run(problem, overflowing(torch.inf))).pattern == "one element"
 
 
-def test_a_wrong_shape_dtype_or_missing_tensor_is_said_in_words():
+def test_wrong_shape_dtype_and_missing_tensor_are_findings():
     problem = attention(LENGTHS)
     finding = only(run(problem, broken(lambda r: r.update(out=r["out"].float()))))
     assert finding.title == "out is float32, expected float16"
@@ -283,7 +283,7 @@ STARTS = {0: 0, 1: 17, 2: 18, 3: 58}
         (([20, 25, 60],), "rows", "rows 2, 7 of sequence 2; row 2 of sequence 3, in tile 0"),
     ],
 )
-def test_patterns_are_named(place, pattern, where):
+def test_pattern_names(place, pattern, where):
     def edit(results):
         results["out"][place] = 30
 
@@ -302,7 +302,7 @@ def test_the_last_tile_of_every_sequence():
     assert "bounded by the length?" in finding.hint
 
 
-def test_whole_last_tiles_are_no_hint_at_a_bound():
+def test_whole_last_tiles_give_no_bound_hint():
     def edit(results):
         results["out"][16:32] = 9
         results["out"][64:80] = 9
@@ -312,7 +312,7 @@ def test_whole_last_tiles_are_no_hint_at_a_bound():
     assert finding.hint is None or "bounded by the length" not in finding.hint
 
 
-def test_what_a_second_call_gets_wrong_is_no_hint_at_a_tail():
+def test_wrong_second_call_gives_no_tail_hint():
     problem, other = attention(LENGTHS), attention(LENGTHS, seed=2)
     calls = []
 
@@ -329,7 +329,7 @@ def test_what_a_second_call_gets_wrong_is_no_hint_at_a_tail():
     assert not any("bounded by the length" in str(finding.hint) for finding in findings)
 
 
-def test_smaller_tiles_are_a_remedy_for_shared_memory_alone():
+def test_smaller_tiles_are_suggested_for_shared_memory_only():
     def report(message):
         return Report("budget", "kernel", "k.py", 3, "", (), (), message)
 
@@ -356,7 +356,7 @@ def test_scattered_elements():
     assert only(run(attention(LENGTHS), broken(edit))).pattern == "scattered"
 
 
-def test_one_cause_in_several_tensors_is_one_finding_and_two_causes_are_two():
+def test_findings_are_merged_by_cause():
     def same(results):
         results["out"][:, 1] = 0
         results["lse"][1] = 0
@@ -385,7 +385,7 @@ def test_gradients_of_wrong_outputs_are_one_finding():
 # Masks -------------------------------------------------------------------------------------------
 
 
-def test_a_row_that_sees_one_key_too_many(monkeypatch):
+def test_mask_with_one_key_too_many(monkeypatch):
     rule = lambda lq, lk, *_: torch.arange(lk)[None] <= torch.arange(lq)[:, None] + lk - lq + 1  # noqa: E731
     forward, backward = masked_by(monkeypatch, rule, attention(LENGTHS))
     assert forward.check == "numeric"
@@ -393,7 +393,7 @@ def test_a_row_that_sees_one_key_too_many(monkeypatch):
     assert backward.check == "gradients"
 
 
-def test_a_row_that_sees_one_key_too_few(monkeypatch):
+def test_mask_with_one_key_too_few(monkeypatch):
     rule = lambda lq, lk, *_: torch.arange(lk)[None] < torch.arange(lq)[:, None] + lk - lq  # noqa: E731
     forward = masked_by(monkeypatch, rule, attention(LENGTHS))[0]
     assert "the first row attends to none" in forward.hint
@@ -441,7 +441,7 @@ def test_a_result_that_changes_from_call_to_call(dtype):
     assert bounded == []
 
 
-def test_tensors_without_elements_are_equal_whatever_their_strides():
+def test_empty_tensors_are_equal_for_any_strides():
     empty = torch.zeros(1, dtype=torch.float16).expand(0)
     assert empty.stride() == (0,)
     assert same_bits(empty, torch.zeros(0, dtype=torch.float16))
@@ -449,7 +449,7 @@ def test_tensors_without_elements_are_equal_whatever_their_strides():
 
 
 @EVERY_DTYPE
-def test_equal_bits_whatever_the_strides_and_offsets(dtype):
+def test_same_bits_for_any_strides_and_offsets(dtype):
     values = torch.randn(9, 5).to(dtype)
     values[0, 0] = torch.nan
     for part in (values, values.T, values.flatten()[1:], values[:0], values[0, 0]):
@@ -459,7 +459,7 @@ def test_equal_bits_whatever_the_strides_and_offsets(dtype):
 
 
 @EVERY_DTYPE
-def test_bounded_is_not_boundless(dtype):
+def test_bounded_determinism_has_a_bound(dtype):
     calls = []
 
     def kernel(problem):
@@ -521,7 +521,7 @@ def test_a_leak_from_the_neighbour_sequence(dtype, kind, factor):
     assert kind in {finding.check for finding in run(problem, leaky, "numeric", kind)}
 
 
-def test_a_part_that_holds_other_elements_than_its_tensor_is_named_by_axis():
+def test_part_with_other_elements_has_numbered_axes():
     problem = attention((17, 40), dtype=torch.float16)
     relation = Relation(
         "sums", "relations", (problem,), lambda tensors: {"out": tensors["out"].sum(2)},
@@ -578,7 +578,7 @@ def test_wrong_only_for_the_data_of_the_second_call():
     assert "must not remember" not in finding.detail
 
 
-def test_what_is_kept_by_a_tensor_that_the_caller_refills():
+def test_state_cached_by_tensor_identity():
     problem, other = attention(), attention(seed=1)
     kept = []
 
@@ -595,7 +595,7 @@ def test_what_is_kept_by_a_tensor_that_the_caller_refills():
     assert torch.equal(kept[0][0], kept[0][1]), "the problem's own tensors are not touched"
 
 
-def test_results_of_the_first_call_that_come_back():
+def test_results_of_the_first_call_returned_again():
     problem, other = attention(), attention(seed=1)
     memory = {}
 
@@ -624,7 +624,7 @@ def test_state_that_the_second_call_leaves_behind():
     assert any("must not remember" in each.detail for each in findings)
 
 
-def test_what_raises_in_a_repeated_call_is_said_once():
+def test_exception_in_a_repeated_call_is_one_finding():
     problem, other = attention(), attention(seed=1)
 
     def kernel(inside):
@@ -647,7 +647,7 @@ def whole_and_halves(right):
     return with_relation(problem, relation)
 
 
-def test_a_property_holds_within_the_sum_of_both_allowances():
+def test_relation_holds_within_the_sum_of_both_bounds():
     mine = flash(attention((17, 40)))["out"][:17].float()
     close = whole_and_halves(lambda _: {"out": (mine * (1 + 2**-11)).half()})
     assert run(close, flash, "relations") == []
@@ -657,7 +657,7 @@ def test_a_property_holds_within_the_sum_of_both_allowances():
     assert finding.title.startswith("split: out: ")
 
 
-def test_an_exact_relation_of_a_case_that_is_bounded_falls_back_to_the_allowance():
+def test_exact_relation_of_a_bounded_case_uses_error_bounds():
     mine = flash(attention((17, 40)))["out"][:17].float()
     near = whole_and_halves(lambda _: {"out": (mine * (1 + 2**-11)).half()})
     exact = replace(next(iter(near.relations("relations"))), exact=True)
@@ -686,7 +686,7 @@ def test_an_exception_in_the_first_run_is_raised():
         run(attention(), kernel, "numeric", "guards")
 
 
-def test_what_would_only_repeat_wrong_numbers_is_left_out():
+def test_checks_after_wrong_values_are_left_out():
     ran = []
 
     def right(results):
@@ -715,11 +715,11 @@ def vector(*sizes, edit):
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 1), (8,), (8, 8)])
-def test_a_tensor_that_is_wrong_throughout_is_everything_whatever_its_size(sizes):
+def test_pattern_of_a_tensor_wrong_throughout(sizes):
     assert vector(*sizes, edit=lambda y: y.mul_(3)).pattern == "everything"
 
 
-def test_no_factor_where_infinite_values_are_among_the_wrong():
+def test_no_factor_hint_with_infinite_values():
     def edit(y):
         y *= 0.99
         y[3] = -torch.inf
@@ -728,7 +728,7 @@ def test_no_factor_where_infinite_values_are_among_the_wrong():
     assert "uniform factor" in vector(64, edit=lambda y: y.mul_(0.99)).hint
 
 
-def test_no_factor_where_few_large_elements_share_one_and_the_others_none():
+def test_no_factor_hint_for_few_large_elements():
     noise = torch.randn(60, generator=torch.Generator().manual_seed(0))
 
     def edit(y):

@@ -1,4 +1,4 @@
-"""Guards see writes outside of buffers, changed inputs, and memory that was never written."""
+"""Guards find out-of-bounds writes, changed inputs and uninitialized memory."""
 
 import ctypes
 import subprocess
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_world import DTYPES, attention, flash, run
+from packed_attention import DTYPES, attention, flash, run
 
 from tlmatrix.check.guards import ALIGNMENT, guarded
 from tlmatrix.check.poison import poison_mask
@@ -59,7 +59,7 @@ def findings(problem, execute):
 
 
 @pytest.mark.parametrize("dtype", ALL_FLOATS, **NAMES)
-def test_nothing_is_found_where_nothing_is_wrong(dtype):
+def test_no_finding_for_a_correct_entry(dtype):
     assert findings(doubled(dtype), kernel()) == []
 
 
@@ -90,7 +90,7 @@ def test_one_byte_past_the_end(count):
     assert finding.where == "elements 0-0 past the end of y"
 
 
-def test_a_nan_written_past_the_end_is_seen_too():
+def test_nan_written_past_the_end():
     (finding,) = findings(
         doubled(torch.float16), kernel(lambda _, y: beyond(y, 4).fill_(torch.nan))
     )
@@ -118,7 +118,7 @@ def test_a_write_past_the_end_of_an_input():
         lambda x: torch.full_like(x, 7.0),
     ],
 )
-def test_every_way_to_allocate_is_guarded(allocate):
+def test_every_allocation_function_is_guarded(allocate):
     def execute(problem):
         x = problem.names["x"]
         workspace = allocate(x)
@@ -154,7 +154,7 @@ def test_allocations_in_a_backward_pass_are_guarded():
     assert finding.tensor == "dx"
 
 
-def test_values_of_allocations_that_have_some_are_kept():
+def test_initialized_allocations_keep_their_values():
     def execute(problem):
         x = problem.names["x"]
         assert torch.equal(torch.full((3,), 5), torch.tensor([5, 5, 5]))
@@ -177,7 +177,7 @@ def test_buffers_are_aligned_and_keep_sizes_strides_and_bits():
     assert guards.findings({}) == []
 
 
-def test_an_output_assigned_slice_by_slice_is_clean_forward_and_backward():
+def test_output_assigned_slice_by_slice():
     def execute(problem):
         x = problem.names["x"].clone().requires_grad_()
         y = torch.empty_like(x)
@@ -191,14 +191,14 @@ def test_an_output_assigned_slice_by_slice_is_clean_forward_and_backward():
     assert findings(doubled(torch.float32), execute) == []
 
 
-def test_fresh_memory_begins_where_its_storage_does():
+def test_fresh_memory_has_no_storage_offset():
     with guarded(doubled(torch.float16)) as (inside, _):
         for tensor in (torch.empty(5), inside.inputs["x"], torch.zeros(3, dtype=torch.bool)):
             assert tensor.storage_offset() == 0
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def test_memory_of_no_element_may_be_resized_by_who_asked_for_it():
+def test_empty_allocations_may_be_resized():
     def execute(problem):
         y = torch.empty(0)
         torch.mul(problem.names["x"].float(), 2, out=y)
@@ -207,7 +207,7 @@ def test_memory_of_no_element_may_be_resized_by_who_asked_for_it():
     assert findings(doubled(torch.float32), execute) == []
 
 
-def test_tensors_of_no_element():
+def test_empty_tensors():
     problem = replace(doubled(torch.float32, 0), names={"x": torch.zeros(0)})
 
     def execute(_):
@@ -245,7 +245,7 @@ def test_an_input_changed_from_zero_to_minus_zero():
 
 
 @pytest.mark.parametrize("dtype", ALL_FLOATS, **NAMES)
-def test_fresh_memory_is_nan_and_recognised(dtype):
+def test_fresh_memory_holds_poison(dtype):
     with guarded(doubled(torch.float32)):
         fresh = torch.empty(5, 3, dtype=dtype)
     assert fresh.float().isnan().all()
@@ -262,7 +262,7 @@ def test_fresh_integers_are_large_and_odd(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], **NAMES)
-def test_a_computed_nan_is_no_poison(dtype):
+def test_computed_nan_is_not_poison(dtype):
     computed = torch.zeros(2, dtype=dtype) / 0
     assert computed.isnan().all()
     assert poison_mask(computed) is None
@@ -296,7 +296,7 @@ def test_a_workspace_assumed_zero(dtype):
     assert "memory" in finding.hint
 
 
-def test_a_nan_that_does_not_come_from_memory_is_no_matter_of_poison():
+def test_nan_not_from_memory_is_no_poison_finding():
     def execute(problem):
         results = flash(problem)
         results["out"][0] = torch.nan
@@ -306,7 +306,7 @@ def test_a_nan_that_does_not_come_from_memory_is_no_matter_of_poison():
     assert finding.check == "numeric"
 
 
-def test_reading_past_the_end_of_an_input_shows():
+def test_read_past_the_end_of_an_input():
     def execute(problem):
         x = problem.names["x"]
         return {"y": 2 * beyond(x.narrow(0, 0, 1), x.numel()).clone()}
@@ -318,7 +318,7 @@ def test_reading_past_the_end_of_an_input_shows():
 # Beside torch.compile ----------------------------------------------------------------------------
 
 
-def test_a_compiled_entry_is_guarded_as_any_other():
+def test_compiled_entry_is_guarded():
     def body(x):
         y = torch.empty_like(x)
         y[1:] = 2 * x[1:]
@@ -334,7 +334,7 @@ def test_a_compiled_entry_is_guarded_as_any_other():
     assert found.where == "row 0"
 
 
-def test_torch_compile_is_imported_neither_for_guards_nor_for_ranks():
+def test_guards_and_ranks_do_not_import_torch_compile():
     script = (
         "import sys, torch, tlmatrix; from tlmatrix.check.guards import allocations_guarded\n"
         "with allocations_guarded():\n"

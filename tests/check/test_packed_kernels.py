@@ -55,13 +55,13 @@ def findings(tmp_path, monkeypatch):
 CONV = {"reference": "conv_reference", "grad": ", grad: true", "more": WEIGHT}
 
 
-def test_right_packed_kernels_pass(findings):
+def test_correct_packed_kernels_pass(findings):
     assert findings("segment_softmax", reference="softmax_reference") == []
     assert findings("segment_sums", reference="sums_reference", rows="sequences") == []
     assert findings("conv", **CONV) == []
 
 
-def test_relations_are_made_where_the_reference_obeys_them(findings):
+def test_relations_run_if_the_reference_satisfies_them(findings):
     relations = set()
     assert findings("segment_sums", reference="sums_reference", rows="sequences",
                     relations=relations) == []  # fmt: skip
@@ -69,7 +69,7 @@ def test_relations_are_made_where_the_reference_obeys_them(findings):
     assert relations & {"batch_permuted", "batch_split", "batch_extended"}
 
 
-def test_an_operator_that_mixes_sequences_is_no_failure(findings):
+def test_operator_that_mixes_sequences_passes(findings):
     assert findings("centred", reference="centred") == []
     relations = set()
     assert findings("centred", reference="centred", relations=relations) == []

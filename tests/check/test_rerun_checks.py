@@ -1,9 +1,9 @@
-"""Which of the checks that run the entry again a case gets: all, one in turn, or those named."""
+"""Selection of the checks that run the entry again: all, one in rotation, or named ones."""
 
 from collections import Counter
 
 import pytest
-from attention_world import FakeSpec, attention, flash
+from packed_attention import FakeSpec, attention, flash
 
 from tlmatrix.check import judge
 from tlmatrix.check.rerun_checks import RERUN_CHECKS
@@ -60,14 +60,14 @@ def judged(reruns, *, number=0, entry=None, checks=CHECKS, names=NAMES):
     return made, entry.calls, found
 
 
-def test_a_case_of_a_tier_gets_all_of_them_in_order():
+def test_tier_cases_get_all_checks_in_order():
     made, calls, found = judged("all")
     assert made == list(EVERY)
     assert calls == 1 + 2 + 6
     assert not found
 
 
-def test_in_rotation_each_example_gets_one_and_every_one_has_its_turn():
+def test_rotation_gives_each_case_one_check():
     turns = Counter()
     for number in range(80):
         made, calls, found = judged("rotate", number=number)
@@ -83,14 +83,14 @@ def test_in_rotation_each_example_gets_one_and_every_one_has_its_turn():
     assert min(checks.values()) >= 80 / 5 / 3
 
 
-def test_an_example_gets_the_same_one_whenever_it_is_run():
+def test_rotation_is_deterministic():
     assert all(
         judged("rotate", number=number)[0] == judged("rotate", number=number)[0]
         for number in range(5)
     )
 
 
-def test_a_check_with_nothing_to_run_passes_its_turn_on():
+def test_rotation_skips_checks_without_relations():
     turns = {
         judged("rotate", number=number, names={"repeat": ("repeat",)})[0][0] for number in range(20)
     }
@@ -98,13 +98,13 @@ def test_a_check_with_nothing_to_run_passes_its_turn_on():
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_what_the_spec_does_not_check_has_no_turn(number):
+def test_rotation_uses_only_checks_of_the_spec(number):
     made, _, _ = judged("rotate", number=number, checks=("numeric", "poison"))
     assert made == ["poison_neighbours"]
     assert judged("rotate", number=number, checks=("numeric", "gradients"))[:2] == ([], 1)
 
 
-def test_checks_that_are_named_are_made_whole_and_no_other():
+def test_only_named_checks_run():
     assert judged({"isolation"})[0] == ["isolation_sequence", "isolation_head"]
     assert judged({"relations", "determinism"})[0] == [
         "determinism", "batch_split", "keys_permuted",
@@ -112,13 +112,13 @@ def test_checks_that_are_named_are_made_whole_and_no_other():
     assert judged(set())[:2] == ([], 1)
 
 
-def test_what_the_turn_finds_is_a_finding():
+def test_rotation_reports_findings():
     number = next(n for n in range(50) if judged("rotate", number=n)[0] == ["determinism"])
     _, _, found = judged("rotate", number=number, entry=Entry(breaks=2))
     assert [finding.check for finding in found] == ["determinism"]
 
 
-def test_after_wrong_numbers_the_turn_goes_to_a_check_that_may_name_the_cause():
+def test_rotation_after_wrong_values_skips_redundant_checks():
     turns = set()
     for number in range(30):
         made, _, found = judged("rotate", number=number, entry=Entry(breaks=1))

@@ -55,7 +55,7 @@ def fault(problem, result):
 
 
 @BOTH
-def test_no_alarm_for_parts_that_are_rounded_once(name):
+def test_no_finding_for_parts_rounded_once(name):
     for number in range(120):
         problem = drawn(name, number)
         found = fault(problem, added_by_ranks(problem, problem.outputs["c"].dtype))
@@ -63,7 +63,7 @@ def test_no_alarm_for_parts_that_are_rounded_once(name):
 
 
 @BOTH
-def test_parts_of_float16_that_are_rounded_to_bfloat16_are_found(name):
+def test_float16_parts_rounded_to_bfloat16_are_found(name):
     # Not of values that repeat: of a few roundings some are small by luck.
     kinds = ("normal", "large", "outlier_rows")
     problems = [drawn(name, number, (64, 65, 100), kinds) for number in range(60)]
@@ -110,11 +110,11 @@ def faults_of_gradients(entry, seeds):
     return found
 
 
-def test_no_alarm_for_gradients_that_ranks_return_in_parts():
+def test_no_finding_for_gradients_in_parts():
     assert faults_of_gradients("right", range(2)) == []
 
 
-def test_gradients_that_a_rank_adds_in_bfloat16_are_found():
+def test_gradients_summed_in_bfloat16_are_found():
     found = faults_of_gradients("adds_in_bfloat16", [1])
     assert sum("dtype=float16" in case for _, case, _ in found) > 14
     assert sum("dtype=bfloat16-rows=333" in case for _, case, _ in found) > 2

@@ -1,10 +1,10 @@
-"""What is allowed: by region, never only absolute, and as the spec says."""
+"""Error bounds by region, relative to values, and as the spec sets them."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from attention_world import DTYPES, FakeSpec, attention, flash, run
+from packed_attention import DTYPES, FakeSpec, attention, flash, run
 
 from tlmatrix.check.regions import Regions
 from tlmatrix.check.tolerance import ReferenceBounds, error_bound
@@ -17,7 +17,7 @@ INSIDE = Dim("dim", 5)
 CPU = torch.device("cpu")
 
 
-def test_regions_reduce_as_a_loop_over_them_would():
+def test_region_reductions_equal_a_loop():
     regions = Regions((PACKED, HEADS, INSIDE), CPU)
     values = torch.rand(7, 2, 5, dtype=torch.float64)
     for region in range(4):
@@ -35,7 +35,7 @@ def test_regions_reduce_as_a_loop_over_them_would():
     assert torch.equal(regions.spread(regions.sum(values))[3], regions.sum(values)[2])
 
 
-def test_regions_refuse_a_dim_that_numbers_too_few():
+def test_regions_raise_for_a_dim_with_too_few_entries():
     with pytest.raises(ValueError, match="position has 8 entries and 7 regions"):
         Regions((replace(PACKED, size=8),), CPU)
 
@@ -60,7 +60,7 @@ def scaled(problem, factor):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: str(d)[6:])
-def test_the_allowance_grows_and_shrinks_with_the_values(dtype):
+def test_bound_scales_with_the_values(dtype):
     problem = attention(dtype=dtype)
     tiny = scaled(problem, 2.0**-20)
     small = ReferenceBounds(tiny, Tolerance(), "interpreter").error_bound("out")
@@ -70,7 +70,7 @@ def test_the_allowance_grows_and_shrinks_with_the_values(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
-def test_the_allowance_does_not_collapse_where_rounding_is_exact_by_luck(dtype):
+def test_bound_has_a_floor_if_rounding_is_exact(dtype):
     problem = attention((1, 2), dtype=dtype)
     lucky = replace(problem, lowp=problem.reference)
     bounds = ReferenceBounds(lucky, Tolerance(), "interpreter")
@@ -79,7 +79,7 @@ def test_the_allowance_does_not_collapse_where_rounding_is_exact_by_luck(dtype):
         assert (bounds.error_bound(name).region > 0).all()
 
 
-def test_the_floor_of_the_root_mean_square_is_below_that_of_an_element():
+def test_floor_of_the_rms_is_below_that_of_an_element():
     bounds = ReferenceBounds(attention((64, 100)), Tolerance(), "interpreter").error_bound("out")
     largest = bounds.regions.largest(bounds.element)
     assert (largest > 2 * bounds.region)[:2].all()
@@ -104,7 +104,7 @@ def test_factor_and_floor_come_from_the_spec_by_tensor_and_architecture():
     assert torch.equal(there.error_bound("dk").element, here.error_bound("dk").element)
 
 
-def test_a_floor_in_numbers_is_added_as_it_stands():
+def test_numeric_floor_is_added_unchanged():
     problem = attention()
     tolerance = Tolerance.model_validate({"default": {"floor": 0.5}})
     bounds = ReferenceBounds(problem, tolerance, "interpreter").error_bound("out")
@@ -113,13 +113,13 @@ def test_a_floor_in_numbers_is_added_as_it_stands():
 
 
 @pytest.mark.parametrize("factor", [0.01, 2])
-def test_a_tolerance_too_small_for_a_correct_kernel_fails_it(factor):
+def test_tolerance_can_be_too_small(factor):
     tolerance = Tolerance.model_validate({"default": {"factor": factor, "floor": 0.0}})
     found = run(attention((64, 100)), flash, tolerance=tolerance)
     assert bool(found) == (factor < 1)
 
 
-def test_without_sizes_the_reference_is_its_own_measure():
+def test_bound_without_magnitude_uses_the_reference():
     info = TensorInfo("y", (Dim("row", 4), Dim("col", 3)), torch.float16, 2.0**-11)
     reference = torch.full((4, 3), 3.0, dtype=torch.float64)
     allowance = FakeSpec(Tolerance()).tolerance.for_tensor("y", "sm_90")
@@ -129,14 +129,14 @@ def test_without_sizes_the_reference_is_its_own_measure():
     assert (nothing.element < 1e-6).all()
 
 
-def test_a_dense_batch_has_a_region_for_each_head_of_each_entry():
+def test_dense_batch_has_a_region_per_head_and_entry():
     dims = (Dim("batch", 2, range(2)), Dim("position", 3), Dim("head", 4, range(4)), INSIDE)
     assert Regions(dims, CPU).shape == (2, 1, 4, 1)
     assert Regions((), CPU).shape == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_what_a_gpu_flushes_to_zero_is_within_the_limits(dtype):
+def test_values_flushed_to_zero_are_within_the_bound(dtype):
     """exp2 of less than -126 is 0 on a GPU: a probability below that, times its value, is lost."""
     info = TensorInfo("out", (Dim("row", 1), Dim("dim", 4)), dtype, torch.finfo(dtype).eps / 2)
     reference = torch.tensor([[2.0**-126, 2.0**-127, 3e-39, -7e-38]], dtype=torch.float64)

@@ -7,7 +7,7 @@ import traced_strangers
 from tlmatrix.backend.signature import written
 from tlmatrix.commands.new.accesses import Selection
 from tlmatrix.commands.new.factories import trace
-from tlmatrix.commands.new.recognized import Role, recognize
+from tlmatrix.commands.new.recognition import Role, recognize
 
 
 def _observed(name):
@@ -27,17 +27,17 @@ def test_offsets_are_read_at_consecutive_places_and_start_rows():
 
 
 def test_positions_in_a_sequence_are_no_rows_of_the_packed_tensor():
-    observed = _observed("packed_scale")
-    of_cos = [each for each in observed.accesses.selections if each.tensor == "Cos"]
+    interface = _observed("packed_scale")
+    of_cos = [each for each in interface.accesses.selections if each.tensor == "Cos"]
     assert of_cos == [Selection("Ends", "Cos", 0, "within")]
-    recognized = recognize(observed)
-    assert recognized.roles == {"Ends": Role("offsets_of", "seqlens")}
-    assert recognized.dims == {
+    recognition = recognize(interface)
+    assert recognition.roles == {"Ends": Role("offsets_of", "seqlens")}
+    assert recognition.dims == {
         "total": "sum(seqlens)",
         "batch": "len(seqlens)",
         "positions": "max(seqlens)",
     }
-    assert [packing.tile for packing in recognized.packings] == [32]
+    assert [packing.tile for packing in recognition.packings] == [32]
 
 
 def test_values_are_followed_through_variables_to_what_they_index():
@@ -50,14 +50,14 @@ def test_values_are_followed_through_variables_to_what_they_index():
 
 
 def test_a_value_that_a_column_is_compared_with_is_an_index_of_columns():
-    observed = _observed("paged_gather")
-    assert Selection("Target", "Y", 1, "index") in observed.accesses.selections
-    roles = recognize(observed).roles
+    interface = _observed("paged_gather")
+    assert Selection("Target", "Y", 1, "index") in interface.accesses.selections
+    roles = recognize(interface).roles
     assert roles["Target"] == Role("between", ("0", "dim - 1"))
     assert roles["Word"] == Role("between", ("0", "vocab - 1"))
 
 
 def test_a_gemm_names_its_two_factors():
-    observed = _observed("product")
-    assert observed.accesses.products == {("A", "B")}
-    assert recognize(observed).family == "gemm"
+    interface = _observed("product")
+    assert interface.accesses.products == {("A", "B")}
+    assert recognize(interface).family == "gemm"

@@ -270,14 +270,14 @@ def test_a_script_that_calls_it_once_is_an_example_too(project: Project) -> None
     assert outcome.code == ExitCode.OK, outcome.out
     spec = load_spec(project.folder / "p.yaml")
     assert list(spec.problem.outputs) == ["least", "picked"], "in the order of the reference"
-    assert "which whole numbers?" in (project.folder / "p.yaml").read_text()
+    assert "set its range with between:" in (project.folder / "p.yaml").read_text()
 
 
 def test_an_example_that_fails_says_why(project: Project) -> None:
     module = _operators(project)
     for options, words in (
         (["--call", "scale(1)"], "missing a required argument: 'weight'"),
-        (["--call", "torch.ones(3)"], "never calls scale"),
+        (["--call", "torch.ones(3)"], "does not call scale"),
         (["--script", "nowhere.py"], "no such script: nowhere.py"),
     ):
         outcome = project.tlmatrix("new", f"{module}:scale", *options)

@@ -1,4 +1,4 @@
-"""Entries in plain PyTorch with faults that only some cases show, and their reference."""
+"""PyTorch entries with bugs in some cases, and their reference."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A packed attention kernel with a fault that only some lengths show, for searches to find.
+"""A packed attention kernel with a bug at some lengths, for searches to find.
 
 From the tile `planted` on, a partial tile at the end of a sequence is stored whole: its last rows
 land in the next sequence. 0 plants it everywhere, a large number nowhere.

@@ -1,4 +1,4 @@
-"""A saved case is in the file, reads back as it was, and nothing else of the file is touched."""
+"""Saving and retiring regressions in a spec's file."""
 
 import math
 import stat
@@ -113,7 +113,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
-def test_two_cases_are_added_and_every_other_byte_stays(file, name, ending):
+def test_save_preserves_every_other_byte(file, name, ending):
     before, after = TEXTS[name]
     after = after.replace("{A}", "{a: 1, b: x}").replace("{B}", "{a: 2, b: y}")
     path = file(before.replace("\n", ending), HEAD.replace("\n", ending))
@@ -123,7 +123,7 @@ def test_two_cases_are_added_and_every_other_byte_stays(file, name, ending):
     assert regressions(path) == [*kept, FIRST, SECOND]
 
 
-def test_a_spec_in_braces_and_one_with_a_byte_order_mark(file):
+def test_save_to_flow_style_and_byte_order_mark(file):
     head = "{name: tried, problem: attention, entry: 'm:f', axes: {a: [1, 2], b: [x, 'y']}"
     for before, after in (
         ("}", ", regressions: [{a: 1, b: x}]}"),
@@ -137,7 +137,7 @@ def test_a_spec_in_braces_and_one_with_a_byte_order_mark(file):
     assert text(path) == "\ufeff" + HEAD + "regressions:\n  - {a: 1, b: x}\n"
 
 
-def test_an_indented_spec_and_a_last_text_that_a_newline_would_change(file):
+def test_save_to_indented_spec_and_final_block_text(file):
     indented = "".join(f"  {line}\n" for line in HEAD.splitlines())
     path = file("", indented)
     save(path, [FIRST])
@@ -161,7 +161,7 @@ HARD = [
 ]
 
 
-def test_every_value_reads_back_as_it_was(file):
+def test_every_value_round_trips(file):
     values = [*HARD, {"all": [each for each in HARD if each is not None]}]
     cases = [Case("tried", {"a": number, "b": value}) for number, value in enumerate(values, 9)]
     path = file("regressions: []\n")
@@ -170,7 +170,7 @@ def test_every_value_reads_back_as_it_was(file):
     assert [repr(case.values["b"]) for case in found] == [repr(case.values["b"]) for case in cases]
 
 
-def test_a_drawn_case_with_axes_that_the_spec_does_not_have_is_kept_whole(file):
+def test_save_keeps_optional_axes(file):
     drawn = Case("tried", {**FIRST.values, "storage": "sliced", "values": "ramp"}, "fuzz")
     path = file("regressions: []\n")
     assert save(path, [drawn]) == (drawn,)
@@ -179,7 +179,7 @@ def test_a_drawn_case_with_axes_that_the_spec_does_not_have_is_kept_whole(file):
     assert save(path, [drawn]) == ()
 
 
-def test_what_is_known_of_a_failure_stands_beside_its_case(file):
+def test_save_writes_notes_of_a_failure(file):
     path = file("regressions: []\n")
     save(
         path,
@@ -197,7 +197,7 @@ def test_what_is_known_of_a_failure_stands_beside_its_case(file):
     assert find_case(load_spec(path), FIRST.id).run_seed == 7
 
 
-def test_nothing_is_added_twice(file):
+def test_save_skips_known_cases(file):
     path = file("regressions: [{a: 2, b: y}]\n")
     before = text(path)
     assert save(path, [SECOND]) == ()
@@ -232,7 +232,7 @@ def test_an_invalid_case_leaves_the_file_unchanged(file, rest, case, words):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_file_keeps_its_mode_and_a_link_stays_a_link(file, tmp_path):
+def test_save_keeps_file_mode_and_symbolic_link(file, tmp_path):
     path = file("regressions: []\n")
     path.chmod(0o640)
     link = tmp_path / "linked.yaml"
@@ -248,7 +248,7 @@ def _save_numbers(path, numbers):
         save(path, [Case("tried", {"a": number, "b": "x"})])
 
 
-def test_processes_that_save_at_once_lose_nothing(file):
+def test_concurrent_saves_lose_nothing(file):
     path = file("regressions: []\n")
     context = get_context("fork")
     parts = [range(start, start + 8) for start in (10, 20, 30)]
@@ -285,7 +285,7 @@ RETIRED = {
 
 
 @pytest.mark.parametrize("name", RETIRED)
-def test_a_retired_case_moves_with_a_reason_and_a_day(file, name):
+def test_retire_moves_a_case_with_reason_and_date(file, name):
     before, after = RETIRED[name]
     path = file(before + "retired: []  # gone\n")
     retire(path, "a=2-b=y", "no such kernel", today=date(2027, 3, 1))
@@ -294,20 +294,20 @@ def test_a_retired_case_moves_with_a_reason_and_a_day(file, name):
     assert SECOND not in regressions(path)
 
 
-def test_a_case_that_stands_there_twice_goes_as_a_whole(file):
+def test_retire_removes_duplicate_entries(file):
     path = file("regressions:\n  - {a: 2}   # one\n  - {a: 3}\n  - {a: 2, b: x}\n")
     retire(path, "a=2-b=x", "gone", today=date(2027, 3, 1))
     entry = "{case: {a: 2}, because: gone, date: 2027-03-01}"
     assert text(path) == HEAD + f"regressions:\n  - {{a: 3}}\n\nretired:\n  - {entry}\n"
 
 
-def test_tabs_before_comments_are_as_good_as_spaces(file):
+def test_retire_with_tabs_before_comments(file):
     path = file("regressions:\t# found\n  - {a: 5}\t# five\n")
     save(path, [FIRST])
     assert text(path) == HEAD + "regressions:\t# found\n  - {a: 5}\t# five\n  - {a: 1, b: x}\n"
 
 
-def test_what_an_entry_told_goes_with_it(file):
+def test_retire_keeps_notes(file):
     path = file("regressions: [{case: {a: 2, b: y}, failed: dq is NaN, issue: '#12'}]\n")
     retire(path, "a=2-b=y", "fixed for good")
     kept = load_spec(path).retired[0]
@@ -327,7 +327,7 @@ def test_what_an_entry_told_goes_with_it(file):
     ],
     ids=["none", "another", "alias", "anchor"],
 )
-def test_what_cannot_be_retired_says_why_and_changes_nothing(file, rest, words):
+def test_retire_errors_leave_the_file_unchanged(file, rest, words):
     path = file(rest)
     before = path.read_bytes()
     with pytest.raises(SpecError, match=words):
@@ -335,14 +335,14 @@ def test_what_cannot_be_retired_says_why_and_changes_nothing(file, rest, words):
     assert path.read_bytes() == before
 
 
-def test_a_regression_with_a_seed_has_the_data_of_the_run_that_found_it():
+def test_regression_with_a_seed_has_its_inputs():
     found = Case("tried", FIRST.values, "regression", run_seed=7)
     assert case_seed(found) == case_seed(FIRST, 7) != case_seed(FIRST)
     assert case_seed(found, 8) == case_seed(FIRST, 8)  # A run with a seed of its own uses that.
 
 
 @pytest.mark.parametrize("name", ["gqa_varlen", "sink_dense", "gemm_mixed", "rms_norm"])
-def test_a_case_comes_into_a_spec_of_ours_and_goes_again(tmp_path, name):
+def test_save_and_retire_in_project_specs(tmp_path, name):
     before = (Path(__file__).parents[2] / "specs" / f"{name}.yaml").read_text()
     path = tmp_path / "ours.yaml"
     path.write_text(before)

@@ -1,4 +1,4 @@
-"""The framework itself fuzzed: whatever a spec says, there are cases or located errors, soon.
+"""Fuzzing of the framework: any spec gives cases or located errors, quickly.
 
 `make fuzz-framework` does so with 5,000 specs; here a few.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from made_specs import made_text
+from generated_specs import made_text
 
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.strategies import cases

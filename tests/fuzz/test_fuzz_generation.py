@@ -1,4 +1,4 @@
-"""Draws: the same for the same seed whatever is imported, none twice, aimed at what scores."""
+"""Generation: deterministic for a seed, without duplicates, guided by scores."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ _CASES = st.lists(st.integers(0, 300), min_size=1, max_size=8).map(
 )
 
 
-def test_later_draws_vary_those_that_scored_best():
+def test_guided_generation_mutates_best_scores():
     totals = []
 
     def score(case):
@@ -24,26 +24,26 @@ def test_later_draws_vary_those_that_scored_best():
     assert sum(totals[100:]) > 2 * sum(totals[:100])
 
 
-def test_more_cases_begin_with_fewer_and_none_comes_twice():
+def test_larger_counts_extend_smaller_ones_without_duplicates():
     few = generate_cases(_CASES, count=10, first=3)
     many = generate_cases(_CASES, count=30, first=3)
     assert many[:10] == few
     assert len({case.key for case in many}) == 30
 
 
-def test_known_cases_are_left_out():
+def test_known_cases_are_not_generated():
     known = frozenset(case.id for case in generate_cases(_CASES, count=10, first=3))
     others = generate_cases(_CASES, count=10, first=3, known=known)
     assert len(others) == 10
     assert not known & {case.id for case in others}
 
 
-def test_there_are_no_more_cases_than_there_are():
+def test_generation_ends_when_exhausted():
     four = st.integers(1, 4).map(lambda rows: Case("x", {"rows": rows}, "fuzz"))
     assert len(generate_cases(four, count=100, first=0)) == 4
 
 
-def test_what_is_imported_changes_no_draw(tmp_path):
+def test_generation_does_not_depend_on_imports(tmp_path):
     """Hypothesis likes numbers that it finds in the source of imported modules."""
     (tmp_path / "full_of_numbers.py").write_text(f"NUMBERS = {list(range(300))}\n")
     script = """
@@ -73,7 +73,7 @@ explore(cases, lambda case: print(case.id), count=50, first=7)
     ]
 
 
-def test_no_hook_is_left_in_the_collection_of_garbage():
+def test_no_garbage_collection_hook_remains():
     """Python prints a Ctrl-C that falls into one, and loses it."""
     program = """
 import gc

@@ -1,4 +1,4 @@
-"""Drawn cases under pytest: after the tier's own, the same in every worker, shrunk if they fail."""
+"""Fuzz cases under pytest: after the tier's cases, the same in every worker, shrunk."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ def _results(project: Project):
     return read_records(path).results
 
 
-def test_a_tier_runs_its_cases_and_then_the_drawn_ones(project: Project) -> None:
+def test_fuzz_cases_run_after_the_tier(project: Project) -> None:
     project.spec(more=_FUZZ)
     listed = _listed(project)
     assert len(listed) == len(set(listed)) == 4 + 8
@@ -37,12 +37,12 @@ def test_a_tier_runs_its_cases_and_then_the_drawn_ones(project: Project) -> None
     assert listed[4:] != _listed(project, "--tlmatrix-seed", "7")[4:]
 
 
-def test_a_spec_that_asks_for_no_examples_is_not_fuzzed(project: Project) -> None:
+def test_spec_without_examples_is_not_fuzzed(project: Project) -> None:
     project.spec(more="fuzz: {axes: {rows: 1..300}, examples: {nightly: 8}}\n")
     assert len(_listed(project)) == 4
 
 
-def test_workers_share_the_drawn_cases_and_run_none_twice(project: Project) -> None:
+def test_workers_share_fuzz_cases(project: Project) -> None:
     project.spec(more=_FUZZ)
     outcome = project.pytest(".", "-q", "-n", "2")
     assert outcome.code == pytest.ExitCode.OK, outcome.out
@@ -54,7 +54,7 @@ def test_workers_share_the_drawn_cases_and_run_none_twice(project: Project) -> N
     assert path.read_text().count('"record":"start"') == 12
 
 
-def test_a_failing_drawn_case_is_shrunk_and_told_with_its_command(project: Project) -> None:
+def test_failing_fuzz_case_is_shrunk_and_reported(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "-k", "fuzz and how=wrong")
     assert outcome.code == 1, outcome.out
@@ -68,7 +68,7 @@ def test_a_failing_drawn_case_is_shrunk_and_told_with_its_command(project: Proje
     assert "numeric: y" in again.out
 
 
-def test_a_drawn_case_is_run_again_by_an_id_that_no_tier_has(project: Project) -> None:
+def test_fuzz_case_runs_again_by_id(project: Project) -> None:
     project.spec(more=_FUZZ)
     node = _listed(project)[-1].strip()
     assert project.tlmatrix("repro", node).code == 0
@@ -77,7 +77,7 @@ def test_a_drawn_case_is_run_again_by_an_id_that_no_tier_has(project: Project) -
     assert "the axis cols has no value '7'" in outside.out
 
 
-def test_a_drawn_case_that_ends_its_process_is_on_record(project: Project) -> None:
+def test_crashing_fuzz_case_is_recorded(project: Project) -> None:
     project.spec(how="[exit]", rows="[1]", more=_FUZZ.replace("8}", "1}"))
     outcome = project.pytest(".", "-q", "-n", "1", "-k", "fuzz")
     assert outcome.code == pytest.ExitCode.TESTS_FAILED, outcome.out
@@ -86,7 +86,7 @@ def test_a_drawn_case_that_ends_its_process_is_on_record(project: Project) -> No
     assert f"tlmatrix repro '{result.node}'" in outcome.out
 
 
-def test_known_bugs_of_drawn_cases_are_no_failures(project: Project) -> None:
+def test_known_bugs_of_fuzz_cases_are_not_failures(project: Project) -> None:
     ledger = """\
 known_bugs:
   - {when: how == 'wrong' and rows > 1, issue: "#1", expires: 2999-01-01}

@@ -1,4 +1,4 @@
-"""Cases that end their process or do not end are shrunk too, each attempt in a child process."""
+"""Shrinking of cases that crash or hang, each attempt in a child process."""
 
 import multiprocessing
 import os
@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from fuzz_worlds import rows_spec
+from fuzz_specs import rows_spec
 
 from tlmatrix.fuzz.job import Settings
 from tlmatrix.fuzz.lost_cases import (
@@ -44,7 +44,7 @@ def lost_case(runner, spec, rows, told):
     return case, told(blank, 9)
 
 
-def test_a_case_that_ends_its_process_is_shrunk_to_where_that_begins(tmp_path, runner, line):
+def test_crash_is_shrunk(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "dies")
     _, result = lost_case(runner, spec, 250, crashed)
     found = shrink_lost(spec, LostCase(result, 10, 60), children_of(runner, spec, line))
@@ -55,7 +55,7 @@ def test_a_case_that_ends_its_process_is_shrunk_to_where_that_begins(tmp_path, r
     assert found.tried > 5
 
 
-def test_a_case_that_does_not_end_is_shrunk_too_and_leaves_no_process(tmp_path, runner, line):
+def test_hang_is_shrunk_and_leaves_no_process(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "hangs")
     _, result = lost_case(runner, spec, 120, timed_out)
     before = len(multiprocessing.active_children())
@@ -65,7 +65,7 @@ def test_a_case_that_does_not_end_is_shrunk_too_and_leaves_no_process(tmp_path, 
     assert len(multiprocessing.active_children()) == before
 
 
-def test_a_loss_that_does_not_reproduce_is_reported_as_found(tmp_path, runner, line):
+def test_lost_case_that_does_not_reproduce(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "right")
     _, result = lost_case(runner, spec, 250, crashed)
     found = shrink_lost(spec, LostCase(result, 10, 60), children_of(runner, spec, line))
@@ -74,7 +74,7 @@ def test_a_loss_that_does_not_reproduce_is_reported_as_found(tmp_path, runner, l
     assert "the case ended well when it ran again" in found.smallest.findings[0].detail
 
 
-def test_time_ends_it(tmp_path, runner, line):
+def test_shrinking_stops_at_its_time_limit(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "hangs")
     _, result = lost_case(runner, spec, 250, timed_out)
     begin = time.monotonic()
@@ -84,7 +84,7 @@ def test_time_ends_it(tmp_path, runner, line):
     assert found.smallest.values["rows"] > 100
 
 
-def test_a_child_goes_on_while_cases_end_and_another_comes_after_it(tmp_path, runner, line):
+def test_child_is_reused_and_replaced(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "dies")
     case, blank = lost_case(runner, spec, 250, crashed)
     small = Case("rows", {**case.values, "rows": 3}, "fuzz")
@@ -94,7 +94,7 @@ def test_a_child_goes_on_while_cases_end_and_another_comes_after_it(tmp_path, ru
     assert statuses == [Status.PASSED, Status.PASSED, Status.CRASHED, Status.PASSED]
 
 
-def test_a_child_ends_when_nobody_is_left_to_ask_it(tmp_path, runner, line):
+def test_child_ends_without_its_parent(tmp_path, runner, line):
     spec = rows_spec(tmp_path, "right")
     process, ours = fork_child(runner, spec, "rows.yaml", line)
     assert ours.recv() == "ready"
@@ -104,7 +104,7 @@ def test_a_child_ends_when_nobody_is_left_to_ask_it(tmp_path, runner, line):
     assert os.getpid() != process.pid
 
 
-def test_a_child_may_be_a_process_of_its_own_that_shares_nothing(tmp_path, runner):
+def test_spawned_child(tmp_path, runner):
     spec = rows_spec(tmp_path, "dies")
     case, blank = lost_case(runner, spec, 250, crashed)
     small = Case("rows", {**case.values, "rows": 3}, "fuzz")

@@ -1,8 +1,8 @@
-"""Searches: what they find, how small it gets, what they leave alone, and that they repeat."""
+"""Searches: findings, smallest cases, known bugs, and reproducibility."""
 
 import time
 
-from fuzz_worlds import packed_cases, packed_spec, rows_cases, rows_spec
+from fuzz_specs import packed_cases, packed_spec, rows_cases, rows_spec
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.search import fuzz_spec, shrink_failure
@@ -17,7 +17,7 @@ def _search(spec, runner, strategy, **options):
     return report, results
 
 
-def test_an_unguarded_store_of_the_last_tile_is_found_and_shrunk_in_20_seconds(tmp_path, runner):
+def test_unguarded_store_is_found_and_shrunk_in_20_seconds(tmp_path, runner):
     spec = packed_spec(tmp_path, "unguarded_from_the_second_tile")
     begin = time.process_time()  # of an idle core: tests run beside others
     report, _ = _search(spec, runner, None, examples=50)  # what the spec alone says to draw
@@ -34,7 +34,7 @@ def test_an_unguarded_store_of_the_last_tile_is_found_and_shrunk_in_20_seconds(t
     assert found.cases > 1
 
 
-def test_wrong_numbers_are_told_with_the_rows_that_any_data_have_wrong(tmp_path, runner):
+def test_wrong_values_are_reported_with_their_region(tmp_path, runner):
     spec = packed_spec(tmp_path, "unguarded_from_the_second_tile", checks="numeric")
     report, _ = _search(spec, runner, packed_cases(spec), examples=40)
     (found,) = report.found
@@ -42,7 +42,7 @@ def test_wrong_numbers_are_told_with_the_rows_that_any_data_have_wrong(tmp_path,
     assert found.region == "row 0 of sequence 1, head 0, dims 0-31"
 
 
-def test_a_right_kernel_has_no_findings_and_a_report_of_what_ran(tmp_path, runner):
+def test_correct_kernel_has_a_report_without_findings(tmp_path, runner):
     spec = packed_spec(tmp_path, "right")
     report, results = _search(spec, runner, packed_cases(spec), examples=30)
     assert not report.found
@@ -54,7 +54,7 @@ def test_a_right_kernel_has_no_findings_and_a_report_of_what_ran(tmp_path, runne
     assert 0 < report.closest <= 1
 
 
-def test_two_faults_are_two_findings_and_the_search_goes_on_after_each(tmp_path, runner):
+def test_search_continues_after_a_finding(tmp_path, runner):
     spec = rows_spec(tmp_path, "two_faults")
     report, results = _search(spec, runner, rows_cases(spec), examples=60)
     assert report.examples == 60
@@ -67,7 +67,7 @@ def test_two_faults_are_two_findings_and_the_search_goes_on_after_each(tmp_path,
     assert raising.cases + wrong.cases == sum(result.failed for result in results)
 
 
-def test_a_number_is_shrunk_to_the_edge_where_the_fault_begins(tmp_path, runner):
+def test_number_is_shrunk_to_the_failing_boundary(tmp_path, runner):
     spec = rows_spec(tmp_path, "long_rows")
     report, _ = _search(spec, runner, rows_cases(spec), examples=20)
     (found,) = report.found
@@ -75,7 +75,7 @@ def test_a_number_is_shrunk_to_the_edge_where_the_fault_begins(tmp_path, runner)
     assert found.region.startswith("row 16")
 
 
-def test_the_same_seed_runs_the_same_cases_and_another_seed_others(tmp_path, runner):
+def test_seed_determines_the_cases(tmp_path, runner):
     spec = rows_spec(tmp_path, "right")
     keys = [
         [result.key for result in _search(spec, runner, rows_cases(spec), examples=20, seed=n)[1]]
@@ -85,7 +85,7 @@ def test_the_same_seed_runs_the_same_cases_and_another_seed_others(tmp_path, run
     assert len(set(keys[0]) & set(keys[2])) < 5
 
 
-def test_no_example_is_run_twice_and_a_small_space_ends_the_search(tmp_path, runner):
+def test_search_ends_when_exhausted(tmp_path, runner):
     spec = rows_spec(tmp_path, "right")
     few = st.sampled_from([1, 2, 3]).map(
         lambda rows: Case("rows", {"rows": rows, "cols": 3, "dtype": "float32"}, "fuzz")
@@ -95,7 +95,7 @@ def test_no_example_is_run_twice_and_a_small_space_ends_the_search(tmp_path, run
     assert len(results) == 3
 
 
-def test_known_bugs_and_quarantined_cases_are_no_findings(tmp_path, runner):
+def test_known_bugs_and_quarantined_cases_are_not_findings(tmp_path, runner):
     ledger = """\
     known_bugs:
       - {when: rows >= 200, issue: "#1", expires: 2999-01-01, mode: quarantine}
@@ -108,7 +108,7 @@ def test_known_bugs_and_quarantined_cases_are_no_findings(tmp_path, runner):
     assert set(report.counts) == {Status.PASSED, Status.KNOWN_BUG, Status.QUARANTINED}
 
 
-def test_the_report_says_how_close_right_numbers_came_to_what_is_allowed(tmp_path, runner):
+def test_report_has_the_largest_error_ratio(tmp_path, runner):
     close = {}
     for entry in ("right", "nearly"):
         folder = tmp_path / entry
@@ -121,7 +121,7 @@ def test_the_report_says_how_close_right_numbers_came_to_what_is_allowed(tmp_pat
     assert close["right"] < 0.5 < close["nearly"] <= 1
 
 
-def test_cases_that_somebody_else_ran_are_not_run(tmp_path, runner):
+def test_cases_of_other_workers_are_skipped(tmp_path, runner):
     spec = rows_spec(tmp_path, "right")
     started = []
     report, results = _search(
@@ -133,14 +133,14 @@ def test_cases_that_somebody_else_ran_are_not_run(tmp_path, runner):
     assert all(result.values["rows"] % 2 == 0 for result in results)
 
 
-def test_a_search_ends_when_its_time_is_up(tmp_path, runner):
+def test_search_stops_at_its_time_limit(tmp_path, runner):
     spec = rows_spec(tmp_path, "right")
     report, _ = _search(spec, runner, rows_cases(spec), seconds=0.3)
     assert report.examples > 1
     assert report.seconds < 3
 
 
-def test_any_failing_case_can_be_shrunk_by_its_values(tmp_path, runner):
+def test_shrink_failure_of_any_case(tmp_path, runner):
     spec = rows_spec(tmp_path, "long_rows")
     case = Case("rows", {"rows": 250, "cols": 8, "dtype": "float16"})
     found = shrink_failure(spec, runner, case, runner.run(spec, case))
@@ -148,7 +148,7 @@ def test_any_failing_case_can_be_shrunk_by_its_values(tmp_path, runner):
     assert found.ended
 
 
-def test_nothing_is_written_where_a_search_runs(tmp_path, runner, monkeypatch):
+def test_search_writes_no_files(tmp_path, runner, monkeypatch):
     folder = tmp_path / "here"
     folder.mkdir()
     spec = rows_spec(tmp_path, "long_rows")
@@ -157,7 +157,7 @@ def test_nothing_is_written_where_a_search_runs(tmp_path, runner, monkeypatch):
     assert not list(folder.iterdir())
 
 
-def test_kernels_are_traced_once_whatever_the_lengths(tmp_path, runner, monkeypatch):
+def test_kernels_are_traced_once_for_all_lengths(tmp_path, runner, monkeypatch):
     made = []
     generate = kernel.generate
 

@@ -1,7 +1,7 @@
-"""Shrinking by itself: what is left of a case depends on what fails alone, and no kernel runs."""
+"""Shrinking of cases without running kernels."""
 
 import pytest
-from fuzz_worlds import packed_spec
+from fuzz_specs import packed_spec
 
 from tlmatrix.fuzz.shrink import shrink
 from tlmatrix.matrix import Case
@@ -24,7 +24,7 @@ def packed_case(**more):
         ("max_seqlen_k", lambda told, longest: told is None or told < longest + 7, None),
     ],
 )
-def test_a_longest_length_is_told_as_little_too_large_as_goes(tmp_path, axis, fails, left):
+def test_maximum_length_is_shrunk(tmp_path, axis, fails, left):
     spec = packed_spec(tmp_path, "right")
 
     def failing(case):
@@ -41,7 +41,7 @@ def test_a_longest_length_is_told_as_little_too_large_as_goes(tmp_path, axis, fa
     assert [len(lengths) for lengths in done.case.values["seqlens"].values()] == [1, 1]
 
 
-def test_what_is_not_told_is_not_made_up(tmp_path):
+def test_shrinking_adds_no_optional_axes(tmp_path):
     spec = packed_spec(tmp_path, "right")
     done = shrink(
         spec, packed_case(), lambda case: max(case.values["seqlens"]["q"]) >= 33, seconds=20
@@ -70,14 +70,14 @@ fuzz:
 """
 
 
-def test_each_packed_axis_shrinks_within_its_own_range_and_the_rules():
+def test_packed_axes_shrink_within_range_and_constraints():
     case = Case("grouped", {"seqlens": [40, 64, 1], "counts": [20, 9, 6]}, "fuzz")
     done = shrink(parse_spec(TWO_PACKINGS), case, lambda case: True, seconds=20)
     assert done.ended
     assert done.case.values == {"seqlens": [3], "counts": [5, 5]}
 
 
-def test_one_packed_axis_is_as_long_as_the_fault_asks_for():
+def test_packed_axis_shrinks_to_the_failing_length():
     case = Case("grouped", {"seqlens": [40, 0, 1], "counts": [20, 9, 6]}, "fuzz")
 
     def fails(case):

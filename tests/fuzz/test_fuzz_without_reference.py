@@ -1,4 +1,4 @@
-"""Where nobody has a reference a search finds what aligned cases hide, keeps it, and replays it."""
+"""A search without a reference: finds a bug at odd lengths, saves and replays it."""
 
 import sys
 from pathlib import Path
@@ -50,7 +50,7 @@ def normalise(x, w):
         ("agree: [{entry: 'unjudged:plainly'}]", "agreement"),
     ],
 )
-def test_a_mistake_at_odd_lengths_is_found_shrunk_kept_and_replayed(
+def test_bug_at_odd_lengths_is_found_shrunk_saved_and_replayed(
     tmp_path, monkeypatch, runner, oracle, check
 ):
     module = tmp_path / f"unjudged_{check}.py"

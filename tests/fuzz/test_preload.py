@@ -1,11 +1,11 @@
-"""The process that fuzz workers are forked from."""
+"""The fork server of fuzz workers."""
 
 import subprocess
 import sys
 import textwrap
 
 
-def test_nothing_is_differentiated_before_workers_are_forked():
+def test_preload_computes_no_gradients():
     """With a GPU, PyTorch refuses gradients in what is forked from a process that took one."""
     program = """
         import torch

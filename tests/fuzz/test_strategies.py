@@ -1,4 +1,4 @@
-"""Cases drawn from a spec: what they hold, what they are drawn near, and what they shrink to."""
+"""Strategies for the cases of a spec: values, critical lengths, and shrinking."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def changed(spec: Spec, case: Case) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_every_case_of_the_products_specs_obeys_its_rules_and_makes_a_problem(path: Path) -> None:
+def test_cases_of_project_specs_are_valid(path: Path) -> None:
     spec = load_spec(path)
     found: list[Case] = []
 
@@ -106,7 +106,7 @@ def test_every_case_of_the_products_specs_obeys_its_rules_and_makes_a_problem(pa
 
 
 @pytest.mark.parametrize("text", [PACKED, DENSE], ids=["packed", "dense"])
-def test_rules_over_ranges_hold_by_construction(text: str) -> None:
+def test_constraints_over_ranges_hold_by_construction(text: str) -> None:
     spec = parse_spec(text)
     found = drawn(spec, 300)
     assert not [case for case in found if broken_rules(spec, case)]
@@ -115,7 +115,7 @@ def test_rules_over_ranges_hold_by_construction(text: str) -> None:
     assert len(numbers - listed) > 15
 
 
-def test_the_lengths_that_break_kernels_come_up_in_200_draws() -> None:
+def test_200_cases_cover_critical_lengths() -> None:
     found = [of(case) for case in drawn(parse_spec(PACKED), 200)]
     queries, keys = (
         [length for batch in side for length in batch] for side in zip(*found, strict=True)
@@ -147,21 +147,21 @@ def test_the_lengths_that_break_kernels_come_up_in_200_draws() -> None:
         ("shorter", lambda q, k: all(b <= a for a, b in zip(q, k, strict=True))),
     ],
 )
-def test_key_lengths_are_as_the_spec_says(keys: str, holds: Callable[..., bool]) -> None:
+def test_key_lengths_follow_the_spec(keys: str, holds: Callable[..., bool]) -> None:
     spec = parse_spec(PACKED.replace("k: independent", f"k: {keys}"))
     found = [of(case) for case in drawn(spec, 100)]
     assert all(holds(q, k) for q, k in found)
     assert keys == "same" or any(q != k for q, k in found)
 
 
-def test_a_rule_about_lengths_holds_for_generated_batches() -> None:
+def test_constraint_on_lengths_holds() -> None:
     rule = "where:\n  - {expr: len(seqlens) < 3 and sum(seqlens.q) > 0, because: of memory}"
     found = [of(case) for case in drawn(parse_spec(PACKED.replace("where:", rule)), 60)]
     assert all(len(q) < 3 and sum(q) > 0 for q, _ in found)
     assert len({q for q, _ in found}) > 10
 
 
-def test_a_plain_packed_axis_stays_plain_and_another_one_has_its_own_range() -> None:
+def test_plain_packed_axis_and_own_range() -> None:
     spec = parse_spec(TWO_PACKINGS)
     found = [case.values for case in drawn(spec, 60)]
     assert all(isinstance(each["seqlens"], list) for each in found)
@@ -171,7 +171,7 @@ def test_a_plain_packed_axis_stays_plain_and_another_one_has_its_own_range() -> 
     assert len({str(each["counts"]) for each in found}) > 20
 
 
-def test_lengths_keep_to_their_ranges_and_decoding_to_its_queries() -> None:
+def test_lengths_stay_in_their_ranges() -> None:
     old = "sequences: 1..8, length: 0..300, around: [192], k: independent"
     few = parse_spec(PACKED.replace(old, "sequences: 2..3, q: 1, k: 5..9"))
     for case in drawn(few, 60):
@@ -209,7 +209,7 @@ def test_lengths_keep_to_their_ranges_and_decoding_to_its_queries() -> None:
     ],
     ids=["long", "long keys", "axes", "a window of the range", "a neighbour"],
 )
-def test_cases_shrink_to_fewest_sequences_shortest_lengths_and_plainest_axes(
+def test_cases_shrink_to_the_simplest(
     wanted: Callable[[Case], bool], seqlens: object, axes: dict[str, object]
 ) -> None:
     spec = parse_spec(PACKED)
@@ -220,13 +220,13 @@ def test_cases_shrink_to_fewest_sequences_shortest_lengths_and_plainest_axes(
     assert found == axes
 
 
-def test_sizes_shrink_to_their_least_that_the_rules_allow() -> None:
+def test_sizes_shrink_to_the_least_valid_ones() -> None:
     spec = parse_spec(DENSE)
     case = shrunk(spec, lambda case: case["n"] > 128 and case["k"] >= 48)
     assert (case["m"], case["n"], case["k"], case["transpose_a"]) == (0, 129, 48, False)
 
 
-def test_kernels_are_mostly_those_of_the_tier() -> None:
+def test_most_cases_have_configurations_of_the_tier() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     own = set(configurations(spec, "quick"))
     deciding = case_domain(spec, "quick").fixed
@@ -246,7 +246,7 @@ def test_configurations_can_be_chosen() -> None:
     assert len({case["window"] for case in found}) > 20
 
 
-def test_where_kernels_are_compiled_a_job_draws_for_one_configuration() -> None:
+def test_jobs_on_gpus_use_one_configuration() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     own = configurations(spec, "quick")
     for number in (0, 1, len(own) + 2):
@@ -256,7 +256,7 @@ def test_where_kernels_are_compiled_a_job_draws_for_one_configuration() -> None:
         assert kernels == {own[number % len(own)]}
 
 
-def test_on_gpus_no_case_is_drawn_of_more_ranks_than_there_are() -> None:
+def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
     for name in ("gemm_reduce_scatter", "reduce_scatter_two_level", "sequence_attention_varlen"):
         spec = load_spec(next(path for path in SPECS if path.stem == name))
         worlds = {case["world"] for case in drawn(spec, 100)}
@@ -280,26 +280,26 @@ def test_on_gpus_no_case_is_drawn_of_more_ranks_than_there_are() -> None:
         ("[2, 4]", "world == 2 or m > 1", {2}),
     ],
 )
-def test_at_most_leaves_out_larger_numbers_unless_nothing_is_left(world, rule, worlds) -> None:
+def test_at_most_excludes_larger_numbers_unless_none_remain(world, rule, worlds) -> None:
     text = DENSE.replace("axes: {dtype", f"axes: {{world: {world}, dtype", 1)
     text = text.replace("where:\n", f"where:\n  - {{expr: {rule}, because: of it}}\n")
     found = drawn(parse_spec(text), 60, at_most={"world": 2})
     assert {case["world"] for case in found} == worlds
 
 
-def test_at_most_cuts_a_range_and_keeps_numbers_below_it() -> None:
+def test_at_most_limits_a_range() -> None:
     ranged = DENSE.replace("m: 0..300,", "m: 10..300,")
     assert {case["m"] for case in drawn(parse_spec(ranged), 80, at_most={"m": 12})} >= {1, 10, 12}
     below = drawn(parse_spec(ranged), 20, at_most={"m": 5})
     assert {case["m"] for case in below} == {1}
 
 
-def test_the_values_of_a_tier_are_those_drawn() -> None:
+def test_tier_restricts_the_values() -> None:
     spec = parse_spec(PACKED + "tiers: {quick: {strategy: first, axes: {groups: [3]}}}\n")
     assert {case["groups"] for case in drawn(spec, 30)} == {3}
 
 
-def test_values_storage_and_longest_lengths_are_drawn_though_no_axis_lists_them() -> None:
+def test_optional_axes_are_generated() -> None:
     spec = parse_spec(PACKED.replace("fuzz:", "fuzz:\n  storage: [offset, expanded]"))
     found = drawn(spec, 200)
     values = Counter(case["values"] for case in found)
@@ -321,7 +321,7 @@ def test_values_storage_and_longest_lengths_are_drawn_though_no_axis_lists_them(
     assert (case["max_seqlen_k"], of(case)) == (3, ((0,), (0,)))
 
 
-def test_a_longest_length_that_is_listed_is_raised_to_what_is_drawn() -> None:
+def test_listed_maximum_length_is_raised() -> None:
     listed = "max_seqlen_q: [none, 100]\n  seqlens: [[17, 64], [1]]"
     spec = parse_spec(PACKED.replace("seqlens: [[17, 64], [1]]", listed, 1))
     found = [(case["max_seqlen_q"], max(of(case)[0])) for case in drawn(spec, 100)]
@@ -329,7 +329,7 @@ def test_a_longest_length_that_is_listed_is_raised_to_what_is_drawn() -> None:
     assert all(told in (None, real) for told, real in found if real > 100)
 
 
-def test_an_axis_that_the_spec_lists_is_drawn_from_its_list() -> None:
+def test_listed_optional_axis_keeps_its_values() -> None:
     spec = parse_spec(PACKED.replace("  scale:", "  values: [ramp]\n  scale:"))
     assert {case["values"] for case in drawn(spec, 30)} == {"ramp"}
 
@@ -381,13 +381,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_drawn_is_an_error_at_its_place(text: str, message: str) -> None:
+def test_invalid_fuzz_sections_are_located_errors(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         cases(parse_spec(text))
     assert [str(issue) for issue in caught.value.issues] == [f"<spec>:{message}"]
 
 
-def test_an_unknown_tier_is_refused() -> None:
+def test_unknown_tier_raises() -> None:
     with pytest.raises(ValueError, match="unknown tier 'quik'"):
         cases(parse_spec(PACKED), "quik")
 
@@ -406,7 +406,7 @@ axes:
 """
 
 
-def test_without_a_fuzz_section_packed_axes_have_batches_of_all_kinds() -> None:
+def test_packed_axes_without_a_fuzz_section() -> None:
     found = [case["expert_counts"] for case in drawn(parse_spec(SIDELESS), 100)]
     assert {len(each) for each in found} == set(range(1, 9))
     lengths = {length for each in found for length in each}
@@ -414,20 +414,20 @@ def test_without_a_fuzz_section_packed_axes_have_batches_of_all_kinds() -> None:
     assert max(lengths) > 250
 
 
-def test_an_axis_called_seqlens_whose_values_are_numbers_is_no_packed_one() -> None:
+def test_seqlens_with_numbers_is_not_packed() -> None:
     text = SIDELESS.replace(
         "expert_counts: [[3, 0], [17]]", "expert_counts: [[3]]\n  seqlens: [64]"
     )
     assert {case["seqlens"] for case in drawn(parse_spec(text), 20)} == {64}
 
 
-def test_a_rule_without_an_answer_for_generated_lengths_takes_listed_ones() -> None:
+def test_listed_lengths_replace_those_a_constraint_cannot_evaluate() -> None:
     rule = "where:\n  - {expr: 60 // max(expert_counts) > 2, because: of memory}\n"
     for case in drawn(parse_spec(SIDELESS + rule), 60):
         assert 0 < max(case["expert_counts"]) <= 20
 
 
-def test_an_id_of_generated_lengths_leads_back_to_its_case() -> None:
+def test_case_of_generated_lengths_is_found_by_id() -> None:
     spec = parse_spec(SIDELESS)
     case = Case("moe", {"expert_counts": [5, 0, 64], "values": "ramp"}, "fuzz")
     assert find_case(spec, case.id).values == case.values

@@ -1,4 +1,4 @@
-"""Lengths replayed from a serving log, and what is wrong with one."""
+"""Lengths replayed from a serving log, and errors in one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def replayed(found: list[tuple[tuple[int, ...], tuple[int, ...]]], log: list[int
     return [any(list(q) == round_and_round[at : at + len(q)] for at in places) for q, _ in found]
 
 
-def test_half_of_the_batches_are_requests_that_follow_one_another(tmp_path: Path) -> None:
+def test_half_of_the_batches_are_consecutive_requests(tmp_path: Path) -> None:
     spec = spec_with(tmp_path, "trace: {file: log.csv, q: ContextTokens}")
     found = batches(spec)
     follow = replayed(found, CONTEXTS)
@@ -80,12 +80,12 @@ def test_half_of_the_batches_are_requests_that_follow_one_another(tmp_path: Path
         ("log.csv", "q\n" + "\n".join(map(str, CONTEXTS))),
     ],
 )
-def test_json_and_csv_say_the_same(tmp_path: Path, name: str, log: str) -> None:
+def test_json_and_csv_are_equivalent(tmp_path: Path, name: str, log: str) -> None:
     usual = batches(spec_with(tmp_path, "trace: {file: log.csv, q: ContextTokens}"))
     assert batches(spec_with(tmp_path, f"trace: {name}", name, log)) == usual
 
 
-def test_key_lengths_come_from_a_column_of_their_own(tmp_path: Path) -> None:
+def test_key_lengths_have_their_own_column(tmp_path: Path) -> None:
     spec = spec_with(
         tmp_path, "k: independent, trace: {file: log.csv, q: GeneratedTokens, k: ContextTokens}"
     )
@@ -94,21 +94,21 @@ def test_key_lengths_come_from_a_column_of_their_own(tmp_path: Path) -> None:
     assert 20 < sum(found) < 50
 
 
-def test_where_queries_are_apart_the_log_tells_lengths_of_keys(tmp_path: Path) -> None:
+def test_trace_has_key_lengths_if_queries_have_a_range(tmp_path: Path) -> None:
     spec = spec_with(tmp_path, "q: 1, trace: {file: log.csv, q: ContextTokens}")
     found = batches(spec)
     assert {length for q, _ in found for length in q} == {1}
     assert sum(replayed([(k, q) for q, k in found], CONTEXTS)) > 20
 
 
-def test_requests_outside_of_the_length_given_are_left_out(tmp_path: Path) -> None:
+def test_requests_outside_length_are_skipped(tmp_path: Path) -> None:
     spec = spec_with(tmp_path, "length: 0..400, trace: {file: log.csv, q: ContextTokens}")
     found = batches(spec)
     assert max(max(q) for q, _ in found) <= 400
     assert sum(replayed(found, [374, 396, 91, 91, 381])) > 20
 
 
-def test_a_replayed_batch_shrinks_to_the_shortest_lengths_of_any(tmp_path: Path) -> None:
+def test_replayed_batch_shrinks_to_the_shortest_lengths(tmp_path: Path) -> None:
     spec = spec_with(tmp_path, "trace: {file: log.csv, q: ContextTokens}")
     limits = settings(max_examples=2000, database=None, deadline=None)
     case = find(cases(spec), lambda case: max(sides_of(case["seqlens"])[0]) > 800, settings=limits)
@@ -151,7 +151,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("options", "log", "message"), BAD.values(), ids=BAD)
-def test_what_is_wrong_with_a_trace_is_said_at_its_place(
+def test_errors_in_a_trace_are_located(
     tmp_path: Path, options: str, log: str, message: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
@@ -174,14 +174,14 @@ def test_what_is_wrong_with_a_trace_is_said_at_its_place(
         ("log.txt", "1 2", "spec.yaml:10:37: a trace is .csv, .json or .jsonl, not .txt"),
     ],
 )
-def test_what_is_wrong_with_other_forms(tmp_path: Path, name: str, log: str, message: str) -> None:
+def test_errors_in_other_formats(tmp_path: Path, name: str, log: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         cases(spec_with(tmp_path, f"trace: {name}", name, log))
     (issue,) = caught.value.issues
     assert str(issue).startswith(f"{tmp_path}/{message}")
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_trace_that_is_not_text(tmp_path: Path) -> None:
     spec = spec_with(tmp_path, OPTION)
     (tmp_path / "log.csv").write_bytes(LOG.encode() + b"\xff\xfe")
     with pytest.raises(SpecError) as caught:

@@ -1,10 +1,10 @@
-"""Plants every bug, hunts it, and says how many were found: `make mutants`.
+"""Run every mutant and report how many are found: `make mutants`.
 
     python tests/mutants/run_mutants.py [NAME...] [-j N] [--limit S] [--again] [--record]
 
-NAME picks mutants by a part of their id (`masks/`). Results are lines of JSON, written as they
-come; a run goes on where the last one stopped, with the mutants whose edit is new, for as long as
-kernels, specs, framework and runner are the same. `--again` forgets them. `--record` writes the
+NAME selects mutants by a part of their id (`masks/`). Results are appended as lines of JSON. A
+run resumes the last one, and runs mutants with a new edit, while kernels, specs, framework and
+runner are unchanged; `--again` discards earlier results. `--record` writes the
 score to `score.json`, the README and `docs/results/mutants.md`. The exit code is 1 if a mutant
 survives, or one that is declared silent is not.
 """
@@ -42,7 +42,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes at once (2)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one mutant (60)")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--again", action="store_true", help="forget earlier results")
+    parser.add_argument("--again", action="store_true", help="discard earlier results")
     parser.add_argument(
         "--record", action="store_true", help=f"write {SCORE.name} and the README's score"
     )

@@ -1,6 +1,6 @@
-"""The planted bugs apply to the kernels as they are, and some of each kind are hunted down.
+"""The mutants apply to the current kernels, and some of them are found.
 
-All of them are hunted by `make mutants`, which takes minutes.
+`make mutants` runs all of them, which takes minutes.
 """
 
 import json

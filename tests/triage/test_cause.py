@@ -85,6 +85,10 @@ def _guards(case, tensor, pattern, **values):
     return _failed(case, Finding("guards", "off", tensor, pattern=pattern), **values)
 
 
+def _refusal(case, pattern, **values):
+    return _failed(case, Finding("rejects", "off", pattern=pattern), **values)
+
+
 def _passed(case, **values):
     return _failed(case, status=Status.PASSED, **values)
 
@@ -128,6 +132,8 @@ def _faults_of_fuzzing(failures):
         ([_sanitized("a", "races: q", "k.py:3"), _sanitized("b", "races: q", "k.py:8", "m")], 2),
         ([_guards("a", "out", "past the end"), _guards("b", "out", "before the start")], 1),
         ([_guards("a", "out", "past the end"), _guards("b", "lse", "past the end")], 2),
+        ([_refusal("a", "accepted"), _refusal("b", "another exception")], 2),
+        ([_refusal("a", "accepted"), _refusal("b", "accepted")], 1),
     ],
 )  # fmt: skip
 def test_fuzzing_and_reports_find_the_same_faults(failures, faults):

@@ -67,7 +67,7 @@ def test_wrong_numbers_that_share_a_value_of_no_passing_case_are_one_group() -> 
     assert group.evidence.shared == ("causal=true",)
     text = _text(group)
     assert "x: failed in 3 cases all have causal=true; no case with that passed" in text
-    assert "other patterns, and what runs a case of each: 2 cases a row -k 'n=2'" in text
+    assert "other patterns, with a selection of one case each: 2 cases a row -k 'n=2'" in text
 
 
 def test_two_shared_values_are_evidence_together() -> None:

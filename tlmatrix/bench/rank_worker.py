@@ -1,6 +1,6 @@
 """Times implementations on one of several ranks: tries each, then times all in lockstep.
 
-The process of the rank (`tlmatrix.backend.ranks.process`) calls `time_on_rank` by name.
+The process of the rank (`tlmatrix.distributed.process`) calls `time_on_rank` by name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from tlmatrix.backend.binding import bind
-from tlmatrix.backend.ranks.job import to_device
-from tlmatrix.backend.ranks.rank_runner import RankRunner
 from tlmatrix.bench.candidates import NotApplicableError, entry_run, prepare_candidate
 from tlmatrix.bench.errors import first_sentence, summarize_error
 from tlmatrix.bench.timing import Samples, Schedule, Timing, cuda_clock, interleaved
+from tlmatrix.distributed.job import to_device
+from tlmatrix.distributed.rank_runner import RankRunner
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend import Backend
-    from tlmatrix.backend.ranks.job import Job
     from tlmatrix.bench.candidates import Candidate
     from tlmatrix.bench.timing import Call, Clock
+    from tlmatrix.distributed.job import Job
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 

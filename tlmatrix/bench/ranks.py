@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.backend.errors import DevicesError, EntryError
-from tlmatrix.backend.ranks.executors import ProcessExecutor, executor_for
-from tlmatrix.backend.ranks.job import Call, Job, to_device
 from tlmatrix.bench.candidates import find_mismatch
 from tlmatrix.bench.rank_worker import Variant
 from tlmatrix.bench.results import Implementation, PassTimes, State
 from tlmatrix.bench.timing import Samples
 from tlmatrix.check.finding import FindingsError
-from tlmatrix.check.gathering import gathered
-from tlmatrix.problem.sharding.shards import Sharding
+from tlmatrix.distributed.executors import ProcessExecutor, executor_for
+from tlmatrix.distributed.gathering import gathered
+from tlmatrix.distributed.job import Call, Job, to_device
+from tlmatrix.distributed.sharding.shards import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.diagnose import diagnose, merge_by_cause, worst_of
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.gathering import Gathered, differing_copies
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poison_mask
 from tlmatrix.check.relations import check_relation, raised
@@ -145,7 +144,7 @@ class _Pipeline:
         if not self._problem.has_reference:
             self._use_as_reference(first)
         numeric = self._numeric(usable)
-        copies = differing_copies(first, self._bounds, exact=self._deterministic)
+        copies = _inconsistencies(first, self._bounds, exact=self._deterministic)
         found = self._with_reports(first, found + copies + numeric)
         if self._sanitizers is not None and self._sanitizers.fatal:
             note = f"{stopped}without sanitizers, the kernel stops at this access"
@@ -213,7 +212,7 @@ class _Pipeline:
         return []
 
     def _make_bounds(self, problem: Problem, results: Tensors) -> ReferenceBounds:
-        parts = results.parts if isinstance(results, Gathered) else {}
+        parts = results.parts if isinstance(results, Results) else {}
         return ReferenceBounds(problem, self._spec.tolerance, self._arch, self._bounds, parts)
 
     def _first_run(self) -> tuple[Tensors, list[Finding]]:
@@ -407,6 +406,13 @@ class _Pipeline:
             if self._in_a_row
             else None,
         )
+
+
+def _inconsistencies(results: Tensors, bounds: ReferenceBounds, *, exact: bool) -> list[Finding]:
+    """Findings between several copies of one result."""
+    if not isinstance(results, Results):
+        return []
+    return results.inconsistencies(bounds, exact=exact)
 
 
 def _first_line(error: Exception) -> str:

@@ -18,8 +18,7 @@ from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.numeric import describe_mismatch, deviations, difference
 from tlmatrix.check.tolerance import error_bound
 from tlmatrix.problem.lazy_mapping import LazyMapping
-from tlmatrix.problem.model import Dim
-from tlmatrix.problem.sharding.shards import NotSharedError
+from tlmatrix.problem.model import Dim, InapplicableError
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def check_relation(
             results.extend(map(execute, _in_same_memory(relation.problems)))
         else:
             results.extend(execute(problem) for problem in relation.problems)
-    except NotSharedError:
+    except InapplicableError:
         return []  # the problem of the relation cannot be sharded
     except Exception as error:
         if relation.refused is not None:

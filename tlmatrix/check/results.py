@@ -9,14 +9,34 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.check.tolerance import ReferenceBounds
+
 __all__ = ["Results"]
 
 
 class Results(dict[str, "torch.Tensor"]):
-    """Outputs and gradients by name; `absent` maps each missing gradient to the reason."""
+    """Outputs and gradients by name.
+
+    Attributes:
+        absent: the reason for each missing gradient, by name.
+        parts: [parts, ...] terms of those results that are sums over ranks, by name.
+    """
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], absent: Mapping[str, str] | None = None
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        absent: Mapping[str, str] | None = None,
+        parts: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         super().__init__(tensors)
         self.absent = dict(absent or {})
+        self.parts = dict(parts or {})
+
+    def inconsistencies(self, _bounds: ReferenceBounds, *, exact: bool) -> list[Finding]:
+        """Findings between several copies of one result, of which one process has none.
+
+        Copies agree in every bit if `exact`, otherwise within the sum of their error bounds.
+        """
+        del exact
+        return []

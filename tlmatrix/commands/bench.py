@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from tlmatrix.bench.report import BenchReport
 from tlmatrix.bench.results import BenchFile, BenchFileError, State, read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.statistics import CONFIDENCE, Verdict
 from tlmatrix.commands.specs import spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.report.bench import BenchReport
 from tlmatrix.report.text import count
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.loader import load_spec

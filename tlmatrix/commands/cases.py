@@ -1,4 +1,4 @@
-"""Finds the case of a command, and the element that a finding names."""
+"""Finds the case of a command."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
-    from tlmatrix.check.finding import Finding
     from tlmatrix.config import Config
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Dim, TensorInfo
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["named_case", "raw_index"]
+__all__ = ["named_case"]
 
 
 def named_case(name: str, values: str | None, config: Config) -> tuple[str, Spec, Case]:
@@ -53,19 +51,3 @@ def _case(spec: Spec, case_id: str, values: str | None) -> Case:
         return explain(spec, data).case
     except CaseNotFoundError as error:
         raise UsageError(str(error)) from error
-
-
-def raw_index(info: TensorInfo, finding: Finding) -> tuple[int, ...] | None:
-    """The element of a finding as an index into the tensor; None if the finding has none."""
-    place = []
-    for dim in info.dims:
-        if dim.name not in finding.index:
-            return None
-        place.append(_start(dim, finding) + finding.index[dim.name])
-    return tuple(place)
-
-
-def _start(dim: Dim, finding: Finding) -> int:
-    if dim.starts is None or dim.region_name not in finding.index:
-        return 0
-    return int(dim.starts[finding.index[str(dim.region_name)]])

@@ -11,9 +11,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.cases import named_case, raw_index
+from tlmatrix.commands.cases import named_case
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.explain.location import tensor_index
 
 if TYPE_CHECKING:
     import argparse
@@ -147,7 +148,7 @@ def _excerpts(runner: Runner, spec: Spec, case: Case, result: CaseResult) -> Ite
         info = problem.outputs.get(str(finding.tensor))
         if info is None or info.name not in outputs or info.name not in reference:
             continue
-        place = raw_index(info, finding)
+        place = tensor_index(info, finding)
         if place is None:
             continue
         for name, tensor in (("expected", reference[info.name]), ("got", outputs[info.name])):

@@ -1,11 +1,11 @@
-"""Locates an element of a gathered result in the tensor that one of several ranks returned."""
+"""Locates elements of findings and of results that are gathered from several ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tlmatrix.check.gathering import Gathered
+from tlmatrix.distributed.gathering import Gathered
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.words import ranks_words
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.problem import Problem, Tensors
-    from tlmatrix.problem.sharding.shards import Sharding
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.distributed.sharding.shards import Sharding
+    from tlmatrix.problem import Dim, Problem, TensorInfo, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Location", "locate"]
+__all__ = ["Location", "locate", "tensor_index"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def locate(
         if rank is not None:
             raise UsageError(f"--rank: {spec.name} has no axis world: one rank runs its entry")
         return Location(name, index, index, outputs[name], problem.inputs)
-    from tlmatrix.problem.sharding.shards import Sharding
+    from tlmatrix.distributed.sharding.shards import Sharding
 
     sharding = Sharding.of(spec, problem)
     world = sharding.world
@@ -87,7 +88,7 @@ def locate(
         each = "a term of it" if name in sharding.summed else "all of it"
         others = f"; every rank returns {each}, --rank selects another" if world > 1 else ""
     else:
-        owner, mine = split.place(index)
+        owner, mine = split.locate(index)
         others = ""
         if rank not in (None, owner):
             raise UsageError(f"--rank {rank}: {name}{list(index)} is an element of rank {owner}")
@@ -97,3 +98,19 @@ def locate(
     )
     given = outputs.given[owner]
     return Location(name, index, mine, returned, given, owner, words, problem, sharding)
+
+
+def tensor_index(info: TensorInfo, finding: Finding) -> tuple[int, ...] | None:
+    """The element of a finding as an index into the tensor; None if the finding has none."""
+    index = []
+    for dim in info.dims:
+        if dim.name not in finding.index:
+            return None
+        index.append(_start(dim, finding) + finding.index[dim.name])
+    return tuple(index)
+
+
+def _start(dim: Dim, finding: Finding) -> int:
+    if dim.starts is None or dim.region_name not in finding.index:
+        return 0
+    return int(dim.starts[finding.index[str(dim.region_name)]])

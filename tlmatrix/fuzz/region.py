@@ -1,7 +1,6 @@
-"""The part of a tensor that can be wrong, of a shrunk failure: all else is right with any data.
+"""The region of a tensor that a failure can affect, over several runs with other inputs.
 
-The elements that one run has wrong depend on its data: some are right by luck, or within what is
-allowed. Those that are wrong with some of several data are where to look.
+In a single run, some affected elements are right by chance or within their error bound.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["wrong_region"]
 
 _SEEDS = (0, 1, 2)
-"""Three draws of the data: right by luck in all of them is rare."""
+"""Seeds of the inputs; an affected element is rarely right in all three runs."""
 
 
 def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | None:
-    """Where an output or gradient of a case is outside its limits with any of several data.
+    """The elements of an output or gradient that are wrong with any of several inputs, as text.
 
-    In words, dimension by dimension: "row 64 of sequence 0, head 0, dims 0-63". None where nothing
-    is, or the case cannot be run again.
+    For example "row 64 of sequence 0, head 0, dims 0-63". None if nothing is wrong, or the case
+    cannot run again.
     """
-    from tlmatrix.check.gathering import Gathered
     from tlmatrix.check.numeric import deviations
+    from tlmatrix.check.results import Results
     from tlmatrix.check.tolerance import ReferenceBounds
 
     wrong: torch.Tensor | None = None
@@ -43,7 +42,7 @@ def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | N
             info = problem.outputs.get(tensor)
             if info is None or tensor not in results:
                 return None
-            parts = results.parts if isinstance(results, Gathered) else None
+            parts = results.parts if isinstance(results, Results) else None
             bounds = ReferenceBounds(problem, spec.tolerance, runner.backend.arch, parts=parts)
             found = deviations({tensor: results[tensor]}, bounds).get(tensor)
         except SpecError:

@@ -1,9 +1,8 @@
-"""From a failing case to the smallest that fails alike.
+"""Shrinks a failing case to the smallest one that still fails.
 
-Shrinking works on resolved cases, not on the choices that led to one, so it is the same for a case
-that was drawn, that pytest ran by its id, or that somebody wrote. Smaller is: fewer sequences,
-then shorter ones, then values that come earlier in the spec. Every step obeys the `where` rules,
-and keeps lengths within the spec's `fuzz` section where the case was within it.
+Shrinking changes the values of a case, not the choices of Hypothesis, so it works for any case.
+Smaller means fewer sequences, then shorter ones, then values listed earlier in the spec. Every
+attempt satisfies the constraints, and keeps lengths in the ranges of `fuzz` if the case does.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["Shrunk", "shrink"]
 
 _Lists = dict[tuple[str, ...], list[int]]
-"""Lists of lengths in the value of an axis, by their keys in it."""
+"""Lists of lengths in the value of an axis, by their paths in it."""
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """The smallest case found, how many cases were tried, and whether none was left to try."""
+    """The smallest case, the number of attempts, and whether shrinking finished in time."""
 
     case: Case
     tried: int
@@ -42,10 +41,10 @@ class Shrunk:
 def shrink(
     spec: Spec, case: Case, fails: Callable[[Case], bool], *, seconds: float = 20.0
 ) -> Shrunk:
-    """The smallest case found from `case`, which fails, that still `fails`; in about `seconds`."""
+    """Shrink the failing `case` for about `seconds`; `fails` runs an attempt."""
     search = _Search(spec, case, fails, time.monotonic() + seconds)
     try:
-        while search.smaller_batch() | search.plainer_axes():
+        while search.shrink_batches() | search.simplify_axes():
             pass
     except _OutOfTimeError:
         return Shrunk(search.best, len(search.tried), ended=False)
@@ -57,7 +56,7 @@ class _OutOfTimeError(Exception):
 
 
 class _Search:
-    """The smallest case so far; every attempt replaces it where it succeeds."""
+    """Holds the smallest failing case so far, `best`; a failing attempt replaces it."""
 
     def __init__(
         self, spec: Spec, case: Case, fails: Callable[[Case], bool], deadline: float
@@ -70,7 +69,7 @@ class _Search:
         self._bounded = _within(spec, case)
 
     def attempt(self, changes: Mapping[str, Value], without: Sequence[str] = ()) -> bool:
-        """Whether the best case with these values, without some axes, fails; then it is best."""
+        """Try `best` with other values and without some axes; return whether it fails."""
         values = {**self.best.values, **changes}
         for axis in without:
             values.pop(axis, None)
@@ -91,12 +90,12 @@ class _Search:
         try:
             return not broken_rules(self._spec, case)
         except SpecError:
-            return False  # A rule has no answer for these values, so they are no case.
+            return False  # a constraint cannot be evaluated for these values
 
     # Lengths --------------------------------------------------------------------------------
 
-    def smaller_batch(self) -> bool:
-        """Fewer sequences, shorter lengths; whether anything changed."""
+    def shrink_batches(self) -> bool:
+        """Drop sequences and shorten lengths; return whether anything changed."""
         before = self.best.key
         for axis in list(self.best.values):
             if _lists_of(self.best.values[axis]):
@@ -105,7 +104,7 @@ class _Search:
         return self.best.key != before
 
     def _fewer(self, axis: str) -> None:
-        """Drop sequences, many at once while that goes."""
+        """Drop sequences, as many at once as possible."""
         size = self._sequences(axis) // 2
         while size:
             first = self._sequences(axis) - size
@@ -123,38 +122,38 @@ class _Search:
         lists = _lists_of(self.best.values[axis])
         whole = self._sequences(axis)
         kept = {
-            place: lengths[:first] + lengths[first + size :] if len(lengths) == whole else lengths
-            for place, lengths in lists.items()
+            path: lengths[:first] + lengths[first + size :] if len(lengths) == whole else lengths
+            for path, lengths in lists.items()
         }
         if not all(kept.values()):
             return False
         return self.attempt({axis: _with_lists(self.best.values[axis], kept)})
 
     def _shorter(self, axis: str) -> None:
-        """Each length as small as goes, those of one sequence together first."""
+        """Shorten each length; first those of one sequence together."""
         for number in range(self._sequences(axis)):
             lists = _lists_of(self.best.values[axis])
-            places = [place for place, lengths in lists.items() if number < len(lengths)]
-            if len(places) > 1 and len({lists[place][number] for place in places}) == 1:
-                self._least(axis, places, number)
-            for place in places:
-                self._least(axis, [place], number)
+            paths = [path for path, lengths in lists.items() if number < len(lengths)]
+            if len(paths) > 1 and len({lists[path][number] for path in paths}) == 1:
+                self._least(axis, paths, number)
+            for path in paths:
+                self._least(axis, [path], number)
 
-    def _least(self, axis: str, places: Sequence[tuple[str, ...]], number: int) -> None:
-        """The least length with which the case fails, by halves: most faults begin somewhere."""
+    def _least(self, axis: str, paths: Sequence[tuple[str, ...]], number: int) -> None:
+        """Find the least failing length of a sequence by bisection."""
 
         def attempt(length: int) -> bool:
             lists = _lists_of(self.best.values[axis])
-            for place in places:
-                lists[place][number] = length
+            for path in paths:
+                lists[path][number] = length
             return self.attempt({axis: _with_lists(self.best.values[axis], lists)})
 
-        _halve(_lists_of(self.best.values[axis])[places[0]][number], 0, attempt)
+        _bisect(_lists_of(self.best.values[axis])[paths[0]][number], 0, attempt)
 
     # Other axes -----------------------------------------------------------------------------
 
-    def plainer_axes(self) -> bool:
-        """The first value of the spec wherever that goes, else an earlier one."""
+    def simplify_axes(self) -> bool:
+        """Try the first value of each axis, then other earlier ones."""
         before = self.best.key
         axes = [axis for axis in self.best.values if not _lists_of(self.best.values[axis])]
         listed = {axis: self._spec.axes[axis] for axis in axes if self._spec.axes.get(axis)}
@@ -162,39 +161,39 @@ class _Search:
         if not self.attempt({axis: values[0] for axis, values in listed.items()}, extra):
             for axis in extra:
                 if not self.attempt({}, [axis]):
-                    self._less_excess(axis)
+                    self._reduce_maximum(axis)
             for axis, values in listed.items():
-                self._plainer(axis, values)
+                self._simplify(axis, values)
         return self.best.key != before
 
-    def _plainer(self, axis: str, values: Sequence[Value]) -> None:
+    def _simplify(self, axis: str, values: Sequence[Value]) -> None:
         now = self.best.values[axis]
         texts = [canonical(value) for value in values]
-        place = texts.index(canonical(now)) if canonical(now) in texts else len(values)
-        for value in values[:place]:
+        position = texts.index(canonical(now)) if canonical(now) in texts else len(values)
+        for value in values[:position]:
             if self.attempt({axis: value}):
                 return
-        # A number between those of the spec may be made smaller; one of the spec is what it is.
-        if place == len(values) and isinstance(now, int) and not isinstance(now, bool):
+        # Only a number that the spec does not list may become another one.
+        if position == len(values) and isinstance(now, int) and not isinstance(now, bool):
             numbers = [n for n in values if isinstance(n, int) and not isinstance(n, bool)]
-            _halve(now, min([n for n in numbers if n < now], default=now), self._number(axis))
+            _bisect(now, min([n for n in numbers if n < now], default=now), self._number(axis))
 
-    def _less_excess(self, axis: str) -> None:
-        """A longest length that must be told too large, as little too large as goes."""
-        told = self.best.values.get(axis)
+    def _reduce_maximum(self, axis: str) -> None:
+        """Reduce a maximum length that exceeds the longest sequence."""
+        maximum = self.best.values.get(axis)
         lists = _lists_of(self.best.values.get("seqlens"))
-        if axis not in SIDES or not isinstance(told, int) or not lists:
+        if axis not in SIDES or not isinstance(maximum, int) or not lists:
             return
         lengths = lists.get(("k",)) if SIDES[axis] else None
         longest = max(lengths or lists.get(("q",)) or lists.get((), [0]))
-        _halve(told, longest + 1, self._number(axis))
+        _bisect(maximum, longest + 1, self._number(axis))
 
     def _number(self, axis: str) -> Callable[[int], bool]:
         return lambda number: self.attempt({axis: number})
 
 
-def _halve(failing: int, least: int, attempt: Callable[[int], bool]) -> None:
-    """Try numbers from `least` up to below `failing`: the ends first, then by halves."""
+def _bisect(failing: int, least: int, attempt: Callable[[int], bool]) -> None:
+    """Try numbers from `least` to below `failing`: `least` and the next one, then bisection."""
     if failing <= least or attempt(least):
         return
     passing = least
@@ -211,39 +210,39 @@ def _halve(failing: int, least: int, attempt: Callable[[int], bool]) -> None:
 
 
 def _lists_of(value: Value) -> _Lists:
-    """The lists of lengths in a value: of `{q: [3, 4], k: same}` the one at `q`; copies."""
+    """Copies of the lists of lengths in a value: in `{q: [3, 4], k: same}` the one at `q`."""
     found: _Lists = {}
-    for place, part in _parts(value):
+    for path, part in _parts(value):
         if part and all(isinstance(n, int) and not isinstance(n, bool) for n in part):
-            found[place] = [int(str(n)) for n in part]
+            found[path] = [int(str(n)) for n in part]
     return found
 
 
 def _parts(
-    value: Value, place: tuple[str, ...] = ()
+    value: Value, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Value]]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _parts(part, (*place, key))
+            yield from _parts(part, (*path, key))
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        yield place, value
+        yield path, value
 
 
-def _with_lists(value: Value, lists: _Lists, place: tuple[str, ...] = ()) -> Value:
-    """The value with other lists in the same places."""
+def _with_lists(value: Value, lists: _Lists, path: tuple[str, ...] = ()) -> Value:
+    """The value with other lists at the same paths."""
     if isinstance(value, Mapping):
-        return {key: _with_lists(part, lists, (*place, key)) for key, part in value.items()}
-    return lists.get(place, value)
+        return {key: _with_lists(part, lists, (*path, key)) for key, part in value.items()}
+    return lists.get(path, value)
 
 
 def _within(spec: Spec, case: Case) -> bool:
-    """Whether the lengths of a case are in the ranges of the `fuzz` section of its spec."""
+    """Whether the lengths of a case are in the ranges of its spec's section `fuzz`."""
     if spec.fuzz is None:
         return True
     for axis, drawn in spec.fuzz.axes.items():
         if drawn.lengths is not None and axis in case.values:
             q, k = sides_of(case.values[axis], axis)
-            if not (_all_in(drawn.lengths.length, (*q, *k)) and _some(drawn.lengths, q)):
+            if not (_all_in(drawn.lengths.length, (*q, *k)) and _has_valid_count(drawn.lengths, q)):
                 return False
     if "seqlens" not in case.values:
         return True
@@ -251,7 +250,7 @@ def _within(spec: Spec, case: Case) -> bool:
     lengths = spec.fuzz.seqlens
     if not (_all_in(lengths.q or lengths.length, q) and _all_in(lengths.keys, k)):
         return False
-    if not _some(lengths, q):
+    if not _has_valid_count(lengths, q):
         return False
     match lengths.relation:
         case "same":
@@ -267,6 +266,6 @@ def _all_in(range_: Range, lengths: Sequence[int]) -> bool:
     return all(range_.low <= length <= range_.high for length in lengths)
 
 
-def _some(lengths: FuzzLengths, batch: Sequence[int]) -> bool:
-    """Whether a batch has as many sequences as batches have."""
+def _has_valid_count(lengths: FuzzLengths, batch: Sequence[int]) -> bool:
+    """Whether the number of sequences of a batch is in range."""
     return lengths.sequences.low <= len(batch) <= lengths.sequences.high

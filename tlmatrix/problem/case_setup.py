@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["CaseSetup", "compile_key", "tile_sizes", "written_values"]
+__all__ = ["CaseSetup", "compile_key", "listed_axis_values", "tile_sizes"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CaseSetup:
     seed: int
     device: torch.device
 
-    def allows(self, changed: Mapping[str, Value]) -> bool:
+    def covers(self, changed: Mapping[str, Value]) -> bool:
         """Whether the spec covers the case with these axes changed.
 
         The spec must list each changed value on its axis, and all its `where` rules must hold.
@@ -84,7 +84,7 @@ def compile_key(
         return canonical(dict(values))
 
 
-def written_values(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
+def listed_axis_values(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
     """All axis values in a spec, with their location: (path, axis, value)."""
     for axis, listed in spec.axes.items():
         for number, value in enumerate(listed):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from tlmatrix.spec.issues import SpecError
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,6 +22,7 @@ __all__ = [
     "Cost",
     "Dim",
     "Family",
+    "InapplicableError",
     "Pair",
     "Problem",
     "ReferenceFailedError",
@@ -32,6 +35,13 @@ __all__ = [
 
 Tensors = Mapping[str, "torch.Tensor"]
 RelationKind = Literal["isolation", "poison", "relations", "repeat", "agreement"]
+
+
+class InapplicableError(SpecError):
+    """The problem of a metamorphic relation cannot run here, so that the relation is skipped.
+
+    Such as a batch split in two whose lengths several ranks cannot share.
+    """
 
 
 class ReferenceFailedError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Reports of a run. Each only reads events and results, so a new one touches nothing else."""
+"""Reports of runs, which read events and results."""
 
 from tlmatrix.report.text import describe_finding, describe_group, describe_result
 from tlmatrix.triage.groups import Group, group_failures

@@ -46,8 +46,8 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     if others:
         yield f"    other tiers: {', '.join(others)}"
     for rule, removed in expansion.removed.items():
-        told = "too many to count" if removed is None else f"{removed:,}"
-        yield f"    where {rule.expr.text}: removes {told}, {rule.because}"
+        number = "too many to count" if removed is None else f"{removed:,}"
+        yield f"    where {rule.expr.text}: removes {number}, {rule.because}"
     if cases:
         for case in plan.cases():
             origin = "" if case.origin == "tier" else f"  ({case.origin})"

@@ -1,7 +1,6 @@
-"""The report of `tlmatrix run`: progress while it runs, then a table a spec and the findings.
+"""The report of `tlmatrix run`: progress, then a table of specs and the findings.
 
-On a terminal the progress is one line that changes; elsewhere (CI, a pipe) it is a plain line
-now and then. Reads events only.
+Progress is a bar on a terminal, and otherwise (CI, a pipe) a line every few seconds.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["TerminalReport"]
 
 _INTERVAL = 10.0
-"""Seconds between two lines of progress where there is no terminal."""
-_GROUPS = 20
-"""Causes that are shown; a run with more has one broken part, not twenty."""
+"""Seconds between two lines of progress without a terminal."""
+_MAX_GROUPS = 20
+"""Most groups of failures that are shown."""
 _COLUMNS = 62
 """Width of the columns of numbers."""
-_LEAST = 24
-"""Less than this of an id says nothing."""
+_MIN_ID = 24
+"""Least width of the column of case ids."""
 
 
 class TerminalReport:
-    """Prints a run to `console` as its events arrive.
+    """Prints the events of a run to `console`.
 
-    `verbosity` is as in pytest: 1 for every case and findings in full, -1 for findings and the last
-    line alone.
+    `verbosity` is as in pytest: 1 for every case and findings in full, -1 for only findings and the
+    last line.
     """
 
     def __init__(self, console: Console, *, verbosity: int = 0) -> None:
@@ -59,7 +58,7 @@ class TerminalReport:
         self._begin = 0.0
 
     def handle(self, event: Event) -> None:
-        """Show what happened."""
+        """Print an event."""
         match event:
             case RunStarted():
                 self._on_start(event)
@@ -70,24 +69,24 @@ class TerminalReport:
             case RunFinished():
                 self._on_end(event)
 
-    def announce(self, words: str) -> None:
-        """Say what happens while nothing can be counted yet."""
-        self._show_bar(words, None)
+    def announce(self, text: str) -> None:
+        """Show an activity before the number of cases is known."""
+        self._show_bar(text, None)
 
-    def note(self, words: str) -> None:
-        """Say something in place of the progress."""
+    def note(self, text: str) -> None:
+        """Print a note, and remove the progress bar."""
         self.close()
         folded = self._console.is_terminal
-        self._console.print(words, markup=False, highlight=False, soft_wrap=not folded)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not folded)
 
     def close(self) -> None:
-        """Leave the terminal as it was, also after an error elsewhere."""
+        """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def _on_start(self, event: RunStarted) -> None:
-        """Cases are known, of a run in parts also later: then those that are left."""
+        """Print the number of cases; the second part of a run sends this event again."""
         self.close()
         self._begin = time.monotonic()
         cases = sum(event.cases.values())
@@ -97,7 +96,7 @@ class TerminalReport:
             words = f"{count(cases, 'case')} of {count(len(event.cases), 'spec')}"
             earlier = sum(event.earlier.values())
             if earlier:
-                words += f"; {earlier} passed before and are not run again"
+                words += f"; {earlier} passed before and are not repeated"
         else:
             words = f"{count(cases, 'case')} left"
         if event.place:
@@ -158,7 +157,7 @@ class TerminalReport:
                 self._print_tables()
             self._print_groups(group_failures(self._results))
             if self._verbosity >= 0:
-                self._print_aside()
+                self._print_other_statuses()
         self._print_coverage(event)
         self._console.print(self._last_words(event), highlight=False)
         if self._started is not None and self._started.results and self._verbosity >= 0:
@@ -176,12 +175,12 @@ class TerminalReport:
         table.add_column("spec", overflow="fold")
         paths = sorted({result.path for result in self._results})
         names = {result.path: result.spec for result in self._results}
-        # What the other columns leave of a wide terminal names the slowest case.
+        # A wide terminal has room for the id of the slowest case.
         left = self._console.width - max(map(len, names.values())) - _COLUMNS
         columns = ["cases", "passed", "failed", "known", "skipped", "seconds", "slowest"]
         for name in columns if left >= 0 else columns[:-1]:
             table.add_column(name, justify="right", no_wrap=True)
-        if left >= _LEAST:
+        if left >= _MIN_ID:
             table.add_column("slowest case", no_wrap=True)
         for path in paths:
             table.add_row(*_row([item for item in self._results if item.path == path], left))
@@ -189,26 +188,26 @@ class TerminalReport:
 
     def _print_groups(self, groups: Sequence[Group]) -> None:
         width = min(self._console.width, 120)
-        for number, group in enumerate(groups[:_GROUPS], 1):
+        for number, group in enumerate(groups[:_MAX_GROUPS], 1):
             self._console.print()
             self._lines(_group_lines(group, number, width, brief=self._verbosity <= 0))
-        if len(groups) > _GROUPS:
-            more = groups[_GROUPS:]
+        if len(groups) > _MAX_GROUPS:
+            more = groups[_MAX_GROUPS:]
             cases = sum(len(group.results) for group in more)
             self._console.print(
                 f"\n{len(more)} more causes with {count(cases, 'case')} are in the results file",
                 highlight=False,
             )
 
-    def _print_aside(self) -> None:
-        """What did not fail and yet should not go unseen: known bugs, cases that did not run."""
-        aside: Counter[tuple[str, str]] = Counter()
+    def _print_other_statuses(self) -> None:
+        """Print the numbers of known bugs and of cases that did not run."""
+        others: Counter[tuple[str, str]] = Counter()
         for result in self._results:
             if result.status in (Status.SKIPPED, Status.QUARANTINED, Status.KNOWN_BUG):
-                aside[(result.spec, f"{result.status}: {result.message}")] += 1
-        if aside:
+                others[(result.spec, f"{result.status}: {result.message}")] += 1
+        if others:
             self._console.print()
-        for (spec, words), cases in sorted(aside.items()):
+        for (spec, words), cases in sorted(others.items()):
             line = f"{spec}: {count(cases, 'case')} {words}"
             self._console.print(Text(line, style="yellow"), soft_wrap=not self._console.is_terminal)
 
@@ -224,7 +223,7 @@ class TerminalReport:
 
     @property
     def missing(self) -> int:
-        """How many cases have no result, so far."""
+        """The number of cases without a result."""
         return self._total - len(self._results)
 
     def _last_words(self, event: RunFinished) -> Text:
@@ -237,7 +236,7 @@ class TerminalReport:
             words += f" on {', '.join(places)}"
         if parts:
             words += ": " + ", ".join(parts)
-        # Workers that are told to stop may do so before this process hears of it.
+        # Workers may stop before their last results arrive.
         missing = self.missing
         if event.interrupted:
             words += f"; stopped early, {missing} not run"
@@ -252,7 +251,7 @@ class TerminalReport:
 
     def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
         for line, style in lines:
-            # Commands must survive being copied: rich may not break them.
+            # Without wrapping, so that commands can be copied.
             self._console.print(Text(line, style=style), soft_wrap=True, highlight=False)
 
 
@@ -272,7 +271,7 @@ def _row(results: Sequence[CaseResult], left: int) -> list[str | Text]:
     ]
     if left < 0:
         return row[:-1]
-    if left < _LEAST:
+    if left < _MIN_ID:
         return row
     return [*row, slowest.case if len(slowest.case) <= left else slowest.case[: left - 1] + "…"]
 

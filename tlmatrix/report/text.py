@@ -1,4 +1,4 @@
-"""A finding in words: the same lines in pytest's output, in `tlmatrix run` and in `repro`."""
+"""Text of findings, results and groups, for pytest's output, `tlmatrix run` and `repro`."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def count(items: int, noun: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number short enough to compare by eye: six digits, `nan` and `inf` as words."""
+    """A number with six digits; `?` for None."""
     if value is None:
         return "?"
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
 def unsupported_text(cases: int, *, nothing: bool) -> str:
-    """That the interpreter does not model the kernels of some cases; `nothing` if of all."""
+    """A note on cases that the interpreter does not support; `nothing` if these are all cases."""
     if nothing:
         return "nothing was judged: the interpreter does not model these kernels"
     return f"{count(cases, 'case')} not judged: the interpreter does not model their kernels"
 
 
 def describe_finding(finding: Finding, *, width: int = 100, full: bool = False) -> list[str]:
-    """The lines of a finding, the first its title; `full` keeps long details whole."""
+    """The lines of a finding, beginning with its title; `full` does not shorten details."""
     lines = _wrap(_title(finding), width, "", "  ")
     for name, text in _facts(finding):
         lines += _wrap(text, width, f"  {name:<{_LABEL}}", _UNDER)
@@ -61,16 +61,14 @@ def describe_finding(finding: Finding, *, width: int = 100, full: bool = False) 
 def describe_result(
     result: CaseResult, *, width: int = 100, full: bool = False, brief: bool = False
 ) -> list[str]:
-    """Everything a person needs about a case that did not pass, the repro command last.
+    """The lines of a case that did not pass, or of its shrunk case; the repro command is last.
 
-    If it was shrunk, about the smaller case.
-
-    `brief` tells the first finding in full and only the titles of the others.
+    `brief` shows only the titles of all findings but the first.
     """
     if result.smaller is not None:
-        told = describe_result(result.smaller, width=width, full=full, brief=brief)
-        return [*told[:-1], f"  {'found as':<{_LABEL}}{result.case}", told[-1]]
-    lines: list[str] = []
+        *lines, command = describe_result(result.smaller, width=width, full=full, brief=brief)
+        return [*lines, f"  {'found as':<{_LABEL}}{result.case}", command]
+    lines = []
     for number, finding in enumerate(result.findings):
         if brief and number:
             lines += _wrap(_title(finding), width, f"  {'also':<{_LABEL}}", _UNDER)
@@ -82,21 +80,21 @@ def describe_result(
         lines.append(f"  {'inputs':<{_LABEL}}{distribution_words(result)}")
     if result.message:
         lines += _wrap(result.message, width, f"  {'because':<{_LABEL}}", _UNDER)
-    # Never broken: it is there to be copied.
+    # Not wrapped, so that it can be copied.
     lines.append(f"  {'repro':<{_LABEL}}{result.command}")
     return lines
 
 
 def distribution_words(result: CaseResult) -> str:
-    """What the inputs of a case hold, and what decided it."""
+    """The distribution of a case's inputs, and whether its seed picks it."""
     chosen = result.values.get("values") is not None
     return f"{result.distribution}{'' if chosen else ', which the seed of the case picks'}"
 
 
 def describe_group(group: Group, *, width: int = 100, brief: bool = True) -> list[str]:
-    """Cases that fail alike: how many and what they share, one in full, how the others look.
+    """The lines of a group: its size and shared values, one case, and the other patterns.
 
-    `brief` is that of `describe_result`, for the one. The first line is the title; the line that
+    `brief` applies to the case, as in `describe_result`. The first line is the title. The line that
     begins with `repro` may be longer than `width`.
     """
     return [
@@ -107,7 +105,7 @@ def describe_group(group: Group, *, width: int = 100, brief: bool = True) -> lis
 
 
 def _group_heading(group: Group, width: int) -> list[str]:
-    """Which cases failed alike, then what they share and others do not."""
+    """The number of cases, and the values that they share."""
     example, evidence = group.example, group.evidence
     cases = count(len(group.results), "case")
     lines = [f"{example.spec}: {example.status} in {cases}"]
@@ -118,27 +116,27 @@ def _group_heading(group: Group, width: int) -> list[str]:
             words += f", only with {evidence.passing_only}"
         lines += _wrap(words, width, "", "  ")
     elif evidence.passing_only:
-        lines += _wrap(f"no case passed but with {evidence.passing_only}", width, "", "  ")
+        lines += _wrap(f"only cases with {evidence.passing_only} passed", width, "", "  ")
     elif group.none_passed and len(group.results) > 1:
         lines.append("no case of this spec passed")
     alike = len(group.results) - sum(pattern.cases for pattern in group.others)
     if alike > 1:
-        lines.append(f"the smallest of {alike} that look like it:")
+        lines.append(f"the smallest of {alike} with its pattern:")
     elif group.others:
         lines.append("the smallest:")
     return lines
 
 
 def _other_patterns(group: Group, width: int) -> list[str]:
-    """A line for each other way in which cases of the group fail, with what selects one."""
+    """A line for each other pattern of the group, with a selection of one case."""
     if not group.others:
         return []
-    lines = _wrap("other patterns, and what runs a case of each:", width, "", "  ")
+    lines = _wrap("other patterns, with a selection of one case each:", width, "", "  ")
     longest = max(len(pattern.name) for pattern in group.others)
     for pattern in group.others:
         start = f"{count(pattern.cases, 'case'):>9}  {pattern.name:<{longest}}  "
         select = f"-k '{pattern.select}'"
-        # A selection stays whole: it is there to be copied.
+        # Not wrapped, so that it can be copied.
         if len(start) + len(select) > width:
             lines += [start.rstrip(), f"{'':>11}{select}"]
         else:
@@ -176,16 +174,16 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
 
 
 def _pair(one: float | None, other: float | None) -> tuple[str, str]:
-    """Two numbers with as many digits, six or more, as tell them apart."""
+    """Two numbers with enough digits to differ, six or more."""
     if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
         return number(one), number(other)
-    # Seventeen digits tell any two numbers apart.
+    # Seventeen digits distinguish any two numbers.
     pairs = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(6, 18))
     return next((pair for pair in pairs if pair[0] != pair[1]), (number(one), number(other)))
 
 
 def _size(finding: Finding) -> str:
-    """How large the error is, as far as the title does not say it."""
+    """The size of the error, without what the title has."""
     parts = []
     title = finding.title
     if finding.ratio is not None and " times " not in title:

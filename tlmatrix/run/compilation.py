@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.backend import CompileBackend, EntryError, execute
 from tlmatrix.backend.assembly import check_budgets
 from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.extensions import distributed
 from tlmatrix.run.outcome import Outcome, bug_words, combined, with_bug
 from tlmatrix.run.result import Status
 from tlmatrix.spec.model.sharding import has_ranks
@@ -111,9 +112,7 @@ def _compile(
 def _trace(binding: Binding, problem: Problem) -> None:
     """Call the code under test; the backend records its launches."""
     if has_ranks(binding.spec):
-        from tlmatrix.backend.ranks.entry import trace_on_ranks
-
-        trace_on_ranks(binding, problem)
+        distributed().trace(binding, problem)
     else:
         execute(binding, problem)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import bind, execute, refuse_unknown_axes
+from tlmatrix.extensions import distributed
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counting
 from tlmatrix.run.rejects import reject_problem
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend, Binding
     from tlmatrix.backend.assembly import Assembler
-    from tlmatrix.backend.ranks.executors import RankExecutor
+    from tlmatrix.check.running import SeveralRanks
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
     from tlmatrix.run.measurements import Measurements
@@ -64,7 +65,7 @@ class Harness:
     roots: tuple[Path, ...] = ()
     rank_seconds: float = 120.0
     _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
-    _executors: dict[str, RankExecutor] = field(default_factory=dict)
+    _executors: Any = None
     _assembler: Assembler | None = None
 
     @property
@@ -108,12 +109,10 @@ class Harness:
         problem = with_user_relations(spec, bound.family, problem, seed, self.environment)
         if not has_ranks(spec):
             return problem
-        from tlmatrix.problem.sharding.whole import shared_out
         from tlmatrix.run.graphs import with_cuda_graph
-        from tlmatrix.run.shapes import with_other_shapes
 
-        problem = shared_out(spec, problem)
-        problem = with_other_shapes(spec, case, problem, bound.family, seed, self.backend.device)
+        device = self.backend.device
+        problem = distributed().shard(spec, case, problem, bound.family, seed, device)
         return with_cuda_graph(spec, case, problem, self.backend)
 
     def entry(
@@ -134,10 +133,8 @@ class Harness:
                 yield
 
         if has_ranks(binding.spec):
-            from tlmatrix.backend.ranks.entry import EntryOnRanks
-
-            executor = self._executor(binding.backend)
-            return EntryOnRanks(binding, executor, lambda: next(runs), measured)
+            on_ranks: SeveralRanks = self._ranks().entry(binding, lambda: next(runs), measured)
+            return on_ranks
 
         def run_entry(problem: Problem) -> Tensors:
             with measured():
@@ -165,24 +162,23 @@ class Harness:
 
     def end_case(self) -> None:
         """Free what belongs to the case that ran."""
-        for executor in self._executors.values():
-            executor.end()
+        if self._executors is not None:
+            self._executors.end_case()
 
     def close(self) -> None:
         """End the processes that were started."""
         if self._assembler is not None:
             self._assembler.close()
             self._assembler = None
-        for executor in self._executors.values():
-            executor.close()
-        self._executors = {}
+        if self._executors is not None:
+            self._executors.close()
+            self._executors = None
 
-    def _executor(self, backend: Backend) -> RankExecutor:
-        from tlmatrix.backend.ranks.executors import executor_for
-
-        if backend.name not in self._executors:
-            self._executors[backend.name] = executor_for(backend, self.roots, self.rank_seconds)
-        return self._executors[backend.name]
+    def _ranks(self) -> Any:  # noqa: ANN401 - of an optional package
+        """The executors of entries on several ranks."""
+        if self._executors is None:
+            self._executors = distributed().Executors(self.roots, self.rank_seconds)
+        return self._executors
 
 
 def reject_of(spec: Spec, case: Case) -> Reject:

@@ -7,12 +7,13 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.axes import unread_axes
+from tlmatrix.extensions import distributed
 from tlmatrix.matrix import expand, expired, reject_cases
 from tlmatrix.problem import family_for
 from tlmatrix.problem.optional_axes import lint_optional_axes
 from tlmatrix.problem.relations.user import lint_relations
-from tlmatrix.problem.sharding.lint import lint_shards
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.sharding import has_ranks
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
         *family.lint(spec),
         *lint_optional_axes(spec, family),
         *lint_relations(spec, family),
-        *lint_shards(spec, family),
+        *(distributed().lint(spec, family) if has_ranks(spec) or spec.shards else ()),
         *unread_axes(spec, family),
         *expired(spec),
     ]

@@ -53,7 +53,7 @@ class Cause(NamedTuple):
     Attributes:
         check: the check that failed, or the status of the case.
         subject: the tensor, the kernel, or the message of an exception with 0 for numbers.
-        symptom: the kind of region of a tensor, or the kind of a sanitizer's report.
+        symptom: the kind of region of a tensor, of a sanitizer's report, or of another finding.
     """
 
     check: str
@@ -108,6 +108,8 @@ def _symptom(finding: Finding) -> str:
         return "NaN"
     if pattern.startswith("last"):
         return "tail"
+    if finding.check not in NUMERIC_CHECKS | VALUE_CHECKS:
+        return pattern
     return pattern if pattern in ("shape", "input changed", "first rows") else ""
 
 

@@ -1,4 +1,4 @@
-"""`tlmatrix new`: what is observed of the code under test, recognized, and written as a spec."""
+"""`tlmatrix new`: finds the interface of an operator or factory, and writes a spec for it."""
 
 from tlmatrix.commands.new.command import new
 

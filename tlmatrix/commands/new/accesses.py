@@ -1,8 +1,8 @@
-"""How a kernel uses its parameters, read from its traced IR.
+"""Analyzes how a kernel uses its parameters, in its traced IR.
 
-What tells an index from a length is where its values go: into an index of another tensor, into
-the bounds of a loop, or into a comparison. Values are followed through variables, local buffers
-and copies; indices of a load are no part of its value.
+The uses of its values show whether an integer is an index or a length: an index of another tensor,
+the bound of a loop, or a comparison. Values are followed through variables, local buffers and
+copies. The indices of a load are not part of its value.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Accesses", "Selection", "accesses", "joined"]
+__all__ = ["Accesses", "Selection", "accesses", "merged"]
 
 SelectionKind = Literal["index", "start", "within"]
 
 _NONE: frozenset[str] = frozenset()
 _Signed = frozenset[tuple[str, int]]
-"""Parameters whose values are in a value, added (1) or subtracted (-1)."""
+"""The parameters that a value depends on, added (1) or subtracted (-1)."""
 _REGION = ("tl.region", "tl.tileop.region")
 _READ, _WRITE = 1, 2
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How values of the integer tensor `index` choose places of dimension `dim` of `tensor`.
+    """A use of the integer tensor `index` to select elements of dimension `dim` of `tensor`.
 
-    `index`: they are the indices. `start`: something is added to them, they start ranges.
-    `within`: they bound positions that count from 0 in each range.
+    Its values are indices (`index`), starts of ranges to which positions are added (`start`), or
+    bounds of positions that begin at 0 in every range (`within`).
     """
 
     index: str
@@ -41,22 +41,22 @@ class Selection:
 
 @dataclass(frozen=True)
 class Accesses:
-    """How a kernel uses its parameters, by their names."""
+    """How a kernel uses its parameters, by name."""
 
     read: frozenset[str] = _NONE
     written: frozenset[str] = _NONE
     consecutive: frozenset[str] = _NONE
-    """Integer vectors that are read at `i` and at `i + 1`."""
+    """Integer vectors that are read at `i` and `i + 1`."""
     selections: frozenset[Selection] = frozenset()
     bounds: frozenset[str] = _NONE
-    """Integers whose values bound a loop, or are compared with a position."""
+    """Integers that bound a loop, or are compared with a position."""
     tiles: frozenset[tuple[str, int, int]] = frozenset()
-    """(parameter, dimension, elements that one step takes of it)."""
+    """(parameter, dimension, elements that a step accesses)."""
     products: frozenset[tuple[str, str]] = frozenset()
-    """The two parameters that a matrix product multiplies."""
+    """Pairs of parameters that a matrix product multiplies."""
 
     def renamed(self, names: Mapping[str, str]) -> Accesses:
-        """The same by other names; parameters without one are left out."""
+        """The same with other names, without parameters that `names` lacks."""
 
         def known(found: frozenset[str]) -> frozenset[str]:
             return frozenset(names[name] for name in found if name in names)
@@ -76,13 +76,13 @@ class Accesses:
         )
 
     def tile(self, name: str, dim: int) -> int | None:
-        """The largest step over a dimension; None where it is taken one by one."""
+        """The largest step over a dimension; None if its elements are accessed one by one."""
         sizes = [size for other, axis, size in self.tiles if (other, axis) == (name, dim)]
         return max(sizes, default=None)
 
 
-def joined(first: Accesses, second: Accesses) -> Accesses:
-    """What two kernels do."""
+def merged(first: Accesses, second: Accesses) -> Accesses:
+    """The accesses of two kernels."""
     return Accesses(
         first.read | second.read,
         first.written | second.written,
@@ -95,7 +95,7 @@ def joined(first: Accesses, second: Accesses) -> Accesses:
 
 
 def accesses(prim_func: Any) -> Accesses:
-    """How a traced kernel uses its parameters."""
+    """The accesses of a traced kernel."""
     return _Reader(prim_func).accesses()
 
 
@@ -124,7 +124,7 @@ class _Reader:
     # Values --------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Follow the values of parameters into variables and buffers of the kernel."""
+        """Propagate the values of parameters to variables and buffers of the kernel."""
         parts = list(self._definitions())
         for _ in range(len(parts) + 1):
             before = dict(self._flows)
@@ -151,11 +151,11 @@ class _Reader:
                 yield node.var, node.value
 
     def _sources(self, value: Any) -> frozenset[str]:
-        """The parameters whose values are in a value."""
+        """The parameters that a value depends on."""
         return frozenset(name for name, _ in self._signed(value))
 
     def _signed(self, value: Any) -> _Signed:
-        """The same with their signs; a position in a range is its start, added and subtracted."""
+        """The same with signs; a position in a range has its start added and subtracted."""
         tir = self._tir
         if isinstance(value, tir.BufferLoad):
             name = self._names.get(value.buffer)
@@ -177,13 +177,13 @@ class _Reader:
         return frozenset().union(*found)
 
     def _bounded(self) -> Iterator[tuple[Any, frozenset[str]]]:
-        """Loop variables that count from 0 up to what parameters say."""
+        """Loop variables that begin at 0, with the parameters that bound them."""
         for node in self._nodes:
             if isinstance(node, self._tir.For) and not self._sources(node.min):
                 yield node.loop_var, self._sources(node.extent)
 
     def _compared(self) -> Iterator[tuple[Any, frozenset[str]]]:
-        """Positions that are compared with a length: the difference of two values, or a value."""
+        """Positions that are compared with a length, and the parameters of the length."""
         for node in self._nodes:
             if _comparison(node) not in ("LT", "GT"):
                 continue
@@ -196,7 +196,7 @@ class _Reader:
     # Uses ----------------------------------------------------------------------------------
 
     def accesses(self) -> Accesses:
-        """Everything at once."""
+        """All accesses."""
         read, written = self._accessed()
         return Accesses(
             read,
@@ -209,7 +209,7 @@ class _Reader:
         )
 
     def _accessed(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The parameters that are loaded from, and those that are stored to."""
+        """The parameters that are read, and those that are written."""
         in_regions: list[Any] = []
         loads: list[Any] = []
         read: set[Any] = set()
@@ -231,7 +231,7 @@ class _Reader:
                     if mode & _WRITE:
                         written.add(first.buffer)
                 elif _operation(node) in ("tl.access_ptr", "tirx.address_of"):
-                    written.add(first.buffer)  # An atomic's target.
+                    written.add(first.buffer)  # The target of an atomic operation.
         for load in loads:
             if not any(load.same_as(seen) for seen in in_regions):
                 read.add(load.buffer)
@@ -242,7 +242,7 @@ class _Reader:
         )
 
     def _indexed(self) -> Iterator[tuple[str, int, Any]]:
-        """Every index of a parameter: its name, the dimension, the index."""
+        """All indices of parameters: (name, dimension, index)."""
         for node in self._nodes:
             if isinstance(node, self._tir.BufferLoad | self._tir.BufferStore):
                 name = self._names.get(node.buffer)
@@ -299,12 +299,12 @@ class _Reader:
                     yield Selection(source, name, dim, "within")
 
     def _is_alone(self, index: Any) -> bool:
-        """Whether an index is a value of a parameter, with nothing that varies added."""
+        """Whether an index is a value of a parameter, plus constants at most."""
         varying = [leaf for leaf in self._expanded(index) if _constant(leaf) is None]
         return len(varying) == 1
 
     def _expanded(self, value: Any) -> Iterator[Any]:
-        """The leaves of a value, with variables replaced by what they stand for."""
+        """The leaves of a value, with variables replaced by their definitions."""
         for leaf in _leaves(value):
             if leaf in self._values:
                 yield from self._expanded(self._values[leaf])
@@ -351,7 +351,7 @@ def _operation(call: Any) -> str:
 
 
 def _region(node: Any) -> Any:
-    """The first element of a region; None for what is no region."""
+    """The first element of a region; None for other nodes."""
     if type(node).__name__ == "BufferLoad":
         return node
     if type(node).__name__ == "Call" and _operation(node) in _REGION:

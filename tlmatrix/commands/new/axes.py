@@ -1,4 +1,4 @@
-"""The values of axes: the edges of tiles, where kernels break, and lengths beside them."""
+"""Values of axes: sizes and lengths around the edges of tiles."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tlmatrix.commands.new.factories import COUNT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.commands.new.recognized import Packing
+    from tlmatrix.commands.new.recognition import Packing
 
 __all__ = ["DEFAULT_TILE", "lengths", "sizes"]
 
 DEFAULT_TILE = 64
-"""The edge of a tile where nothing says it."""
+"""The size of a tile if it is unknown."""
 
 
 def sizes(name: str, *, tile: int | None, recorded: int | None, free: bool) -> list[int]:
     """Sizes of a dimension.
 
     Args:
-        name: what the code calls it.
-        tile: how much of it a step takes.
-        recorded: what it was in a recorded call.
-        free: whether kernels take any size of it; else only sizes like the recorded one.
+        name: its name in the code.
+        tile: the size of a step over it.
+        recorded: its size in a recorded call.
+        free: whether kernels support any size; else only sizes like the recorded one.
     """
     if re.search(r"experts?$", name, re.IGNORECASE):
         return [4, 6]
@@ -39,7 +39,7 @@ def sizes(name: str, *, tile: int | None, recorded: int | None, free: bool) -> l
             return [half, recorded] if recorded % 4 == 0 else [recorded]
         return sorted({1, recorded, recorded + 1})
     edge = tile or DEFAULT_TILE
-    # The last makes a second turn of what goes over tiles, and a block's second of several.
+    # The last size takes several tiles, and several iterations of a persistent block.
     near = (1, edge - 1, edge, edge + 1, 2 * edge + 1)
     return list(dict.fromkeys(each for each in near if each > 0))
 
@@ -52,7 +52,7 @@ def lengths(packings: Sequence[Packing]) -> list[str]:
     if sides == [None]:
         return [_row(each) for each in first]
     if packings[1].rows is None:
-        # Lengths beside those of the rows: what is there already counts the new rows, too.
+        # Lengths of a second side, such as cached keys, which include the new rows.
         more = [[5], [0, tile, 16], [7, 1, 0, 3, 30]]
     else:
         more = [[-5 if tile > 5 else 0], [6, 0, -3], [9, -tile, 0, 4, 2]]

@@ -1,4 +1,4 @@
-"""Runs an example on the interpreter and keeps the one call of the operator that it makes."""
+"""Runs an example on the interpreter, and records its first call of an operator."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["Call", "dtype_arguments", "evaluate", "flattened", "recorded", "run_script"]
+__all__ = ["Call", "dtype_arguments", "evaluate", "flattened", "record_first_call", "run_script"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass
 class Call:
-    """The call that was recorded, and what other calls like it gave.
+    """A recorded call, and the results of similar calls.
 
     Attributes:
-        arguments: by parameter; of a module its parameters too.
-        given: the parameters that the call names, the others have their defaults.
-        before: copies of the tensors as they were.
-        construct: what the module was made with, and which of that was given.
-        results: what came back.
+        arguments: the arguments by parameter; for a module also its parameters.
+        given: the parameters that are passed; the others have their defaults.
+        before: copies of the tensors before the call.
+        construct: the arguments of the module's constructor, and whether each is passed.
+        results: the returned value.
         launches: the kernels that ran.
-        again: calls it with other arguments.
-        calls: how often the example called it.
-        differentiable: the inputs to which gradients flow back.
-        dtype: of the inputs, and another that the operator takes in its place.
-        with_other: what came back with that other dtype, by path.
+        again: calls the operator with other arguments.
+        calls: the number of calls in the example.
+        differentiable: the inputs that get gradients.
+        dtype: the dtype of the inputs, and another one that the operator supports.
+        with_other: the results with that other dtype, by path.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -54,47 +54,47 @@ class Call:
     with_other: Mapping[str, Any] = field(default_factory=dict)
 
 
-def recorded(target: Target, example: Callable[[], object]) -> Call:
+def record_first_call(target: Target, example: Callable[[], object]) -> Call:
     """The first call of an operator that an example makes."""
     from tlmatrix.interpreter import interpret
     from tlmatrix.interpreter.device import stand_in
 
-    seen = Call()
+    recorded = Call()
     with interpret(trace=True) as session, stand_in():
-        with _watched(target, seen, session):
+        with _record_call(target, recorded, session):
             example()
-        if seen.calls:
-            seen.differentiable = _differentiable(seen)
-            _with_other_dtype(seen)
-    return seen
+        if recorded.calls:
+            recorded.differentiable = _differentiable(recorded)
+            _with_other_dtype(recorded)
+    return recorded
 
 
 @contextmanager
-def _watched(target: Target, seen: Call, session: Any) -> Iterator[None]:
-    """Note the first call of the operator, wherever its module's name is used."""
+def _record_call(target: Target, recorded: Call, session: Any) -> Iterator[None]:
+    """Replace the operator in its module by a function that records the first call."""
     original = target.raw if target.is_module else target.found
     signature = inspect.signature(target.written)
     shown = [each for name, each in signature.parameters.items() if name not in target.hidden]
     signature = signature.replace(parameters=shown)
     made: dict[int, dict[str, tuple[Any, bool]]] = {}
 
-    def watched(*args: Any, **keywords: Any) -> Any:
-        seen.calls += 1
-        if seen.calls > 1:
+    def wrapper(*args: Any, **keywords: Any) -> Any:
+        recorded.calls += 1
+        if recorded.calls > 1:
             return original(*args, **keywords)
         module = args[0] if target.is_module else None
         bound = signature.bind(*(args[1:] if target.is_module else args), **keywords)
-        seen.given = frozenset(bound.arguments)
+        recorded.given = frozenset(bound.arguments)
         bound.apply_defaults()
-        seen.arguments = dict(bound.arguments)
+        recorded.arguments = dict(bound.arguments)
         own: dict[str, str] = {}
         if module is not None:
             own = {name.replace(".", "_"): name for name, _ in module.named_parameters()}
-            seen.arguments |= {name: module.get_parameter(path) for name, path in own.items()}
-            seen.construct = made.get(id(module), {})
-        seen.before = {
+            recorded.arguments |= {name: module.get_parameter(path) for name, path in own.items()}
+            recorded.construct = made.get(id(module), {})
+        recorded.before = {
             name: value.detach().clone()
-            for name, value in seen.arguments.items()
+            for name, value in recorded.arguments.items()
             if isinstance(value, torch.Tensor)
         }
 
@@ -105,15 +105,15 @@ def _watched(target: Target, seen: Call, session: Any) -> Iterator[None]:
                 return torch.func.functional_call(module, state, kwargs=passed)
             return original(*passed.values()) if target.positional else original(**passed)
 
-        seen.again = again
+        recorded.again = again
         first = len(session.log.launches)
         results = original(*args, **keywords)
-        seen.launches = session.log.launches[first:]
-        seen.results = results
+        recorded.launches = session.log.launches[first:]
+        recorded.results = results
         return results
 
-    with _constructed(target, made):
-        setattr(target.owner, target.attribute, watched)
+    with _record_construction(target, made):
+        setattr(target.owner, target.attribute, wrapper)
         try:
             yield
         finally:
@@ -121,8 +121,10 @@ def _watched(target: Target, seen: Call, session: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _constructed(target: Target, made: dict[int, dict[str, tuple[Any, bool]]]) -> Iterator[None]:
-    """Note what modules are made with, by identity: each argument, and whether it was given."""
+def _record_construction(
+    target: Target, made: dict[int, dict[str, tuple[Any, bool]]]
+) -> Iterator[None]:
+    """Record the arguments of a module's constructor by the identity of the module."""
     if not target.is_module:
         yield
         return
@@ -145,10 +147,10 @@ def _constructed(target: Target, made: dict[int, dict[str, tuple[Any, bool]]]) -
 
 
 def run_script(script: Path) -> dict[str, Any]:
-    """The names that a program leaves; what it prints goes to stderr.
+    """Run a program with its output on stderr, and return its global names.
 
     Raises:
-        UsageError: it is not there, or raises.
+        UsageError: the program does not exist, or raises.
     """
     import runpy
 
@@ -167,37 +169,37 @@ def run_script(script: Path) -> dict[str, Any]:
 
 
 def evaluate(call: str, target: Target, names: Mapping[str, Any]) -> None:
-    """Evaluate an example call; `f` is the operator, too.
+    """Evaluate an example call, in which `f` is also the operator.
 
     Raises:
-        UsageError: it raises.
+        UsageError: the call raises.
     """
     namespace = {"torch": torch, **vars(target.module), **names}
     operator = target.owner if target.is_module else getattr(target.owner, target.attribute)
     namespace |= {"f": namespace.get("f", operator), target.name.split(".")[0]: target.shown}
     try:
-        eval(call, namespace)  # noqa: S307 - the user's own words on their own command line
+        eval(call, namespace)  # noqa: S307 - the user's own command line
     except Exception as error:
         raise UsageError(f"--call {call!r}: {type(error).__name__}: {error}") from error
 
 
-def _once_more(seen: Call, changed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Call it once more, on copies with some arguments changed; what came back, by path."""
-    assert seen.again is not None
-    fresh = {name: value.clone() for name, value in seen.before.items()}
-    return flattened(seen.again({**seen.arguments, **fresh, **changed}))
+def _call_again(recorded: Call, changed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Call the operator on copies with changed arguments; return the results by path."""
+    assert recorded.again is not None
+    fresh = {name: value.clone() for name, value in recorded.before.items()}
+    return flattened(recorded.again({**recorded.arguments, **fresh, **changed}))
 
 
-def _differentiable(seen: Call) -> frozenset[str]:
-    """The inputs to which gradients flow back; none where nothing comes back that has one."""
+def _differentiable(recorded: Call) -> frozenset[str]:
+    """The inputs that get gradients; empty if no result is differentiable."""
     leaves = {
         name: value.clone().requires_grad_()
-        for name, value in seen.before.items()
+        for name, value in recorded.before.items()
         if value.is_floating_point()
     }
     try:
         with torch.enable_grad():
-            results = _once_more(seen, leaves)
+            results = _call_again(recorded, leaves)
         outputs = [each for each in results.values() if each.requires_grad]
         if not outputs or not leaves:
             return frozenset()
@@ -208,15 +210,15 @@ def _differentiable(seen: Call) -> frozenset[str]:
     return frozenset(name for name, grad in zip(leaves, grads, strict=True) if grad is not None)
 
 
-def dtype_arguments(seen: Call, dtype: str) -> list[str]:
-    """The arguments that name this dtype."""
-    given = seen.arguments.items()
+def dtype_arguments(recorded: Call, dtype: str) -> list[str]:
+    """The arguments whose value is the name of this dtype."""
+    given = recorded.arguments.items()
     return [name for name, value in given if isinstance(value, str) and value == dtype]
 
 
-def _with_other_dtype(seen: Call) -> None:
-    """Try another dtype for the inputs: half precision, or the other half precision."""
-    floats = {n: v for n, v in seen.before.items() if v.dtype in (*_HALVES, torch.float32)}
+def _with_other_dtype(recorded: Call) -> None:
+    """Call the operator with another half-precision dtype of its inputs."""
+    floats = {n: v for n, v in recorded.before.items() if v.dtype in (*_HALVES, torch.float32)}
     halves = {name: value for name, value in floats.items() if value.dtype in _HALVES}
     following = halves or floats
     if not following:
@@ -225,16 +227,16 @@ def _with_other_dtype(seen: Call) -> None:
     other = torch.bfloat16 if own == torch.float16 else torch.float16
     name = str(own)[6:]
     changed: dict[str, Any] = {n: v.to(other) for n, v in following.items() if v.dtype == own}
-    changed |= dict.fromkeys(dtype_arguments(seen, name), str(other)[6:])
+    changed |= dict.fromkeys(dtype_arguments(recorded, name), str(other)[6:])
     try:
-        seen.with_other = _once_more(seen, changed)
-        seen.dtype = (name, str(other)[6:])
-    except Exception:  # noqa: BLE001 - it takes one dtype only
-        seen.dtype = (name,)
+        recorded.with_other = _call_again(recorded, changed)
+        recorded.dtype = (name, str(other)[6:])
+    except Exception:  # noqa: BLE001 - it may support one dtype only
+        recorded.dtype = (name,)
 
 
 def flattened(results: object) -> dict[str, Any]:
-    """The tensors of what a call gave back, by path: `0`, `1`, `lse`, `aux.counts`."""
+    """The tensors in a returned value by path: `0`, `1`, `lse`, `aux.counts`."""
     if isinstance(results, torch.Tensor):
         return {"0": results}
     if isinstance(results, tuple | list):

@@ -1,4 +1,4 @@
-"""A draft of a spec: what is known of each part, before it is text."""
+"""A draft of a spec: its parts before they are text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.references import Reference
 
-__all__ = ["Draft", "Line", "without"]
+__all__ = ["Draft", "Line", "drop_values"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A key and its value as YAML, and a remark where a person must decide."""
+    """A key with its value as YAML, and a comment for the user."""
 
     key: str
     value: str
@@ -27,12 +27,12 @@ class Draft:
     """The parts of a spec.
 
     Attributes:
-        target: what is tested, `package.module:name`.
-        factory: whether it makes kernels.
-        problem: `attention` or `gemm`; "" for a declared one.
-        stub: lines of the reference that is to be written, where there is none.
-        call: a mapping (by keyword) or a list; None where names match.
-        notes: what to say of it, beside the file.
+        target: the entry or factory, `package.module:name`.
+        factory: whether the target is a factory.
+        problem: `attention` or `gemm`; "" for a declared problem.
+        stub: comment lines in place of a missing reference.
+        call: a mapping (by keyword) or a list; None if the names match.
+        notes: lines to print for the user.
     """
 
     name: str
@@ -57,14 +57,14 @@ class Draft:
 
     @property
     def complete(self) -> bool:
-        """Whether it can run: nothing is left for a person to write."""
+        """Whether the spec can run without additions."""
         return bool(self.problem) or (self.reference is not None and not self.reference.missing)
 
 
-def without(draft: Draft, dropped: Mapping[str, Collection[str]]) -> Draft:
-    """The draft with fewer values of some axes."""
+def drop_values(draft: Draft, rejected: Mapping[str, Collection[str]]) -> Draft:
+    """The draft without some values of axes."""
     axes = {
-        name: tuple(value for value in values if value not in dropped.get(name, ()))
+        name: tuple(value for value in values if value not in rejected.get(name, ()))
         for name, values in draft.axes.items()
     }
     return replace(draft, axes=axes)

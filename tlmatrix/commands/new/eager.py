@@ -1,7 +1,7 @@
-"""Example arguments for an eager kernel, from the annotations in its body.
+"""Example tensors for an eager kernel, from the annotations in its body.
 
-`@tilelang.jit` in eager style takes tensors among its arguments, and says in its body what they
-are: `X: T.Tensor[[rows, cols], dtype]`.
+An eager `@tilelang.jit` function takes tensors as arguments, and declares their shapes in its
+body: `X: T.Tensor[[rows, cols], dtype]`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["made_up_call"]
+__all__ = ["example_tensors"]
 
 _SIZES = (13, 200, 24, 40, 72, 56)
 
 
-def made_up_call(target: Target) -> Mapping[str, Any] | None:
-    """Tensors for the parameters that are annotated as such; None where there are none."""
+def example_tensors(target: Target) -> Mapping[str, Any] | None:
+    """Tensors for the annotated parameters; None if there are none."""
     parameters = {each.name: each.default for each in target.parameters}
     declared = {
         node.target.id: node.annotation
@@ -37,7 +37,7 @@ def made_up_call(target: Target) -> Mapping[str, Any] | None:
     sizes = {name: value for name, value in parameters.items() if isinstance(value, int)}
     found = {}
     for name, annotation in declared.items():
-        made = _made_up(annotation, sizes, parameters, free)
+        made = _example_tensor(annotation, sizes, parameters, free)
         if made is None:
             return None
         found[name] = made
@@ -51,7 +51,7 @@ def _body(target: Target) -> ast.AST:
         return ast.Module([], [])
 
 
-def _made_up(
+def _example_tensor(
     annotation: ast.expr, sizes: dict[str, int], parameters: Mapping[str, Any], free: Iterator[int]
 ) -> Any:  # noqa: ANN401 - a tensor
     import torch

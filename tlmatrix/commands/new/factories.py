@@ -1,8 +1,8 @@
-"""What a TileLang factory makes: its kernel's parameters, learnt by tracing it with guesses.
+"""Finds the interface of a TileLang factory by tracing it with guessed arguments.
 
-The factory is called under the interpreter, with a made-up value for every argument that has no
-default. Sizes get numbers that no other has, so that a dimension of a tensor tells which argument
-it came from; a dtype argument is changed to see which tensors follow.
+The interpreter calls the factory with a guess for every argument without a default. Sizes get
+distinct numbers, so the dimensions of tensors show which argument they come from. A dtype argument
+is changed to find the tensors that follow it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.commands.new.accesses import accesses
-from tlmatrix.commands.new.observed import Argument, Number, Observed, Tensor
+from tlmatrix.commands.new.interface import Argument, Interface, Number, Tensor
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
@@ -34,19 +34,19 @@ COUNT = re.compile(
 _PRIMES = (1, 3, 5, 7, 11, 13, 17, 19)
 _SMALL = (7, 5, 11, 13, 3, 17)
 _LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8))
-"""(sizes, counts) to try where numbers of their own suit no kernel."""
+"""(sizes, counts) to try if the factory rejects distinct numbers."""
 
 _Trial = tuple["dict[str, Any]", Any]
-"""Values of the arguments, and the PrimFunc that they give."""
+"""Values of the arguments, and the PrimFunc for them."""
 
 
 def trace(
     factory: Callable[..., Any], target: str, parameters: Sequence[inspect.Parameter]
-) -> Observed:
+) -> Interface:
     """Trace a factory with guessed arguments.
 
     Raises:
-        Exception: whatever the factory raises; the guesses may not suit it.
+        Exception: the factory raises; it may not accept the guesses.
     """
     arguments = guesses(parameters)
     values, kernel, distinct = _traced(factory, arguments)
@@ -58,7 +58,7 @@ def trace(
     names = [item.name for item in arguments if item.kind in kinds and _positive(item.value)]
     tiles = {item.value for item in arguments if item.kind == "tile" and _positive(item.value)}
     found = list(_parameters(trials, names, tiles))
-    dtype_of, dtypes = _followers(factory, arguments, values, found)
+    dtype_of, dtypes = _dtype_arguments(factory, arguments, values, found)
     found = [
         replace(item, dtype_of=dtype_of.get(item.name)) if isinstance(item, Tensor) else item
         for item in found
@@ -67,7 +67,7 @@ def trace(
     results = [item for k, item in enumerate(found) if k in kernel.out_idx]
     used = accesses(kernel.prim_func)
     symbols = dict.fromkeys(name for item in found for name in _names(item) if name not in values)
-    return Observed(
+    return Interface(
         target,
         factory=True,
         parameters=tuple(given),
@@ -83,7 +83,7 @@ def trace(
 def _traced(
     factory: Callable[..., Any], arguments: Sequence[Argument]
 ) -> tuple[dict[str, Any], Any, bool]:
-    """The values of the arguments that suit, the kernel, and whether each size is its own."""
+    """Accepted values of the arguments, the kernel, and whether the sizes are distinct."""
     values = {item.name: item.value for item in arguments}
     free = [item.name for item in arguments if item.kind == "size" and not item.default]
     try:
@@ -103,7 +103,7 @@ def _traced(
 def _perturbed(
     factory: Callable[..., Any], arguments: Sequence[Argument], values: Mapping[str, Any]
 ) -> Iterator[_Trial]:
-    """Kernels of other sizes, one changed at a time: which dimensions change with it."""
+    """Kernels with one size doubled at a time, to find the dimensions that change with it."""
     for item in arguments:
         if item.kind != "size" or item.default:
             continue
@@ -115,7 +115,7 @@ def _perturbed(
 
 
 def guesses(parameters: Sequence[inspect.Parameter]) -> tuple[Argument, ...]:
-    """What each argument seems to be; those whose default is an object are left out."""
+    """The kind and a value of each argument, without those whose default is an object."""
     return tuple(_guesses(parameters))
 
 
@@ -125,7 +125,7 @@ def _guesses(parameters: Sequence[inspect.Parameter]) -> Iterator[Argument]:
         name, default = parameter.name, parameter.default
         given = default is not parameter.empty
         if given and not isinstance(default, bool | int | float | str):
-            continue  # The factory's own object: left as it is.
+            continue  # An object keeps its default.
         kind = argument_kind(name, default if given else None, parameter.annotation)
         guess: Any = {
             "dtype": "float32" if "acc" in name.lower() else "float16",
@@ -144,7 +144,7 @@ def _annotation(annotation: object) -> str:
 
 
 def argument_kind(name: str, default: object, annotation: object) -> str:
-    """What an argument seems to be: dtype, tile, setting, flag, size or other."""
+    """The probable kind of an argument: dtype, tile, setting, flag, size or other."""
     text = _annotation(annotation)
     if _DTYPE.search(name.lower()):
         return "dtype"
@@ -169,7 +169,7 @@ def _kernel(factory: Callable[..., Any], values: Mapping[str, Any]) -> Any:  # n
     with interpret():
         kernel = factory(**values)
     if not isinstance(kernel, InterpretedKernel):
-        raise TypeError(f"it gave no kernel but a value of type {type(kernel).__name__}")
+        raise TypeError(f"the factory returned a {type(kernel).__name__}, not a kernel")
     return kernel
 
 
@@ -197,7 +197,7 @@ def _parameters(
 def _dimension(
     seen: Sequence[tuple[Mapping[str, Any], Any]], names: Sequence[str], tiles: set[int]
 ) -> int | str:
-    """A dimension as an expression: of the arguments it was made from, or of symbolic ones."""
+    """A dimension as an expression of arguments or of symbolic dimensions."""
     size = seen[0][1]
     try:
         numbers = [(values, int(each)) for values, each in seen]
@@ -210,15 +210,15 @@ def _dimension(
         return text
     if numbers[0][1] == 1:
         return 1
-    for text in _made_of(names, tiles):
+    for text in _candidates(names, tiles):
         expression = Expression(text)
         if all(expression.evaluate(values) == number for values, number in numbers):
             return text
     return numbers[0][1]
 
 
-def _made_of(names: Sequence[str], tiles: set[int]) -> Iterator[str]:
-    """What a dimension is usually made of, the simplest first."""
+def _candidates(names: Sequence[str], tiles: set[int]) -> Iterator[str]:
+    """Usual expressions of a dimension, the simplest first."""
     yield from names
     for name, by in product(names, sorted(tiles)):
         yield f"ceildiv({name}, {by})"
@@ -233,13 +233,13 @@ def _made_of(names: Sequence[str], tiles: set[int]) -> Iterator[str]:
         yield f"{name} // {times}"
 
 
-def _followers(
+def _dtype_arguments(
     factory: Callable[..., Any],
     arguments: Sequence[Argument],
     values: Mapping[str, Any],
     parameters: Sequence[Tensor | Number],
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The dtype argument that each tensor's dtype follows, and the dtypes that it may be."""
+    """The dtype argument of each tensor, and the dtypes that it supports."""
     dtypes = [item.name for item in arguments if item.kind == "dtype"]
     found: dict[str, str] = {}
     fine: tuple[str, ...] = ()
@@ -247,7 +247,7 @@ def _followers(
         other = "float32" if values[name] != "float32" else "float16"
         try:
             changed = _kernel(factory, {**values, name: other}).prim_func
-        except Exception:  # noqa: BLE001 - a kernel may take one dtype only
+        except Exception:  # noqa: BLE001 - it may support one dtype only
             alike = [item for item in parameters if item.dtype == str(values[name])]
             found |= {item.name: name for item in alike if len(dtypes) == 1}
             continue
@@ -255,19 +255,19 @@ def _followers(
             buffer = changed.buffer_map.get(handle, handle)
             if before.dtype != str(buffer.dtype):
                 found.setdefault(before.name, name)
-                fine = (str(values[name]), *_half_beside(factory, values, name))
+                fine = (str(values[name]), *_other_half_dtype(factory, values, name))
     return found, fine if len(set(found.values())) == 1 else ()
 
 
-def _half_beside(
+def _other_half_dtype(
     factory: Callable[..., Any], values: Mapping[str, Any], name: str
 ) -> Iterator[str]:
-    """The other half precision, if the factory takes it."""
+    """The other half-precision dtype, if the factory supports it."""
     other = {"float16": "bfloat16", "bfloat16": "float16"}.get(str(values[name]))
     if other is not None:
         try:
             _kernel(factory, {**values, name: other})
-        except Exception:  # noqa: BLE001 - it takes one dtype only
+        except Exception:  # noqa: BLE001 - it may support one dtype only
             return
         yield other
 

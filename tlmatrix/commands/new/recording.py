@@ -1,4 +1,4 @@
-"""One call of an operator, described: what it was given, and what came back."""
+"""Finds the interface of an operator by recording one call."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.commands.new.accesses import Accesses, accesses, joined
+from tlmatrix.commands.new.accesses import Accesses, accesses, merged
 from tlmatrix.commands.new.calls import (
     Call,
     dtype_arguments,
     evaluate,
     flattened,
-    recorded,
+    record_first_call,
     run_script,
 )
 from tlmatrix.commands.new.factories import argument_kind
-from tlmatrix.commands.new.observed import Argument, Observed, Tensor
+from tlmatrix.commands.new.interface import Argument, Interface, Tensor
 from tlmatrix.commands.new.references import matched
 from tlmatrix.commands.new.source import dimension_names, returned_names
 from tlmatrix.commands.new.targets import find_reference
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 __all__ = ["record", "record_call"]
 
 _SMALL = 4096
-"""Elements of an integer tensor whose values are kept."""
+"""Most elements of an integer tensor whose values are kept."""
 
 
-def record(target: Target, *, call: str | None, script: Path | None) -> Observed:
-    """Run an example call on the interpreter and describe it.
+def record(target: Target, *, call: str | None, script: Path | None) -> Interface:
+    """The interface of an operator in an example call on the interpreter.
 
     Args:
         target: the operator.
         call: an expression that calls it, over the names of its module and of the script.
-        script: a program that calls it once, or that makes the tensors of `call`.
+        script: a program that calls it once, or makes the tensors of `call`.
 
     Raises:
-        UsageError: the example raises, or calls no such operator.
+        UsageError: the example raises, or does not call the operator.
     """
 
     def example() -> None:
@@ -53,52 +53,56 @@ def record(target: Target, *, call: str | None, script: Path | None) -> Observed
         if call is not None:
             evaluate(call, target, names)
 
-    seen = recorded(target, example)
-    if not seen.calls:
-        remedy = " (give the call with --call)" if call is None else ""
-        raise UsageError(f"the example never calls {target.name}{remedy}")
-    return _described(target, seen)
+    recorded = record_first_call(target, example)
+    if not recorded.calls:
+        remedy = "; give the call with --call" if call is None else ""
+        raise UsageError(f"the example does not call {target.name}{remedy}")
+    return _described(target, recorded)
 
 
-def record_call(target: Target, arguments: Mapping[str, Any]) -> Observed:
-    """Call it with these arguments, and describe the call; whatever it raises is its own."""
-    seen = recorded(target, lambda: getattr(target.owner, target.attribute)(**arguments))
-    return _described(target, seen)
+def record_call(target: Target, arguments: Mapping[str, Any]) -> Interface:
+    """The interface of an operator in a call with `arguments`, whose exceptions propagate."""
+
+    def example() -> None:
+        getattr(target.owner, target.attribute)(**arguments)
+
+    recorded = record_first_call(target, example)
+    return _described(target, recorded)
 
 
-def _described(target: Target, seen: Call) -> Observed:
-    given = {n: v for n, v in seen.arguments.items() if isinstance(v, torch.Tensor)}
-    used, kernel_dims = _launched(seen, given)
+def _described(target: Target, recorded: Call) -> Interface:
+    given = {n: v for n, v in recorded.arguments.items() if isinstance(v, torch.Tensor)}
+    used, kernel_dims = _launched(recorded, given)
     mutated = frozenset(
-        name for name, value in given.items() if not _same(value.detach(), seen.before[name])
+        name for name, value in given.items() if not _same(value.detach(), recorded.before[name])
     )
     names = dict(kernel_dims)
     for function in reversed(target.sources):
         names |= dimension_names(function)
     shapes, sizes = _symbols(given, names)
-    own = seen.dtype[0] if seen.dtype else ""
-    axis = next(iter(dtype_arguments(seen, own)), "dtype")
+    own = recorded.dtype[0] if recorded.dtype else ""
+    axis = next(iter(dtype_arguments(recorded, own)), "dtype")
     tensors = tuple(
-        _tensor(name, value, shapes[name], own, axis, grad=name in seen.differentiable)
+        _tensor(name, value, shapes[name], own, axis, grad=name in recorded.differentiable)
         for name, value in given.items()
     )
     returned = {
         path: each
-        for path, each in flattened(seen.results).items()
+        for path, each in flattened(recorded.results).items()
         if not any(each is value for value in given.values())
     }
     titles = dict(
-        zip(returned, _result_names(target, seen.results, list(returned), given), strict=True)
+        zip(returned, _result_names(target, recorded.results, list(returned), given), strict=True)
     )
     by_name = {titles[path]: each for path, each in returned.items()}
     paths = {title: path for path, title in titles.items()}
-    order = _reference_order(target, seen, by_name, {n: given[n] for n in mutated})
+    order = _reference_order(target, recorded, by_name, {n: given[n] for n in mutated})
     results = tuple(
         Tensor(
             title,
             str(by_name[title].dtype)[6:],
-            tuple(_size_like(size, sizes, near=False) or size for size in by_name[title].shape),
-            dtype_of=axis if _follows(seen, paths[title], by_name[title]) else None,
+            tuple(_known_size(size, sizes, near=False) or size for size in by_name[title].shape),
+            dtype_of=axis if _follows(recorded, paths[title], by_name[title]) else None,
             sizes=tuple(by_name[title].shape),
         )
         for title in (each for each in order if each in by_name)
@@ -106,29 +110,31 @@ def _described(target: Target, seen: Call) -> Observed:
     free = frozenset(
         str(shapes[name][dim]) for name, dim in kernel_dims if isinstance(shapes[name][dim], str)
     )
-    return Observed(
+    return Interface(
         target.text,
         factory=target.is_factory,
         parameters=tensors,
         results=results,
-        arguments=tuple(_arguments(target, seen, given)),
-        construct=tuple(_construct(seen)),
+        arguments=tuple(_arguments(target, recorded, given)),
+        construct=tuple(_construct(recorded)),
         module=frozenset(set(given) - {each.name for each in target.parameters}),
         symbols=tuple(sizes),
         mutated=mutated,
         accesses=used,
         sizes=tuple(sizes.items()),
         free=free,
-        dtypes=seen.dtype,
+        dtypes=recorded.dtype,
         paths=tuple((titles[path], path) for path in returned if titles[path] in order),
         order=tuple(order),
     )
 
 
-def _arguments(target: Target, seen: Call, given: Mapping[str, torch.Tensor]) -> Iterator[Argument]:
+def _arguments(
+    target: Target, recorded: Call, given: Mapping[str, torch.Tensor]
+) -> Iterator[Argument]:
     parameters = inspect.signature(target.written).parameters
-    for name, value in seen.arguments.items():
-        default = name not in seen.given
+    for name, value in recorded.arguments.items():
+        default = name not in recorded.given
         if name in given or (value is None and default):
             continue
         if isinstance(value, torch.dtype):
@@ -138,41 +144,41 @@ def _arguments(target: Target, seen: Call, given: Mapping[str, torch.Tensor]) ->
             yield Argument(name, kind, value, default)
 
 
-def _construct(seen: Call) -> Iterator[Argument]:
-    for name, (value, given) in seen.construct.items():
+def _construct(recorded: Call) -> Iterator[Argument]:
+    for name, (value, given) in recorded.construct.items():
         if isinstance(value, bool | int | float | str):
             yield Argument(name, argument_kind(name, value, None), value, not given)
 
 
-def _follows(seen: Call, path: str, result: torch.Tensor) -> bool:
+def _follows(recorded: Call, path: str, result: torch.Tensor) -> bool:
     """Whether a result's dtype changes with that of the inputs."""
-    if not seen.dtype or str(result.dtype)[6:] != seen.dtype[0]:
+    if not recorded.dtype or str(result.dtype)[6:] != recorded.dtype[0]:
         return False
-    again = seen.with_other.get(path)
-    return again is None or str(again.dtype)[6:] == seen.dtype[-1]
+    again = recorded.with_other.get(path)
+    return again is None or str(again.dtype)[6:] == recorded.dtype[-1]
 
 
 def _reference_order(
     target: Target,
-    seen: Call,
+    recorded: Call,
     results: Mapping[str, torch.Tensor],
     mutated: Mapping[str, torch.Tensor],
 ) -> list[str]:
-    """The outputs in the order of the reference, found by their values; those that it has not go.
+    """The outputs of the reference in its order, matched by their values.
 
-    Without a reference, or one that the recorded call does not suit: as they came.
+    In the order of the call if there is no reference, or if it does not accept the arguments.
     """
     mine = {**mutated, **results}
     found = find_reference(target)
     if found is None:
         return list(mine)
     function = found[1]
-    known = {**seen.arguments, **seen.before}
+    known = {**recorded.arguments, **recorded.before}
     parameters = inspect.signature(function).parameters
     values = {name: known[of] for name, of in matched(list(parameters), known).items()}
     try:
         theirs = list(flattened(function(**values)).values())
-    except Exception:  # noqa: BLE001 - its own names; the run will tell
+    except Exception:  # noqa: BLE001 - its parameters may differ
         return list(mine)
     order = []
     for wanted in theirs:
@@ -210,12 +216,12 @@ def _same(value: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 def _launched(
-    seen: Call, given: Mapping[str, torch.Tensor]
+    recorded: Call, given: Mapping[str, torch.Tensor]
 ) -> tuple[Accesses, dict[tuple[str, int], str]]:
     """What the kernels do with the arguments, and what they call their dimensions."""
     used = Accesses()
     dims: dict[tuple[str, int], str] = {}
-    kernels = {id(launch.kernel): launch for launch in seen.launches}
+    kernels = {id(launch.kernel): launch for launch in recorded.launches}
     for launch in kernels.values():
         names = {
             parameter: name
@@ -226,7 +232,7 @@ def _launched(
             and value.numel() == tensor.numel() > 0
             and value.dtype == tensor.dtype
         }
-        used = joined(used, accesses(launch.kernel.prim_func).renamed(names))
+        used = merged(used, accesses(launch.kernel.prim_func).renamed(names))
         func = launch.kernel.prim_func
         for buffer in func.buffer_map.values():
             name = names.get(str(buffer.name))
@@ -241,10 +247,10 @@ def _launched(
 def _symbols(
     given: Mapping[str, torch.Tensor], names: Mapping[tuple[str, int], str]
 ) -> tuple[dict[str, tuple[int | str, ...]], dict[str, int]]:
-    """Shapes in symbols; equal sizes share one where the code names none. And their sizes."""
+    """Shapes in symbols, and the sizes of symbols; equal sizes without a name share a symbol."""
     shapes = {name: tuple(value.shape) for name, value in given.items()}
     vectors = {n for n, v in given.items() if v.dtype in (torch.int32, torch.int64) and v.ndim == 1}
-    offsets = {name for name in vectors if _rises_from_zero(given[name])}
+    offsets = {name for name in vectors if _may_be_offsets(given[name])}
     sizes: dict[str, int] = {}
     symbols: dict[tuple[str, int], str] = {}
     for key, text in names.items():
@@ -257,7 +263,7 @@ def _symbols(
             name = f"{name}_size"
         if sizes.setdefault(name, size) == size:
             symbols[key] = f"{name} + {more}" if more else name
-    # Only equal to the length of a vector of integers can another dimension be, no multiple of it.
+    # Other dimensions may equal the length of an integer vector, but not be a multiple of it.
     whole = {
         str(symbol).partition(" ")[0] for (name, _), symbol in symbols.items() if name in vectors
     }
@@ -273,9 +279,9 @@ def _symbols(
             if symbol is None and tensor in offsets:
                 symbol = "bounds" if sizes.setdefault("bounds", size) == size else None
             elif symbol is None:
-                symbol = _size_like(size, {n: v for n, v in sizes.items() if n not in whole})
+                symbol = _known_size(size, {n: v for n, v in sizes.items() if n not in whole})
             if symbol is None and size in sizes.values() and tensor not in offsets:
-                symbol = _size_like(size, sizes, near=False)
+                symbol = _known_size(size, sizes, near=False)
             if symbol is None:
                 symbol = next(name for name in spare if name not in sizes and name not in shapes)
                 sizes[symbol] = size
@@ -284,14 +290,14 @@ def _symbols(
     return found, sizes
 
 
-def _rises_from_zero(vector: torch.Tensor) -> bool:
-    """Whether it may hold offsets, whose number is that of no other dimension."""
+def _may_be_offsets(vector: torch.Tensor) -> bool:
+    """Whether a vector may have offsets, whose number is not that of another dimension."""
     values = vector.tolist()
     return values[:1] == [0] and values == sorted(values) and values[-1] >= len(values)
 
 
-def _size_like(size: int, sizes: Mapping[str, int], *, near: bool = True) -> str | None:
-    """An expression over the symbols that are known, for a dimension that the code names not."""
+def _known_size(size: int, sizes: Mapping[str, int], *, near: bool = True) -> str | None:
+    """An expression over known symbols for a dimension without a name in the code."""
     for name, other in sizes.items():
         if other == size:
             return name

@@ -1,4 +1,4 @@
-"""How the reference beside a target is called, and how its names differ from the kernel's."""
+"""How a reference is called, and how its names differ from those of the kernel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Reference", "alike", "matched", "reference_of"]
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference, and the name or expression that each of its parameters gets.
+    """A reference with the name or expression for each of its parameters.
 
-    `call` is None where the names are the problem's own. `missing` has parameters without a value.
+    `call` is None if the names are those of the problem. `missing` are parameters without a value.
     """
 
     target: str
@@ -26,7 +26,7 @@ class Reference:
 
     @property
     def difference(self) -> str:
-        """How its names differ, in words; "" where they do not."""
+        """How its names differ, as text; empty if they do not."""
         if self.missing:
             return f"{self.target} also takes {', '.join(self.missing)}: give each a value"
         if self.call is None:
@@ -37,12 +37,12 @@ class Reference:
 
 
 def alike(name: str, other: str) -> bool:
-    """Whether two names differ in case and underscores only."""
+    """Whether two names are equal except for case and underscores."""
     return name.replace("_", "").lower() == other.replace("_", "").lower()
 
 
 def matched(parameters: Sequence[str], names: Iterable[str]) -> dict[str, str]:
-    """For each parameter the name that is like it."""
+    """The name for each parameter that is equal to it except for case and underscores."""
     known = list(names)
     found = {}
     for parameter in parameters:
@@ -63,12 +63,12 @@ def reference_of(
     axes: Sequence[str],
     numbers: dict[str, str],
 ) -> Reference:
-    """How to call a reference with what a problem has.
+    """How to call a reference with the inputs and axes of a problem.
 
     Args:
         target: `package.module:function`.
-        function: what that is.
-        tensors: the problem's inputs, those that hold numbers with a fraction first.
+        function: the function.
+        tensors: the problem's inputs, floating-point tensors first.
         axes: the problem's axes.
         numbers: expressions for other arguments of the code under test.
     """

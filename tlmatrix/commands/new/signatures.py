@@ -1,4 +1,4 @@
-"""Drafts from a signature alone, where nothing could be traced and no call is shown."""
+"""Drafts from a signature alone, without a trace or an example call."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
+from tlmatrix.commands.new.drafting import constant, spec_name, summary_of
 from tlmatrix.commands.new.drafts import Draft, Line
 from tlmatrix.commands.new.factories import guesses
-from tlmatrix.commands.new.writing import constant, spec_name, summary_of
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ _CAUSAL = ("window is none or causal", "a window is causal by definition")
 
 
 def signature_draft(target: Target) -> Draft:
-    """A draft for an operator; attention and GEMM are known by the names of their tensors.
+    """A draft for an operator; attention and GEMM are recognized by the names of tensors.
 
     Raises:
-        UsageError: it has no parameter without a default.
+        UsageError: the operator has no parameter without a default.
     """
     parameters = target.parameters
     names = {parameter.name for parameter in parameters}
@@ -89,7 +89,8 @@ def _declared(target: Target, parameters: Sequence[inspect.Parameter]) -> Draft:
     tensors = [item.name for item in parameters if item.default is inspect.Parameter.empty]
     if not tensors:
         raise UsageError(
-            f"{target.text!r} has no parameter without a default: what are its inputs?"
+            f"{target.text!r} has no parameter without a default, so its inputs are unknown; "
+            "give an example call (--call or --script)"
         )
     shapes = "which shapes, and which need gradients (grad: true)?"
     axes: Axes = {
@@ -130,7 +131,7 @@ def _own_axes(
 
 
 def untraced_draft(target: Target, error: Exception) -> Draft:
-    """A draft for a factory that cannot be traced with made-up arguments."""
+    """A draft for a factory that cannot be traced with guessed arguments."""
     first = (str(error).strip().splitlines() or [""])[0]
     why = f"{type(error).__name__}: {first}"[:160]
     arguments = guesses(target.parameters)
@@ -149,7 +150,7 @@ def untraced_draft(target: Target, error: Exception) -> Draft:
         inputs=(Line("x", "{shape: [rows, cols], dtype: $dtype}"),),
         outputs=(Line("out", ""),),
         stub=(
-            "It could not be traced with made-up arguments, so that its tensors are guesses:",
+            "Tracing it with guessed arguments failed, so these tensors are guesses:",
             why,
             "The same in plain PyTorch; called in float64.",
         ),
@@ -157,5 +158,5 @@ def untraced_draft(target: Target, error: Exception) -> Draft:
         call=("x",),
         returns=("out",),
         axes={"dtype": ("float16",), "rows": ("64", "65"), "cols": ("64",)},
-        notes=(f"it could not be traced with made-up arguments ({why}); {_SHOW_A_CALL}",),
+        notes=(f"tracing it with guessed arguments failed ({why}); {_SHOW_A_CALL}",),
     )

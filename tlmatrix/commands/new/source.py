@@ -1,4 +1,4 @@
-"""Names that source code gives: dimensions of tensors, and what a function returns."""
+"""Reads the names of dimensions and of returned values from source code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["dimension_names", "returned_names"]
 
 
 def dimension_names(function: Callable[..., Any]) -> dict[tuple[str, int], str]:
-    """What a function calls dimensions of its parameters: `rows, cols = x.shape`.
+    """The names of dimensions in a function, as in `rows, cols = x.shape`.
 
     By (parameter, dimension); `batch = len(cu_seqlens) - 1` gives "batch + 1".
     """
@@ -37,7 +37,7 @@ def dimension_names(function: Callable[..., Any]) -> dict[tuple[str, int], str]:
 
 
 def returned_names(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The names in the last `return`; None where it returns anything but names."""
+    """The names in the last `return`; None if it returns other expressions."""
     returns = [node for node in ast.walk(_tree(function)) if isinstance(node, ast.Return)]
     values = [node.value for node in returns if node.value is not None]
     if not values:
@@ -56,7 +56,7 @@ def _tree(function: Callable[..., Any]) -> ast.AST:
 
 
 def _loops(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
-    """What a loop's variable stands for in turn: `for x in (q, k)`."""
+    """Loop variables with the names that they iterate over: `for x in (q, k)`."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.For)
@@ -91,7 +91,7 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[tuple[str, in
 
 
 def _passed(call: ast.Call, names: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], str]]:
-    """What a factory calls the dimension that it is passed: `kernel(weight.shape[1])`."""
+    """The parameter to which a dimension is passed, as in `kernel(weight.shape[1])`."""
     assert isinstance(call.func, ast.Name)
     callee = names.get(call.func.id)
     parameters = parameters_of(callee) if callable(callee) else None

@@ -1,4 +1,4 @@
-"""The text of a spec, from its draft."""
+"""Writes the text of a spec from its draft."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spec_text(draft: Draft) -> str:
 
 
 def quoted(text: str) -> str:
-    """A plain scalar inside of a flow sequence or mapping, quoted if YAML would part it."""
+    """A scalar in a flow sequence or mapping, quoted if YAML requires it."""
     return f'"{text}"' if re.search(r"[,:\[\]{}#&*!|>'%@`]|^[-?]|^$", text) else text
 
 
@@ -82,7 +82,7 @@ def _declared(draft: Draft) -> Iterator[str]:
         yield f"  reference: {reference.target}"
     else:
         if reference.missing:
-            yield f"  # It also takes {', '.join(reference.missing)}: what are they?"
+            yield f"  # It also takes {', '.join(reference.missing)}: add values for them."
         yield "  reference:"
         yield f"    function: {reference.target}"
         pairs = [f"{name}: {quoted(value)}" for name, value in reference.call]

@@ -1,4 +1,4 @@
-"""The callable that a spec is written for, and the reference beside it."""
+"""The callable that a spec is written for, and its reference."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ _REFERENCE_MODULES = ("reference", "references", "ref")
 
 @dataclass(frozen=True)
 class Target:
-    """A callable by its place: `package.module:name`, or `package.module:Class.apply`.
+    """A callable by its name, `package.module:name` or `package.module:Class.apply`.
 
     Attributes:
-        owner: the module or class that has it.
-        raw: what the owner holds under its name.
-        written: the function whose signature and source are the author's.
-        hidden: parameters of `written` that a caller does not give.
+        text: the name.
+        module: the module.
+        owner: the module or class with the attribute.
+        attribute: the name of the attribute.
+        found: the callable.
+        raw: the attribute without descriptors applied.
+        written: the function with the author's signature and source.
+        hidden: parameters of `written` that callers do not pass.
     """
 
     text: str
@@ -50,27 +54,31 @@ class Target:
 
     @property
     def is_factory(self) -> bool:
-        """Whether TileLang made it a factory of kernels."""
+        """Whether it is a TileLang kernel factory."""
         return is_tilelang_factory(self.found)
 
     @property
     def positional(self) -> bool:
-        """Whether it takes no keywords: `apply` of an autograd function."""
+        """Whether it accepts no keywords, as `apply` of an autograd function."""
         return self.attribute == "apply" and inspect.isclass(self.owner)
 
     @property
     def is_module(self) -> bool:
-        """Whether it is an `nn.Module` class, whose `forward` is what runs."""
+        """Whether it is an `nn.Module` class, whose `forward` runs."""
         return self.owner is self.found
 
     @property
     def shown(self) -> Any:
-        """What its module's name stands for, for the eyes of an example."""
+        """The value of its first name in the module, for example calls."""
         return getattr(self.module, self.name.split(".")[0])
 
     @property
     def parameters(self) -> Sequence[inspect.Parameter]:
-        """What a caller gives by name; UsageError where Python cannot tell."""
+        """The parameters that callers pass by name.
+
+        Raises:
+            UsageError: there are none, or Python cannot read the signature.
+        """
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         try:
             parameters = inspect.signature(self.written).parameters.values()
@@ -79,11 +87,11 @@ class Target:
         named = [each for each in parameters if each.kind in kinds and each.name not in self.hidden]
         if named:
             return named
-        raise UsageError(f"{self.text!r}: its parameters cannot be read, or it has none")
+        raise UsageError(f"{self.text!r} has no parameters, or its signature cannot be read")
 
     @property
     def sources(self) -> tuple[Callable[..., Any], ...]:
-        """Functions that may name its dimensions: its own first, then of its module."""
+        """Functions whose source may name its dimensions: its own, then those of its module."""
         own = [
             each
             for each in vars(self.module).values()
@@ -100,14 +108,14 @@ class Target:
 
 
 def target_of(text: str) -> Target:
-    """Import what `package.module:name` names.
+    """Import `package.module:name`.
 
     Raises:
-        UsageError: there is no such thing, or it cannot be called.
+        UsageError: it does not exist, or is not callable.
     """
     module_name, _, attribute = text.partition(":")
     if not module_name or not attribute:
-        raise UsageError(f'{text!r}: write "package.module:name"')
+        raise UsageError(f'{text!r} is not a name; write "package.module:name"')
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -120,7 +128,7 @@ def target_of(text: str) -> Target:
     except Exception as error:
         raise UsageError(f"{text!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
-        raise UsageError(f"{text!r} is not callable but of type {type(found).__name__}")
+        raise UsageError(f"{text!r} is not callable; its type is {type(found).__name__}")
     if inspect.isclass(found) and any(_is_module_class(base) for base in found.__mro__):
         forward = inspect.getattr_static(found, "forward")
         hidden = frozenset(list(inspect.signature(forward).parameters)[:1])
@@ -133,7 +141,7 @@ def target_of(text: str) -> Target:
         separate = "setup_context" in vars(owner)
         hidden = frozenset() if separate else frozenset(parameters[:1])
         return Target(text, module, owner, last, found, raw, function, hidden)
-    # A custom operator of torch.library keeps the function that it was made of.
+    # A custom operator of torch.library keeps its function.
     function = getattr(found, "_init_fn", None) or written(found)
     return Target(text, module, owner, last, found, raw, function)
 
@@ -143,7 +151,7 @@ def _is_module_class(base: type) -> bool:
 
 
 def find_reference(target: Target) -> tuple[str, Callable[..., Any]] | None:
-    """A reference beside the target: in its module, or in `reference.py` beside that."""
+    """The reference of a target, in its module, in `reference.py` beside it, or in PyTorch."""
     names = list(_reference_names(target.name.split(".")[0]))
     modules = [(target.module.__name__, target.module)]
     package = target.module.__name__.rpartition(".")[0]
@@ -153,7 +161,7 @@ def find_reference(target: Target) -> tuple[str, Callable[..., Any]] | None:
             full = f"{package}.{each}" if package else each
             try:
                 modules.append((full, importlib.import_module(full)))
-            except Exception:  # noqa: BLE001, S112 - of another project, or not meant for import
+            except Exception:  # noqa: BLE001, S112 - it may not be importable
                 continue
     for position, (module_name, module) in enumerate(modules):
         # In a module of references a function may have the operator's own name.
@@ -162,7 +170,6 @@ def find_reference(target: Target) -> tuple[str, Callable[..., Any]] | None:
             function = getattr(module, name, None)
             if inspect.isfunction(function):
                 return f"{module_name}:{name}", function
-    # PyTorch has its own of many.
     functional = importlib.import_module("torch.nn.functional")
     function = getattr(functional, _stem(target.name.split(".")[0]), None)
     if inspect.isfunction(function):

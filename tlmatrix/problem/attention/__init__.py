@@ -1,1 +1,1 @@
-"""Attention: dense or packed, with grouped heads, causal and windowed masks, and sinks."""
+"""Attention: dense, packed, padded or with a KV cache; grouped heads, masks and sinks."""

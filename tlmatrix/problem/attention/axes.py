@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.attention.axis_values import CACHE_LAYOUTS, explain_value, whole
-from tlmatrix.problem.attention.sinks import sink_named
+from tlmatrix.problem.attention.sinks import sink_kind
 from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Setting:
             # causal mask matters only with a window.
             causal=window is not None if layout in CACHE_LAYOUTS else causal,
             window=None if window is None else whole(window),
-            sink=sink_named(values.get("sink")),
+            sink=sink_kind(values.get("sink")),
             sink_dtype=_sink_dtype(values),
             scale=None if scale is None else float(scale),  # type: ignore[arg-type]
             max_seqlen_q=_optional(values.get("max_seqlen_q")),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.attention.axis_values import CACHE_TENSORS
-from tlmatrix.problem.attention.inputs import draw_operands
+from tlmatrix.problem.attention.inputs import generate_operands
 from tlmatrix.problem.attention.kv_cache import KVCache
 from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
@@ -243,7 +243,7 @@ def cost(setting: Setting, *, backward: bool) -> Cost:
 def attention_case(setup: CaseSetup, setting: Setting) -> Attention:
     """The case with tensors generated from its seed."""
     distribution = choose_distribution(setup.values.get("values"), setup.seed)
-    operands = draw_operands(setting, distribution, setup.seed, setup.device)
+    operands = generate_operands(setting, distribution, setup.seed, setup.device)
     if operands.do is not None:
         operands = replace(operands, do=expandable(setup.values.get("storage"), operands.do))
     return Attention(Structure(setup, setting), operands, distribution)

@@ -10,7 +10,7 @@ from tlmatrix.problem.attention.axes import AxisError, Setting
 from tlmatrix.problem.attention.axis_values import AXES, DATA_AXES
 from tlmatrix.problem.attention.lint import TENSORS, lint
 from tlmatrix.problem.attention.names import RELATIONS
-from tlmatrix.problem.attention.sinks import sink_named
+from tlmatrix.problem.attention.sinks import sink_kind
 from tlmatrix.problem.case_setup import CaseSetup, compile_key
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 
@@ -46,7 +46,7 @@ class AttentionFamily:
         except AxisError:
             names = {}
         if "sink" in values:  # The kind of sink is data; whether there is one is not.
-            values = {**values, "sink": sink_named(values["sink"]) is not None}
+            values = {**values, "sink": sink_kind(values["sink"]) is not None}
         return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype", "layout"))
 
     def problem(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.attention.sinks import draw_sink
+from tlmatrix.problem.attention.sinks import generate_sink
 from tlmatrix.problem.distributions import draw, generator, replacement_values
 from tlmatrix.spec.dtypes import torch_dtype
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
 
-__all__ = ["draw_operands", "other_values", "shape_of"]
+__all__ = ["generate_operands", "generate_replacements", "shape_of"]
 
 
 def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
@@ -30,7 +30,9 @@ def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
     return (setting.batch, heads, length, dim)
 
 
-def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.device) -> Operands:
+def generate_operands(
+    setting: Setting, distribution: str, seed: int, device: torch.device
+) -> Operands:
     """q, k, v, do and, if the setting has one, the sink [heads], from a distribution."""
     source = generator(seed)
     dtype = torch_dtype(setting.dtype)
@@ -43,12 +45,12 @@ def draw_operands(setting: Setting, distribution: str, seed: int, device: torch.
     )  # fmt: skip
     sink = None
     if setting.sink is not None:
-        sink = draw_sink(setting.sink, source, setting.heads, torch_dtype(setting.sink_dtype))
+        sink = generate_sink(setting.sink, source, setting.heads, torch_dtype(setting.sink_dtype))
         sink = sink.to(device)
     return Operands(q, k, v, do, sink)
 
 
-def other_values(setting: Setting, seed: int, device: torch.device) -> Operands:
+def generate_replacements(setting: Setting, seed: int, device: torch.device) -> Operands:
     """The same tensors with values from `replacement_values`, for relations."""
     source = generator(seed)
     shapes = [shape_of(setting, name) for name in ("q", "k", "v", "do")]

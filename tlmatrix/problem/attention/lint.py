@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.problem.attention.axis_values import AXES, CACHE_LAYOUTS, explain_value
 from tlmatrix.problem.attention.names import ROWS
-from tlmatrix.problem.case_setup import written_values
+from tlmatrix.problem.case_setup import listed_axis_values
 from tlmatrix.problem.name_lint import lint_arguments, lint_results
 from tlmatrix.problem.name_table import names_of
 
@@ -27,7 +27,7 @@ TENSORS = _RESULTS | (names_of(ROWS, "input") - {"seqlens_k"})
 
 def lint(spec: Spec) -> Iterator[Issue]:
     """Located issues of the spec. Axes that the family does not know belong to the entry."""
-    for path, axis, value in written_values(spec):
+    for path, axis, value in listed_axis_values(spec):
         if axis in AXES and (reason := explain_value(axis, value)):
             yield spec.issue(path, f"{axis}: {reason}")
     axes = spec.axes

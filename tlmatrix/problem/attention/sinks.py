@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["SINKS", "draw_sink", "explain_sink", "sink_named"]
+__all__ = ["SINKS", "explain_sink", "generate_sink", "sink_kind"]
 
 SINKS = {
     "normal": "independent N(0, 1), like the logits; the same as `true`",
@@ -39,14 +39,16 @@ def explain_sink(value: Value) -> str | None:
     return f"{value!r} is not none, true or a kind of sink{nearest(value, SINKS)}"
 
 
-def sink_named(value: Value) -> str | None:
+def sink_kind(value: Value) -> str | None:
     """The kind of sink that a value of the axis selects; None for no sink."""
     if isinstance(value, str):
         return value
     return "normal" if value else None
 
 
-def draw_sink(name: str, source: torch.Generator, heads: int, dtype: torch.dtype) -> torch.Tensor:
+def generate_sink(
+    name: str, source: torch.Generator, heads: int, dtype: torch.dtype
+) -> torch.Tensor:
     """A sink [heads] of a kind in `SINKS`, on the CPU."""
     import torch
 

@@ -1,1 +1,1 @@
-"""Collectives alone: what ranks have is gathered, added up, or added up and scattered."""
+"""Collectives: all-gather, all-reduce and reduce-scatter."""

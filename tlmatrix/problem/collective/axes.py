@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.problem.case_setup import written_values
+from tlmatrix.problem.case_setup import listed_axis_values
 from tlmatrix.problem.collective.names import ROWS
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.name_lint import lint_arguments, lint_results
@@ -113,7 +113,7 @@ def _explain(axis: str, value: Value) -> str | None:
 
 def lint(spec: Spec) -> Iterator[Issue]:
     """Located issues of the spec. Axes that the family does not know belong to the entry."""
-    for path, axis, value in written_values(spec):
+    for path, axis, value in listed_axis_values(spec):
         if axis in AXES and (reason := _explain(axis, value)):
             yield spec.issue(path, f"{axis}: {reason}")
     for axis, values in (

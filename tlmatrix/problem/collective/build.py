@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.collective.axes import CollectiveSetting
 
-__all__ = ["Collective", "collective_case", "drawn_collective"]
+__all__ = ["Collective", "collective_case", "generate_collective"]
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class Collective:
 
 def collective_case(setup: CaseSetup, setting: CollectiveSetting) -> Collective:
     """The case with a tensor generated from its seed."""
-    return drawn_collective(
+    return generate_collective(
         setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
     )
 
 
-def drawn_collective(
+def generate_collective(
     setup: CaseSetup, setting: CollectiveSetting, distribution: str, seed: int
 ) -> Collective:
     """The case with a tensor generated from a distribution and a seed."""

@@ -1,1 +1,1 @@
-"""Problems whose inputs, outputs and reference a spec declares itself."""
+"""Problems that a spec declares: inputs, outputs and reference."""

@@ -14,7 +14,7 @@ from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
-from tlmatrix.problem.declared.tensors import drawn_inputs, dtype_declared, sizes_of
+from tlmatrix.problem.declared.tensors import dtype_declared, generate_inputs, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
@@ -333,5 +333,5 @@ def declared_case(setup: CaseSetup) -> Declared:
     declaration = declared(setup.spec)
     reference = reference_of(setup, declaration)
     distribution = choose_distribution(setup.values.get("values"), setup.seed)
-    inputs = drawn_inputs(setup, declaration, distribution, setup.seed)
+    inputs = generate_inputs(setup, declaration, distribution, setup.seed)
     return Declared(setup, declaration, reference, inputs, distribution, setup.seed)

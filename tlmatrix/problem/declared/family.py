@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.case_setup import CaseSetup, compile_key, written_values
+from tlmatrix.problem.case_setup import CaseSetup, compile_key, listed_axis_values
 from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.names import ROWS
 from tlmatrix.problem.declared.sizes import lint_sizes
@@ -67,7 +67,7 @@ _EXPLAIN = {"values": explain_distribution, "storage": explain_storage}
 
 
 def _lint(spec: Spec) -> Iterator[Issue]:
-    for path, axis, value in written_values(spec):
+    for path, axis, value in listed_axis_values(spec):
         explain = _EXPLAIN.get(axis)
         if explain is not None and (reason := explain(value)):
             yield spec.issue(path, f"{axis}: {reason}")

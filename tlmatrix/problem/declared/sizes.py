@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.problem.case_setup import written_values
+from tlmatrix.problem.case_setup import listed_axis_values
 from tlmatrix.spec.expr.expression import Expression, ExpressionError, shorten
 from tlmatrix.spec.yaml.flow import flow
 
@@ -31,7 +31,7 @@ def lint_sizes(spec: Spec, problem: DeclaredProblem) -> Iterator[Issue]:
     for expression, what, least in _numbers(problem):
         if not all(name in spec.axes for name in expression.names):
             continue  # An unknown name, which the loader reports.
-        for path, axis, value in written_values(spec):
+        for path, axis, value in listed_axis_values(spec):
             if axis not in expression.names or path in reported:
                 continue
             reason = _reason(expression, {**spec.axes, axis: (value,)}, least)

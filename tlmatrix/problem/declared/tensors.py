@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
-__all__ = ["drawn_inputs", "dtype_declared", "sizes_of"]
+__all__ = ["dtype_declared", "generate_inputs", "sizes_of"]
 
 
-def drawn_inputs(
+def generate_inputs(
     setup: CaseSetup, declaration: DeclaredProblem, distribution: str, seed: int
 ) -> dict[str, torch.Tensor]:
     """The inputs by name; their values depend on the order of declaration.

@@ -1,1 +1,1 @@
-"""Matrix products: transposed or not, overwriting or accumulating."""
+"""Matrix products, optionally transposed, accumulating or scaled."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.extensions import distributed
 from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
-from tlmatrix.problem.sharding.shards import Sharding
 from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 from tlmatrix.spec.model.sharding import has_ranks
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.gemm.axes import GemmSetting
 
-__all__ = ["Gemm", "drawn_gemm", "gemm_case", "random_integers"]
+__all__ = ["Gemm", "gemm_case", "generate_gemm", "random_integers"]
 
 _FLOAT8_UNIT = 2.0**-15
 """Unit roundoff of float8 sums. Hopper's tensor cores keep about 14 bits of a sum of float8
@@ -159,11 +159,9 @@ class Gemm:
         spec = self.setup.spec
         if not has_ranks(spec):
             return ()
-        splits = Sharding.of(spec, self.problem()).splits
-        for name in ("a", "b"):
-            if name in splits and self._dims(name)[splits[name].axis].name == "k":
-                return splits[name].rows
-        return ()
+        problem = self.problem()
+        shares = (distributed().rank_indices(spec, problem, name, "k") for name in ("a", "b"))
+        return next(filter(None, shares), ())
 
     @cached_property
     def _spread(self) -> torch.Tensor:
@@ -214,12 +212,12 @@ def _equal_signs(
 
 def gemm_case(setup: CaseSetup, setting: GemmSetting) -> Gemm:
     """The case with tensors generated from its seed."""
-    return drawn_gemm(
+    return generate_gemm(
         setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
     )
 
 
-def drawn_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
+def generate_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
     """The case with tensors generated from a distribution and a seed."""
     source = generator(seed)
     shapes = {"a": setting.shape_a, "b": setting.shape_b}

@@ -1,5 +1,5 @@
-"""Metamorphic relations: results of two calls that must match, with no reference needed.
+"""Metamorphic relations between the results of two calls, which need no reference.
 
-`attention`, `gemm`, `collective` and `declared` make the relations of a built-in family,
-`user` those that a spec lists under `relations:`, from the forms in `forms`.
+`attention`, `gemm`, `collective` and `declared` have the relations of built-in families, `user`
+those that a spec lists under `relations:`, and `forms` what they share.
 """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.attention.inputs import other_values
+from tlmatrix.problem.attention.inputs import generate_replacements
 from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.poison import poison_scale
@@ -89,7 +89,7 @@ def _isolation(case: Attention) -> Iterator[Relation]:
     if setting.kv_heads > 1:
         group = pick.randrange(setting.kv_heads)
         alone = replace(setting, kv_heads=1)
-        other = other_values(alone, case.setup.seed + 2, case.setup.device)
+        other = generate_replacements(alone, case.setup.seed + 2, case.setup.device)
         assert operands.do is not None
         assert other.do is not None
         tensors = {}
@@ -160,7 +160,7 @@ def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
 
 
 def _repeat(case: Attention) -> Relation:
-    operands = other_values(case.setting, case.setup.seed + 3, case.setup.device)
+    operands = generate_replacements(case.setting, case.setup.seed + 3, case.setup.device)
     other = replace(case, operands=operands, distribution="normal")
     because = "a second call with other data must not remember the first, nor the third the second"
     setting, values = case.setting, dict(case.setup.values)
@@ -183,8 +183,8 @@ def _other_scale(case: Attention) -> float | None:
     """Another value of the axis `scale`; None if the spec allows no other."""
     mine = case.setup.values.get("scale")
     for value in case.setup.spec.axes.get("scale", ()):
-        if isinstance(value, int | float) and value != mine and case.setup.allows({"scale": value}):
+        if isinstance(value, int | float) and value != mine and case.setup.covers({"scale": value}):
             return float(value)
-    if mine is not None and case.setup.allows({"scale": None}):
+    if mine is not None and case.setup.covers({"scale": None}):
         return float(case.setting.head_dim**-0.5)
     return None

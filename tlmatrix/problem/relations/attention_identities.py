@@ -15,7 +15,7 @@ import torch
 
 from tlmatrix.problem.attention.layouts import convert
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.attention.sinks import sink_named
+from tlmatrix.problem.attention.sinks import sink_kind
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.relations.attention_kv_cache import kv_cache_identities
 from tlmatrix.problem.relations.attention_sequences import (
@@ -205,13 +205,13 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
 def _sink_of_minus_infinity(case: Attention) -> Iterator[Relation]:
     setting, setup = case.setting, case.setup
     listed = setup.spec.axes.get("sink", ())
-    sinks = [value for value in listed if sink_named(value) and setup.allows({"sink": value})]
+    sinks = [value for value in listed if sink_kind(value) and setup.covers({"sink": value})]
     if setting.sink is not None or not sinks:
         return
     dtype = torch_dtype(setting.sink_dtype)
     absent = torch.full((setting.heads,), -torch.inf, dtype=dtype, device=setup.device)
     other = case.with_setting(
-        replace(setting, sink=sink_named(sinks[0])),
+        replace(setting, sink=sink_kind(sinks[0])),
         {**setup.values, "sink": sinks[0]},
         replace(case.operands, sink=absent),
     )
@@ -226,7 +226,7 @@ def _sink_of_minus_infinity(case: Attention) -> Iterator[Relation]:
 def _sink_merged(case: Attention) -> Iterator[Relation]:
     """With lse of the row without a sink: out * sigmoid(lse - sink), and logaddexp(lse, sink)."""
     setting, setup, sink = case.setting, case.setup, case.operands.sink
-    if sink is None or not setup.allows({"sink": None}):
+    if sink is None or not setup.covers({"sink": None}):
         return
     other = case.with_setting(
         replace(setting, sink=None),
@@ -295,7 +295,7 @@ def _other_layout(case: Attention) -> Iterator[Relation]:
     setting, setup = case.setting, case.setup
     listed = setup.spec.axes.get("layout", ())
     others = [str(each) for each in listed if each != setting.layout]
-    others = [each for each in others if setup.allows({"layout": each})]
+    others = [each for each in others if setup.covers({"layout": each})]
     if "layout" not in setup.values or "seqlens" in setup.values or not others:
         return
     layout = seeded_random(setup.seed).choice(others)
@@ -325,7 +325,7 @@ def _other_padding(case: Attention) -> Iterator[Relation]:
     setup = case.setup
     listed = [str(each) for each in setup.spec.axes.get("padding", ())]
     others = [each for each in listed if each != setup.values.get("padding")]
-    others = [each for each in others if setup.allows({"padding": each})]
+    others = [each for each in others if setup.covers({"padding": each})]
     if not case.setting.padded or not others:
         return
     padding = seeded_random(setup.seed).choice(others)

@@ -42,7 +42,7 @@ def _other_page_size(case: Attention) -> Iterator[Relation]:
     listed = case.setup.spec.axes.get("page_size", ())
     others = [size for size in listed if isinstance(size, int) and size != case.setting.page_size]
     for size in others[case.setup.seed % len(others) :][:1] if others else ():
-        if case.setting.page_size is None or not case.setup.allows({"page_size": size}):
+        if case.setting.page_size is None or not case.setup.covers({"page_size": size}):
             continue
         values = {**case.setup.values, "page_size": size}
         other = case.with_setting(replace(case.setting, page_size=size), values, case.operands)
@@ -59,7 +59,7 @@ def _other_page_size(case: Attention) -> Iterator[Relation]:
 def _other_cache_layout(case: Attention) -> Iterator[Relation]:
     (layout,) = (each for each in CACHE_LAYOUTS if each != case.setting.layout)
     page_size = case.setup.values.get("page_size")
-    if not case.setup.allows({"layout": layout}) or not isinstance(page_size, int):
+    if not case.setup.covers({"layout": layout}) or not isinstance(page_size, int):
         return
     values = {**case.setup.values, "layout": layout}
     setting = replace(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.attention.inputs import other_values
+from tlmatrix.problem.attention.inputs import generate_replacements
 from tlmatrix.problem.attention.reference import Operands
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def replace_sequences(case: Attention, changes: dict[int, Operands]) -> Attentio
 def other_operands(case: Attention, sequences: Sequence[int]) -> Operands:
     """New values, N(0, 1), for some sequences, in the layout of the case."""
     setting = selected_setting(case.setting, sequences)
-    return other_values(setting, case.setup.seed + 1, case.setup.device)
+    return generate_replacements(setting, case.setup.seed + 1, case.setup.device)
 
 
 def some_sequence(case: Attention, fraction: float) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.problem.collective.build import Collective, drawn_collective
+from tlmatrix.problem.collective.build import Collective, generate_collective
 from tlmatrix.problem.distributions import generator
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.poison import poison_scale
@@ -32,7 +32,7 @@ def collective_relations(case: Collective, kind: RelationKind) -> Iterator[Relat
         case "relations":
             yield from _identities(case)
         case "repeat":
-            other = drawn_collective(case.setup, case.setting, "normal", case.setup.seed + 1)
+            other = generate_collective(case.setup, case.setting, "normal", case.setup.seed + 1)
             yield repeated(
                 other.problem(), case.problem(), "a second call must not remember the first"
             )

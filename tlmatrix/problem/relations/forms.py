@@ -1,4 +1,4 @@
-"""Forms of metamorphic relations that several families share."""
+"""Relations and helpers that several families share."""
 
 from __future__ import annotations
 

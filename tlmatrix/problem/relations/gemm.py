@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.distributions import draw, generator
-from tlmatrix.problem.gemm.build import Gemm, drawn_gemm, random_integers
+from tlmatrix.problem.gemm.build import Gemm, generate_gemm, random_integers
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.poison import poison_scale
 from tlmatrix.problem.relations.forms import repeated, untouched
@@ -38,7 +38,7 @@ def gemm_relations(case: Gemm, kind: RelationKind) -> Iterator[Relation]:
             else:  # The transposed product of a scaled one would have scaled rows.
                 yield from _transposed(case)
         case "repeat":
-            other = drawn_gemm(case.setup, case.setting, "normal", case.setup.seed + 1)
+            other = generate_gemm(case.setup, case.setting, "normal", case.setup.seed + 1)
             yield repeated(
                 other.problem(), case.problem(), "a second call must not remember the first"
             )
@@ -111,7 +111,7 @@ def _transposed(case: Gemm) -> Iterator[Relation]:
     if swapped.a_dtype != swapped.b_dtype:
         needed |= {"a_dtype": swapped.a_dtype, "b_dtype": swapped.b_dtype}
     sizes = {"m": swapped.m, "n": swapped.n}
-    if not (setup.allows(needed) and setup.satisfies_where({**setup.values, **sizes, **flags})):
+    if not (setup.covers(needed) and setup.satisfies_where({**setup.values, **sizes, **flags})):
         return
     other = Gemm(
         replace(setup, values={**setup.values, **sizes, **needed}),

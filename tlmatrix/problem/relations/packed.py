@@ -19,12 +19,10 @@ from tlmatrix.problem.declared.packed import (
     packing_of,
     paging_of,
     selected_lengths,
-    value_of,
 )
-from tlmatrix.problem.declared.tensors import drawn_inputs
+from tlmatrix.problem.declared.tensors import generate_inputs
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.poison import poison_scale
-from tlmatrix.problem.relations.forms import balanced_lengths
 from tlmatrix.problem.seeded import permutation, seeded_random
 from tlmatrix.spec.lengths import sides_of
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.build import Declared
     from tlmatrix.problem.model import RelationKind, Tensors
 
-__all__ = ["other_lengths", "packed_relations"]
+__all__ = ["packed_relations"]
 
 _CLOSE = 1e-9
 """Largest relative difference of two float64 references that counts as rounding."""
@@ -63,36 +61,7 @@ def packed_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
             yield found
 
 
-def other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
-    """The case with other inputs, and other lengths if tensors keep their sizes.
-
-    Detects an entry that caches what it read from a tensor of lengths.
-    """
-    setup = case.setup
-    made = drawn_inputs(setup, case.declaration, distribution, seed)
-    plain = replace(case, inputs=made, distribution=distribution, seed=seed, given_cotangents=None)
-    changed = {
-        axis: value_of(
-            setup.values[axis], list(map(balanced_lengths, sides_of(setup.values[axis])))
-        )
-        for axis in packed_axes(setup.values, case.declaration)
-    }
-    values = {**setup.values, **changed}
-    if not changed or case.reference is None or not setup.satisfies_where(values):
-        return plain
-    try:
-        setup = replace(setup, values=values)
-        inputs = drawn_inputs(setup, case.declaration, distribution, seed)
-        other = replace(plain, setup=setup, inputs=inputs)
-        shapes = {name: info.shape for name, info in other.infos.items()}
-    except Exception:  # noqa: BLE001 - the reference cannot take these lengths
-        return plain
-    same = all(inputs[name].shape == made[name].shape for name in made)
-    mine = {name: info.shape for name, info in case.infos.items()}
-    return other if same and shapes == mine else plain
-
-
-class _UnfitError(Exception):
+class _NotSplittableError(Exception):
     """A tensor cannot be split by sequence: it depends on the lengths in another way."""
 
 
@@ -139,7 +108,7 @@ class _Batch:
             packing = packing_of(size, self.case.setup.values)
             if packing is not None and packing.axis == self.axis:
                 if packing.kind == "pages" and self._rows(name) is None:
-                    raise _UnfitError(name)
+                    raise _NotSplittableError(name)
                 found[dim] = packing.sizes
         return found
 
@@ -175,15 +144,15 @@ class _Batch:
             factor: multiplies new floating-point values, except those with a declared range.
 
         Raises:
-            _UnfitError: a tensor cannot be composed of parts of this case.
+            _NotSplittableError: a tensor cannot be composed of parts of this case.
         """
         mine = self.case
         value = selected_lengths(mine.setup.values[self.axis], lengths)
         setup = replace(mine.setup, values={**mine.setup.values, self.axis: value})
         if not setup.satisfies_where(setup.values):
-            raise _UnfitError(self.axis)
+            raise _NotSplittableError(self.axis)
         seed = mine.seed + 1
-        fresh = drawn_inputs(setup, mine.declaration, "normal", seed)
+        fresh = generate_inputs(setup, mine.declaration, "normal", seed)
         other = _Batch(
             replace(mine, setup=setup, inputs=fresh, seed=seed, given_cotangents=None), self.axis
         )
@@ -215,14 +184,14 @@ class _Batch:
         """A tensor of another batch, with sequences of this one for those that are not new."""
         if not self.along(name):
             if any(size > its for size, its in zip(fresh.shape, old.shape, strict=True)):
-                raise _UnfitError(name)
+                raise _NotSplittableError(name)
             return old[tuple(slice(size) for size in fresh.shape)]
         rows_of_all = _scaled(other.in_rows(name, fresh), factor)
         kept = [number for number, origin in enumerate(origins) if origin != _NEW]
         theirs = self.of(name, old, [origins[number] for number in kept])
         into = rows_of_all[other._index(name, kept)]
         if any(size > its for size, its in zip(into.shape, theirs.shape, strict=True)):
-            raise _UnfitError(name)
+            raise _NotSplittableError(name)
         rows_of_all = rows_of_all.clone()
         rows_of_all[other._index(name, kept)] = theirs[tuple(slice(size) for size in into.shape)]
         rows = other._rows(name)

@@ -1,0 +1,73 @@
+"""Processes of ranks take turns where they should: at compiling, and on the GPUs of the machine."""
+
+import threading
+import time
+from uuid import uuid4
+
+import pytest
+
+from tlmatrix.distributed.compile_lock import serialize_compilation
+from tlmatrix.distributed.lock import machine_slot
+
+
+class Busy:
+    """How many threads are in it, and the most that ever were."""
+
+    def __init__(self):
+        self.now = self.most = 0
+
+    def work(self):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        time.sleep(0.02)
+        self.now -= 1
+
+
+def in_threads(count, work):
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_no_more_have_a_place_at_a_time_than_there_are():
+    busy, name = Busy(), f"test-{uuid4()}"
+
+    def work():
+        with machine_slot(name, 2):
+            busy.work()
+
+    in_threads(6, work)
+    assert busy.most == 2
+
+
+def test_a_place_is_free_again_after_an_error():
+    name = f"test-{uuid4()}"
+    with pytest.raises(ZeroDivisionError), machine_slot(name, 1):
+        _ = 1 / 0
+    with machine_slot(name, 1):
+        pass
+
+
+@pytest.mark.parametrize(("cache", "compiled"), [(True, 1), (False, 3)])
+def test_ranks_that_ask_for_a_kernel_at_once_compile_it_once(
+    tmp_path, monkeypatch, cache, compiled
+):
+    from tilelang import env
+    from tilelang.cache.kernel_cache import KernelCache
+
+    disk, times = set(), []
+
+    def cached(self, key):
+        if not cache or key not in disk:
+            times.append(key)
+            time.sleep(0.05)
+            disk.add(key)
+        return key
+
+    monkeypatch.setattr(type(env), "is_cache_enabled", lambda _self: cache)
+    monkeypatch.setattr(KernelCache, "cached", cached)
+    serialize_compilation(tmp_path / "compiling")
+    in_threads(3, lambda: KernelCache.cached(None, "forward"))
+    assert times == ["forward"] * compiled

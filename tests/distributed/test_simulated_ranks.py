@@ -1,0 +1,207 @@
+"""A spec on simulated ranks: each fault names its rank, and what is right passes."""
+
+from pathlib import Path
+
+import pytest
+
+from tlmatrix.backend import backend_named
+from tlmatrix.run import Status
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
+
+HERE = Path(__file__).parent
+GEMM = """
+name: all_gather_gemm
+problem: gemm
+entry: rank_entries:ENTRY
+axes: {world: [WORLD], dtype: [float32], m: [17], n: [12], k: [12], values: [normal]}
+shards: {a: {dim: m, uneven: balanced}, b: {dim: n}, c: {dim: n}}
+rejects:
+  - {set: {k: 9}, raises: ValueError, matching: multiple of 8}
+"""
+COLLECTIVE = """
+name: collective
+problem: collective
+entry: rank_entries:ENTRY
+axes:
+  world: [WORLD]
+  operation: [OPERATION]
+  dtype: [bfloat16]
+  rows: [12, 25]
+  cols: [64]
+  uneven: [balanced]
+  values: [normal]
+"""
+CONTEXT = "context: rank_entries:create_context\n"
+
+
+@pytest.fixture(scope="module")
+def runner():
+    found = Runner(backend_named("interpreter"))
+    yield found
+    found.close()
+
+
+def results(runner, text, entry, *, world=3, operation="all_gather"):
+    text = text.replace("ENTRY", entry).replace("WORLD", str(world))
+    spec = parse_spec(text.replace("OPERATION", operation), HERE / f"{entry}.yaml")
+    return [runner.run(spec, case) for case in plan(spec).cases() if case.origin == "tier"]
+
+
+def findings(runner, text, entry, **options):
+    return [each for result in results(runner, text, entry, **options) for each in result.findings]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a_product_of_gathered_rows_passes_every_check(runner, world):
+    (result,) = results(runner, GEMM, "all_gather_gemm", world=world)
+    assert [finding.title for finding in result.findings] == []
+    assert result.status is Status.PASSED
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("operation", "entry"), [("all_gather", "all_gather"), ("reduce_scatter", "reduce_scatter")]
+)
+def test_collectives_alone_pass_every_check(runner, world, operation, entry):
+    text = COLLECTIVE + (CONTEXT if operation == "all_gather" else "")
+    found = results(runner, text, entry, world=world, operation=operation)
+    assert len(found) == 2
+    assert [finding.title for result in found for finding in result.findings] == []
+
+
+def test_a_neighbours_shard_is_found_and_the_rank_is_named(runner):
+    first = findings(runner, GEMM, "neighbours_shard")[0]
+    assert (first.check, first.pattern) == ("numeric", "a shard")
+    assert first.where == "n 4-7, all of rank 1"
+    assert first.hint == "rank 1 has the shard of rank 2: the offset of another rank?"
+
+
+def test_a_shard_of_another_shape_is_told_with_rank_and_both_shapes(runner):
+    (short,) = findings(runner, GEMM, "one_row_short")
+    assert short.title == (
+        "ranks 1 and 2 of 3: c has shape [16, 4], expected [17, 4], its shard of [17, 12]"
+    )
+    (whole,) = findings(runner, GEMM, "returning_all")
+    assert whole.title.startswith("every rank: c has shape [17, 12], expected [17, 4]")
+    assert "that is the whole" in whole.hint
+
+
+def test_a_rank_that_raises_is_named_with_its_line(runner):
+    (result,) = results(runner, GEMM, "raising")
+    (finding,) = result.findings
+    assert result.status is Status.ERROR
+    assert finding.title == "rank 1 of 3 raises ValueError: no such shard"
+    assert "rank_entries.py" in finding.detail
+
+
+def test_a_rank_that_waits_alone_is_a_deadlock_that_tells_who_waits_where(runner):
+    found = findings(runner, GEMM, "waiting_alone")
+    told = "\n".join(f"{each.title}\n{each.detail}" for each in found)
+    assert "rank 1" in told
+    assert "barrier" in told
+    assert "rank_entries.py" in told
+
+
+def test_what_every_rank_has_whole_must_be_alike(runner):
+    first = findings(runner, COLLECTIVE, "differing")[0]
+    assert first.check == "ranks"
+    assert first.title.startswith("rank 1 of 3: y: 1 of 1600 elements differ")
+    assert "against that of rank 0" in first.title
+    assert "largest distance from the reference: rank 0 0, rank 1 1, rank 2 0" in first.detail
+
+
+def test_state_that_outlives_a_call_is_found_by_calls_in_a_row_on_one_context(runner):
+    found = findings(runner, COLLECTIVE + CONTEXT, "stale_when_called_again")
+    assert {each.check for each in found} == {"repeat"}
+
+
+def test_a_context_must_fit_the_shapes_of_later_calls(runner):
+    found = findings(runner, COLLECTIVE + CONTEXT, "too_small_for_more")
+    # Of rows 12 and 25, only a longer call after a shorter one shows it.
+    assert {(each.check, each.tensor) for each in found} == {("repeat", "y")}
+    assert all(each.title.startswith("other_shapes: ") for each in found)
+    assert any("a call with rows=25 came between" in each.detail for each in found)
+
+
+def test_sums_in_low_precision_are_found(runner):
+    text = COLLECTIVE + "tolerance: {default: {factor: 1.25}}\n"
+    options = {"operation": "reduce_scatter", "world": 8}
+    assert findings(runner, text, "reduce_scatter", **options) == []
+    found = findings(runner, text, "reduce_scatter_in_low_precision", **options)
+    assert "numeric" in {each.check for each in found}
+
+
+def test_an_entry_that_writes_to_its_shard_is_found(runner):
+    first = findings(runner, COLLECTIVE, "writes_to_its_shard")[0]
+    assert first.check == "guards"
+    assert first.title.startswith("every rank: the entry changed its input x")
+
+
+def test_bad_input_must_be_refused_on_every_rank(runner):
+    for entry, status in (("refusing", Status.PASSED), ("all_gather_gemm", Status.FAILED)):
+        text = GEMM.replace("ENTRY", entry).replace("WORLD", "3").replace("k: [12]", "k: [16]")
+        spec = parse_spec(text, HERE / f"{entry}.yaml")
+        (case,) = [case for case in plan(spec).cases() if case.origin == "reject"]
+        assert runner.run(spec, case).status is status
+
+
+def test_a_shard_of_another_length_can_be_asked_to_be_refused(runner):
+    """Every rank gets what the reject says; where the split length stays, its part of it."""
+    base = GEMM.replace("ENTRY", "refusing_rows").replace("WORLD", "3").partition("rejects:")[0]
+    rejects = (
+        ("a.shape: [40, 12]", "of 17 rows, got 40", Status.PASSED),
+        ("a.shape: [12]", "of 17 rows, got 12", Status.PASSED),
+        ("a.shape: [17, 12]", "rows, got", Status.FAILED),
+    )
+    for change, words, status in rejects:
+        text = f"rejects:\n  - {{set: {{{change}}}, raises: ValueError, matching: '{words}'}}\n"
+        spec = parse_spec(base + text, HERE / "refusing_rows.yaml")
+        (case,) = [case for case in plan(spec).cases() if case.origin == "reject"]
+        result = runner.run(spec, case)
+        assert result.status is status, (change, result.findings, result.message)
+
+
+def test_a_length_that_ranks_do_not_divide_is_an_error_of_the_spec(runner):
+    (result,) = results(runner, GEMM.replace(", uneven: balanced", ""), "all_gather_gemm")
+    (finding,) = result.findings
+    assert (result.status, finding.check) == (Status.ERROR, "spec")
+    assert "which 3 ranks cannot share evenly" in finding.title
+
+
+PULLED = COLLECTIVE.replace("[12, 25]", "[12]").replace("[balanced]", "[none]") + CONTEXT
+
+
+def test_pulls_between_two_barriers_pass_every_check(runner):
+    assert [each.title for each in findings(runner, PULLED, "pulled", world=2)] == []
+
+
+def test_a_pull_that_nothing_orders_after_the_write_is_a_race(runner):
+    found = findings(runner, PULLED, "pulled_before_it_is_there", world=2)
+    races = [each for each in found if each.check == "sanitizers"]
+    assert races
+    assert races[0].title.startswith("races: ")
+    assert "by rank" in races[0].against
+    assert "rank_entries.py" in races[0].source
+    assert "a barrier of the ranks" in races[0].hint
+
+
+def test_a_buffer_that_the_next_call_overwrites_is_found_by_calls_in_a_row(runner):
+    """One call alone is right: there is no barrier only between it and the next."""
+    found = findings(runner, PULLED, "overwritten_while_others_pull", world=2)
+    assert {each.check for each in found} >= {"sanitizers"}
+
+
+def test_a_race_that_only_other_data_bring_is_found_in_the_run_with_them(runner):
+    """The run with huge values is watched as the first one is, and as calls in a row are."""
+    found = findings(runner, PULLED, "unordered_for_huge_values", world=2)
+    assert {each.check for each in found} >= {"sanitizers"}
+    assert any(each.title.startswith("races: ") and "rank 1" in each.title for each in found)
+
+
+def test_a_signal_that_never_comes_is_told_with_who_waits_for_whom(runner):
+    found = findings(runner, PULLED, "never_signalled", world=2)
+    told = "\n".join(f"{each.title}\n{each.detail}" for each in found)
+    assert "rank 0" in told
+    assert "rank_entries.py" in told

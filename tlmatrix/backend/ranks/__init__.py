@@ -1,1 +1,0 @@
-"""Runs an entry on several ranks: simulated in one process, or with one process per rank."""

@@ -1,0 +1,432 @@
+"""Drafts the spec of an interface."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.commands.new import axes as axis_values
+from tlmatrix.commands.new.drafts import Draft, Line
+from tlmatrix.commands.new.interface import Number, Tensor
+from tlmatrix.commands.new.recognition import recognize, substitute
+from tlmatrix.commands.new.references import alike, matched, reference_of
+from tlmatrix.commands.new.spec_text import quoted
+from tlmatrix.commands.new.targets import find_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tlmatrix.commands.new.interface import Argument, Interface
+    from tlmatrix.commands.new.recognition import Packing, Recognition
+    from tlmatrix.commands.new.references import Reference
+    from tlmatrix.commands.new.targets import Target
+
+__all__ = ["constant", "draft_interface", "spec_name", "summary_of"]
+
+_VALUES = ("normal", "large", "zero_rows", "rising")
+_WITHOUT_TIES = ("normal", "large")
+
+
+def draft_interface(target: Target, interface: Interface) -> Draft:
+    """A draft of the spec of an interface."""
+    found = find_reference(target)
+    if found is not None:
+        interface = _with_names_of(interface, found[1])
+    return _Writer(target, interface, recognize(interface), found).draft()
+
+
+def spec_name(target: str) -> str:
+    """The name of a spec."""
+    return re.sub(r"\W+", "_", target.partition(":")[2].removesuffix(".apply"))
+
+
+def summary_of(target: Target) -> str:
+    """The first line of the docstring of the function, class or module, in quotes."""
+    found = [target.written, target.owner, target.module]
+    # Not `inspect.getdoc`, which returns the docstring of a base class.
+    documents = [inspect.cleandoc(each.__doc__ or "") for each in found]
+    document = next((each for each in documents if each), "")
+    lines = document.strip().splitlines()
+    line = lines[0] if lines else "One sentence about the operator."
+    return '"' + line.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def constant(value: Any) -> str:  # noqa: ANN401 - any default
+    """A constant as an expression in YAML."""
+    if value is None:
+        return "none"
+    return f"\"'{value}'\"" if isinstance(value, str) else str(value).lower()
+
+
+def _with_names_of(interface: Interface, reference: Callable[..., Any]) -> Interface:
+    """Rename a traced kernel's parameters to those of the reference that differ in case only."""
+    if not interface.factory:
+        return interface
+    names = list(inspect.signature(reference).parameters)
+    taken = {each.name for each in interface.arguments} | {*interface.symbols}
+    mine = [each.name for each in (*interface.parameters, *interface.results)]
+    renames = {
+        old: new
+        for new, old in matched(names, mine).items()
+        if new not in taken and alike(new, old)
+    }
+    renames = {name: renames.get(name, name) for name in mine}
+    return replace(
+        interface,
+        parameters=tuple(replace(each, name=renames[each.name]) for each in interface.parameters),
+        results=tuple(replace(each, name=renames[each.name]) for each in interface.results),
+        mutated=frozenset(renames[name] for name in interface.mutated),
+        accesses=interface.accesses.renamed(renames),
+    )
+
+
+class _Writer:
+    def __init__(
+        self,
+        target: Target,
+        interface: Interface,
+        recognition: Recognition,
+        found: tuple[str, Callable[..., Any]] | None,
+    ) -> None:
+        self.target = target
+        self.interface = interface
+        self.recognition = recognition
+        self.found = found
+        self.takes = set(inspect.signature(found[1]).parameters) if found else set()
+        self.notes: list[str] = []
+        self.remarks: dict[str, str] = {}
+        every = (*interface.arguments, *interface.construct)
+        self.arguments = {each.name: each for each in every}
+        self.inouts = {name for name in interface.mutated if name in self.takes}
+        self.inputs = [
+            each
+            for each in interface.tensors
+            if each.name not in interface.mutated or each.name in self.inouts
+        ]
+        self.axes = dict(self._axes())
+        self.outputs = {each.name: self._free_name(each) for each in interface.outputs}
+
+    def draft(self) -> Draft:
+        """The draft."""
+        reference = self._reference()
+        interface = self.interface
+        for line in self._recognition_notes():
+            self.notes.append(line)
+        if reference is not None and reference.difference:
+            self.notes.append(reference.difference)
+        if reference is None:
+            self.notes.append(
+                f"no reference found for {interface.target}: the spec needs one to run"
+            )
+        return Draft(
+            name=spec_name(interface.target),
+            summary=summary_of(self.target),
+            target=interface.target,
+            factory=interface.factory,
+            inputs=tuple(self._input(each) for each in self.inputs),
+            outputs=tuple(self._output(each) for each in interface.outputs),
+            reference=reference,
+            stub=() if reference is not None else tuple(self._stub()),
+            compile=tuple(self._compile()) if interface.factory else (),
+            construct=tuple(
+                Line(each.name, self._value(each))
+                for each in interface.construct
+                if each.name in self.axes or not each.default
+            ),
+            call=self._call(),
+            returns=self._returns(),
+            axes=self.axes,
+            remarks=self.remarks,
+            where=tuple(self._where()),
+            tolerance=tuple(self._tolerance()),
+            fuzz=tuple(self._fuzz()),
+            notes=tuple(self.notes),
+        )
+
+    # Tensors -------------------------------------------------------------------------------
+
+    def _input(self, tensor: Tensor) -> Line:
+        role = self.recognition.roles.get(tensor.name)
+        dtype = f"${tensor.dtype_of}" if tensor.dtype_of else tensor.dtype
+        shape = f"shape: [{self._shape(tensor)}], dtype: {dtype}"
+        if role is None:
+            grad = ", grad: true" if tensor.grad and not self.interface.factory else ""
+            remark = "set its range with between: [least, largest]" if tensor.integer else ""
+            return Line(tensor.name, f"{{{shape}{grad}}}", remark)
+        if isinstance(role.of, tuple):
+            least, largest = role.of
+            return Line(tensor.name, f"{{{shape}, between: [{least}, {quoted(largest)}]}}")
+        parts = [f"{role.key}: {quoted(role.of)}"]
+        if role.page_size is not None:
+            size = substitute(role.page_size, self.recognition.dims)
+            parts.append(f"page_size: {quoted(str(size))}")
+        if tensor.dtype != "int32":
+            parts.append(f"dtype: {tensor.dtype}")
+        return Line(tensor.name, f"{{{', '.join(parts)}}}")
+
+    def _shape(self, tensor: Tensor) -> str:
+        dims = self.recognition.dims
+        return ", ".join(quoted(str(substitute(size, dims))) for size in tensor.shape)
+
+    def _output(self, tensor: Tensor) -> Line:
+        name = self.outputs[tensor.name]
+        given = tensor.name in self.interface.mutated
+        first = next((each for each in self.inputs if each.dtype_of or not each.integer), None)
+        dtype = f"${tensor.dtype_of}" if tensor.dtype_of else tensor.dtype
+        own = f"${first.dtype_of}" if first and first.dtype_of else first and first.dtype
+        parts = []
+        if (given and tensor.name not in self.inouts) or self.interface.factory or not self.found:
+            parts.append(f"shape: [{self._shape(tensor)}]")
+        elif shape := self._packed_shape(tensor):
+            parts.append(f"shape: [{', '.join(map(quoted, shape))}]")
+        if dtype != own or (self.interface.factory and parts):
+            parts.append(f"dtype: {dtype}")
+        used = self.interface.accesses
+        both = tensor.name in used.read and tensor.name in used.written and given
+        starts = both and tensor.name not in self.inouts and self.interface.factory
+        return Line(name, f"{{{', '.join(parts)}}}" if parts else "", "filled with NaN" * starts)
+
+    def _packed_shape(self, tensor: Tensor) -> list[str]:
+        """The shape of a result of a packed problem; empty if a size is ambiguous."""
+        known: dict[int, set[str]] = {}
+        for symbol, size in self.interface.sizes:
+            text = substitute(symbol, self.recognition.dims)
+            known.setdefault(size, set()).add(str(text))
+        for packing in self.recognition.packings:
+            of, lengths = packing.expression, packing.lengths
+            if lengths:
+                known.setdefault(len(lengths), set()).add(f"len({packing.axis})")
+                known.setdefault(max(lengths), set()).add(f"max({of})")
+        found = [known.get(size, set()) for size in tensor.sizes]
+        if not self.recognition.packings or any(len(each) != 1 for each in found):
+            return []
+        return [text for each in found for text in each]
+
+    def _free_name(self, tensor: Tensor) -> str:
+        taken = {*self.axes, *(each.name for each in self.inputs)}
+        return f"{tensor.name}_out" if tensor.name in taken else tensor.name
+
+    # The reference -------------------------------------------------------------------------
+
+    def _reference(self) -> Reference | None:
+        if self.found is None:
+            return None
+        target, function = self.found
+        integers = [each.name for each in self.inputs if each.integer]
+        floats = [each.name for each in self.inputs if not each.integer]
+        return reference_of(
+            target,
+            function,
+            tensors=[*floats, *integers],
+            axes=list(self.axes),
+            numbers=self._normalized_shape() | dict(self.recognition.numbers),
+        )
+
+    def _normalized_shape(self) -> dict[str, str]:
+        """The argument `normalized_shape` of PyTorch's norms."""
+        last = next((each.shape[-1] for each in self.inputs if len(each.shape) > 1), None)
+        return {} if last is None else {"normalized_shape": f"[{last}]"}
+
+    def _stub(self) -> Iterator[str]:
+        yield "The same in plain PyTorch, called in float64. It may take any axis by name:"
+        yield f"    def reference({', '.join(item.name for item in self.inputs)}):"
+        for item in self.inputs:
+            yield f"        # {item.name}: [{', '.join(map(str, item.shape))}]"
+        yield f"        return {', '.join(self.outputs.values())}"
+
+    # The call ------------------------------------------------------------------------------
+
+    def _compile(self) -> Iterator[Line]:
+        for item in self.interface.arguments:
+            value = item.name if item.name in self.axes else constant(item.value)
+            value = quoted(self.recognition.numbers.get(item.name, value))
+            yield Line(item.name, value if value[:2] != '""' else value[1:-1])
+
+    def _call(self) -> tuple[str, ...] | tuple[Line, ...] | None:
+        interface = self.interface
+        if interface.factory:
+            return tuple(self._passed(each) for each in interface.parameters)
+        values = [
+            Line(each.name, self._passed(each))
+            for each in interface.tensors
+            if each.name not in interface.module
+        ] + [
+            Line(each.name, self._value(each)) for each in interface.arguments if self._given(each)
+        ]  # fmt: skip
+        order = [each.name for each in self.target.parameters]
+        values.sort(key=lambda line: order.index(line.key))
+        if self.target.positional:
+            return tuple(line.value for line in values)
+        if not interface.mutated and all(line.key == line.value for line in values):
+            return None
+        return tuple(values)
+
+    def _passed(self, each: Tensor | Number) -> str:
+        name = each.name
+        if name in self.inouts:
+            return f"{{inout: {name}, output: {self.outputs[name]}}}"
+        return quoted(self.recognition.numbers.get(name, self.outputs.get(name, name)))
+
+    def _given(self, argument: Argument) -> bool:
+        return self.target.positional or argument.name in self.axes or not argument.default
+
+    def _value(self, argument: Argument) -> str:
+        if argument.name in self.axes:
+            return argument.name
+        return quoted(self.recognition.numbers.get(argument.name, constant(argument.value)))
+
+    def _returns(self) -> tuple[str, ...] | tuple[Line, ...]:
+        interface = self.interface
+        if interface.factory:
+            written = [each.name for each in interface.outputs if each.name not in self.inouts]
+            return tuple(self.outputs[name] for name in written)
+        paths = dict(interface.paths)
+        if any(not path.isdigit() for path in paths.values()):
+            return tuple(Line(self.outputs[name], path) for name, path in paths.items())
+        ordered = sorted(paths, key=lambda name: int(paths[name]))
+        return tuple(self.outputs[name] for name in ordered) if len(ordered) > 1 else ()
+
+    # Axes ----------------------------------------------------------------------------------
+
+    def _axes(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        dimensions = dict(self._dimensions())
+        interface = self.interface
+        followed = {each.dtype_of for each in (*interface.tensors, *interface.results)}
+        if "dtype" in followed and "dtype" not in self.arguments:
+            yield "dtype", tuple(interface.dtypes)
+        for item in self.arguments.values():
+            values = self._argument_values(item, dimensions, followed)
+            if values:
+                yield item.name, values
+        for name, places in dimensions.items():
+            if name not in self.arguments:
+                yield name, self._sizes(name, places)
+        for packing in self.recognition.packings:
+            if packing.side in (None, "q"):
+                sides = [each for each in self.recognition.packings if each.axis == packing.axis]
+                yield packing.axis, tuple(axis_values.lengths(sides))
+        for scalar in interface.parameters:
+            if isinstance(scalar, Number) and scalar.name not in self.recognition.numbers:
+                value = "0.5" if "float" in scalar.dtype else "1"
+                yield scalar.name, (value,)
+                self.remarks[scalar.name] = "a scalar argument of the kernel"
+        taken = {*self.arguments, *dimensions, *(item.name for item in interface.parameters)}
+        floats = any("float" in item.dtype and item.shape for item in interface.tensors)
+        if floats and "values" not in taken:
+            whole = any(each.integer for each in interface.outputs)
+            yield "values", _WITHOUT_TIES if whole else _VALUES
+
+    def _dimensions(self) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+        """The symbols and arguments that are dimensions of tensors, and where they occur."""
+        places: dict[str, list[tuple[str, int]]] = {}
+        for tensor in (*self.interface.tensors, *self.interface.results):
+            role = self.recognition.roles.get(tensor.name)
+            if role is not None and role.key != "between":
+                continue
+            for dim, size in enumerate(tensor.shape):
+                for name in re.findall(r"[A-Za-z_]\w*", str(size)):
+                    if name not in self.recognition.dims and name != "ceildiv":
+                        places.setdefault(name, []).append((tensor.name, dim))
+        for role in self.recognition.roles.values():
+            if isinstance(role.page_size, str) and role.page_size not in self.recognition.dims:
+                places.setdefault(role.page_size, [])
+        yield from places.items()
+
+    def _argument_values(
+        self, item: Argument, dimensions: Mapping[str, Any], followed: set[str | None]
+    ) -> tuple[str, ...]:
+        name, value = item.name, item.value
+        if name in self.recognition.numbers:
+            return ()
+        if item.kind == "dtype":
+            followed_here = name in followed or not self.interface.factory
+            return (self.interface.dtypes or (str(value),)) if followed_here else ()
+        if name in dimensions:
+            return self._sizes(name, dimensions[name])
+        if item.kind == "flag":
+            other = str(not value).lower()
+            return (constant(value), *([other] if name in self.takes else []))
+        if name == "ignore_index":
+            return ("-1",)
+        if item.kind in ("tile", "setting") and self.interface.factory:
+            return ()
+        wanted = name in self.takes or not self.interface.factory
+        if item.kind == "size" and (wanted or not item.default):
+            small = isinstance(value, int) and 1 < value <= 8 and name in self.takes
+            return ("1", str(value)) if small else (str(value),)
+        if wanted and value is not None and (not item.default or name in self.takes):
+            return (str(value),)
+        return ()
+
+    def _sizes(self, name: str, places: list[tuple[str, int]]) -> tuple[str, ...]:
+        recorded = dict(self.interface.sizes).get(name)
+        argument = self.arguments.get(name)
+        traced = argument.value if argument is not None and self.interface.factory else None
+        tiles = [self.interface.accesses.tile(tensor, dim) for tensor, dim in places]
+        whole = traced if traced is not None else recorded
+        known = [
+            tile for tile in tiles if tile is not None and (traced is None or tile < traced)
+        ]  # A step of the whole dimension is not a tile.
+        own = [
+            each.value
+            for each in self.interface.arguments
+            if each.kind == "tile" and each.name.lower().endswith(name.lower())
+        ]
+        tile = max(known, default=None) or next(iter(own), None)
+        if tile is None and traced is not None:
+            every = [each.value for each in self.interface.arguments if each.kind == "tile"]
+            tile = max(every, default=None)
+        free = name in self.interface.free or (self.interface.factory and whole is None)
+        if self.interface.factory:
+            free = True
+        halved = any(
+            f"{name} // " in str(size) for each in self.interface.tensors for size in each.shape
+        )
+        found = axis_values.sizes(name, tile=tile, recorded=recorded, free=free and not halved)
+        return tuple(map(str, found))
+
+    # The rest ------------------------------------------------------------------------------
+
+    def _where(self) -> Iterator[tuple[str, str]]:
+        for packing in self.recognition.packings:
+            if self.interface.factory and packing.rows is not None:
+                yield f"sum({packing.expression}) > 0", "callers launch no kernel without rows"
+
+    def _tolerance(self) -> Iterator[Line]:
+        for each in self.interface.outputs:
+            if each.dtype in ("int8", "uint8"):
+                yield Line(self.outputs[each.name], "{floor: 1}", "rounding may differ by one")
+
+    def _fuzz(self) -> Iterator[Line]:
+        by_axis: dict[str, list[Packing]] = {}
+        for packing in self.recognition.packings:
+            by_axis.setdefault(packing.axis, []).append(packing)
+        others = []
+        for axis, sides in by_axis.items():
+            tile = max((each.tile for each in sides if each.tile), default=0)
+            most = 2 * (tile or 24) + 16
+            parts = ["sequences: 1..6", f"length: 0..{most}"]
+            parts += [f"around: [{tile}]"] if tile else []
+            if len(sides) == 2:
+                parts.append("k: longer" if sides[1].rows is None else "k: independent")
+            if axis == "seqlens":
+                yield Line(axis, f"{{{', '.join(parts)}}}")
+            else:
+                others.append(f"{axis}: {{{', '.join(parts)}}}")
+        if others:
+            yield Line("axes", f"{{{', '.join(others)}}}")
+        if by_axis:
+            yield Line("examples", "{quick: 5, nightly: 200}")
+
+    def _recognition_notes(self) -> Iterator[str]:
+        for name, role in self.recognition.roles.items():
+            key = role.key.replace("_", " ")
+            of = f"{role.of[0]} to {role.of[1]}" if isinstance(role.of, tuple) else role.of
+            yield f"{name}: {key} {of}"
+        for name, text in self.recognition.numbers.items():
+            yield f"{name}: {text}"
+        grads = [each.name for each in self.inputs if each.grad and not self.interface.factory]
+        if grads:
+            yield f"gradients of {', '.join(grads)}"

@@ -1,0 +1,121 @@
+"""Runs entries on several ranks: simulated in one process, or with one process for each rank.
+
+Central packages load this one with `tlmatrix.extensions.distributed`, for specs with an axis
+`world`, and use what is defined here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    import torch
+
+    from tlmatrix.backend import Binding
+    from tlmatrix.check.running import SeveralRanks
+    from tlmatrix.distributed.executors import RankExecutor
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Family, Problem
+    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.model.spec import Spec
+
+__all__ = ["Executors", "lint", "rank_indices", "shard", "trace"]
+
+
+@dataclass
+class Executors:
+    """The executors that the cases of a process share: one for each backend.
+
+    Attributes:
+        roots: folders, besides the spec's own, from which entries are imported.
+        seconds: time limit of a call, after which ranks count as hung.
+    """
+
+    roots: tuple[Path, ...] = ()
+    seconds: float = 120.0
+    _executors: dict[str, RankExecutor] = field(default_factory=dict)
+
+    def entry(
+        self,
+        binding: Binding,
+        turns: Callable[[], int],
+        measured: Callable[[], AbstractContextManager[None]],
+    ) -> SeveralRanks:
+        """The function that runs the code under test on all ranks of a problem.
+
+        `turns` numbers the calls: ranks are delayed differently in each. `measured` gives a context
+        that is entered for each call.
+        """
+        from tlmatrix.distributed.entry import EntryOnRanks
+        from tlmatrix.distributed.executors import executor_for
+
+        backend = binding.backend
+        if backend.name not in self._executors:
+            self._executors[backend.name] = executor_for(backend, self.roots, self.seconds)
+        return EntryOnRanks(binding, self._executors[backend.name], turns, measured)
+
+    def end_case(self) -> None:
+        """Free what belongs to the case that ran."""
+        for executor in self._executors.values():
+            executor.end()
+
+    def close(self) -> None:
+        """End the processes that were started."""
+        for executor in self._executors.values():
+            executor.close()
+        self._executors = {}
+
+
+def lint(spec: Spec, family: Family) -> Iterator[Issue]:
+    """Issues of a spec's `shards`, found without building a problem."""
+    from tlmatrix.distributed.sharding.lint import lint_shards
+
+    return lint_shards(spec, family)
+
+
+def shard(
+    spec: Spec, case: Case, problem: Problem, family: Family, seed: int, device: torch.device
+) -> Problem:
+    """Shard a problem: its results name the rank that owns each element.
+
+    Adds the relation of a call of another shape between two calls on one context.
+
+    Raises:
+        SpecError: the ranks cannot share the tensors as `shards` says.
+    """
+    from tlmatrix.distributed.other_shapes import with_other_shapes
+    from tlmatrix.distributed.sharding.ownership import with_owners
+
+    return with_other_shapes(spec, case, with_owners(spec, problem), family, seed, device)
+
+
+def rank_indices(spec: Spec, problem: Problem, tensor: str, dim: str) -> tuple[torch.Tensor, ...]:
+    """For each rank its indices along a dimension of a tensor; empty if that is not sharded.
+
+    Raises:
+        SpecError: the ranks cannot share the tensors as `shards` says.
+    """
+    from tlmatrix.distributed.sharding.shards import Sharding
+
+    split = Sharding.of(spec, problem).splits.get(tensor)
+    if split is None or problem.dims[tensor][split.axis].name != dim:
+        return ()
+    return split.rows
+
+
+def trace(binding: Binding, problem: Problem) -> None:
+    """Call the entry on simulated ranks with a backend that records launches and runs no kernel.
+
+    Raises:
+        EntryError: the entry raised; `where` names the ranks.
+        BindingError: arguments or results do not match the spec.
+        FindingsError: the ranks deadlock.
+    """
+    from tlmatrix.distributed.entry import trace_on_ranks
+
+    trace_on_ranks(binding, problem)

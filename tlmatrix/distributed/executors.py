@@ -1,0 +1,161 @@
+"""Executors of jobs on several ranks: simulated in this process, or one process per rank.
+
+An executor owns what the cases of this process share, such as pools of rank processes.
+`tlmatrix.distributed.entry` runs the entry of a case on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from tlmatrix.backend.backends import CudaBackend, ProcessesBackend
+from tlmatrix.backend.errors import DevicesError
+from tlmatrix.backend.gpus import all_visible_gpus
+from tlmatrix.distributed.job import to_device
+from tlmatrix.distributed.lock import machine_slot
+from tlmatrix.distributed.pool import RankPool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from tlmatrix.backend.backends import Backend
+    from tlmatrix.backend.binding import Binding
+    from tlmatrix.check.sanitizers import SanitizerSession
+    from tlmatrix.distributed.job import Answer, Job
+
+__all__ = ["ProcessExecutor", "RankExecutor", "executor_for"]
+
+
+_FIRST_RUN = 2
+"""Factor of the time limit for the first run of a case on GPUs, which compiles kernels."""
+_POOLS = 2
+"""Pools that stay alive, each for another number of ranks; starting one takes seconds."""
+_CONCURRENT = 8
+"""Cases on several GPUs that all workers run at a time; they mostly compile.
+
+With more, they would wait for each other: a GPU switches between processes every few
+milliseconds, and a rank that waits for a peer needs both to be scheduled."""
+
+
+class RankExecutor(Protocol):
+    """Runs jobs on ranks."""
+
+    def run(
+        self, binding: Binding, jobs: Sequence[Job], sanitizers: SanitizerSession | None = None
+    ) -> list[Answer]:
+        """Run each rank's job and return the answers; `sanitizers` records findings of sanitizers.
+
+        Raises:
+            EntryError: the code under test raised.
+            DevicesError: there are fewer GPUs than ranks.
+            FindingsError: ranks hang, or a process ended.
+        """
+
+    def end(self) -> None:
+        """End the current case and free its contexts."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+@dataclass
+class ProcessExecutor:
+    """Runs each rank in its own process, with a pool for each number of ranks."""
+
+    kind: str
+    roots: tuple[Path, ...]
+    seconds: float
+    _pools: dict[int, RankPool] = field(default_factory=dict)
+    _began: tuple[Binding, RankPool] | None = None
+    _lock: AbstractContextManager[None] | None = None
+
+    def run(
+        self,
+        binding: Binding,
+        jobs: Sequence[Job],
+        sanitizers: SanitizerSession | None = None,  # noqa: ARG002 - compiled kernels have no sanitizers
+    ) -> list[Answer]:
+        """See `RankExecutor.run`."""
+        world, seconds = len(jobs), self.seconds
+        pool = self._pool(world)
+        if self._began is None or self._began[0] is not binding or self._began[1] is not pool:
+            self.end()
+            self._enter()
+            pool.begin(binding.spec, self.roots)
+            self._began = (binding, pool)
+            if self.kind == "cuda":
+                seconds *= _FIRST_RUN
+        # A CUDA tensor would be unpickled on this process's GPU in every rank.
+        host = torch.device("cpu")
+        try:
+            return pool.run([to_device(job, host) for job in jobs], seconds)
+        finally:
+            if not pool.running:
+                self._began = None
+
+    def work(self, function: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a function on each rank, see `RankPool.work`; `arguments` has a tuple per rank.
+
+        Raises:
+            DevicesError: there are fewer GPUs than ranks.
+        """
+        pool = self._pool(len(arguments))
+        self.end()
+        self._enter()
+        return pool.work(function, arguments, self.seconds)
+
+    def _pool(self, world: int) -> RankPool:
+        if world not in self._pools:
+            gpus: tuple[str, ...] = ()
+            if self.kind == "cuda":
+                gpus = all_visible_gpus()
+                if world > len(gpus):
+                    raise DevicesError(
+                        f"the case needs {world} GPUs, and {len(gpus)} "
+                        f"{'is' if len(gpus) == 1 else 'are'} visible; `--backend interpreter` "
+                        "runs it on simulated ranks"
+                    )
+            if len(self._pools) == _POOLS:
+                # Processes hold memory, also of the GPUs.
+                self._pools.pop(next(iter(self._pools))).close()
+            self._pools[world] = RankPool(world, self.kind, gpus[:world])
+        pool = self._pools[world] = self._pools.pop(world)  # least recently used first
+        return pool
+
+    def _enter(self) -> None:
+        """Wait for a slot on the GPUs, which workers share."""
+        if self.kind == "cuda" and self._lock is None:
+            self._lock = machine_slot("gpus", _CONCURRENT)
+            self._lock.__enter__()
+
+    def end(self) -> None:
+        """See `RankExecutor.end`."""
+        if self._began is not None:
+            self._began[1].end()
+            self._began = None
+        if self._lock is not None:
+            self._lock.__exit__(None, None, None)
+            self._lock = None
+
+    def close(self) -> None:
+        """See `RankExecutor.close`."""
+        self.end()
+        for pool in self._pools.values():
+            pool.close()
+        self._pools = {}
+
+
+def executor_for(backend: Backend, roots: tuple[Path, ...], seconds: float) -> RankExecutor:
+    """Create the executor for a backend; `seconds` is the time limit of a job."""
+    if isinstance(backend, CudaBackend):
+        return ProcessExecutor("cuda", roots, seconds)
+    if isinstance(backend, ProcessesBackend):
+        return ProcessExecutor("gloo", roots, seconds)
+    from tlmatrix.distributed.simulated import SimulatedExecutor
+
+    return SimulatedExecutor()

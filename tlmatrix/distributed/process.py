@@ -1,0 +1,223 @@
+"""The process of one rank: `python -m tlmatrix.distributed.process`, started by `RankPool`.
+
+It answers requests on a socket and exits when the socket closes. Requests and answers are pickled
+tuples whose first entry is their kind:
+
+    ("begin", spec, roots, paths)          -> ("ready",)          begin a case with a new context
+    ("job", job)                           -> ("done", answer)    see `tlmatrix.distributed.job`
+    ("end",)                               -> ("ready",)          end the case, free its context
+    ("work", function, arguments, paths)   -> ("done", result)    call `module:function` with
+                                                                  (backend, rank, world, …)
+
+If the request raises, the answer is `("failed", failure)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.distributed.failure import Failure
+
+if TYPE_CHECKING:
+    from tlmatrix.backend.backends import Backend
+    from tlmatrix.distributed.job import Job
+    from tlmatrix.distributed.rank_runner import RankRunner
+
+__all__ = ["main"]
+
+_HOST_DELAY = 0.02
+"""Longest delay of a straggler on the host, in seconds."""
+_GPU_DELAY = 20_000_000
+"""Longest delay of a straggler on its GPU, in cycles: about ten milliseconds."""
+_KILL = 9
+_PDEATHSIG = 1
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve as one rank until the pool closes the socket."""
+    parser = argparse.ArgumentParser()
+    for name in ("--rank", "--world", "--socket"):
+        parser.add_argument(name, type=int, required=True)
+    for name in ("--kind", "--store", "--stacks"):
+        parser.add_argument(name, required=True)
+    given = parser.parse_args(arguments)
+    _die_with_parent()
+    # The pool requests stacks with a signal, which also works while C code runs.
+    stacks = Path(given.stacks).open("w", encoding="utf-8")  # noqa: SIM115 - open while we live
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C
+    connection = Connection(given.socket)
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        _serve(connection, given)
+    os._exit(0)  # destroying the process group could wait for peers that have ended
+
+
+def _serve(connection: Connection, given: argparse.Namespace) -> None:
+    worker: _Worker | None = None
+    while True:
+        kind, *rest = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own pool
+        try:
+            if worker is None:
+                worker = _Worker(given.rank, given.world, given.kind, given.store)
+            answer = worker.answer(kind, rest)
+        except Exception as error:  # noqa: BLE001 - the pool raises it again
+            answer = ("failed", Failure.of(error))
+        connection.send_bytes(_pickled(answer))
+
+
+def _pickled(answer: tuple[Any, ...]) -> bytes:
+    if answer[0] == "failed":
+        return pickle.dumps(("failed", answer[1].picklable()))
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:  # noqa: BLE001 - the result cannot be pickled
+        return pickle.dumps(("failed", Failure.of(error).picklable()))
+
+
+class _Worker:
+    """The state of a rank's process."""
+
+    def __init__(self, rank: int, world: int, kind: str, store: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from tlmatrix.distributed.compile_lock import serialize_compilation
+        from tlmatrix.distributed.symmetric import SymmetricGuards
+
+        self.rank, self.world, self.kind = rank, world, kind
+        torch.set_num_threads(1)
+        backend = "gloo"
+        if kind == "cuda":
+            serialize_compilation(Path(store).with_name("compiling"))
+            torch.cuda.set_device(rank)
+            backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(minutes=10),  # the pool's own limit is shorter and reports stacks
+        )
+        self.runner: RankRunner | None = None
+        self.symmetric = SymmetricGuards() if kind == "cuda" else None
+        _warm_up()
+
+    def answer(self, kind: str, rest: list[Any]) -> tuple[Any, ...]:
+        match kind:
+            case "begin":
+                self._begin(*rest)
+                return ("ready",)
+            case "job":
+                return ("done", _to_host(self._run(*rest)))
+            case "end":
+                self.runner = None
+                if self.symmetric is not None:
+                    self.symmetric.forget()
+                gc.collect()
+                return ("ready",)
+            case "work":
+                return ("done", self._work(*rest))
+        raise ValueError(f"no request {kind!r}")
+
+    def _begin(self, spec: Any, roots: tuple[Path, ...], paths: list[str]) -> None:  # noqa: ANN401
+        import torch.distributed as dist
+
+        from tlmatrix.backend.binding import bind
+        from tlmatrix.distributed.rank_runner import RankRunner
+
+        sys.path.extend(path for path in paths if path not in sys.path)
+        binding = bind(spec, self._backend(), roots=roots)
+        self.runner = RankRunner(binding, self.rank, self.world, dist.group.WORLD)
+
+    def _work(self, function: str, arguments: tuple[Any, ...], paths: list[str]) -> Any:  # noqa: ANN401
+        sys.path.extend(path for path in paths if path not in sys.path)
+        module, _, name = function.partition(":")
+        return getattr(import_module(module), name)(
+            self._backend(), self.rank, self.world, *arguments
+        )
+
+    def _backend(self) -> Backend:
+        from tlmatrix.backend.backends import CudaBackend, InterpreterBackend
+
+        if self.kind != "cuda":
+            return InterpreterBackend()
+        import torch
+
+        major, minor = torch.cuda.get_device_capability(self.rank)
+        return CudaBackend(torch.device("cuda", self.rank), f"sm_{major}{minor}")
+
+    def _run(self, job: Job) -> Any:  # noqa: ANN401 - an Answer
+        assert self.runner is not None
+        self._lag(job)
+        mine = _to_device(job, self.runner.binding.backend.device)
+        if self.symmetric is None:
+            return self.runner.run(mine)
+        with self.symmetric.watching():
+            answer = self.runner.run(mine)
+        found = self.symmetric.findings()
+        return replace(answer, findings=(*answer.findings, *found))
+
+    def _lag(self, job: Job) -> None:
+        """Delay this rank by a time derived from the job's seed, on the host or on the GPU."""
+        if not job.straggle:
+            return
+        chance = random.Random(f"{job.straggle}:{self.rank}")  # noqa: S311 - reproducible
+        late = chance.random() < 0.5
+        if self.kind == "cuda" and late and chance.random() < 0.5:
+            import torch
+
+            hold: Any = torch.cuda._sleep  # noqa: SLF001 - there is no other
+            hold(int(chance.random() * _GPU_DELAY))
+        elif late:
+            time.sleep(chance.random() * _HOST_DELAY)
+
+
+def _warm_up() -> None:
+    """Trigger PyTorch's lazy imports, so that they do not count as time of a call."""
+    import torch
+    import torch.distributed as dist
+
+    from tlmatrix.check.guards import allocations_guarded
+
+    with allocations_guarded():
+        one = torch.ones(1, requires_grad=True)
+        torch.autograd.grad(2 * one, one, torch.empty_like(one).fill_(1))
+        dist.all_reduce(torch.ones(1))
+
+
+def _to_device(job: Job, device: Any) -> Job:  # noqa: ANN401 - a torch.device
+    from tlmatrix.distributed.job import to_device
+
+    return to_device(job, device)
+
+
+def _to_host(answer: Any) -> Any:  # noqa: ANN401 - an Answer
+    from tlmatrix.distributed.job import to_host
+
+    return to_host(answer)
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this process when its parent ends, even if it hangs."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PDEATHSIG, _KILL)
+
+
+if __name__ == "__main__":
+    main()

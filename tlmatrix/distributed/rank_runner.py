@@ -1,0 +1,181 @@
+"""Runs the calls of one rank: creates its context once, and guards its buffers with canaries."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.backend.binding import execute
+from tlmatrix.backend.errors import BindingError, EntryError
+from tlmatrix.backend.signature import parameters_of
+from tlmatrix.check.guards import Guards, guarded
+from tlmatrix.distributed.job import Answer
+from tlmatrix.spec.importing import load
+from tlmatrix.words import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from tlmatrix.backend.binding import Binding
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.distributed.job import Call, Job
+    from tlmatrix.problem.model import Problem
+
+__all__ = ["RankRunner"]
+
+_WARMUP = 2
+"""Calls before a capture, which fill both halves of double-buffered contexts."""
+
+
+@dataclass
+class RankRunner:
+    """Runs the calls of one case on one rank; `group` is torch.distributed's group of all ranks."""
+
+    binding: Binding
+    rank: int
+    world: int
+    group: Any
+    _context: list[Any] = field(default_factory=list)
+    """The context in a list of one; empty before it is created."""
+
+    def run(self, job: Job) -> Answer:
+        """Make the calls of a job.
+
+        Raises:
+            EntryError: the entry, or the function that creates its context, raised.
+            BindingError: arguments or results do not match the spec.
+        """
+        if job.captured:
+            return self._replay(job)
+        held: dict[str, torch.Tensor] = {}
+        results, findings = [], []
+        single = len(job.calls) == 1
+        for call in job.calls:
+            problem = self._problem(call)
+            if not single:
+                problem = _reuse_memory(problem, held)
+            found, guarded_findings = self._call(problem, job, wait=single)
+            if not single:
+                # The next call may overwrite them.
+                found = {name: tensor.clone() for name, tensor in found.items()}
+            results.append(found)
+            findings += guarded_findings
+        if not single:
+            try:
+                self.binding.backend.synchronize()
+            except Exception as error:
+                raise EntryError(error) from error
+        return Answer(tuple(results), tuple(findings))
+
+    def _problem(self, call: Call) -> Problem:
+        names = {"rank": self.rank, "world": self.world, "group": self.group}
+        return self.with_context(call.problem(names))
+
+    def _replay(self, job: Job) -> Answer:
+        """Capture the first call to a CUDA graph, and replay it with the data of each call.
+
+        Eager calls before the capture compile kernels and size buffers. One more before the last
+        replay checks that eager calls and a graph can share a context.
+        """
+        import torch
+
+        held: dict[str, torch.Tensor] = {}
+        problem = _reuse_memory(self._problem(job.calls[0]), held)
+
+        def call() -> dict[str, torch.Tensor]:
+            return execute(self.binding, problem, turn=job.turn, wait=False)
+
+        for _ in range(_WARMUP):
+            call()
+        try:
+            self.binding.backend.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = call()
+            results = []
+            for number, each in enumerate(job.calls, 1):
+                _reuse_memory(self._problem(each), held)
+                if number == len(job.calls):
+                    call()
+                graph.replay()
+                results.append({name: tensor.clone() for name, tensor in captured.items()})
+            self.binding.backend.synchronize()
+        except (EntryError, BindingError):
+            raise
+        except Exception as error:
+            raise EntryError(error) from error
+        return Answer(tuple(results))
+
+    def _call(
+        self, problem: Problem, job: Job, *, wait: bool
+    ) -> tuple[dict[str, torch.Tensor], list[Finding]]:
+        with ExitStack() as stack:
+            guards: Guards | None = None
+            if job.poison is not None:
+                problem, guards = stack.enter_context(guarded(problem, poison=job.poison))
+            results = execute(self.binding, problem, turn=job.turn, wait=wait)
+        return results, guards.findings(results) if guards is not None else []
+
+    def with_context(self, problem: Problem) -> Problem:
+        """Add the spec's `context` to the problem; the first call of the case creates it."""
+        spec = self.binding.spec
+        if spec.context is None:
+            return problem
+        if not self._context:
+            make = load(spec, ("context",), spec.context)
+            if not callable(make):
+                raise self._binding_error(f"{spec.context!r} is not callable")
+            arguments = self._arguments(make, problem.names)
+            try:
+                self._context.append(make(**arguments))
+            except Exception as error:
+                raise EntryError(error) from error
+        return replace(problem, names={**problem.names, "context": self._context[0]})
+
+    def _arguments(self, make: Any, names: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+        arguments = {}
+        for name, parameter in (parameters_of(make) or {}).items():
+            if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                continue
+            if name in names:
+                arguments[name] = names[name]
+            elif parameter.default is parameter.empty:
+                hint = suggestion(name, sorted(names), "Known names")
+                raise self._binding_error(f"no value for its parameter {name!r}{hint}")
+        return arguments
+
+    def _binding_error(self, message: str) -> BindingError:
+        spec = self.binding.spec
+        return BindingError([spec.issue(("context",), f"context: {spec.context!r}: {message}")])
+
+
+def _reuse_memory(problem: Problem, held: dict[str, torch.Tensor]) -> Problem:
+    """Copy the problem's data into tensors of earlier calls with equal shape, dtype and strides.
+
+    The copy runs on the current stream, so a kernel of an earlier call that still reads on another
+    stream sees the new data, and its results are wrong.
+    """
+    reused: dict[int, torch.Tensor] = {}
+    tensors = {**problem.inputs}
+    tensors |= {f"d{output}": tensor for output, tensor in problem.cotangents.items()}
+    for name, tensor in tensors.items():
+        old = held.get(name)
+        same = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
+        if old is not None and same and old.stride() == tensor.stride():
+            old.copy_(tensor)
+            reused[id(tensor)] = old
+        else:
+            held[name] = tensor
+
+    def substitute(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: reused.get(id(value), value) for name, value in values.items()}
+
+    return replace(
+        problem,
+        names=substitute(problem.names),
+        inputs=substitute(problem.inputs),
+        cotangents=substitute(problem.cotangents),
+    )

@@ -1,0 +1,1 @@
+"""Shards the tensors of a whole problem over ranks."""

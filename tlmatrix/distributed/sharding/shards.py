@@ -1,0 +1,229 @@
+"""Shards a problem over ranks, as the spec's `shards` declares.
+
+Families build whole problems and checks judge whole results; ranks get shards of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.distributed.sharding.lengths import local_names
+from tlmatrix.distributed.sharding.splits import Split, UnevenError, owners
+from tlmatrix.problem.model import Dim, InapplicableError, Problem
+from tlmatrix.problem.storage import with_storage
+from tlmatrix.spec.importing import refuse
+from tlmatrix.spec.model.fields import FAMILIES
+from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.words import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.spec.model.spec import Shard, Spec
+
+__all__ = ["NotSharedError", "Sharding"]
+
+_ALIASES = {"seqlen": "position"}
+"""Other names of dimensions in `shards`."""
+
+
+class NotSharedError(InapplicableError):
+    """A length that ranks cannot share as `shards` declares."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the tensors of one problem are sharded over ranks.
+
+    Attributes:
+        world: the number of ranks.
+        splits: the split of each tensor that is split, by name; every rank has all others whole.
+        summed: results that are the sum over the ranks' results.
+    """
+
+    world: int
+    splits: Mapping[str, Split]
+    summed: frozenset[str]
+
+    @classmethod
+    def of(cls, spec: Spec, problem: Problem) -> Sharding:
+        """The sharding of a case's problem.
+
+        Raises:
+            SpecError: a tensor or a dimension that the problem does not have, or a length that
+                the ranks cannot share evenly; the issue stands in `shards`.
+        """
+        world = int(problem.values[WORLD])  # type: ignore[arg-type]
+        declared = {**problem.shards, **spec.shards}
+        tensors = _tensors(problem)
+        splits: dict[str, Split] = {}
+        summed: set[str] = set()
+        for name in declared:
+            if name not in tensors:
+                _refuse_unknown(spec, problem, name, tensors)
+        for name, (dims, like) in tensors.items():
+            said = name if name in declared else like
+            if said not in declared:
+                continue
+            shard = declared[said]
+            if not shard.sum:
+                splits[name] = _split(spec, problem, said, shard, dims, world)
+            elif said == name:
+                summed.add(name)
+        return cls(world, splits, frozenset(summed))
+
+    def of_rank(self, problem: Problem, rank: int) -> Problem:
+        """The problem of one rank's call of the entry: its shards and its arguments.
+
+        Names other than tensors are those of the whole, such as `m` and `cu_seqlens_q`; names of
+        the shard begin with `local_`. The problem has no reference.
+        """
+        parts: dict[int, torch.Tensor] = {}
+
+        def part(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in parts:
+                split = self.splits.get(name)
+                parts[id(tensor)] = tensor.clone() if split is None else split.of(tensor, rank)
+            return parts[id(tensor)]
+
+        given = _given(problem)
+        storage = problem.values.get("storage")
+        mine = with_storage(
+            storage, {name: part(name, tensor) for name, tensor in given.items()}, _shown(problem)
+        )
+        cotangents = {
+            output: mine[_name_of(problem, tensor, f"d{output}")]
+            for output, tensor in problem.cotangents.items()
+        }
+        names: dict[str, Any] = {**problem.names, **mine, "rank": rank, WORLD: self.world}
+        names |= local_names(problem, self.splits, rank)
+        inputs = {name: mine[name] for name in problem.inputs}
+        return replace(
+            problem,
+            names=names,
+            inputs=inputs,
+            outputs={},
+            dims={},
+            cotangents=cotangents,
+            relations=lambda _kind: (),
+            cost=None,
+            with_inputs=None,
+        )
+
+
+def _given(problem: Problem) -> dict[str, torch.Tensor]:
+    """All tensors that the entry may get, by name: inputs, cotangents, saved tensors."""
+    found = {name: value for name, value in problem.names.items() if _is_tensor(value)}
+    found |= problem.inputs
+    for output, tensor in problem.cotangents.items():
+        found.setdefault(_name_of(problem, tensor, f"d{output}"), tensor)
+    return found
+
+
+def _shown(problem: Problem) -> list[str]:
+    return [_name_of(problem, tensor, f"d{out}") for out, tensor in problem.cotangents.items()]
+
+
+def _name_of(problem: Problem, tensor: torch.Tensor, default: str) -> str:
+    """The name that a tensor has among the problem's."""
+    mine = (name for name, value in problem.names.items() if value is tensor)
+    return next(mine, default)
+
+
+def _tensors(problem: Problem) -> dict[str, tuple[tuple[Dim, ...], str]]:
+    """The dims of every tensor, and the name of the tensor that it is sharded like."""
+    found = {name: (_dims(problem, name, tensor), name) for name, tensor in _given(problem).items()}
+    found |= {name: (info.dims, name) for name, info in problem.outputs.items()}
+    for gradient, name in problem.gradient_of.items():
+        if gradient in found:
+            found[gradient] = (found[gradient][0], name)
+    for output, tensor in problem.cotangents.items():
+        if output in problem.outputs:
+            name = _name_of(problem, tensor, f"d{output}")
+            found[name] = (problem.outputs[output].dims, output)
+    return found
+
+
+def _dims(problem: Problem, name: str, tensor: torch.Tensor) -> tuple[Dim, ...]:
+    if name in problem.dims:
+        return problem.dims[name]
+    return tuple(Dim(f"dim{axis}", size) for axis, size in enumerate(tensor.shape))
+
+
+def _refuse_unknown(spec: Spec, problem: Problem, name: str, tensors: Mapping[str, object]) -> None:
+    """Raise for a name in `shards` without a tensor, which a family may lack in some cases."""
+    optional = isinstance(spec.problem, str) and spec.problem in FAMILIES
+    if optional or name in problem.names:
+        return
+    hint = suggestion(name, sorted(tensors), "Its tensors")
+    raise refuse(spec, ("shards", name), f"shards: the problem has no tensor {name!r}{hint}")
+
+
+def _split(
+    spec: Spec, problem: Problem, name: str, shard: Shard, dims: tuple[Dim, ...], world: int
+) -> Split:
+    axis = _axis(spec, name, shard, dims)
+    dim = dims[axis]
+    if shard.own:
+        if dim.size != world:
+            message = f"{name}: {dim.name} is {dim.size}, and there are {world} ranks"
+            raise refuse(spec, ("shards", name), f"shards: {message}")
+        numbers = tuple(torch.tensor([rank]) for rank in range(world))
+        return Split(axis, numbers, own=True)
+    order = shard.order_of(problem.values)
+    try:
+        rows = owners(list(_lengths(dim)), world, order, shard.uneven)
+    except UnevenError as error:
+        parts = f"{error.count} chunks (zigzag)" if order == "zigzag" else f"{error.count} ranks"
+        rule = f"{{expr: {dim.name} % {'(2 * world)' if order == 'zigzag' else 'world'} == 0}}"
+        rest = f"a rule such as where: [{rule}]" if dim.name in spec.axes else "other lengths"
+        message = (
+            f"shards: {name}: {dim.name} is {error.length}, which {parts} cannot share evenly. "
+            "If the entry takes such lengths, set uneven: balanced or uneven: ceil; if not, "
+            f"exclude them with {rest}"
+        )
+        raise NotSharedError([spec.issue(("shards", name), message)]) from None
+    return Split(axis, tuple(map(_indices, rows)))
+
+
+def _axis(spec: Spec, name: str, shard: Shard, dims: tuple[Dim, ...]) -> int:
+    if isinstance(shard.dim, int):
+        if shard.dim >= len(dims):
+            words = ", ".join(f"{axis} ({dim.name})" for axis, dim in enumerate(dims))
+            message = f"shards: {name} has no dimension {shard.dim}; it has {words or 'none'}"
+            raise refuse(spec, ("shards", name, "dim"), message)
+        return shard.dim
+    names = [dim.name for dim in dims]
+    meant = str(shard.dim)
+    for word in (meant, _ALIASES.get(meant)):
+        if word in names:
+            return names.index(word)
+    hint = suggestion(meant, names, "Its dimensions")
+    message = f"shards: {name} has no dimension {meant!r}{hint}"
+    raise refuse(spec, ("shards", name, "dim"), message)
+
+
+def _lengths(dim: Dim) -> Iterator[int]:
+    """The lengths that are split along a dimension: of its sequences, or its own."""
+    if dim.starts is None or dim.region is None:
+        yield dim.size
+        return
+    ends = [*dim.starts, dim.size] if len(dim.starts) <= _regions(dim) else [*dim.starts]
+    for begin, end in itertools.pairwise(ends):
+        yield int(end) - int(begin)
+
+
+def _regions(dim: Dim) -> int:
+    return int(max(dim.region)) + 1 if dim.region else 0
+
+
+def _indices(rows: list[range]) -> torch.Tensor:
+    return torch.cat([torch.arange(each.start, each.stop) for each in rows])
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)

@@ -1,0 +1,219 @@
+"""Explains one output element of a case, as lines of text.
+
+The case runs once on the interpreter, which logs its launches. A backward slice of the kernel that
+wrote the element follows (`tlmatrix.interpreter.explain`), then a comparison with a float64 run.
+Then parts of the inputs are replaced to measure on which of them the element depends, in the
+kernel and in the reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tlmatrix.exit_codes import UsageError
+from tlmatrix.explain.inputs import influence_lines
+from tlmatrix.explain.location import locate, tensor_index
+from tlmatrix.explain.precision import precision_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tlmatrix.explain.location import Location
+    from tlmatrix.interpreter import Explanation, Session
+    from tlmatrix.interpreter.explain import Launch, LaunchLog
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Problem, TensorInfo, Tensors
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.model.spec import Spec
+
+__all__ = ["Options", "explain_case"]
+
+_LABEL = 10
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of an explanation.
+
+    Attributes:
+        tensor: the output or gradient; None for that of the first finding.
+        index: the element; None for the worst one of the finding.
+        buffer: explain `index` of this parameter of the last kernel that writes it instead.
+        block: of several blocks that wrote the element, the one to follow.
+        rank: of several ranks, the one whose kernels to follow.
+        full: whether to show every iteration of every loop.
+        inputs: whether to replace parts of the inputs.
+        picture: the SVG file to draw.
+        width: the number of columns.
+    """
+
+    tensor: str | None = None
+    index: tuple[int, ...] | None = None
+    buffer: str | None = None
+    block: tuple[int, ...] | None = None
+    rank: int | None = None
+    full: bool = False
+    inputs: bool = True
+    picture: Path | None = None
+    width: int = 120
+
+
+def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> Iterator[str]:
+    """The lines that explain an element of the case.
+
+    Raises:
+        UsageError: the tensor or element does not exist, or the case has no output.
+    """
+    from tlmatrix.backend import EntryError
+    from tlmatrix.interpreter import NotMadeError, Unsupported, interpret
+
+    if case.origin == "reject":
+        raise UsageError(f"{case.id} is an invalid input: the entry refuses it without output")
+    name, index = _element(runner, spec, case, options)
+    problem, run = runner.prepared(spec, case)
+    with interpret(trace=True) as session:
+        try:
+            outputs = run(problem)
+        except EntryError as error:
+            raise UsageError(f"the case raises {error.error!r}: no output to explain") from error
+    yield f"{spec.name}: {case.id}"
+    yield f"seed {runner.seed}"
+    yield ""
+    explanation: Explanation | None = None
+    location: Location | None = None
+    if options.buffer is not None:
+        index = options.index or ()
+    else:
+        index = _checked_index(name, index, outputs)
+        location = locate(spec, problem, outputs, name, index, options.rank)
+        yield from _heading(problem, outputs, location)
+        yield ""
+    try:
+        explanation = _explain_element(session, options, location, index)
+    except NotMadeError as error:
+        yield str(error)
+        yield _alternatives(session, options.rank)
+    except Unsupported as error:
+        yield f"cannot explain: {error}"
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if explanation is not None:
+        yield from _explanation_lines(explanation, options)
+    if location is not None:
+        if explanation is not None:
+            assert session.log is not None
+            yield from precision_lines(explanation, problem, location, session.log)
+        if options.inputs:
+            yield from influence_lines(runner, spec, case, problem, explanation, location)
+    if options.picture is not None and explanation is not None:
+        _draw(session, explanation, options.picture)
+        yield ""
+        yield f"picture of launch {explanation.launch}: {options.picture}"
+
+
+def _element(
+    runner: Runner, spec: Spec, case: Case, options: Options
+) -> tuple[str, tuple[int, ...] | None]:
+    """The tensor and element of the options, or else the worst one of the case's first finding."""
+    problem, _ = runner.prepared(spec, case)
+    names = list(problem.outputs)
+    name = options.tensor
+    if name is not None and name not in names:
+        raise UsageError(f"--tensor: no output {name!r}; the case has {', '.join(names)}")
+    if options.index is not None:
+        return name or names[0], options.index
+    for finding in runner.run(spec, case).findings:
+        info = problem.outputs.get(str(finding.tensor))
+        if info is None or name not in (None, info.name):
+            continue
+        index = tensor_index(info, finding)
+        if index is not None:
+            return info.name, index
+    return name or names[0], None
+
+
+def _checked_index(name: str, index: tuple[int, ...] | None, outputs: Tensors) -> tuple[int, ...]:
+    """The index, or that of the first element for None.
+
+    Raises:
+        UsageError: the entry does not return the tensor, or it does not have the element.
+    """
+    if name not in outputs:
+        raise UsageError(f"the entry returns no {name!r}; it returns {', '.join(outputs)}")
+    shape = tuple(outputs[name].shape)
+    if 0 in shape:
+        raise UsageError(f"{name} is empty: its shape is {list(shape)}")
+    if index is None:
+        return (0,) * len(shape)
+    if len(index) != len(shape) or not all(0 <= i < n for i, n in zip(index, shape, strict=True)):
+        raise UsageError(f"{name} has no element {list(index)}: its shape is {list(shape)}")
+    return index
+
+
+def _explain_element(
+    session: Session, options: Options, location: Location | None, index: tuple[int, ...]
+) -> Explanation:
+    """Explain the element of the output, or of the buffer of a kernel."""
+    from tlmatrix.interpreter.explain import explain_element
+
+    assert session.log is not None
+    log = session.log
+    if location is not None:
+        launch, buffer, at = log.find(location.returned, location.mine)
+        return explain_element(log, launch, buffer, at, block=options.block)
+    assert options.buffer is not None
+    found = [each for each in _launches(log, options.rank) if options.buffer in each.written]
+    if not found:
+        others = _alternatives(session, options.rank)
+        raise UsageError(f"--buffer: no kernel writes {options.buffer!r}\n{others}")
+    return explain_element(log, found[-1], options.buffer, index, block=options.block)
+
+
+def _launches(log: LaunchLog, rank: int | None) -> list[Launch]:
+    """The launches of a rank; None for all ranks."""
+    return [launch for launch in log.launches if rank in (None, launch.rank)]
+
+
+def _alternatives(session: Session, rank: int | None) -> str:
+    """Launches and buffers that can be explained instead, as text."""
+    assert session.log is not None
+    launches = _launches(session.log, rank)
+    if not launches:
+        return "the case ran no kernel" + ("" if rank is None else f" on rank {rank}")
+    lines = [f"  {launch}: {', '.join(sorted(launch.written))}" for launch in launches]
+    return "\n".join(["explain a buffer of a kernel with --buffer NAME --index I,J,…:", *lines])
+
+
+def _heading(problem: Problem, outputs: Tensors, location: Location) -> Iterator[str]:
+    """The element with its expected and actual value."""
+    name, index = location.name, location.index
+    info: TensorInfo = problem.outputs[name]
+    parts = []
+    for dim, at in zip(info.dims, index, strict=False):
+        parts += [f"{key.replace('_', ' ')} {value}" for key, value in dim.describe(at).items()]
+    yield f"{name}[{', '.join(map(str, index))}]: {', '.join(parts)}"
+    values = f"got {float(outputs[name][index].double()):.6g}"
+    if problem.has_reference:
+        values = f"expected {float(problem.reference()[name][index]):.6g}, {values}"
+    yield f"  {'values':<{_LABEL}}{values}"
+    if location.words:
+        yield f"  {'of':<{_LABEL}}{location.words}"
+
+
+def _explanation_lines(explanation: Explanation, options: Options) -> Iterator[str]:
+    from tlmatrix.interpreter.explain.words import told
+
+    yield from told(explanation, full=options.full, width=options.width)
+
+
+def _draw(session: Session, explanation: Explanation, path: Path) -> None:
+    """Write a picture of the launch to an SVG file."""
+    from tlmatrix.interpreter.explain import mapped
+    from tlmatrix.interpreter.explain.pictures import launch_picture
+
+    assert session.log is not None
+    launch = session.log.launches[explanation.launch - 1]
+    picture = launch_picture(launch, mapped(launch), explanation.buffer, explanation.index)
+    path.write_text(picture, encoding="utf-8")
