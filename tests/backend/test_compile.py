@@ -174,7 +174,7 @@ def test_what_nvcc_refuses_is_found_in_its_words(tmp_path):
 @nvcc
 def test_rules_of_the_spec_hold(tmp_path):
     rules = """\
-assembly:
+codegen:
   - {kernel: double_elements, instructions: [wgmma.mma_async, ld.global]}
   - {when: "arch == 'sm_90a' and n == 100", registers: 2}
   - {when: "arch == 'sm_80'", registers: 1}
@@ -203,9 +203,9 @@ known_bugs:
 
 
 def test_bad_input_is_refused_on_this_backend_too(tmp_path):
-    reject = 'rejects:\n  - {set: {kernel: none}, raises: KeyError, matching: "None"}\n'
-    results = judged(tmp_path, "double", reject)
-    assert [result.status for result in results if result.origin == "reject"] == [
+    invalid = 'invalid_inputs: {raises: KeyError, messages: {"None": {kernel: none}}}\n'
+    results = judged(tmp_path, "double", invalid)
+    assert [result.status for result in results if result.origin == "invalid"] == [
         tlmatrix.Status.PASSED
     ]
 

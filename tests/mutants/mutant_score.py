@@ -14,9 +14,9 @@ __all__ = ["describe", "faults", "page_with", "readme_with", "summary"]
 Records = list[dict[str, Any]]
 CHECKS = (
     "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism", "repeat",
-    "relations", "entry", "rejects",
+    "relations", "entry", "invalid_inputs",
 )  # fmt: skip
-"""`entry`: the code raises; `rejects`: bad input is not refused."""
+"""`entry`: the code raises; `invalid_inputs`: an invalid input does not raise as specified."""
 _BEGIN, _END = "<!-- score of make mutants -->\n", "<!-- end of score -->\n"
 _ECHOES = {"repeat", "relations"}
 """Checks that compare values of other calls: where values are wrong they fail for that reason."""
