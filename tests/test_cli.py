@@ -1,4 +1,4 @@
-"""The command line: what each command prints, and what it tells the shell."""
+"""The command line: output and exit codes of commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-# What is imported -----------------------------------------------------------------------------
+# Imports --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def _modules_after(code: str) -> set[str]:
         "from tlmatrix.cli import main\nmain(['check', 'specs'])",
     ],
 )
-def test_torch_stays_out_until_a_case_runs(code: str) -> None:
+def test_torch_is_not_imported_before_a_case_runs(code: str) -> None:
     modules = _modules_after(code)
     assert "tlmatrix" in modules
     assert not modules & {"torch", "tilelang", "hypothesis"}
 
 
-def test_a_run_without_specs_imports_next_to_nothing(tmp_path: Path) -> None:
+def test_pytest_without_specs_imports_little(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
     modules = _modules_after(
         "import pytest, contextlib, io\n"
@@ -66,7 +66,7 @@ def test_a_run_without_specs_imports_next_to_nothing(tmp_path: Path) -> None:
 # run ------------------------------------------------------------------------------------------
 
 
-def test_run_prints_a_table_the_cause_what_cases_share_and_the_repro(project: Project) -> None:
+def test_run_prints_a_table_and_the_group_of_failures(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[5, 8]")
     outcome = project.tlmatrix("run", ".", "-n", "0", "--results", "out.jsonl")
     assert outcome.code == ExitCode.FINDINGS
@@ -107,7 +107,7 @@ def test_run_selects_by_axis(project: Project) -> None:
     assert "no case matches" in outcome.out
 
 
-def test_run_tells_errors_of_all_specs_before_it_runs_any(project: Project) -> None:
+def test_run_reports_errors_of_all_specs_before_it_runs_any(project: Project) -> None:
     for name in ("one", "two"):
         path = project.spec(name)
         path.write_text(path.read_text() + "wrong_key: 1\n")
@@ -127,7 +127,7 @@ def test_run_writes_junit(project: Project) -> None:
     assert "tlmatrix repro" in text
 
 
-def test_run_says_when_a_known_bug_or_a_skip_hides_something(project: Project) -> None:
+def test_run_prints_known_bugs_and_skips(project: Project) -> None:
     project.spec(
         how="[wrong]",
         rows="[5]",
@@ -161,7 +161,7 @@ def test_run_says_when_a_known_bug_or_a_skip_hides_something(project: Project) -
         ),
     ],
 )
-def test_arguments_that_make_no_sense(project: Project, arguments: list[str], words: str) -> None:
+def test_invalid_arguments(project: Project, arguments: list[str], words: str) -> None:
     if "scale" in arguments:
         (project.folder / "scale").mkdir()
         project.spec().rename(project.folder / "scale" / "scale.yaml")
@@ -170,7 +170,7 @@ def test_arguments_that_make_no_sense(project: Project, arguments: list[str], wo
     assert words in outcome.out
 
 
-def test_help_tells_the_exit_codes(project: Project) -> None:
+def test_help_lists_the_exit_codes(project: Project) -> None:
     outcome = project.tlmatrix("--help")
     assert outcome.code == 0
     for code in ExitCode:
@@ -207,7 +207,7 @@ checks: [numeric, gradients]
 """
 
 
-def test_a_planted_error_in_a_mask_names_the_rows(project: Project) -> None:
+def test_the_finding_of_a_wrong_mask_names_the_rows(project: Project) -> None:
     (project.folder / f"{project.module}.py").write_text(_PLANTED)
     (project.folder / "planted.yaml").write_text(_PLANTED_SPEC.format(module=project.module))
     outcome = project.tlmatrix("run", ".", "-n", "0")
@@ -223,7 +223,8 @@ def test_a_planted_error_in_a_mask_names_the_rows(project: Project) -> None:
 
 def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
     project.spec(
-        rows="[1, 5, 7]", more="where: [{expr: rows != 7 or dtype == 'float32', because: so}]"
+        rows="[1, 5, 7]",
+        more="constraints: [{when: rows == 7, require: dtype == float32, because: so}]",
     )
     outcome = project.tlmatrix("list", ".", "--cases")
     assert outcome.code == ExitCode.OK
@@ -234,7 +235,9 @@ def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
 
 
 def test_list_explains_a_case(project: Project) -> None:
-    project.spec(more="where: [{expr: rows != 5 or dtype == 'float32', because: so it is}]")
+    project.spec(
+        more="constraints: [{when: rows == 5, require: dtype == float32, because: so it is}]"
+    )
     outcome = project.tlmatrix(
         "list", ".", "--explain", "scale.yaml::cols=3-dtype=float16-how=right-rows=5"
     )
@@ -252,7 +255,7 @@ def test_list_and_check_import_no_entry(project: Project) -> None:
     assert project.tlmatrix("check", str(path)).code == ExitCode.OK
 
 
-def test_check_prints_every_error_at_its_place(project: Project) -> None:
+def test_check_prints_every_error_with_its_line(project: Project) -> None:
     path = project.spec()
     path.write_text(path.read_text().replace("rows: [1, 5]", "rows: []") + "wrong_key: 1\n")
     outcome = project.tlmatrix("check", ".")
@@ -261,9 +264,9 @@ def test_check_prints_every_error_at_its_place(project: Project) -> None:
     assert places == ["scale.yaml:10:3", "scale.yaml:15:1"], outcome.out
 
 
-def test_list_says_what_is_drawn_and_check_what_cannot_be(project: Project) -> None:
+def test_list_describes_fuzz_cases_and_check_rejects_wide_ranges(project: Project) -> None:
     fuzz = "fuzz: {axes: {rows: 0..RANGE}, storage: [sliced], examples: {quick: 3}}"
-    rule = "where: [{expr: rows != cols, because: so}]"
+    rule = "constraints: [{require: rows != cols, because: so}]"
     path = project.spec(more=f"{fuzz}\n{rule}")
     text = path.read_text()
     path.write_text(text.replace("RANGE", "40"))
@@ -299,7 +302,7 @@ def test_repro_runs_the_case_that_a_finding_names(project: Project) -> None:
     assert outcome.code == ExitCode.OK
 
 
-def test_repro_takes_values_of_no_tier(project: Project) -> None:
+def test_repro_accepts_values_outside_of_all_tiers(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[5]")
     outcome = project.tlmatrix("repro", "scale.yaml", "--values", '{"rows": 77, "how": "wrong"}')
     assert outcome.code == ExitCode.FINDINGS
@@ -315,7 +318,7 @@ def test_repro_takes_values_of_no_tier(project: Project) -> None:
         ("scale.yaml", "{rows: 1}", "not JSON"),
     ],
 )
-def test_repro_says_what_is_wrong_with_a_case(
+def test_repro_rejects_unknown_cases_and_values(
     project: Project, case: str, values: str | None, words: str
 ) -> None:
     project.spec()

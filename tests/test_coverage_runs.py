@@ -1,4 +1,4 @@
-"""Coverage of a run of specs: counted by every worker, told in the report, shown on request."""
+"""Coverage of runs of specs, with workers, in reports and by command."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _run(project: Project, *options: str) -> str:
     return outcome.out
 
 
-def test_aligned_lengths_leave_a_gap_that_an_unaligned_one_closes(project: Project) -> None:
+def test_an_unaligned_length_closes_the_gap_of_aligned_ones(project: Project) -> None:
     file = _doubling(project, "[16, 32]")
     out = _run(project, "-n", "0")
     assert "coverage: 4 of 4 lines; 1 guard one way" in out
@@ -98,7 +98,7 @@ def test_aligned_lengths_leave_a_gap_that_an_unaligned_one_closes(project: Proje
     assert "coverage: 4 of 4 lines; tlmatrix" in _run(project, "-n", "0")
 
 
-def test_workers_count_together_what_one_process_counts(project: Project) -> None:
+def test_workers_and_one_process_count_the_same_coverage(project: Project) -> None:
     _doubling(project, "[1, 16, 33, 64]")
     _run(project, "-n", "0")
     alone = read_records(project.folder / "r.jsonl").coverage()
@@ -131,7 +131,7 @@ def test_the_source_is_shown_with_its_counts(project: Project) -> None:
     assert "changed since the run" in project.tlmatrix("coverage", "r.jsonl", "--source").out
 
 
-def test_without_a_name_the_last_run_is_shown(project: Project) -> None:
+def test_the_last_run_is_shown_by_default(project: Project) -> None:
     file = _doubling(project, "[17]")
     outcome = project.tlmatrix("coverage")
     assert outcome.code == ExitCode.USAGE
@@ -144,7 +144,7 @@ def test_without_a_name_the_last_run_is_shown(project: Project) -> None:
 
 
 @pytest.mark.parametrize("mode", ["summary", "table", "off"])
-def test_pytest_says_it_too(project: Project, mode: str) -> None:
+def test_pytest_reports_coverage(project: Project, mode: str) -> None:
     _doubling(project, "[16]")
     options = ["-n", "0", "--tlmatrix-results", "r.jsonl", "--tlmatrix-backend", "interpreter"]
     (project.folder / "pyproject.toml").write_text(f'[tool.tlmatrix]\ncoverage = "{mode}"\n')
@@ -153,7 +153,7 @@ def test_pytest_says_it_too(project: Project, mode: str) -> None:
     assert ("kernel file" in out) is (mode == "table")
 
 
-def test_a_mode_that_does_not_exist_is_refused(project: Project, tmp_path: Path) -> None:
+def test_an_unknown_mode_is_an_error(project: Project, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.tlmatrix]\ncoverage = "all"\n')
     outcome = project.tlmatrix("list", ".")
     assert outcome.code == ExitCode.USAGE

@@ -1,4 +1,4 @@
-"""The plugin in a project of a user's own: what is collected, run, printed and recorded."""
+"""The pytest plugin in a project: collection, runs, output and records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _results(path: Path) -> dict[str, Status]:
 # Collection ---------------------------------------------------------------------------------
 
 
-def test_a_spec_beside_its_kernel_file_runs_with_no_packaging(project: Project) -> None:
+def test_a_spec_beside_its_kernel_file_runs_without_packaging(project: Project) -> None:
     project.spec()
     outcome = project.pytest(".", "-q", "-n", "0")
     assert outcome.code == pytest.ExitCode.OK, outcome.out
@@ -57,7 +57,7 @@ def test_collecting_writes_no_results(project: Project) -> None:
     assert not list(project.folder.rglob("*.jsonl"))
 
 
-def test_a_file_named_on_the_command_line_is_a_spec_whatever_it_holds(project: Project) -> None:
+def test_a_file_on_the_command_line_is_always_a_spec(project: Project) -> None:
     path = project.folder / "broken.yaml"
     path.write_text("name: x\n")
     outcome = project.pytest("broken.yaml", "-q", "-n", "0")
@@ -65,7 +65,7 @@ def test_a_file_named_on_the_command_line_is_a_spec_whatever_it_holds(project: P
     assert "broken.yaml:1:" in outcome.out
 
 
-def test_errors_of_a_spec_are_lines_with_their_place_and_no_traceback(project: Project) -> None:
+def test_errors_of_a_spec_are_lines_without_a_traceback(project: Project) -> None:
     path = project.spec()
     path.write_text(path.read_text().replace("checks:", "check:") + "nonsense: 1\n")
     outcome = project.pytest(".", "-q", "-n", "0")
@@ -76,13 +76,13 @@ def test_errors_of_a_spec_are_lines_with_their_place_and_no_traceback(project: P
 
 
 def test_a_tier_without_cases_is_an_error(project: Project) -> None:
-    project.spec(more="where: [{expr: rows > 100, because: only large ones}]")
+    project.spec(more="constraints: [{require: rows > 100, because: only large ones}]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert outcome.code == pytest.ExitCode.INTERRUPTED
     assert "scale.yaml:" in outcome.out
 
 
-def test_an_expired_known_bug_is_an_error_at_its_place(project: Project) -> None:
+def test_an_expired_known_bug_is_an_error_with_its_line(project: Project) -> None:
     project.spec(
         more="""\
         known_bugs:
@@ -123,7 +123,7 @@ def test_k_selects_by_the_value_of_an_axis(project: Project, select: str, count:
     assert len(listed) == count, outcome.out
 
 
-def test_one_case_can_be_named(project: Project) -> None:
+def test_one_case_can_be_selected_by_id(project: Project) -> None:
     project.spec()
     outcome = project.pytest("scale.yaml::cols=3-dtype=float16-how=right-rows=5", "-q", "-n", "0")
     assert "1 passed" in outcome.out
@@ -137,7 +137,7 @@ def test_project_settings_choose_the_tier(project: Project) -> None:
     assert "1 passed" in project.pytest(".", "-q", "-n", "0").out
 
 
-def test_a_wrong_setting_is_told_with_the_nearest_right_one(project: Project) -> None:
+def test_an_invalid_setting_is_an_error_with_a_suggestion(project: Project) -> None:
     project.spec()
     (project.folder / "pyproject.toml").write_text("[tool.tlmatrix]\nbackends = 'cuda'\n")
     outcome = project.pytest(".", "-q", "-n", "0")
@@ -148,7 +148,7 @@ def test_a_wrong_setting_is_told_with_the_nearest_right_one(project: Project) ->
 # Results ------------------------------------------------------------------------------------
 
 
-def test_a_failing_case_prints_its_finding_and_how_to_repeat_it(project: Project) -> None:
+def test_a_failing_case_prints_its_finding_and_the_repro_command(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[5]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert outcome.code == pytest.ExitCode.TESTS_FAILED
@@ -161,7 +161,7 @@ def test_a_failing_case_prints_its_finding_and_how_to_repeat_it(project: Project
 
 
 @pytest.mark.parametrize("ci", ["", "true"])
-def test_cases_that_fail_alike_are_told_once_and_with_v_each(
+def test_a_group_of_failures_is_printed_once_and_with_v_every_case(
     project: Project, monkeypatch: pytest.MonkeyPatch, ci: str
 ) -> None:
     monkeypatch.setenv("CI", ci)  # where it is set, pytest's summary shortens nothing
@@ -189,7 +189,7 @@ def test_findings_fit_the_terminal(
     assert 0.6 * columns < max(map(len, told)) <= columns
 
 
-def test_an_entry_that_raises_shows_its_own_frames_only(project: Project) -> None:
+def test_the_traceback_of_an_entry_has_only_its_own_frames(project: Project) -> None:
     project.spec(how="[raise]", rows="[5]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert "entry: raises RuntimeError: the kernel gave up" in outcome.out
@@ -197,7 +197,7 @@ def test_an_entry_that_raises_shows_its_own_frames_only(project: Project) -> Non
     assert "binding.py" not in outcome.out
 
 
-def test_every_case_is_recorded_with_what_is_needed_to_read_it_alone(project: Project) -> None:
+def test_the_record_of_a_case_is_complete(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[5]")
     project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl", "--tlmatrix-seed", "7")
     records = read_records(project.folder / "out.jsonl")
@@ -212,19 +212,19 @@ def test_every_case_is_recorded_with_what_is_needed_to_read_it_alone(project: Pr
     assert wrong.command.endswith("--seed 7")
 
 
-def test_rejects_are_cases(project: Project) -> None:
+def test_invalid_inputs_are_cases(project: Project) -> None:
     project.spec(
         more="""\
-        rejects:
-          - {set: {how: refuse}, raises: ValueError, matching: how must be}
-          - {set: {how: raise}, raises: ValueError, matching: gave up}
-          - {set: {how: slow}, raises: ValueError, matching: slow}
+        invalid_inputs:
+          how must be: {how: refuse}
+          gave up: {how: raise}
+          slow: {how: slow}
         """
     )
     outcome = project.pytest(".", "-q", "-n", "0")
     assert "2 failed, 5 passed" in outcome.out
     assert "raises RuntimeError where ValueError with 'gave up'" in outcome.out
-    assert "accepts input that must be refused" in outcome.out
+    assert "accepts an invalid input" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_known_bugs(project: Project, how: str, mode: str, code: int, words: str
         more=f"""\
         known_bugs:
           - {{when: rows == 5, issue: "#7", expires: 2999-01-01, mode: {mode}}}
-        where: [{{expr: dtype == 'float32', because: one is enough}}]
+        constraints: [{{require: dtype == 'float32', because: one is enough}}]
         """,
     )
     outcome = project.pytest(".", "-q", "-n", "0")
@@ -250,7 +250,7 @@ def test_known_bugs(project: Project, how: str, mode: str, code: int, words: str
     assert words in outcome.out
 
 
-def test_a_case_out_of_time_is_a_timeout_and_the_next_one_runs(project: Project) -> None:
+def test_a_case_over_its_time_limit_is_a_timeout_and_the_next_one_runs(project: Project) -> None:
     project.spec(how="[sleep, right]", rows="[5]")
     outcome = project.pytest(
         ".", "-q", "-n", "0", "--timeout", "0.3", "--tlmatrix-results", "out.jsonl", "-k", "float32"
@@ -262,7 +262,7 @@ def test_a_case_out_of_time_is_a_timeout_and_the_next_one_runs(project: Project)
     }
 
 
-def test_a_case_that_is_still_compiling_when_its_time_is_up_says_so(project: Project) -> None:
+def test_the_timeout_of_a_case_that_compiles_names_the_compiler(project: Project) -> None:
     """A compiler at work, as far as its path says."""
     project.spec(how="[sleep]", rows="[5]")
     entry = project.folder / f"{project.module}.py"
@@ -279,7 +279,7 @@ def test_a_case_that_is_still_compiling_when_its_time_is_up_says_so(project: Pro
     assert "lower.py" in outcome.out
 
 
-def test_resuming_runs_only_what_did_not_pass(project: Project) -> None:
+def test_resuming_runs_only_cases_that_did_not_pass(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[5]")
     project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl")
     outcome = project.pytest(".", "-q", "-n", "0", "--tlmatrix-resume", "out.jsonl")
@@ -357,7 +357,7 @@ def test_cases_that_share_kernels_run_on_one_worker(crashing: _Crashing) -> None
     assert {"gw0", "gw1"} < set.union(*workers.values())
 
 
-def test_ctrl_c_leaves_a_file_that_resume_goes_on_from(project: Project) -> None:
+def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
     project.spec(how="[slow]", rows="[1, 2, 3, 4, 5]")
     process = project.start(
         "tlmatrix", "run", ".", "-n", "0", "--results", "out.jsonl", "--backend", "interpreter"
@@ -386,7 +386,7 @@ def test_ctrl_c_leaves_a_file_that_resume_goes_on_from(project: Project) -> None
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_case_that_ctrl_c_broke_is_not_a_failed_one(project: Project, workers: str) -> None:
+def test_an_interrupted_case_is_not_a_failure(project: Project, workers: str) -> None:
     project.spec(how="[compiling]", rows="[1, 2, 3]")
     process = project.start(
         "tlmatrix", "run", ".", "-n", workers, "--results", "out.jsonl", "--backend", "interpreter"
@@ -412,7 +412,7 @@ def set_for_ctrl_c() -> Iterator[Callable[[Any], Any]]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_waits_until_the_queue_of_the_workers_is_free(
+def test_ctrl_c_is_deferred_between_events_of_workers(
     set_for_ctrl_c: Callable[[Any], Any],
 ) -> None:
     workers = types.SimpleNamespace(queue=Queue())
@@ -429,7 +429,7 @@ def test_ctrl_c_waits_until_the_queue_of_the_workers_is_free(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_stays_ignored_between_events_and_in_cases(
+def test_an_ignored_sigint_stays_ignored(
     project: Project, set_for_ctrl_c: Callable[[Any], Any]
 ) -> None:
     workers = types.SimpleNamespace(queue=Queue())
@@ -444,7 +444,7 @@ def test_ctrl_c_stays_ignored_between_events_and_in_cases(
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_run_that_stops_at_the_first_failure_is_no_interrupted_one(
+def test_a_run_that_stops_at_the_first_failure_is_not_interrupted(
     project: Project, workers: str
 ) -> None:
     project.spec(how="[wrong]", rows="[1, 2, 3, 4, 5, 6]")
@@ -459,7 +459,7 @@ def test_a_run_that_stops_at_the_first_failure_is_no_interrupted_one(
 # A project's own settings ----------------------------------------------------------------------
 
 
-def test_specs_and_tests_of_a_project_are_collected_with_nothing_else_said(
+def test_specs_and_tests_of_a_project_are_collected_without_options(
     project: Project,
 ) -> None:
     (project.folder / "pyproject.toml").write_text(
@@ -482,7 +482,7 @@ def test_specs_and_tests_of_a_project_are_collected_with_nothing_else_said(
     assert len(judged) == 7
 
 
-def test_here_pytest_alone_judges_what_make_run_does() -> None:
+def test_pytest_and_make_run_collect_the_same_specs() -> None:
     root = Path(__file__).parents[1]
     plain = _collected(root, "-n", "auto")
     code = """

@@ -1,4 +1,4 @@
-"""The wheel, installed in an environment of its own, in a project of an outsider."""
+"""The wheel, installed in a separate environment for another project."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**clean, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
-def test_an_outsiders_project_has_the_whole_loop(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_wheel_works_in_another_project(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(_INI)
     where = _done("python", "-c", "import tlmatrix as t; print(t.__file__)", folder=tmp_path,
                   env=environment)  # fmt: skip

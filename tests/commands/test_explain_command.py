@@ -1,4 +1,4 @@
-"""`tlmatrix explain` names the line, the turn and the inputs of a planted fault."""
+"""`tlmatrix explain` reports the line, the iteration and the inputs of an inserted fault."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ problem:
   outputs: {out: {dtype: float32}}
   reference: causal_reference:causal
 factory: planted_kernels:attention
-compile: {length: length, fault: fault}
+factory_args: {length: length, fault: fault}
 call: [q, k, v]
 returns: [out]
 axes:
@@ -70,7 +70,7 @@ def row(text, start):
     return re.split(r"\s{2,}", found.strip())
 
 
-def test_a_right_element_depends_on_the_same_inputs_as_the_reference(explain, project):
+def test_a_correct_element_depends_on_the_same_inputs_as_the_reference(explain, project):
     text = explain("none", "--index", "55,3")
     assert "out[55, 3]: length 55, dim1 3" in text
     assert "block     bx 3, of a grid of bx 4" in text
@@ -82,14 +82,14 @@ def test_a_right_element_depends_on_the_same_inputs_as_the_reference(explain, pr
     assert row(text, "v: ")[1:4] == ["not read", "0", "0"]
 
 
-def test_a_mask_that_lets_one_key_too_many_through_is_named_by_that_key(explain):
+def test_the_key_of_a_mask_that_is_off_by_one_is_reported(explain):
     text = explain("mask", "--index", "21,3")
     assert "as far from it" in text
     assert "not precision" in text
     assert row(text, "v[22, 3]")[-1] == "<- only the kernel"
 
 
-def test_a_wrong_scale_in_one_turn_is_named_by_the_turn(explain, project):
+def test_the_iteration_with_a_wrong_scale_is_reported(explain, project):
     text = explain("scale", "--index", "55,3")
     assert "not precision" in text
     step = text[text.index("  step 2\n") :]
@@ -102,14 +102,14 @@ def test_a_wrong_scale_in_one_turn_is_named_by_the_turn(explain, project):
     assert max(range(4), key=lambda turn: abs(ratios[turn] / usual - 1)) == 2
 
 
-def test_precision_lost_in_a_tile_is_named_and_told_from_mathematics(explain, project):
+def test_lost_precision_is_distinguished_from_a_wrong_formula(explain, project):
     text = explain("weights", "--index", "55,3")
     assert "the error is precision" in text
     lost = text[text.index("precision is lost, in order") :].splitlines()[1]
     assert lost.strip().startswith(f"{line_of(project, 'p[i, j] = T.exp2')}  p rounded in step 0")
 
 
-def test_a_last_turn_that_is_left_out_is_named_by_the_keys_it_would_read(explain):
+def test_the_keys_of_a_missing_last_iteration_are_reported(explain):
     text = explain("last", "--index", "55,3")
     assert "step = 0 to 2, 3 turns" in text
     assert row(text, "v: ")[-1] == "<- only the reference"
@@ -127,7 +127,7 @@ def test_the_worst_element_of_a_finding_is_the_default(explain):
     assert "change of the element" not in text
 
 
-def test_without_a_finding_the_first_element_is(explain):
+def test_without_a_finding_the_first_element_is_the_default(explain):
     assert "\nout[0, 0]: length 0, dim1 0\n" in explain("none", "--no-inputs")
 
 
@@ -147,20 +147,22 @@ def test_a_picture_is_written(explain, project):
         (["--block", "0", "--index", "55,3"], r"block \(0,\) did not write Out"),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_is(project, monkeypatch, capsys, options, words):
+def test_an_unknown_name_is_an_error_with_the_known_names(
+    project, monkeypatch, capsys, options, words
+):
     monkeypatch.chdir(project)
     assert main(["explain", "causal.yaml::fault=none-length=64", *options]) == 2
     assert re.search(words, capsys.readouterr().err)
 
 
-def test_a_parameter_of_a_kernel_is_followed_by_its_name(explain):
+def test_a_parameter_of_a_kernel_is_explained_by_name(explain):
     text = explain("none", "--buffer", "Out", "--index", "40,1")
     assert "Out[40, 1] of kernel causal, launch 1" in text
     assert "expected" not in text
     assert "change of the element" not in text
 
 
-def test_repro_of_a_failing_case_leads_to_explain(project, monkeypatch, capsys):
+def test_repro_of_a_failing_case_prints_the_explain_command(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     assert main(["repro", "causal.yaml::fault=last-length=64"]) == 1
     assert "  explain   tlmatrix explain 'causal.yaml::fault=last-length=64'" in (

@@ -1,4 +1,4 @@
-"""`tlmatrix explain` of a case of several ranks: whose the element is, and that rank's kernels."""
+"""`tlmatrix explain` of cases on several ranks."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def explain(capsys):
     return run
 
 
-def test_a_kernel_that_waited_for_flags_is_followed_on_the_rank_that_has_the_element(explain):
+def test_the_kernel_of_the_rank_with_the_element_is_explained(explain):
     text = explain("all_gather_gemm", GATHER, "--index", "10,40")
     assert "\nc[10, 40]: m 10, m tile 0, rank 1, n 40" in text
     assert "  of        rank 1 of 2, as c[10, 8] of [70, 32]\n" in text
@@ -34,7 +34,7 @@ def test_a_kernel_that_waited_for_flags_is_followed_on_the_rank_that_has_the_ele
     assert float(got) == pytest.approx(float(expected), rel=1e-2)
 
 
-def test_what_the_rank_read_of_its_shard_is_told_in_places_of_the_whole(explain):
+def test_reads_of_a_shard_have_indices_of_the_whole_tensor(explain):
     text = explain("all_gather_gemm", GATHER, "--index", "10,40")
     table = text.rpartition("change of the element")[2]
     (read,) = (line for line in table.splitlines() if line.strip().startswith("b[0:40, 40] "))
@@ -44,7 +44,7 @@ def test_what_the_rank_read_of_its_shard_is_told_in_places_of_the_whole(explain)
     assert "<-" not in table
 
 
-def test_kernels_in_a_row_on_one_rank_name_the_one_before(explain):
+def test_the_kernel_that_computed_an_input_is_named(explain):
     text = explain("gemm_reduce_scatter", SCATTER, "--index", "50,40", "--no-inputs")
     assert "rank 1 of 2, as c[15, 40] of [35, 64]" in text
     assert re.search(r"out\[15, 40\] of kernel ring_reduction, launch \d on rank 1", text)
@@ -52,7 +52,7 @@ def test_kernels_in_a_row_on_one_rank_name_the_one_before(explain):
     assert "not precision" not in text, "the product was rounded by the kernel before"
 
 
-def test_what_was_copied_may_have_been_rounded_by_the_kernel_before(explain):
+def test_copied_inputs_may_have_been_rounded_by_an_earlier_kernel(explain):
     text = explain(
         "gemm_reduce_scatter",
         '{"world": 2, "dtype": "bfloat16", "overlap": false, "m": 1, "n": 1, "k": 6, '
@@ -65,7 +65,7 @@ def test_what_was_copied_may_have_been_rounded_by_the_kernel_before(explain):
     assert text.endswith(": the kernel's inputs may have been rounded before\n")
 
 
-def test_a_parameter_is_followed_on_the_rank_that_is_asked_for(explain):
+def test_a_parameter_is_explained_on_the_selected_rank(explain):
     of = [
         explain("all_gather_gemm", GATHER, "--buffer", "C", "--index", "3,5", "--rank", rank)
         for rank in ("0", "1")
@@ -83,7 +83,7 @@ def test_a_parameter_is_followed_on_the_rank_that_is_asked_for(explain):
         ("rms_norm", '{"rows": 16, "cols": 64}', ["--rank", "1"], "rms_norm has no axis world"),
     ],
 )
-def test_a_rank_without_the_element_is_refused_with_the_one_that_has_it(
+def test_a_rank_without_the_element_is_an_error_with_its_rank(
     explain, spec, values, options, words
 ):
     assert words in explain(spec, values, "--index", "10,40", *options, code=2)

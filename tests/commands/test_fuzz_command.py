@@ -1,4 +1,4 @@
-"""`tlmatrix fuzz`: faults, processes that die or hang, records, exit codes, saving."""
+"""`tlmatrix fuzz`: faults, crashed and hanging processes, records, exit codes, saving."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def _records(project: Project):
     return read_records(path)
 
 
-def test_a_clean_search_ends_with_0_and_every_example_on_record_once(project: Project) -> None:
+def test_a_search_without_failures_exits_with_0_and_records_every_example(project: Project) -> None:
     project.spec(more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "30")
     assert outcome.code == 0, outcome.out
@@ -37,7 +37,7 @@ def test_a_clean_search_ends_with_0_and_every_example_on_record_once(project: Pr
     assert path.read_text().count('"record":"case"') == 30
 
 
-def test_a_fault_is_told_once_shrunk_and_saved_for_every_tier(project: Project) -> None:
+def test_a_fault_is_reported_once_shrunk_and_saved(project: Project) -> None:
     path = project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--save")
     assert outcome.code == 1, outcome.out
@@ -51,7 +51,7 @@ def test_a_fault_is_told_once_shrunk_and_saved_for_every_tier(project: Project) 
     assert "FAILED" in replayed.out
 
 
-def test_a_case_that_ends_its_process_is_a_fault_and_the_search_goes_on(project: Project) -> None:
+def test_the_search_continues_after_a_case_that_ends_its_process(project: Project) -> None:
     project.spec(how="[right, exit_late]", rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "14")
     assert outcome.code == 1, outcome.out
@@ -74,7 +74,7 @@ def test_a_case_that_hangs_is_ended_by_the_timeout(project: Project) -> None:
     assert "the case exceeded its time limit" in outcome.out
 
 
-def test_ctrl_c_loses_nothing_and_says_what_was_found(project: Project) -> None:
+def test_ctrl_c_keeps_the_records_and_reports_the_faults(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     words = ("tlmatrix", "fuzz", "scale.yaml", "-n", "1", "--minutes", "5")
     process = project.start(*words)
@@ -105,7 +105,7 @@ def test_minutes_end_a_search(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         (("--examples", "3", "--minutes", "1"), "give one of them"),
         (("-n", "0"), "at least 1"),
@@ -114,9 +114,9 @@ def test_minutes_end_a_search(project: Project) -> None:
         (("--tier", "fool"), "fool"),
     ],
 )
-def test_wrong_arguments_are_told_before_anything_runs(project: Project, words, told) -> None:
+def test_invalid_arguments_are_reported_before_anything_runs(project: Project, words, text) -> None:
     project.spec(more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", *words)
     assert outcome.code == 2
-    assert told in outcome.out
+    assert text in outcome.out
     assert not list(project.folder.rglob("*.jsonl"))

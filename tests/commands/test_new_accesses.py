@@ -1,4 +1,4 @@
-"""What the IR of a kernel says of its parameters."""
+"""`tlmatrix new`: accesses of parameters in the IR of kernels."""
 
 import inspect
 
@@ -16,7 +16,7 @@ def _observed(name):
     return trace(factory, f"traced_strangers:{name}", parameters)
 
 
-def test_offsets_are_read_at_consecutive_places_and_start_rows():
+def test_offsets_are_read_at_consecutive_indices_and_start_rows():
     used = _observed("packed_scale").accesses
     assert used.consecutive == {"Ends"}
     assert Selection("Ends", "X", 0, "start") in used.selections
@@ -26,7 +26,7 @@ def test_offsets_are_read_at_consecutive_places_and_start_rows():
     assert used.tile("X", 0) == 32
 
 
-def test_positions_in_a_sequence_are_no_rows_of_the_packed_tensor():
+def test_positions_in_a_sequence_are_not_rows_of_the_packed_tensor():
     interface = _observed("packed_scale")
     of_cos = [each for each in interface.accesses.selections if each.tensor == "Cos"]
     assert of_cos == [Selection("Ends", "Cos", 0, "within")]
@@ -40,7 +40,7 @@ def test_positions_in_a_sequence_are_no_rows_of_the_packed_tensor():
     assert [packing.tile for packing in recognition.packings] == [32]
 
 
-def test_values_are_followed_through_variables_to_what_they_index():
+def test_values_are_followed_through_variables_to_indices():
     used = _observed("paged_gather").accesses
     assert Selection("Table", "Pool", 0, "index") in used.selections
     assert Selection("Word", "Embed", 0, "index") in used.selections
@@ -49,7 +49,7 @@ def test_values_are_followed_through_variables_to_what_they_index():
     assert used.consecutive == set()
 
 
-def test_a_value_that_a_column_is_compared_with_is_an_index_of_columns():
+def test_a_value_compared_with_a_column_is_an_index_of_columns():
     interface = _observed("paged_gather")
     assert Selection("Target", "Y", 1, "index") in interface.accesses.selections
     roles = recognize(interface).roles

@@ -1,4 +1,4 @@
-"""`tlmatrix new`: what it writes for operators and factories, and what comes of running that."""
+"""`tlmatrix new`: specs of operators and factories, and their first run."""
 
 from __future__ import annotations
 
@@ -120,14 +120,16 @@ def test_new_writes_a_spec_of_the_parameters_that_tracing_finds(project: Project
     }
     assert [item.dtype for item in inputs.values()] == ["$in_dtype", "int32"]
     assert {name: item.dtype for name, item in outputs.items()} == {"out": "$in_dtype"}
-    assert spec.compile == {name: name for name in ("batch", "heads", "dim", "in_dtype", "fast")}
+    assert spec.factory_args == {
+        name: name for name in ("batch", "heads", "dim", "in_dtype", "fast")
+    }
     assert spec.call == ("x", "s", "ends", "out")
     assert spec.returns == ("out",)
-    assert set(spec.axes) == {*spec.compile, "total", "s", "values"}
+    assert set(spec.axes) == {*spec.factory_args, "total", "s", "values"}
     assert "def reference(x, ends):" in (project.folder / "scaled.yaml").read_text()
 
 
-def test_dimensions_that_count_tiles_are_written_so_that_yaml_reads_them(project: Project) -> None:
+def test_expressions_of_dimensions_are_quoted_for_yaml(project: Project) -> None:
     (project.folder / f"{project.module}.py").write_text(_FACTORIES)
     project.tlmatrix("new", f"{project.module}:per_tile", "-o", "tiles.yaml")
     outcome = project.tlmatrix("check", "tiles.yaml")
@@ -136,12 +138,12 @@ def test_dimensions_that_count_tiles_are_written_so_that_yaml_reads_them(project
     assert [str(size) for size in sizes] == ["M", "ceildiv(N, 128)"]
 
 
-def test_a_spec_that_new_wrote_runs_once_there_is_a_reference(project: Project) -> None:
+def test_a_new_spec_runs_after_a_reference_is_added(project: Project) -> None:
     (project.folder / f"{project.module}.py").write_text(_FACTORIES)
     project.tlmatrix("new", f"{project.module}:softmax", "-o", "softmax.yaml")
     spec = load_spec(project.folder / "softmax.yaml")
     assert spec.axes["N"] == (1, 7, 8, 9, 17)
-    assert spec.compile == {
+    assert spec.factory_args == {
         "M": "M", "N": "N", "block_M": 8, "threads": 128, "dtype": "dtype"
     }  # fmt: skip
     assert spec.call == ("X",)
@@ -168,11 +170,11 @@ def test_new_says_why_a_factory_could_not_be_traced(project: Project) -> None:
     assert project.tlmatrix("check", "odd.yaml").code == ExitCode.OK
     text = (project.folder / "odd.yaml").read_text()
     assert "# TypeError: cannot unpack" in text
-    compiled = load_spec(project.folder / "odd.yaml").compile
+    compiled = load_spec(project.folder / "odd.yaml").factory_args
     assert compiled == {"shape": "rows", "dtype": "dtype", "block_M": 64}
 
 
-def test_new_takes_no_name_that_is_not_there(project: Project) -> None:
+def test_new_rejects_an_unknown_name(project: Project) -> None:
     outcome = project.tlmatrix("new", "tlmatrix_kernels.norm.kernel:no_such_factory")
     assert outcome.code == ExitCode.USAGE
     assert "no_such_factory" in outcome.out
@@ -224,7 +226,7 @@ def _operators(project: Project) -> str:
     return project.module
 
 
-def test_new_describes_an_operator_by_one_call_and_runs_the_spec(project: Project) -> None:
+def test_new_writes_the_spec_of_an_operator_from_one_call_and_runs_it(project: Project) -> None:
     module = _operators(project)
     call = "scale(torch.randn(5, 8), torch.randn(8))"
     outcome = project.tlmatrix("new", f"{module}:scale", "--call", call, "-o", "scale.yaml")
@@ -243,7 +245,7 @@ def test_new_describes_an_operator_by_one_call_and_runs_the_spec(project: Projec
     assert project.tlmatrix("run", "scale.yaml", "-n", "0").code == ExitCode.OK
 
 
-def test_sizes_that_the_operator_refuses_are_left_out(project: Project) -> None:
+def test_sizes_that_the_operator_rejects_are_left_out(project: Project) -> None:
     module = _operators(project)
     call = "scale(torch.randn(3, 6 + 2), torch.randn(8))"
     path = project.folder / "scale.yaml"
@@ -257,7 +259,7 @@ def test_sizes_that_the_operator_refuses_are_left_out(project: Project) -> None:
     assert load_spec(path).axes["cols"] == (12,)
 
 
-def test_a_script_that_calls_it_once_is_an_example_too(project: Project) -> None:
+def test_a_script_that_calls_the_operator_is_an_example(project: Project) -> None:
     module = _operators(project)
     (project.folder / "example.py").write_text(
         f"import torch\nfrom {module} import pick\n"
@@ -273,7 +275,7 @@ def test_a_script_that_calls_it_once_is_an_example_too(project: Project) -> None
     assert "set its range with between:" in (project.folder / "p.yaml").read_text()
 
 
-def test_an_example_that_fails_says_why(project: Project) -> None:
+def test_a_failing_example_is_an_error_with_the_reason(project: Project) -> None:
     module = _operators(project)
     for options, words in (
         (["--call", "scale(1)"], "missing a required argument: 'weight'"),
@@ -285,7 +287,7 @@ def test_an_example_that_fails_says_why(project: Project) -> None:
         assert words in outcome.out
 
 
-def test_a_tensor_that_the_reference_takes_and_the_call_writes_is_both(project: Project) -> None:
+def test_a_written_tensor_that_the_reference_takes_is_input_and_output(project: Project) -> None:
     module = _operators(project)
     path = project.folder / f"{module}.py"
     path.write_text(path.read_text() + "\ndef fill_torch(x, value):\n    return x * 0 + value\n")

@@ -1,4 +1,4 @@
-"""What the tensors and numbers of a call mean, from their values, shapes and names."""
+"""`tlmatrix new`: recognition of tensors and numbers by values, shapes and names."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def _vector(name, shape, values):
     return Tensor(name, "int32", (shape,), sizes=(len(values),), values=tuple(values))
 
 
-def test_a_vector_from_0_that_ends_at_a_dimension_holds_offsets():
+def test_a_vector_from_0_that_ends_at_a_dimension_is_offsets():
     found = recognize(
         _call(
             _rows("x", "total", 24),
@@ -47,13 +47,13 @@ def test_a_vector_from_0_that_ends_at_a_dimension_holds_offsets():
 
 
 @pytest.mark.parametrize("values", [[0, 5, 4, 24], [1, 5, 24], [0, 5, 25], [0]])
-def test_a_vector_that_falls_or_ends_elsewhere_holds_none(values):
+def test_a_vector_that_decreases_or_ends_elsewhere_is_not_offsets(values):
     found = recognize(_call(_rows("x", "total", 24), _vector("cu", "n", values)))
     assert found.packings == ()
     assert found.roles == {}
 
 
-def test_two_vectors_of_as_many_offsets_are_two_sides_of_one_axis():
+def test_two_offset_vectors_of_one_length_are_two_sides_of_an_axis():
     found = recognize(
         _call(
             _rows("q", "nq", 24),
@@ -68,7 +68,7 @@ def test_two_vectors_of_as_many_offsets_are_two_sides_of_one_axis():
     assert found.dims["nk"] == "sum(seqlens.k)"
 
 
-def test_lengths_ids_and_positions_are_known_by_their_values():
+def test_lengths_ids_and_positions_are_recognized_by_their_values():
     found = recognize(
         _call(
             _rows("x", "total", 5),
@@ -108,7 +108,7 @@ def test_a_table_of_pages_belongs_to_the_longer_side():
     assert found.dims["pages"] == "pages(seqlens.k, page)"
 
 
-def test_indices_stay_in_the_dimension_that_they_choose_from():
+def test_indices_are_limited_to_their_dimension():
     target = Tensor("target", "int64", ("rows",), sizes=(3,), values=(-100, 0, 7))
     logits = Tensor("logits", "float32", ("rows", "vocab"), sizes=(3, 8))
     chosen = [Selection("target", "logits", 1, "index")]
@@ -116,7 +116,7 @@ def test_indices_stay_in_the_dimension_that_they_choose_from():
     assert found.roles == {"target": Role("between", ("-1", "vocab - 1"))}
 
 
-def test_an_expression_takes_the_place_of_a_symbol():
+def test_an_expression_replaces_a_symbol():
     dims = {"total": "sum(seqlens)", "bounds": "len(seqlens) + 1"}
     assert substitute("total", dims) == "sum(seqlens)"
     assert substitute("2 * total", dims) == "2 * sum(seqlens)"

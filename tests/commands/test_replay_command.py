@@ -1,4 +1,4 @@
-"""Regressions are run first, and `replay` says how each stands and retires the fixed."""
+"""Regressions run first; `tlmatrix replay` reports and retires them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_specs_without_regressions_need_no_run(project: Project) -> None:
     assert (outcome.code, outcome.out) == (ExitCode.OK, "no regressions\n")
 
 
-def test_a_fixed_one_is_retired_with_a_reason(project: Project, spec: str) -> None:
+def test_a_fixed_regression_is_retired_with_a_reason(project: Project, spec: str) -> None:
     case = _id(project, 0)
     outcome = project.tlmatrix(
         "replay", ".", "--retire", case, "--because", "the tile is gone", "-n", "0"
@@ -87,7 +87,7 @@ def test_a_fixed_one_is_retired_with_a_reason(project: Project, spec: str) -> No
     assert case not in project.tlmatrix("replay", ".", "-n", "0").out
 
 
-def test_one_that_fails_is_retired_only_if_told(project: Project, spec: str) -> None:
+def test_a_failing_regression_is_retired_only_with_unfixed(project: Project, spec: str) -> None:
     node = f"scale.yaml::{_id(project, 1)}"
     words = ("replay", "--retire", node, "--because", "nobody uses it", "-n", "0")
     outcome = project.tlmatrix(*words)
@@ -102,18 +102,18 @@ def test_one_that_fails_is_retired_only_if_told(project: Project, spec: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         (["--retire", "rows=1"], "--retire ID needs --because"),
         (["--unfixed"], "--unfixed needs --retire"),
         (["--retire", "rows=9", "--because", "x"], "scale.yaml:17:3: no regression has the id"),
     ],
 )
-def test_what_cannot_be_retired(project: Project, words: list[str], told: str) -> None:
+def test_retire_rejects_invalid_arguments(project: Project, words: list[str], text: str) -> None:
     project.spec(more=_MORE)
     outcome = project.tlmatrix("replay", ".", *words)
     assert outcome.code == ExitCode.USAGE
-    assert told in outcome.out, outcome.out
+    assert text in outcome.out, outcome.out
 
 
 @pytest.mark.parametrize("workers", [0, 2])

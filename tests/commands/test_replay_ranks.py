@@ -1,4 +1,4 @@
-"""A fault that only several ranks have is found, saved with its `world`, and replayed."""
+"""A fault on several ranks is found, saved with its `world`, and replayed."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(
     )
 
 
-def test_the_first_failure_stops_a_run_whose_process_it_ends(project: Project) -> None:
+def test_exitfirst_stops_after_a_case_that_ends_its_process(project: Project) -> None:
     project.spec(how="[exit]", rows="[5]")
     code, out = _run(project, ".", "-x", "--results", "out.jsonl")
     assert code == ExitCode.FINDINGS, out
@@ -82,7 +82,7 @@ def test_the_first_failure_stops_a_run_whose_process_it_ends(project: Project) -
     assert "tlmatrix run --resume out.jsonl" in out
 
 
-def test_ctrl_c_in_a_small_run_keeps_what_is_done(project: Project) -> None:
+def test_ctrl_c_in_a_small_run_keeps_the_results(project: Project) -> None:
     project.spec(how="[slow]", rows="[1, 2, 3, 4, 5]")
     process = project.start(
         "tlmatrix", "run", ".", "--results", "out.jsonl", "--backend", "interpreter"
@@ -103,7 +103,7 @@ def test_ctrl_c_in_a_small_run_keeps_what_is_done(project: Project) -> None:
     }
 
 
-def test_workers_start_where_they_save_more_time_than_they_need(
+def test_workers_are_used_if_they_save_time(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(4)))
@@ -124,7 +124,7 @@ def test_workers_start_where_they_save_more_time_than_they_need(
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
-def test_what_cases_took_last_decides_about_workers(project: Project) -> None:
+def test_recorded_durations_determine_the_number_of_workers(project: Project) -> None:
     project.spec(how="[slow]", rows="[1, 2, 3, 4]")
     workers = []
     for _ in range(2):
@@ -137,10 +137,10 @@ def test_what_cases_took_last_decides_about_workers(project: Project) -> None:
     assert {"gw0", "gw1"} <= workers[1]
 
 
-# What ran before ------------------------------------------------------------------------------
+# Earlier runs ---------------------------------------------------------------------------------
 
 
-def test_lf_runs_what_failed_last_until_nothing_does(project: Project) -> None:
+def test_lf_runs_the_failed_cases_until_none_fails(project: Project) -> None:
     path = project.spec(how="[right, wrong]", rows="[5]")
     nothing = project.tlmatrix("run", "--lf", str(path), "-n", "0", "-k", "how=right")
     assert "--lf: there is no earlier run; running every case" in nothing.out
@@ -196,7 +196,7 @@ def test_resume_without_a_run_names_the_folder(project: Project) -> None:
     assert "no results in" in outcome.out
 
 
-# What is asked for ----------------------------------------------------------------------------
+# Arguments -----------------------------------------------------------------------------------
 
 
 def test_cases_are_selected_by_node_id(project: Project) -> None:
@@ -228,13 +228,11 @@ def test_an_invalid_k_is_one_line(project: Project, workers: str, select: str) -
     assert not list(project.folder.rglob("*.jsonl"))
 
 
-def test_k_reject_selects_the_rejects(project: Project) -> None:
-    project.spec(
-        rows="[5]", more="rejects: [{set: {how: refuse}, raises: ValueError, matching: right}]"
-    )
+def test_k_invalid_selects_invalid_inputs(project: Project) -> None:
+    project.spec(rows="[5]", more="invalid_inputs: {right: {how: refuse}}")
     for outcome in (
-        project.tlmatrix("run", ".", "-n", "0", "-k", "reject"),
-        project.pytest(".", "-n", "0", "-k", "reject"),
+        project.tlmatrix("run", ".", "-n", "0", "-k", "invalid"),
+        project.pytest(".", "-n", "0", "-k", "invalid"),
     ):
         assert outcome.code == 0, outcome.out
         assert "1 passed" in outcome.out

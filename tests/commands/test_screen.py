@@ -1,4 +1,4 @@
-"""What commands print is as wide as the terminal, and does not change with it in a pipe."""
+"""The width of output, on a terminal and in a pipe."""
 
 import io
 import os
@@ -9,13 +9,13 @@ from tlmatrix.commands.screen import print_wrapped, screen_width
 from tlmatrix.exit_codes import ExitCode
 
 
-def test_a_terminal_tells_its_width(monkeypatch):
+def test_the_width_of_a_terminal_is_used(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((57, 24)))
     assert screen_width(100) == 57
 
 
-def test_a_pipe_has_the_width_that_the_command_names(monkeypatch):
+def test_a_pipe_has_the_given_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "57")
     assert screen_width(100) == 100
 
@@ -25,7 +25,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_lines_are_folded_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
+def test_lines_are_wrapped_only_on_a_terminal(monkeypatch):
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((24, 24)))
     line = "    where rows != 7: removes 1, a-word-longer-than-a-line-stays-whole"
     terminal, pipe = _Terminal(), io.StringIO()
@@ -56,7 +56,7 @@ def test_errors_of_a_spec_fit_the_terminal(monkeypatch, tmp_path):
     assert all(line.startswith("    ") for line in lines[1:])
 
 
-def test_every_command_of_the_parser_is_there():
+def test_every_command_of_the_parser_exists():
     (commands,) = (each for each in command_line()._actions if each.choices)
     assert len(commands.choices) == 12
     for name, parser in commands.choices.items():

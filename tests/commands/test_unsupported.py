@@ -1,4 +1,4 @@
-"""Kernels that the interpreter does not model: no run that leaves them out looks like a success."""
+"""Kernels that the interpreter does not support: skipped, counted, or errors."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def _statuses(project: Project) -> set[Status]:
     return {result.status for result in read_records(path).results}
 
 
-def test_some_that_are_left_out_are_counted_in_the_last_line(project: Project) -> None:
+def test_skipped_cases_are_counted_in_the_last_line(project: Project) -> None:
     project.spec(how="[right, unknown]", rows="[1]")
     outcome = project.tlmatrix("run", "scale.yaml", "-n", "0")
     assert outcome.code == 0, outcome.out
@@ -34,21 +34,21 @@ def test_some_that_are_left_out_are_counted_in_the_last_line(project: Project) -
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_run_that_judges_nothing_is_no_success(project: Project, workers: str) -> None:
+def test_a_run_of_unsupported_cases_alone_fails(project: Project, workers: str) -> None:
     project.spec(how="[unknown]", rows="[1]")
     outcome = project.tlmatrix("run", "scale.yaml", "-n", workers)
     assert outcome.code == 1, outcome.out
     assert "2 skipped; nothing was judged" in _said(outcome)
 
 
-def test_under_pytest_too(project: Project) -> None:
+def test_pytest_fails_if_all_cases_are_unsupported(project: Project) -> None:
     project.spec(how="[unknown]", rows="[1]")
     outcome = project.pytest("scale.yaml")
     assert outcome.code == 1, outcome.out
     assert "tlmatrix: nothing was judged" in _said(outcome)
 
 
-def test_among_other_tests_pytest_says_so_and_goes_on(project: Project) -> None:
+def test_pytest_succeeds_with_other_tests_and_reports_unsupported_cases(project: Project) -> None:
     project.spec(how="[unknown]", rows="[1]")
     (project.folder / "test_own.py").write_text("def test_own():\n    pass\n")
     outcome = project.pytest("scale.yaml", "test_own.py")
@@ -56,7 +56,7 @@ def test_among_other_tests_pytest_says_so_and_goes_on(project: Project) -> None:
     assert "tlmatrix: nothing was judged" in _said(outcome)
 
 
-def test_asked_to_fail_each_is_an_error_with_its_command(project: Project) -> None:
+def test_with_fail_every_case_is_an_error_with_its_command(project: Project) -> None:
     project.spec(how="[right, unknown]", rows="[1]")
     outcome = project.tlmatrix("run", "scale.yaml", "-n", "0", "--unsupported", "fail")
     assert outcome.code == 1, outcome.out
@@ -65,7 +65,7 @@ def test_asked_to_fail_each_is_an_error_with_its_command(project: Project) -> No
     assert _statuses(project) == {Status.PASSED, Status.ERROR}
 
 
-def test_a_project_may_ask_for_it(project: Project) -> None:
+def test_the_configuration_can_set_fail(project: Project) -> None:
     (project.folder / "pyproject.toml").write_text('[tool.tlmatrix]\nunsupported = "fail"\n')
     project.spec(how="[right, unknown]", rows="[1]")
     assert project.tlmatrix("run", "scale.yaml", "-n", "0").code == 1
@@ -81,7 +81,7 @@ def test_a_project_may_ask_for_it(project: Project) -> None:
         ("[right, unknown]", ("--unsupported", "fail"), 1, "unsupported: not judged"),
     ],
 )
-def test_a_search_says_the_same(project: Project, how, more, code, words) -> None:
+def test_fuzzing_reports_unsupported_cases(project: Project, how, more, code, words) -> None:
     project.spec(how=how, rows="[1]", more=_FUZZ)
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", *more)
     assert outcome.code == code, outcome.out

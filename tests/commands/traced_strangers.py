@@ -1,4 +1,4 @@
-"""Kernels whose parameters `tlmatrix new` has to understand from their IR."""
+"""Kernels for the tests of `tlmatrix new`."""
 
 import tilelang
 import tilelang.language as T

@@ -1,4 +1,4 @@
-"""What a report says of coverage: short, no wider than the terminal, and every gap named."""
+"""Reports of kernel coverage: summary, table, gaps, annotated source."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _GAPS = Coverage(
 _FULL = Coverage({(_FILE, 4): 3}, dict([_mask("", 1, 0, 2)]), {})
 
 
-def test_the_summary_counts_what_never_happened() -> None:
+def test_the_summary_counts_gaps() -> None:
     assert summary(_GAPS) == (
         "3 of 5 lines; 2 guards one way; never with trips 0: 1 loop, 1: 1 loop"
     )
     assert summary(_FULL) == "1 of 1 line"
 
 
-def test_a_mask_that_was_full_and_empty_but_never_partly_is_told_apart() -> None:
+def test_a_mask_that_was_never_partial_is_a_gap_of_its_own() -> None:
     coverage = Coverage({(_FILE, 6): 2}, dict([_mask("", 1, 1, 0)]), {})
     assert summary(coverage) == "1 of 1 line; 1 mask never partly"
 
@@ -62,7 +62,7 @@ def test_gaps_are_named_by_line_with_the_comparison_that_never_decides() -> None
     ]
 
 
-def test_a_constant_loop_and_a_guard_never_come_to_are_no_gaps() -> None:
+def test_a_constant_loop_and_an_unreached_guard_are_not_gaps() -> None:
     coverage = Coverage(
         {(_FILE, 4): 1},
         {GuardSite(_FILE, 4, "if", 1, ""): Guard()},
@@ -71,20 +71,20 @@ def test_a_constant_loop_and_a_guard_never_come_to_are_no_gaps() -> None:
     assert not coverage.gaps()
 
 
-def test_the_table_has_a_line_a_file_and_one_for_all() -> None:
+def test_the_table_has_a_line_per_file_and_a_total() -> None:
     lines = list(table_lines(_GAPS, 100))
     assert [line.split()[0] for line in lines] == ["kernel", _FILE, "all"]
     assert lines[1].split()[1:] == ["5", "3", "4", "2", "1", "1", "1"]
 
 
-def test_nothing_is_wider_than_it_may_be() -> None:
+def test_lines_have_at_most_the_given_width() -> None:
     for width in (80, 90):
         lines = [*table_lines(_GAPS, width), *gap_lines(_GAPS, width)]
         lines += annotated_lines(_GAPS, _FILE, _SOURCE, width)
         assert max(map(len, lines)) <= width
 
 
-def test_the_summary_keeps_its_command_whole() -> None:
+def test_the_command_of_the_summary_is_not_wrapped() -> None:
     command = "tlmatrix coverage results/run-20260101-000000-1.jsonl"
     narrow = list(coverage_lines(_GAPS, command, "summary", 80))
     assert narrow[1:] == [f"  {command}"]

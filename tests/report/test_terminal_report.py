@@ -1,4 +1,4 @@
-"""The last line of a run says what became of all its cases, those too that did not run."""
+"""The last line of a run counts all cases, also those that did not run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from tlmatrix.run.events import CaseFinished, RunFinished, RunStarted
         (2, False, "2 passed; 1 not run"),
     ],
 )
-def test_cases_that_did_not_run_are_counted_whoever_stopped_them(
-    run: int, interrupted: bool, words: str
-) -> None:
+def test_cases_that_did_not_run_are_counted(run: int, interrupted: bool, words: str) -> None:
     text = io.StringIO()
     report = TerminalReport(Console(file=text, width=100))
     report.handle(RunStarted({"x.yaml": 3}, None))

@@ -92,9 +92,9 @@ def _rejection(result: CaseResult) -> str:
 
 def _summary(results: Sequence[CaseResult], path: Path) -> Iterator[str]:
     counts = Counter(str(result.status) for result in results)
-    told = ", ".join(f"{count} {status}" for status, count in counts.items())
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items())
     failed = [result for result in results if result.failed]
-    yield f"{len(results)} cases of its quick tier: {told}"
+    yield f"{len(results)} cases of its quick tier: {counted}"
     if failed:
         first = next(iter(failed[0].findings), None)
         words = f"{first.check}: {first.title}" if first is not None else failed[0].message
