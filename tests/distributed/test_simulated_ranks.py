@@ -109,7 +109,7 @@ def test_replicated_results_must_be_equal_on_all_ranks(runner):
     assert first.check == "ranks"
     assert first.title.startswith("rank 1 of 3: y: 1 of 1600 elements differ")
     assert "against that of rank 0" in first.title
-    assert "largest distance from the reference: rank 0 0, rank 1 1, rank 2 0" in first.detail
+    assert "largest error against the reference: rank 0 0, rank 1 1, rank 2 0" in first.detail
 
 
 def test_repeated_calls_on_one_context_detect_leaked_state(runner):
