@@ -64,7 +64,7 @@ def test_the_examples_of_the_keys_of_a_spec_load() -> None:
     for example in examples:
         key = example.split(":")[0]
         rest = {name: line for name, line in base.items() if name != key}
-        if key in ("factory", "compile", "call"):
+        if key in ("factory", "factory_args", "call"):
             del rest["entry"]
             rest |= {"factory": "factory: a:b\n", "call": "call: [q]\n"}
             rest.pop(key, None)

@@ -32,7 +32,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("A buffer", models.OutputBuffer),
     ("An argument in place", models.Inout),
     ("Shards", models.Shard),
-    ("A rule", models.Rule),
+    ("A constraint", models.ConstraintDecl),
     ("A tier", models.Tier),
     ("Tolerances", models.Tolerance),
     ("An allowance", models.AllowanceChange),
@@ -43,12 +43,12 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("A determinism rule", models.DeterminismRule),
     ("CUDA graphs", models.CudaGraph),
     ("A refusal", models.Refusal),
-    ("An assembly rule", models.AssemblyRule),
+    ("A codegen rule", models.CodegenRule),
     ("Fuzzing", models.Fuzz),
     ("Packed batches", models.FuzzLengths),
     ("A trace of lengths", models.FuzzTrace),
     ("A fuzzed axis", models.FuzzAxis),
-    ("A reject", models.Reject),
+    ("Invalid inputs", models.InvalidInputs),
     ("A known bug", models.KnownBug),
     ("A regression", models.Regression),
     ("A retired case", models.Retired),
@@ -86,11 +86,12 @@ A small spec:
 
 ## Expressions
 
-`where`, `when`, `compile`, `call` and shapes hold expressions, in a closed little language that is
-never given to Python. In it are
+`require`, `when`, `factory_args`, `call` and shapes are expressions, in a small language that is
+never evaluated as Python. It has
 
 - names: what a name can be stands at each key;
-- numbers, text in quotes (`'float16'`), lists `[1, 2]`, `none`, `true`, `false`;
+- the names of dtypes (`float16`, `int32`), which stand for themselves;
+- numbers, other text in quotes (`'mean'`), lists `[1, 2]`, `none`, `true`, `false`;
 - `==` `!=` `<` `<=` `>` `>=`, chained as in Python; `in` and `not in` a list; `is` and `is not`
   with `none`, `true` or `false`;
 - `and`, `or`, `not`, with Python's values: `or` gives its first operand that is true, or the last;
@@ -119,7 +120,7 @@ problem:
   outputs: [y]
   reference: mypkg.reference:rms_norm
 factory: mypkg.kernels:rms_norm_kernel
-compile: {M: rows, N: cols, blk_m: 64}
+factory_args: {M: rows, N: cols, blk_m: 64}
 call: [x, w]
 
 axes:
