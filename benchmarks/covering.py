@@ -60,7 +60,7 @@ def main() -> None:
     console.print(table)
     console.print(f"{expansion.combinations:,} combinations; each rule alone removes:")
     for rule, count in expansion.removed.items():
-        console.print(f"  {count:9,}  {rule.expr.text}  ({rule.because})", markup=False)
+        console.print(f"  {count:9,}  {rule.text}  ({rule.because})", markup=False)
 
 
 def read(path: Path, strength: int) -> Spec:

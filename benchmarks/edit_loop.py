@@ -55,7 +55,7 @@ problem:
   outputs: [y]
   reference: row_sum:reference
 factory: row_sum:row_sum_kernel
-compile: {dtype: dtype}
+factory_args: {dtype: dtype}
 call: [x, y]
 returns: [y]
 axes:

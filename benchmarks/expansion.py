@@ -68,9 +68,9 @@ def main() -> None:
 
 def make(axes: dict[str, list[int]], rules: list[str]) -> Spec:
     """A spec of these axes and constraints, for expansion only."""
-    where = "\n".join(f"  - {{expr: '{rule}', because: the benchmark}}" for rule in rules)
+    where = "\n".join(f"  - {{require: '{rule}', because: the benchmark}}" for rule in rules)
     text = f"name: large\nproblem: attention\nentry: none.here:nothing\naxes: {axes}\n"
-    return parse_spec(text + (f"where:\n{where}\n" if rules else ""), "large.yaml")
+    return parse_spec(text + (f"constraints:\n{where}\n" if rules else ""), "large.yaml")
 
 
 def seconds(what, axes, rules) -> float:  # noqa: ANN001

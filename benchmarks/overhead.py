@@ -139,7 +139,7 @@ def measure(path: Path, most: int) -> list[dict[str, float]]:
             spec, case, problem, entry, checks=spec.checks, arch=backend.arch, deterministic=True
         )
 
-    cases = [case for case in plan(spec).cases() if case.origin != "reject"]
+    cases = [case for case in plan(spec).cases() if case.origin != "invalid"]
     spent = []
     with guards_counted(clock):
         for case in islice(cases, most + 1):

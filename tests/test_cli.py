@@ -223,7 +223,8 @@ def test_the_finding_of_a_wrong_mask_names_the_rows(project: Project) -> None:
 
 def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
     project.spec(
-        rows="[1, 5, 7]", more="where: [{expr: rows != 7 or dtype == 'float32', because: so}]"
+        rows="[1, 5, 7]",
+        more="constraints: [{when: rows == 7, require: dtype == float32, because: so}]",
     )
     outcome = project.tlmatrix("list", ".", "--cases")
     assert outcome.code == ExitCode.OK
@@ -234,7 +235,9 @@ def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
 
 
 def test_list_explains_a_case(project: Project) -> None:
-    project.spec(more="where: [{expr: rows != 5 or dtype == 'float32', because: so it is}]")
+    project.spec(
+        more="constraints: [{when: rows == 5, require: dtype == float32, because: so it is}]"
+    )
     outcome = project.tlmatrix(
         "list", ".", "--explain", "scale.yaml::cols=3-dtype=float16-how=right-rows=5"
     )
@@ -263,7 +266,7 @@ def test_check_prints_every_error_with_its_line(project: Project) -> None:
 
 def test_list_describes_fuzz_cases_and_check_rejects_wide_ranges(project: Project) -> None:
     fuzz = "fuzz: {axes: {rows: 0..RANGE}, storage: [sliced], examples: {quick: 3}}"
-    rule = "where: [{expr: rows != cols, because: so}]"
+    rule = "constraints: [{require: rows != cols, because: so}]"
     path = project.spec(more=f"{fuzz}\n{rule}")
     text = path.read_text()
     path.write_text(text.replace("RANGE", "40"))

@@ -76,7 +76,7 @@ def test_errors_of_a_spec_are_lines_without_a_traceback(project: Project) -> Non
 
 
 def test_a_tier_without_cases_is_an_error(project: Project) -> None:
-    project.spec(more="where: [{expr: rows > 100, because: only large ones}]")
+    project.spec(more="constraints: [{require: rows > 100, because: only large ones}]")
     outcome = project.pytest(".", "-q", "-n", "0")
     assert outcome.code == pytest.ExitCode.INTERRUPTED
     assert "scale.yaml:" in outcome.out
@@ -212,19 +212,19 @@ def test_the_record_of_a_case_is_complete(project: Project) -> None:
     assert wrong.command.endswith("--seed 7")
 
 
-def test_rejects_are_cases(project: Project) -> None:
+def test_invalid_inputs_are_cases(project: Project) -> None:
     project.spec(
         more="""\
-        rejects:
-          - {set: {how: refuse}, raises: ValueError, matching: how must be}
-          - {set: {how: raise}, raises: ValueError, matching: gave up}
-          - {set: {how: slow}, raises: ValueError, matching: slow}
+        invalid_inputs:
+          how must be: {how: refuse}
+          gave up: {how: raise}
+          slow: {how: slow}
         """
     )
     outcome = project.pytest(".", "-q", "-n", "0")
     assert "2 failed, 5 passed" in outcome.out
     assert "raises RuntimeError where ValueError with 'gave up'" in outcome.out
-    assert "accepts input that must be refused" in outcome.out
+    assert "accepts an invalid input" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_known_bugs(project: Project, how: str, mode: str, code: int, words: str
         more=f"""\
         known_bugs:
           - {{when: rows == 5, issue: "#7", expires: 2999-01-01, mode: {mode}}}
-        where: [{{expr: dtype == 'float32', because: one is enough}}]
+        constraints: [{{require: dtype == 'float32', because: one is enough}}]
         """,
     )
     outcome = project.pytest(".", "-q", "-n", "0")

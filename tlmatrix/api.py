@@ -36,7 +36,7 @@ def load(path: Path_) -> Spec:
 
 
 def cases(spec: Spec | Path_, tier: str = "quick", *, seed: int | None = None) -> Iterator[Case]:
-    """The cases of a tier, each made when it is asked for; rejects come last.
+    """The cases of a tier, each made when it is asked for; invalid inputs come last.
 
     Raises:
         SpecError: the tier leaves no case, or the spec is wrong.

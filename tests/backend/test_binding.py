@@ -350,7 +350,7 @@ def test_an_axis_may_be_read_by_what_makes_the_context_alone(make: Make, backend
 
 _FACTORY = """\
 factory: {{module}}:{name}
-compile: {{{{rows: rows, cols: "cols"{more}}}}}
+factory_args: {{{{rows: rows, cols: "cols"{more}}}}}
 call: [{call}]
 returns: [y]"""
 

@@ -113,7 +113,7 @@ FORMS = {
     "a module": (BLOCK, "entry: bound_forms:Block"),
     "a module, constructed": (
         BIASED,
-        "entry: bound_forms:Block\nconstruct: {cols: cols, out: out, bias: false}",
+        "entry: bound_forms:Block\nconstructor_args: {cols: cols, out: out, bias: false}",
     ),
     "an operator": (
         SHIFTED,
@@ -156,7 +156,7 @@ FORMS = {
     "a factory, arguments by keyword": (
         DOUBLED,
         (
-            "factory: bound_forms:lazy_with_buffer\ncompile: {rows: rows, cols: cols}\n"
+            "factory: bound_forms:lazy_with_buffer\nfactory_args: {rows: rows, cols: cols}\n"
             "call: {y: y, x: x}"
         ),
     ),
@@ -265,26 +265,26 @@ MISFITS = {
         ),
     ),
     "a parameter that is no input": (
-        "entry: bound_forms:Block\nconstruct: {cols: cols, out: cols}",
+        "entry: bound_forms:Block\nconstructor_args: {cols: cols, out: cols}",
         (
             "its parameters proj_weight, proj_bias, norm_weight and norm_bias are no inputs of the "
             "problem; declare 'proj_weight' under `inputs`"
         ),
     ),
     "an argument that the constructor lacks": (
-        "entry: bound_forms:Block\nconstruct: {cols: cols, outs: cols}",
-        "construct: the constructor has no parameter 'outs'; did you mean 'out'?",
+        "entry: bound_forms:Block\nconstructor_args: {cols: cols, outs: cols}",
+        "constructor_args: the constructor has no parameter 'outs'; did you mean 'out'?",
     ),
     "a constructor without axes": (
         "entry: bound_forms:Block",
         (
             "no axis for 'out' of its constructor. Axes: dtype, rows, cols; or say what it gets "
-            "under `construct`: {out: …}"
+            "under `constructor_args`: {out: …}"
         ),
     ),
-    "construct of a function": (
-        "entry: bound_forms:norm\nconstruct: {cols: cols}",
-        "construct: the entry is no class of nn.Module, so nothing is constructed",
+    "constructor_args of a function": (
+        "entry: bound_forms:norm\nconstructor_args: {cols: cols}",
+        "constructor_args: the entry is no class of nn.Module, so nothing is constructed",
     ),
 }
 

@@ -19,7 +19,7 @@ problem:
   outputs: {out: {dtype: float32}}
   reference: causal_reference:causal
 factory: planted_kernels:attention
-compile: {length: length, fault: fault}
+factory_args: {length: length, fault: fault}
 call: [q, k, v]
 returns: [out]
 axes:

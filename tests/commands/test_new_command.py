@@ -120,10 +120,12 @@ def test_new_writes_a_spec_of_the_parameters_that_tracing_finds(project: Project
     }
     assert [item.dtype for item in inputs.values()] == ["$in_dtype", "int32"]
     assert {name: item.dtype for name, item in outputs.items()} == {"out": "$in_dtype"}
-    assert spec.compile == {name: name for name in ("batch", "heads", "dim", "in_dtype", "fast")}
+    assert spec.factory_args == {
+        name: name for name in ("batch", "heads", "dim", "in_dtype", "fast")
+    }
     assert spec.call == ("x", "s", "ends", "out")
     assert spec.returns == ("out",)
-    assert set(spec.axes) == {*spec.compile, "total", "s", "values"}
+    assert set(spec.axes) == {*spec.factory_args, "total", "s", "values"}
     assert "def reference(x, ends):" in (project.folder / "scaled.yaml").read_text()
 
 
@@ -141,7 +143,7 @@ def test_a_new_spec_runs_after_a_reference_is_added(project: Project) -> None:
     project.tlmatrix("new", f"{project.module}:softmax", "-o", "softmax.yaml")
     spec = load_spec(project.folder / "softmax.yaml")
     assert spec.axes["N"] == (1, 7, 8, 9, 17)
-    assert spec.compile == {
+    assert spec.factory_args == {
         "M": "M", "N": "N", "block_M": 8, "threads": 128, "dtype": "dtype"
     }  # fmt: skip
     assert spec.call == ("X",)
@@ -168,7 +170,7 @@ def test_new_says_why_a_factory_could_not_be_traced(project: Project) -> None:
     assert project.tlmatrix("check", "odd.yaml").code == ExitCode.OK
     text = (project.folder / "odd.yaml").read_text()
     assert "# TypeError: cannot unpack" in text
-    compiled = load_spec(project.folder / "odd.yaml").compile
+    compiled = load_spec(project.folder / "odd.yaml").factory_args
     assert compiled == {"shape": "rows", "dtype": "dtype", "block_M": 64}
 
 

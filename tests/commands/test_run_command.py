@@ -228,13 +228,11 @@ def test_an_invalid_k_is_one_line(project: Project, workers: str, select: str) -
     assert not list(project.folder.rglob("*.jsonl"))
 
 
-def test_k_reject_selects_the_rejects(project: Project) -> None:
-    project.spec(
-        rows="[5]", more="rejects: [{set: {how: refuse}, raises: ValueError, matching: right}]"
-    )
+def test_k_invalid_selects_invalid_inputs(project: Project) -> None:
+    project.spec(rows="[5]", more="invalid_inputs: {right: {how: refuse}}")
     for outcome in (
-        project.tlmatrix("run", ".", "-n", "0", "-k", "reject"),
-        project.pytest(".", "-n", "0", "-k", "reject"),
+        project.tlmatrix("run", ".", "-n", "0", "-k", "invalid"),
+        project.pytest(".", "-n", "0", "-k", "invalid"),
     ):
         assert outcome.code == 0, outcome.out
         assert "1 passed" in outcome.out

@@ -69,7 +69,7 @@ def test_a_kernel_of_one_rank_alone_is_found_at_fault(tmp_path):
 
 @nvcc
 def test_a_kernel_that_waits_for_flags_is_assembled_though_nobody_raises_them(tmp_path):
-    rule = "assembly: [{kernel: double_when_told, instructions: [ld.acquire.sys], spills: 0}]\n"
+    rule = "codegen: [{kernel: double_when_told, instructions: [ld.acquire.sys], spills: 0}]\n"
     result = assembled(tmp_path, "waiting", rule)
     assert result.status is tlmatrix.Status.PASSED, str(result)
     assert names(result) == ["double_elements", "double_when_told"]

@@ -17,8 +17,8 @@ problem: gemm
 entry: rank_entries:ENTRY
 axes: {world: [WORLD], dtype: [float32], m: [17], n: [12], k: [12], values: [normal]}
 shards: {a: {dim: m, uneven: balanced}, b: {dim: n}, c: {dim: n}}
-rejects:
-  - {set: {k: 9}, raises: ValueError, matching: multiple of 8}
+invalid_inputs:
+  multiple of 8: {k: 9}
 """
 COLLECTIVE = """
 name: collective
@@ -109,7 +109,7 @@ def test_what_every_rank_has_whole_must_be_alike(runner):
     assert first.check == "ranks"
     assert first.title.startswith("rank 1 of 3: y: 1 of 1600 elements differ")
     assert "against that of rank 0" in first.title
-    assert "largest distance from the reference: rank 0 0, rank 1 1, rank 2 0" in first.detail
+    assert "largest error against the reference: rank 0 0, rank 1 1, rank 2 0" in first.detail
 
 
 def test_state_that_outlives_a_call_is_found_by_calls_in_a_row_on_one_context(runner):
@@ -143,22 +143,24 @@ def test_bad_input_must_be_refused_on_every_rank(runner):
     for entry, status in (("refusing", Status.PASSED), ("all_gather_gemm", Status.FAILED)):
         text = GEMM.replace("ENTRY", entry).replace("WORLD", "3").replace("k: [12]", "k: [16]")
         spec = parse_spec(text, HERE / f"{entry}.yaml")
-        (case,) = [case for case in plan(spec).cases() if case.origin == "reject"]
+        (case,) = [case for case in plan(spec).cases() if case.origin == "invalid"]
         assert runner.run(spec, case).status is status
 
 
 def test_a_shard_of_another_length_can_be_asked_to_be_refused(runner):
-    """Every rank gets what the reject says; where the split length stays, its part of it."""
-    base = GEMM.replace("ENTRY", "refusing_rows").replace("WORLD", "3").partition("rejects:")[0]
-    rejects = (
-        ("a.shape: [40, 12]", "of 17 rows, got 40", Status.PASSED),
-        ("a.shape: [12]", "of 17 rows, got 12", Status.PASSED),
-        ("a.shape: [17, 12]", "rows, got", Status.FAILED),
+    """Every rank gets the invalid input; where the split length stays, its part of it."""
+    base = (
+        GEMM.replace("ENTRY", "refusing_rows").replace("WORLD", "3").partition("invalid_inputs:")[0]
     )
-    for change, words, status in rejects:
-        text = f"rejects:\n  - {{set: {{{change}}}, raises: ValueError, matching: '{words}'}}\n"
+    changes = (
+        ("a: {shape: [40, 12]}", "of 17 rows, got 40", Status.PASSED),
+        ("a: {shape: [12]}", "of 17 rows, got 12", Status.PASSED),
+        ("a: {shape: [17, 12]}", "rows, got", Status.FAILED),
+    )
+    for change, words, status in changes:
+        text = f"invalid_inputs: {{'{words}': {{{change}}}}}\n"
         spec = parse_spec(base + text, HERE / "refusing_rows.yaml")
-        (case,) = [case for case in plan(spec).cases() if case.origin == "reject"]
+        (case,) = [case for case in plan(spec).cases() if case.origin == "invalid"]
         result = runner.run(spec, case)
         assert result.status is status, (change, result.findings, result.message)
 

@@ -65,10 +65,10 @@ def _common(pick: random.Random, axes: dict[str, list[Any]]) -> dict[str, Any]:
     names = [rule for rule in _RULES if _names(rule) <= axes.keys()]
     if names and pick.random() < 0.7:
         rules = pick.sample(names, min(len(names), pick.randint(1, 2)))
-        made["where"] = [{"expr": rule, "because": "of something"} for rule in rules]
+        made["constraints"] = [{"require": rule, "because": "of something"} for rule in rules]
     if pick.random() < 0.5:
         name, values = pick.choice(list(axes.items()))
-        made["cases"] = [{name: pick.choice(values)}]
+        made["extra_cases"] = [{name: pick.choice(values)}]
     if pick.random() < 0.5:
         made["tiers"] = {
             "quick": pick.choice(("pairwise", "3-wise", "product", "first")),
@@ -143,8 +143,8 @@ def _gemm(pick: random.Random) -> dict[str, Any]:
     }
     spec = {
         "name": "made", "problem": "gemm", "factory": "some.module:kernel",
-        "compile": {"M": "m", "block": pick.choice((64, "ceildiv(n, 2)"))}, "call": ["a", "b", "c"],
-        "returns": ["c"], "axes": axes,
+        "factory_args": {"M": "m", "block": pick.choice((64, "ceildiv(n, 2)"))},
+        "call": ["a", "b", "c"], "returns": ["c"], "axes": axes,
     }  # fmt: skip
     return {**spec, **_common(pick, axes)}
 

@@ -93,12 +93,12 @@ TEXTS = {
         "regressions: [{A}, {B}   # none yet\n]\n",
     ),
     "an alias": (
-        "cases: &all [{a: 5}]\nregressions: *all\n",
-        "cases: &all [{a: 5}]\nregressions: [{a: 5}, {A}, {B}]\n",
+        "extra_cases: &all [{a: 5}]\nregressions: *all\n",
+        "extra_cases: &all [{a: 5}]\nregressions: [{a: 5}, {A}, {B}]\n",
     ),
     "aliased entries": (
-        "cases: [&five {a: 5}]\nregressions:\n  - *five   # the same\n",
-        "cases: [&five {a: 5}]\nregressions:\n  - *five   # the same\n  - {A}\n  - {B}\n",
+        "extra_cases: [&five {a: 5}]\nregressions:\n  - *five   # the same\n",
+        "extra_cases: [&five {a: 5}]\nregressions:\n  - *five   # the same\n  - {A}\n  - {B}\n",
     ),
     "text that is kept to its last line": (
         "regressions: []\nsummary: |+\n  all of it\n\n",
@@ -213,10 +213,10 @@ def test_save_skips_known_cases(file):
     ("rest", "case", "words"),
     [
         ("", Case("tried", {"a": 1, "c": 2}), "unknown axis 'c'"),
-        ("where: [{expr: a > 1, because: one is none}]\n", FIRST, "excludes this case"),
-        ("cases: [{a: '7'}]\n", Case("tried", {"a": 7, "b": "x"}), "two cases have the id"),
+        ("constraints: [{require: a > 1, because: one is none}]\n", FIRST, "excludes this case"),
+        ("extra_cases: [{a: '7'}]\n", Case("tried", {"a": 7, "b": "x"}), "two cases have the id"),
         ("", Case("tried", {"a": "1", "b": "x"}), "are both '1' in a case id"),
-        ("regressions: &r []\ncases: *r\n", FIRST, "without changing other values"),
+        ("regressions: &r []\nextra_cases: *r\n", FIRST, "without changing other values"),
         ("nonsense: 1\n", FIRST, "unknown key 'nonsense'"),
     ],
     ids=["axis", "where", "id", "label", "anchor", "spec"],
@@ -261,7 +261,7 @@ def test_concurrent_saves_lose_nothing(file):
 
 
 def test_regressions_run_first_in_every_tier(file):
-    path = file("cases: [{a: 3}]\ntiers: {some: {strategy: sample, size: 2}}\n")
+    path = file("extra_cases: [{a: 3}]\ntiers: {some: {strategy: sample, size: 2}}\n")
     save(path, [SECOND, FIRST])
     spec = load_spec(path)
     for tier in spec.tiers:
@@ -322,8 +322,8 @@ def test_retire_keeps_notes(file):
     [
         ("", "the spec has no regressions"),
         ("regressions: [{a: 2, b: x}]\n", "did you mean 'a=2-b=x'"),
-        ("cases: &all [{a: 2, b: y}]\nregressions: *all\n", "not written out there"),
-        ("regressions: [&two {a: 2, b: y}]\ncases: [*two]\n", "two"),
+        ("extra_cases: &all [{a: 2, b: y}]\nregressions: *all\n", "not written out there"),
+        ("regressions: [&two {a: 2, b: y}]\nextra_cases: [*two]\n", "two"),
     ],
     ids=["none", "another", "alias", "anchor"],
 )

@@ -18,7 +18,7 @@ from generated_specs import made_text
 
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.strategies import cases
-from tlmatrix.matrix.fixed import broken_rules
+from tlmatrix.matrix.fixed import broken_constraints
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import SpecError, parse_spec
 
@@ -70,7 +70,7 @@ def issues_of(text: str) -> Sequence[Issue]:
         for tier in spec.tiers:
             assert list(islice(plan(spec, tier).cases(), 20))
         for case in generate_cases(cases(spec, "quick"), count=3, first=1):
-            assert not broken_rules(spec, case)
+            assert not broken_constraints(spec, case)
     except SpecError as error:
         return error.issues
     return ()

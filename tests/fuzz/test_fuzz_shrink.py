@@ -62,8 +62,8 @@ problem:
   reference: m:f
 entry: m:g
 axes: {seqlens: [[17, 64, 1]], counts: [[3, 9, 6]]}
-where:
-  - {expr: sum(seqlens) > 2, because: of a rule}
+constraints:
+  - {require: sum(seqlens) > 2, because: of a rule}
 fuzz:
   seqlens: {length: 0..90}
   axes: {counts: {sequences: 2..4, length: 5..20}}

@@ -15,7 +15,7 @@ from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.strategies import Configuration, case_domain, cases, configurations
 from tlmatrix.fuzz.worker import one_configuration
 from tlmatrix.matrix import Case, find_case
-from tlmatrix.matrix.fixed import broken_rules
+from tlmatrix.matrix.fixed import broken_constraints
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec
@@ -40,8 +40,8 @@ axes:
   window: [none, 1, 64]
   scale: [none, 0.3]
   seqlens: [[17, 64], [1]]
-where:
-  - {expr: window is none or causal, because: a window is causal}
+constraints:
+  - {require: window is none or causal, because: a window is causal}
 tile: {q: 64, k: 128}
 fuzz:
   seqlens: {sequences: 1..8, length: 0..300, around: [192], k: independent}
@@ -52,9 +52,9 @@ name: dense
 problem: gemm
 entry: mypkg.ops:gemm
 axes: {dtype: [float16], transpose_a: [false, true], m: [64, 1], n: [8, 200], k: [8]}
-where:
-  - {expr: transpose_a and m % 8 == 0 or not transpose_a and k % 8 == 0, because: of TMA}
-  - {expr: n != k, because: to have two rules that meet}
+constraints:
+  - {require: transpose_a and m % 8 == 0 or not transpose_a and k % 8 == 0, because: of TMA}
+  - {require: n != k, because: to have two rules that meet}
 tile: {m: 64, n: 128}
 fuzz:
   axes: {m: 0..300, n: {range: 1..300, around: [96]}, k: 0..300}
@@ -100,7 +100,7 @@ def test_cases_of_project_specs_are_valid(path: Path) -> None:
     for case in found:
         assert case.origin == "fuzz"
         assert set(case.values) >= set(spec.axes)
-        assert not broken_rules(spec, case)
+        assert not broken_constraints(spec, case)
         if spec.problem == "attention":
             Setting.of(case.values)
 
@@ -109,7 +109,7 @@ def test_cases_of_project_specs_are_valid(path: Path) -> None:
 def test_constraints_over_ranges_hold_by_construction(text: str) -> None:
     spec = parse_spec(text)
     found = drawn(spec, 300)
-    assert not [case for case in found if broken_rules(spec, case)]
+    assert not [case for case in found if broken_constraints(spec, case)]
     numbers = {case[name] for name in spec.fuzz.axes for case in found}
     listed = {value for name in spec.fuzz.axes for value in spec.axes[name]}
     assert len(numbers - listed) > 15
@@ -155,8 +155,8 @@ def test_key_lengths_follow_the_spec(keys: str, holds: Callable[..., bool]) -> N
 
 
 def test_constraint_on_lengths_holds() -> None:
-    rule = "where:\n  - {expr: len(seqlens) < 3 and sum(seqlens.q) > 0, because: of memory}"
-    found = [of(case) for case in drawn(parse_spec(PACKED.replace("where:", rule)), 60)]
+    rule = "constraints:\n  - len(seqlens) < 3 and sum(seqlens.q) > 0"
+    found = [of(case) for case in drawn(parse_spec(PACKED.replace("constraints:", rule)), 60)]
     assert all(len(q) < 3 and sum(q) > 0 for q, _ in found)
     assert len({q for q, _ in found}) > 10
 
@@ -266,7 +266,7 @@ def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
             for number in range(3):
                 strategy = one_configuration(spec, Job("", "nightly", number=number), gpus=gpus)
                 found = generate_cases(strategy, count=40, first=number)
-                assert not [broken for case in found for broken in broken_rules(spec, case)]
+                assert not [broken for case in found for broken in broken_constraints(spec, case)]
                 few |= {case["world"] for case in found}
             assert few == {world for world in range(1, 7) if world <= gpus}
 
@@ -282,7 +282,7 @@ def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
 )
 def test_at_most_excludes_larger_numbers_unless_none_remain(world, rule, worlds) -> None:
     text = DENSE.replace("axes: {dtype", f"axes: {{world: {world}, dtype", 1)
-    text = text.replace("where:\n", f"where:\n  - {{expr: {rule}, because: of it}}\n")
+    text = text.replace("constraints:\n", f"constraints:\n  - {rule}\n")
     found = drawn(parse_spec(text), 60, at_most={"world": 2})
     assert {case["world"] for case in found} == worlds
 
@@ -356,7 +356,8 @@ fuzz:
 REFUSED = {
     "a rule about a length that would have to be raised": (
         PACKED.replace("  scale:", "  max_seqlen_q: [none, 100]\n  scale:").replace(
-            "where:", "where:\n  - {expr: max_seqlen_q is none or causal, because: of something}"
+            "constraints:",
+            "constraints:\n  - max_seqlen_q is none or causal",
         ),
         (
             "11:24: max_seqlen_q is 100, but 'fuzz' generates lengths up to 300; it cannot be "
@@ -422,7 +423,7 @@ def test_seqlens_with_numbers_is_not_packed() -> None:
 
 
 def test_listed_lengths_replace_those_a_constraint_cannot_evaluate() -> None:
-    rule = "where:\n  - {expr: 60 // max(expert_counts) > 2, because: of memory}\n"
+    rule = "constraints:\n  - {require: 60 // max(expert_counts) > 2, because: of memory}\n"
     for case in drawn(parse_spec(SIDELESS + rule), 60):
         assert 0 < max(case["expert_counts"]) <= 20
 

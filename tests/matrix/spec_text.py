@@ -1,4 +1,4 @@
-"""Specs for tests of the matrix, from YAML text or from plain axes and rules."""
+"""Specs for tests of the matrix, from YAML text or from plain axes and constraints."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def spec_of(text):
     return parse_spec(HEAD + dedent(text), "tried.yaml")
 
 
-def spec_from(axes, where=(), **rest):
-    """A spec from data; rules are expressions, each because of itself."""
-    rules = [{"expr": expr, "because": f"of {expr}"} for expr in where]
-    data = {"axes": axes, "where": rules, **rest}
+def spec_from(axes, constraints=(), **rest):
+    """A spec from data; constraints are expressions."""
+    rules = [{"require": expr, "because": f"of {expr}"} for expr in constraints]
+    data = {"axes": axes, "constraints": rules, **rest}
     return parse_spec(HEAD + "\n".join(f"{key}: {json.dumps(data[key])}" for key in data))

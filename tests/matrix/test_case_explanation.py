@@ -16,19 +16,19 @@ SPEC = spec_of(
         - {q: [0, 5], k: [7, 0]}
       scale: [1.0e-5, -1, none]
       window: [none, 64]
-    where:
-      - {expr: window is none or causal, because: a window is causal}
+    constraints:
+      - {require: window is none or causal, because: a window is causal}
     tiers:
       quick: {strategy: first}
       full: {strategy: product, axes: {head_dim: [64, 256]}}
-    cases:
+    extra_cases:
       - {head_dim: 40}
     known_bugs:
       - {when: head_dim == 256, issue: "#1", expires: 2099-01-01}
       - {when: head_dim == 256 and arch == 'sm_80', issue: "#2", expires: 2099-01-01}
       - {when: head_dim == 64, issue: "#3", expires: 2099-01-01}
-    rejects:
-      - {set: {head_dim: 0}, raises: ValueError, matching: head_dim}
+    invalid_inputs:
+      head_dim: {head_dim: 0}
     """
 )
 
@@ -57,11 +57,11 @@ def test_the_order_in_an_id_does_not_matter():
     assert find_case(SPEC, "-".join(reversed(parts))) == case
 
 
-def test_rejects_are_found_too():
+def test_finds_invalid_inputs():
     found = find_case(
         SPEC, "causal=false-head_dim=0-scale=1e-05-seqlens=q17.64.1_ksame-window=none"
     )
-    assert (found["head_dim"], found.origin) == (0, "reject")
+    assert (found["head_dim"], found.origin) == (0, "invalid")
 
 
 GOOD = "causal=false-head_dim=64-scale=-1-seqlens=q17.64.1_ksame-window=none"

@@ -185,7 +185,11 @@ def test_each_rule_is_counted_alone_over_the_whole_product(data):
     )
     spec = spec_from(axes, texts)
     combinations = [dict(zip(axes, each, strict=True)) for each in product(*axes.values())]
-    kept = [each for each in combinations if all(rule.expr.evaluate(each) for rule in spec.where)]
+    kept = [
+        each
+        for each in combinations
+        if all(rule.expression.evaluate(each) for rule in spec.constraints)
+    ]
     if not kept:
         with pytest.raises(SpecError, match="no case is left"):
             expand(spec, "full")
@@ -193,9 +197,9 @@ def test_each_rule_is_counted_alone_over_the_whole_product(data):
     expansion = expand(spec, "full")
     assert values(expansion) == kept
     assert expansion.count() == len(kept)
-    assert {rule.expr.text: count for rule, count in expansion.removed.items()} == {
-        rule.expr.text: sum(not rule.expr.evaluate(each) for each in combinations)
-        for rule in spec.where
+    assert {rule.text: count for rule, count in expansion.removed.items()} == {
+        rule.text: sum(not rule.expression.evaluate(each) for each in combinations)
+        for rule in spec.constraints
     }
     for tier in ("quick", "nightly"):
         assert expand(spec, tier).removed == expansion.removed
@@ -205,9 +209,9 @@ def test_no_case_left_is_an_error_that_says_which_rules_removed_what():
     spec = spec_of(
         """
         axes: {a: [1, 2, 3], b: [1, 2]}
-        where:
-          - {expr: a < 3, because: the third is broken}
-          - {expr: a * b > 4, because: small ones are boring}
+        constraints:
+          - {require: a < 3, because: the third is broken}
+          - {require: a * b > 4, because: small ones are boring}
         """
     )
     message = (
@@ -223,8 +227,8 @@ def test_a_rule_without_an_answer_for_values_of_a_tier_is_an_error_at_the_rule()
     spec = spec_of(
         """
         axes: {window: [1, 2], a: [1]}
-        where:
-          - {expr: window < 3, because: small}
+        constraints:
+          - {require: window < 3, because: small}
         tiers:
           quick: {strategy: product, axes: {window: [1, none]}}
         """
@@ -237,7 +241,7 @@ def test_a_rule_without_an_answer_for_values_of_a_tier_is_an_error_at_the_rule()
 
 WRITTEN = {
     "regressions": [{"a": 3, "d": 2}, {"a": 77}],
-    "cases": [{"a": 2}, {"a": 88, "c": "x"}],
+    "extra_cases": [{"a": 2}, {"a": 88, "c": "x"}],
 }
 
 
@@ -254,7 +258,7 @@ def test_regressions_come_first_then_extra_cases_and_nothing_twice():
 
 
 def test_a_case_written_as_regression_and_as_extra_runs_once_as_regression():
-    spec = spec_from(AXES, regressions=[{"a": 2}], cases=[{"a": 2, "b": False}])
+    spec = spec_from(AXES, regressions=[{"a": 2}], extra_cases=[{"a": 2, "b": False}])
     cases = list(expand(spec, "full").cases)
     assert [case.origin for case in cases[:2]] == ["regression", "tier"]
     assert len(cases) == 36
@@ -264,26 +268,26 @@ def test_a_written_case_that_a_rule_excludes_is_an_error_at_the_case():
     spec = spec_of(
         """
         axes: {a: [1, 2, 3], b: [1, 2]}
-        where:
-          - {expr: a < 3, because: the third is broken}
+        constraints:
+          - {require: a < 3, because: the third is broken}
         regressions:
           - {a: 1}
           - {a: 3}
         """
     )
-    message = r"tried.yaml:10:5: the rule 'a < 3' excludes this case \(the third is broken\)"
+    message = r"tried.yaml:10:5: the constraint 'a < 3' excludes this case \(the third is broken\)"
     with pytest.raises(SpecError, match=message):
         expand(spec)
 
 
 def test_two_written_cases_with_one_id_are_an_error_that_names_both():
-    spec = spec_from(AXES, regressions=[{"a": "7"}], cases=[{"a": 7}])
+    spec = spec_from(AXES, regressions=[{"a": "7"}], extra_cases=[{"a": 7}])
     with pytest.raises(SpecError, match=r"two cases have the id a=7-.*'a': '7'.*'a': 7,"):
         expand(spec)
 
 
 def test_a_written_case_that_reads_as_one_of_the_tier_is_an_error_that_names_both():
-    spec = spec_from(AXES, cases=[{"a": "2"}])
+    spec = spec_from(AXES, extra_cases=[{"a": "2"}])
     with pytest.raises(SpecError, match=r"two cases have the id a=2-.*'a': '2'.*'a': 2,"):
         expand(spec, "full")
 

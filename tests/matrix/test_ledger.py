@@ -72,7 +72,7 @@ def test_a_predicate_without_an_answer_is_an_error_at_its_place():
         known_bug(SPEC, case(256), {"backend": "cuda"})
 
 
-def test_an_entry_without_an_answer_for_bad_values_is_not_about_a_reject():
+def test_an_entry_without_an_answer_for_bad_values_is_not_about_an_invalid_input():
     spec = spec_of(
         """
         axes: {window: [none, 3]}
@@ -81,7 +81,7 @@ def test_an_entry_without_an_answer_for_bad_values_is_not_about_a_reject():
         """
     )
     environment = {"arch": "sm_90", "backend": "cuda"}
-    assert known_bug(spec, Case("tried", {"window": "wide"}, "reject"), environment) is None
-    assert known_bug(spec, Case("tried", {"window": 3}, "reject"), environment) is not None
+    assert known_bug(spec, Case("tried", {"window": "wide"}, "invalid"), environment) is None
+    assert known_bug(spec, Case("tried", {"window": 3}, "invalid"), environment) is not None
     with pytest.raises(SpecError):
         known_bug(spec, Case("tried", {"window": "wide"}), environment)

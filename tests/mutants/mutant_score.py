@@ -1,4 +1,4 @@
-"""The score: how many planted bugs were found, by what, how fast, and by plain tests beside.
+"""The score: mutants found, by which check, in what time, and by plain tests for comparison.
 
 Records are those of `mutant_hunt`, as plain data.
 """
@@ -14,9 +14,9 @@ __all__ = ["describe", "faults", "page_with", "readme_with", "summary"]
 Records = list[dict[str, Any]]
 CHECKS = (
     "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism", "repeat",
-    "relations", "entry", "rejects",
+    "relations", "entry", "invalid_inputs",
 )  # fmt: skip
-"""`entry`: the code raises; `rejects`: bad input is not refused."""
+"""`entry`: the code raises; `invalid_inputs`: an invalid input does not raise as specified."""
 _BEGIN, _END = "<!-- score of make mutants -->\n", "<!-- end of score -->\n"
 _ECHOES = {"repeat", "relations"}
 """Checks that compare values of other calls: where values are wrong they fail for that reason."""

@@ -162,9 +162,9 @@ def test_groups_as_repeated_heads_needs_groups_of_one_in_the_spec():
 def test_where_rules_exclude_relations():
     values = packed([5], groups=3, causal=True, window=None)
     axes = {"groups": [1, 3], "window": [None, 2]}
-    where = [{"expr": "groups > 1 and window is none", "because": "a limit of the kernel"}]
+    where = [{"require": "groups > 1 and window is none", "because": "a limit of the kernel"}]
     free = relations_of(make_problem(values, axes=axes))
-    bound = relations_of(make_problem(values, axes=axes, where=where))
+    bound = relations_of(make_problem(values, axes=axes, constraints=where))
     assert set(free) - set(bound) == {"groups_as_repeated_heads", "window_as_long_as_keys"}
 
 

@@ -220,10 +220,10 @@ def test_without_a_reference_only_listed_relations_apply():
 
 
 def test_where_rules_apply_to_rearranged_batches():
-    rules = [{"expr": "len(seqlens) == 3", "because": "of three"}]
+    rules = [{"require": "len(seqlens) == 3", "because": "of three"}]
     for name, offered in (("batch_split", False), ("batch_extended", False),
                           ("batch_permuted", True)):  # fmt: skip
-        found = relation(SOFTMAX, name, where=rules)
+        found = relation(SOFTMAX, name, constraints=rules)
         assert (found is not None) is offered, name
 
 
@@ -318,6 +318,6 @@ def test_repeat_changes_lengths_but_not_tensor_sizes():
     assert other.values["seqlens"] == [3, 3, 2]
     assert other.inputs["cu_seqlens"].tolist() == [0, 3, 6, 8]
     assert other.inputs["x"].shape == problem.inputs["x"].shape
-    rules = [{"expr": "0 in seqlens", "because": "empty ones alone"}]
-    (repeated,) = make(where=rules).relations("repeat")
+    rules = [{"require": "0 in seqlens", "because": "empty ones alone"}]
+    (repeated,) = make(constraints=rules).relations("repeat")
     assert repeated.problems[0].values["seqlens"] == [3, 0, 5]

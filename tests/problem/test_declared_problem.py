@@ -166,7 +166,9 @@ def test_compile_key_follows_axes_or_compile_arguments():
     key = family_for(entry).compile_key
     assert key(entry, VALUES) == key(entry, VALUES | {"values": "ramp"})
     assert key(entry, VALUES) != key(entry, VALUES | {"rows": 4})
-    factory = make_spec(NORM, factory="a:b", call=["x"], compile={"N": "cols", "dtype": "dtype"})
+    factory = make_spec(
+        NORM, factory="a:b", call=["x"], factory_args={"N": "cols", "dtype": "dtype"}
+    )
     key = family_for(factory).compile_key
     assert key(factory, VALUES) == key(factory, VALUES | {"rows": 4})
     assert key(factory, VALUES) != key(factory, VALUES | {"dtype": "bfloat16"})

@@ -82,7 +82,10 @@ def test_valid_spec_has_no_issue_and_unknown_axes_belong_to_the_entry(tmp_path):
             "9:10: two of heads, kv_heads and groups determine the third",
         ),
         ("  causal: [true]", "5:3: attention needs the axis seqlens (packed) or seqlen_q"),
-        ("  seqlen_q: [1]\ncases: [{seqlen_q: -3}]", "9:20: seqlen_q: -3 is not an integer >= 0"),
+        (
+            "  seqlen_q: [1]\nextra_cases: [{seqlen_q: -3}]",
+            "9:26: seqlen_q: -3 is not an integer >= 0",
+        ),
         (
             "  seqlen_q: [1]\ntiers: {full: {strategy: product, axes: {head_dim: [0]}}}",
             "9:53: head_dim: 0 is not an integer >= 1",
@@ -118,7 +121,7 @@ def test_names_of_a_factory_are_checked(tmp_path):
         + """\
   seqlen_q: [4]
   block: [64]
-compile: {heads: heads * groups, dim: headdim, rows: block + seqlen_q, q: q, scale: 3}
+factory_args: {heads: heads * groups, dim: headdim, rows: block + seqlen_q, q: q, scale: 3}
 call: [q, k, vv, lse]
 returns: [out, lsee]
 tolerance: {dqq: {factor: 3}, by_arch: {sm_90: {dv: {factor: 2}, dkk: {factor: 2}}}}
@@ -126,8 +129,8 @@ tolerance: {dqq: {factor: 3}, by_arch: {sm_90: {dv: {factor: 2}, dkk: {factor: 2
     )
     assert issues(tmp_path, text) == [
         "11:14: call: the problem has no 'vv'; did you mean 'v'?",
-        "10:39: compile: dim: the name 'headdim' is unknown; did you mean 'head_dim'?",
-        "10:75: compile: q: the name 'q' is a tensor, which has no value at compile time",
+        "10:44: factory_args: dim: the name 'headdim' is unknown; did you mean 'head_dim'?",
+        "10:80: factory_args: q: the name 'q' is a tensor, which has no value at compile time",
         (
             "12:16: returns: unknown output 'lsee'; did you mean 'lse'? "
             "Outputs: dk, dq, dsink, dv, lse, out"
@@ -145,13 +148,13 @@ problem:
   outputs: [y]
   reference: a:b
 factory: a:b
-compile: {M: rows, N: cols}
+factory_args: {M: rows, N: cols}
 call: [x, y, z]
 axes: {rows: [3]}
 """
     assert [issue.split(";")[0] for issue in issues(tmp_path, text)] == [
         "8:14: call: the problem has no 'z'",
-        "7:23: compile: N: the name 'cols' is unknown",
+        "7:28: factory_args: N: the name 'cols' is unknown",
     ]
 
 

@@ -146,15 +146,17 @@ def test_guards_detect_writes_around_elements_of_an_input():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"extra": [{"storage": "slized"}]}, "storage: unknown storage 'slized'; did you mean"),
+        (
+            {"extra_cases": [{"storage": "slized"}]},
+            "storage: unknown storage 'slized'; did you mean",
+        ),
         ({"regressions": [{"values": "odd"}]}, "values: unknown distribution 'odd'"),
         ({"regressions": [{"max_seqlen_q": -1}]}, "max_seqlen_q: -1 is not none or an integer"),
     ],
 )
 def test_invalid_optional_axis_of_a_case_is_an_error(fields, message):
     axes = {axis: [value] for axis, value in packed([3]).items()}
-    aliases = {"extra": "cases"}
-    spec = make_spec(axes=axes, **{aliases.get(key, key): value for key, value in fields.items()})
+    spec = make_spec(axes=axes, **fields)
     (issue,) = family_for(spec).lint(spec)
     assert issue.message.startswith(message)
 
@@ -165,7 +167,7 @@ def test_invalid_optional_axis_of_a_case_is_an_error(fields, message):
         (
             "gemm",
             {"dtype": ["float16"], "m": [1], "n": [8], "k": [8]},
-            {"cases": [{"max_seqlen_q": 3}]},
+            {"extra_cases": [{"max_seqlen_q": 3}]},
             "neither the spec nor its problem has the axis 'max_seqlen_q'",
         ),
         (

@@ -39,7 +39,7 @@ problem:
   outputs: {y: {shape: [rows, 64], dims: [row, column]}}
   reference: agreeing:twice
 factory: agreeing:scaled
-compile: {num_stages: 0}
+factory_args: {num_stages: 0}
 call: [x]
 returns: [y]
 axes: {rows: [8, 24]}
@@ -113,8 +113,11 @@ def test_an_argument_that_is_no_axis_and_equal_bits():
 
 
 def test_stages_of_a_factory_agree_bit_for_bit():
-    assert found(made(STAGES, "[{compile: {num_stages: 2}, exact: true}]"))[0] == {8: [], 24: []}
-    findings, _ = found(made(STAGES, "[{compile: {num_stages: 3}, exact: true}]"))
+    assert found(made(STAGES, "[{factory_args: {num_stages: 2}, exact: true}]"))[0] == {
+        8: [],
+        24: [],
+    }
+    findings, _ = found(made(STAGES, "[{factory_args: {num_stages: 3}, exact: true}]"))
     for each in findings.values():
         assert each[0].title.startswith("num_stages=3: y: ")
         assert each[0].title.endswith("against num_stages=0")
@@ -152,8 +155,14 @@ def test_after_wrong_numbers_agreement_is_left_out():
         ("[{set: {variant: whole}}]", "whole"),  # the same
         ("[{backend: interpreter}]", "whole"),  # the same
         ("[{set: {variant: tail}, when: k == 7}]", "whole"),
-        ("[{set: {variant: tail}}]\nwhere: [{expr: variant == 'whole', because: not so}]", "whole"),
-        ("[{axis: variant}]\nwhere: [{expr: variant == 'whole', because: not so}]", "whole, tail"),
+        (
+            "[{set: {variant: tail}}]\nconstraints: [variant == 'whole']",
+            "whole",
+        ),
+        (
+            "[{axis: variant}]\nconstraints: [variant == 'whole']",
+            "whole, tail",
+        ),
     ],
 )
 def test_where_there_is_no_other_side_nothing_is_compared(agree, variants):
@@ -186,7 +195,7 @@ def test_another_side_must_take_the_same_inputs(agree, words):
         ("[{because: so}]", "16:9: the other side is the same: say axis, set,"),
         ("[{axis: varient}]", "unknown axis 'varient'; did you mean 'variant'?"),
         ("[{axis: variant}]", "16:16: the axis 'variant' has one value: there is no other"),
-        ("[{compile: {num_stages: 2}}]", "'compile' belongs to a factory"),
+        ("[{factory_args: {num_stages: 2}}]", "'factory_args' belongs to a factory"),
         ("[{set: {variant: x}, when: vari == 1}]", "unknown name 'vari'"),
         ("[{backend: gpu}]", "'agree[0].backend' must be one of interpreter, cuda"),
         ("[{set: {variant: x}}]\nproperties: []", ""),
@@ -211,7 +220,7 @@ def test_in_turn_an_agreement_costs_one_further_run():
 
 def test_another_backend_runs_the_same_case_beside_this_one():
     """Where there is no GPU: the interpreter under the name of one, beside itself."""
-    spec = made(STAGES, "[{backend: interpreter, compile: {num_stages: 3}}]")
+    spec = made(STAGES, "[{backend: interpreter, factory_args: {num_stages: 3}}]")
     here = replace(InterpreterBackend(), name="cuda", arch="sm_90")
     result = Runner(here).run(spec, next(iter(plan(spec).expansion)))
     words = "num_stages=3 and the backend interpreter: y: "
@@ -230,7 +239,7 @@ def test_a_kernel_gives_on_the_gpu_what_it_gives_interpreted():
         result = run_case(spec, case, "cuda")
         assert result.status is Status.PASSED, result.findings
         assert result.phases["agreement"] > 0
-    wrong = made(STAGES, "[{backend: interpreter, compile: {num_stages: 3}}]")
+    wrong = made(STAGES, "[{backend: interpreter, factory_args: {num_stages: 3}}]")
     result = run_case(wrong, next(iter(plan(wrong).expansion)), "cuda")
     assert result.findings[0].title.startswith("num_stages=3 and the backend interpreter: y: ")
 

@@ -30,7 +30,7 @@ axes:
   uneven: [balanced]
   values: [normal]
 """
-REFUSED = "{when: world == 1, otherwise: {raises: RuntimeError, matching: cannot be captured}}"
+REFUSED = "{when: world == 1, otherwise: {raises: RuntimeError, message: cannot be captured}}"
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def _one_repeat(problem):
         ("axes:", "checks: [numeric]\naxes:", "'cuda_graph' is never tried"),
         ("GRAPH", "{when: overlap}", "unknown name 'overlap'"),
         ("GRAPH", "{unless: world == 1}", "unless"),
-        ("GRAPH", "{otherwise: {raises: RuntimeError}}", "matching"),
+        ("GRAPH", "{otherwise: {raises: RuntimeError}}", "message"),
         ("GRAPH", "maybe", "cuda_graph"),
     ],
 )

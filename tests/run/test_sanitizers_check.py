@@ -23,7 +23,7 @@ checks: [{checks}]
 """
 FACTORY = """
 factory: watched_kernels:{name}
-compile: {{{compile}}}
+factory_args: {{{compile}}}
 call: [{call}]
 returns: [y]
 """

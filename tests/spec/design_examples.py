@@ -21,8 +21,8 @@ axes:
     - {q: [128, 129, 127], k: [256, 1, 64]}
     - {q: [0, 5], k: [7, 0]}
 
-where:
-  - {expr: window is none or causal, because: a window is causal by definition}
+constraints:
+  - {require: window is none or causal, because: a window is causal by definition}
 
 tiers:
   quick:   {strategy: pairwise}
@@ -40,13 +40,11 @@ fuzz:
   seqlens: {sequences: 1..8, length: 0..300, around: [64, 128], k: independent}
   examples: {quick: 20, nightly: 500}
 
-rejects:                              # bad input must raise, with these words
-  - {set: {groups: 0}, raises: ValueError, matching: "groups must be"}
+invalid_inputs:
+  groups must be: {groups: 0}
 
 known_bugs:
   - {when: head_dim == 256 and arch == 'sm_80', issue: "#12", expires: 2027-03-01, mode: tolerate}
-
-regressions: []                       # filled by `tlmatrix fuzz --save`
 
 bench:
   cases: [{seqlens: {q: [4096, 4096], k: same}, head_dim: 128, causal: true}]
@@ -62,7 +60,7 @@ problem:
   outputs: [y]
   reference: mypkg.reference:rms_norm
 factory: mypkg.kernels:rms_norm_kernel        # @tilelang.jit, or returns a PrimFunc
-compile: {M: rows, N: cols, blk_m: 64}
+factory_args: {M: rows, N: cols, blk_m: 64}
 call: [x, w]
 axes: {dtype: [float16], rows: [1, 65], cols: [64]}
 """
@@ -71,7 +69,7 @@ FACTORY = """\
 name: someone_elses_gqa_forward
 problem: attention
 factory: example_gqa_fwd_bshd:flashattn
-compile: {batch: batch, heads: heads, seq_len: seqlen_q, dim: head_dim,
+factory_args: {batch: batch, heads: heads, seq_len: seqlen_q, dim: head_dim,
           is_causal: causal, groups: groups, block_M: 64, block_N: 64}
 call: [q, k, v]
 returns: [out]

@@ -9,21 +9,22 @@ import pytest
 from design_examples import FACTORY, NORM, VARLEN
 
 from tlmatrix.spec import Expression, Spec, load_spec, parse_spec
+from tlmatrix.spec.model.invalid_inputs import invalid_inputs_of
 from tlmatrix.spec.model.spec import (
     CHECKS,
     Allowance,
     Bench,
+    ConstraintDecl,
     DeclaredProblem,
     DeterminismRule,
     Fuzz,
     FuzzAxis,
     FuzzLengths,
+    InvalidInputs,
     KnownBug,
     OutputDecl,
     Range,
     Reference,
-    Reject,
-    Rule,
     Tier,
 )
 
@@ -47,7 +48,7 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
         "attention",
         "tlmatrix_kernels.attention:varlen_attention",
     )
-    assert (spec.factory, spec.compile, spec.call, spec.returns) == (None, {}, (), ())
+    assert (spec.factory, spec.factory_args, spec.call, spec.returns) == (None, {}, (), ())
     assert list(spec.axes) == [
         *("dtype", "kv_heads", "groups", "head_dim", "head_dim_v"),
         *("causal", "window", "backward", "seqlens"),
@@ -60,12 +61,12 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
         {"q": [128, 129, 127], "k": [256, 1, 64]},
         {"q": [0, 5], "k": [7, 0]},
     )
-    rule = Rule(
-        expr=Expression("window is none or causal"), because="a window is causal by definition"
+    rule = ConstraintDecl(
+        require=Expression("window is none or causal"), because="a window is causal by definition"
     )
-    assert spec.where == (rule,)
-    assert {spec.where[0]: 3}[rule] == 3  # rules are hashable: counts are kept by rule
-    assert spec.extra == ()
+    assert spec.constraints == (rule,)
+    assert {spec.constraints[0]: 3}[rule] == 3  # rules are hashable: counts are kept by rule
+    assert spec.extra_cases == ()
     assert spec.tiers == {
         "quick": Tier(strategy="pairwise"),
         "nightly": Tier(strategy="3-wise"),
@@ -84,9 +85,9 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
         ),
         examples={"quick": 20, "nightly": 500},
     )
-    assert spec.rejects == (
-        Reject(set={"groups": 0}, raises="ValueError", matching="groups must be"),
-    )
+    assert spec.invalid_inputs == (InvalidInputs(messages={"groups must be": {"groups": 0}}),)
+    (invalid,) = invalid_inputs_of(spec.invalid_inputs)
+    assert (invalid.settings, invalid.raises) == ({"groups": 0}, "ValueError")
     assert spec.known_bugs == (
         KnownBug(
             when=Expression("head_dim == 256 and arch == 'sm_80'"),
@@ -101,7 +102,7 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
     )
     assert spec.location("axes", "seqlens", 1) == (18, 7)
     assert spec.key_location("axes", "window") == (14, 3)
-    assert spec.location("bench", "cases", 0, "head_dim") == (49, 59)
+    assert spec.location("bench", "cases", 0, "head_dim") == (47, 59)
 
 
 def test_the_last_allowance_that_says_something_wins(varlen: Spec) -> None:
@@ -143,7 +144,7 @@ def test_the_declared_example() -> None:
     assert problem.reference == Reference(function="mypkg.reference:rms_norm")
     assert problem.tensors == {"y", "dx", "dw"}
     assert (spec.entry, spec.factory) == (None, "mypkg.kernels:rms_norm_kernel")
-    assert spec.compile == {"M": "rows", "N": "cols", "blk_m": 64}
+    assert spec.factory_args == {"M": "rows", "N": "cols", "blk_m": 64}
     assert spec.call == ("x", "w")
     assert spec.checks == CHECKS
 
@@ -161,7 +162,7 @@ def test_outputs_may_be_declared_in_full() -> None:
 
 def test_the_factory_example() -> None:
     spec = parse_spec(FACTORY)
-    assert spec.compile == {
+    assert spec.factory_args == {
         "batch": "batch",
         "heads": "heads",
         "seq_len": "seqlen_q",
@@ -203,6 +204,10 @@ def test_the_strength_of_a_strategy(strategy: str, strength: int | None) -> None
 
 
 def test_nothing_of_a_spec_can_be_changed(varlen: Spec) -> None:
-    for model, key in ((varlen, "name"), (varlen.where[0], "because"), (varlen.tolerance, "dq")):
+    for model, key in (
+        (varlen, "name"),
+        (varlen.constraints[0], "because"),
+        (varlen.tolerance, "dq"),
+    ):
         with pytest.raises(ValueError, match="frozen"):
             setattr(model, key, None)

@@ -20,7 +20,7 @@ def test_specs_are_found_all_the_way_down_in_order(tmp_path: Path) -> None:
         "a.yml": SPEC,
         "deep/er/c.yaml": "# comment\n" + SPEC.replace("entry", "factory"),
         "quoted.yaml": SPEC.replace("axes", "'axes'"),
-        "broken.yaml": SPEC + "where: [\n",  # still a spec: its error must be seen
+        "broken.yaml": SPEC + "constraints: [\n",  # still a spec: its error must be seen
         ".hidden.yaml": SPEC,
         ".git/d.yaml": SPEC,
         "compose.yaml": "services: {web: {}}\naxes: 3\n",

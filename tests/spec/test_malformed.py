@@ -24,8 +24,8 @@ entry: mypkg.ops:norm
 axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
-    "name, summary, problem, entry, construct, factory, compile, call, returns, "
-    "architectures, axes, shards, context, where, cases, tiers, tolerance, checks, relations, agree, sanitizers, determinism, cuda_graph, assembly, tile, fuzz, rejects, known_bugs, regressions, retired, bench"
+    "name, summary, problem, entry, constructor_args, factory, factory_args, call, returns, "
+    "architectures, axes, shards, context, constraints, extra_cases, tiers, tolerance, checks, relations, agree, sanitizers, determinism, cuda_graph, codegen, tile, fuzz, invalid_inputs, known_bugs, regressions, retired, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -34,8 +34,10 @@ DTYPES = (
 
 MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a key that does not exist": (
-        HEAD + "wher: []\n",
-        ["5:1: unknown key 'wher'; did you mean 'where'? Keys here: " + KEYS],
+        HEAD + "constraint: []\n",
+        [
+            "5:1: unknown key 'constraint'; did you mean 'constraints'? Keys here: " + KEYS,
+        ],
     ),
     "a key that does not exist, deep inside": (
         HEAD + "fuzz: {seqlens: {lenght: 0..8}}\n",
@@ -85,13 +87,17 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         ["3:1: a factory needs 'call', the names its kernel is called with: call: [q, k, v]"],
     ),
     "arguments of a factory for an entry": (
-        HEAD + "compile: {block: 64}\ncall: [q]\n",
-        ["5:1: 'compile' belongs to a factory; give arguments of an entry in 'call'"],
+        HEAD + "factory_args: {block: 64}\ncall: [q]\n",
+        [
+            "5:1: 'factory_args' belongs to a factory; write arguments of an entry in 'call'",
+        ],
     ),
     "arguments of an entry for a factory": (
         HEAD.replace("entry: mypkg.ops:attention", "factory: mypkg.kernels:make")
-        + "call: [q]\nconstruct: {a: 1}\n",
-        ["6:1: 'construct' belongs to an entry; arguments of a factory stand in 'compile'"],
+        + "call: [q]\nconstructor_args: {a: 1}\n",
+        [
+            "6:1: 'constructor_args' belongs to an entry; write 'factory_args' for a factory",
+        ],
     ),
     "arguments of a call": (
         HEAD + "call: [q, {output: y, fill: ones}, {inout: x}, {q: 1}, 2026-01-01]\n",
@@ -215,55 +221,66 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         ["4:16: 'axes.dtype[0]': 2027-03-01 is a date; quote it if text is meant"],
     ),
     "an expression that does not parse": (
-        HEAD + "where:\n  - {expr: window is none or or causal, because: of that}\n",
+        HEAD + "constraints:\n  - {require: window is none or or causal, because: of that}\n",
         [
-            "6:30: 'where[0].expr': 'or' stands where a value is needed: 'window is none or or causal'"
+            "6:33: 'constraints[0].require': 'or' stands where a value is needed: 'window is none or or causal'",
         ],
     ),
     "an expression with an unknown name": (
-        HEAD + "where:\n  - {expr: widow is none or causal, because: of that}\n",
+        HEAD + "constraints:\n  - {require: widow is none or causal, because: of that}\n",
         [
-            "6:12: unknown name 'widow' in 'widow is none or causal'; did you mean 'window'? Names here: dtype, window, causal"
+            "6:15: unknown name 'widow' in 'widow is none or causal'; did you mean 'window'? Names here: dtype, window, causal",
         ],
     ),
     "an expression with unquoted text": (
-        HEAD + "where: [{expr: dtype == float16, because: of that}]\n",
+        HEAD.replace("float16", "half")
+        + "constraints: [{require: dtype == half, because: of that}]\n",
         [
-            "5:25: unknown name 'float16' in 'dtype == float16'; it is a value of the axis 'dtype', so quote it: 'float16'"
+            "5:34: unknown name 'half' in 'dtype == half'; it is a value of the axis 'dtype', so quote it: 'half'",
         ],
     ),
     "an expression with two unknown names": (
-        HEAD + 'where:\n  - because: of that\n    expr: "casual or windw is none"\n',
+        HEAD + 'constraints:\n  - because: of that\n    require: "casual or windw is none"\n',
         [
-            "7:12: unknown name 'casual' in 'casual or windw is none'; did you mean 'causal'? Names here: dtype, window, causal",
-            "7:22: unknown name 'windw' in 'casual or windw is none'; did you mean 'window'? Names here: dtype, window, causal",
+            "7:15: unknown name 'casual' in 'casual or windw is none'; did you mean 'causal'? Names here: dtype, window, causal",
+            "7:25: unknown name 'windw' in 'casual or windw is none'; did you mean 'window'? Names here: dtype, window, causal",
         ],
     ),
-    "a rule about where a case runs": (
-        HEAD + "where: [{expr: arch == 'sm_90', because: of that}]\n",
+    "a constraint about where a case runs": (
+        HEAD + "constraints: [{require: arch == 'sm_90', because: of that}]\n",
         [
-            "5:16: unknown name 'arch' in \"arch == 'sm_90'\": cases are the same everywhere, so a rule cannot ask for 'arch'"
+            "5:25: unknown name 'arch' in \"arch == 'sm_90'\": cases are the same everywhere, so a rule cannot ask for 'arch'",
         ],
     ),
-    "a rule that has no value for none": (
-        HEAD + "where: [{expr: window < 100, because: of that}]\n",
-        ["5:23: 'window < 100' has no value for window=none: cannot compare none < 100"],
+    "a constraint that has no value for none": (
+        HEAD + "constraints: [{require: window < 100, because: of that}]\n",
+        [
+            "5:32: 'window < 100' has no value for window=none: cannot compare none < 100",
+        ],
     ),
-    "a rule without a reason": (
-        HEAD + "where: [{expr: causal}]\n",
-        ["5:9: the key 'because' is missing in 'where[0]'"],
+    "a constraint with an unknown key": (
+        HEAD + "constraints: [{require: causal, reason: x}]\n",
+        [
+            "5:33: unknown key 'reason'. Keys here: require, when, because",
+        ],
     ),
-    "a rule with an empty reason": (
-        HEAD + "where: [{expr: causal, because: ''}]\n",
-        ["5:33: 'where[0].because' must not be empty; got ''"],
+    "a setting with a dot": (
+        HEAD + "invalid_inputs: {x: {k.dtype: float64}}\n",
+        [
+            "5:21: 'invalid_inputs.x': {k.dtype: float64} has the key 'k.dtype'; write k: {dtype: …}",
+        ],
     ),
-    "a rule twice": (
-        HEAD + "where: [{expr: causal, because: x}, {expr: causal, because: y}]\n",
-        ["5:44: the rule 'causal' is here twice"],
+    "a constraint twice": (
+        HEAD + "constraints: [{require: causal, because: x}, {require: causal, because: y}]\n",
+        [
+            "5:56: the constraint 'causal' is here twice",
+        ],
     ),
-    "a rule that is no mapping": (
-        HEAD + "where: [window is none or causal]\n",
-        ["5:9: 'where[0]' must be a mapping of keys to values; got 'window is none or causal'"],
+    "a constraint that is a number": (
+        HEAD + "constraints: [3]\n",
+        [
+            "5:15: 'constraints[0]' must be a mapping of keys to values; got 3",
+        ],
     ),
     "a strategy that does not exist": (
         HEAD + "tiers: {quick: pairwize}\n",
@@ -297,16 +314,20 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         ["5:43: the axis 'dtype' has no values"],
     ),
     "an extra case with an unknown axis": (
-        HEAD + "cases:\n  - {windows: 3}\n",
+        HEAD + "extra_cases:\n  - {windows: 3}\n",
         ["6:6: unknown axis 'windows'; did you mean 'window'? Axes: dtype, window, causal"],
     ),
     "an extra case twice": (
-        HEAD + "cases: [{window: 3}, {window: 3}]\n",
-        ["5:22: the case {window: 3} is here twice"],
+        HEAD + "extra_cases: [{window: 3}, {window: 3}]\n",
+        [
+            "5:28: the case {window: 3} is here twice",
+        ],
     ),
     "an empty case": (
-        HEAD + "cases: [{}]\n",
-        ["5:9: 'cases[0]' must have at least one entry; got {}"],
+        HEAD + "extra_cases: [{}]\n",
+        [
+            "5:15: 'extra_cases[0]' must have at least one entry; got {}",
+        ],
     ),
     "a regression with an unknown axis": (
         HEAD + "regressions: [{seqlens: [1]}]\n",
@@ -376,15 +397,15 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "5:14: 'determinism' must be one of bitwise, bounded; got 'bitwize'; did you mean 'bitwise'?"
         ],
     ),
-    "assembly rules": (
+    "codegen rules": (
         HEAD
-        + "assembly:\n"
+        + "codegen:\n"
         + "  - {spills: -1, instructions: [WGMMA]}\n"
         + "  - {kernel: forward}\n"
         + "  - {when: archh == 'sm_80', spills: 0}\n",
         [
-            "6:14: 'assembly[0].spills' must be 0 or more; got -1",
-            "6:33: 'assembly[0].instructions[0]' must be an instruction as PTX writes it, such as wgmma.mma_async; got 'WGMMA'",
+            "6:14: 'codegen[0].spills' must be 0 or more; got -1",
+            "6:33: 'codegen[0].instructions[0]' must be an instruction as PTX writes it, such as wgmma.mma_async; got 'WGMMA'",
             "7:5: the rule asks for nothing; add instructions, spills, registers, …",
             "8:12: unknown name 'archh' in \"archh == 'sm_80'\"; did you mean 'arch'? Names here: dtype, window, causal, arch, backend",
         ],
@@ -470,41 +491,43 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "5:79: 'known_bugs[0].mode' must be one of tolerate, quarantine; got 'ignore'",
         ],
     ),
-    "a reject without words": (
-        HEAD + "rejects: [{set: {window: 0}, raises: Value Error, matching: ''}]\n",
+    "an invalid input without words": (
+        HEAD + "invalid_inputs: {raises: Value Error, messages: {'': {window: 0}, x: 3}}\n",
         [
-            "5:38: 'rejects[0].raises' must be an exception: a builtin one, or package.module:Class; got 'Value Error'",
-            "5:61: 'rejects[0].matching' must not be empty; got ''",
+            "5:26: 'invalid_inputs.raises' must be an exception: a builtin one, or package.module:Class; got 'Value Error'",
+            "5:50: the name '' in 'invalid_inputs.messages' must not be empty",
+            "5:70: 'invalid_inputs.messages.x' must be settings (a mapping), or a list of them; got 3",
         ],
     ),
     "a malformed key that does not belong here, either": (
-        HEAD + "compile: 3\ntiers: {other: {strategy: zip, seed: -1, size: 2}}\nwheer: 3\n",
+        HEAD
+        + "factory_args: 3\ntiers: {other: {strategy: zip, seed: -1, size: 2}}\nconstrains: 3\n",
         [
-            "5:1: 'compile' belongs to a factory; give arguments of an entry in 'call'",
-            "5:10: 'compile' must be a mapping of keys to values; got 3",
+            "5:1: 'factory_args' belongs to a factory; write arguments of an entry in 'call'",
+            "5:15: 'factory_args' must be a mapping of keys to values; got 3",
             "6:38: 'tiers.other.seed' must be 0 or more; got -1",
-            "7:1: unknown key 'wheer'; did you mean 'where'? Keys here: " + KEYS,
+            "7:1: unknown key 'constrains'; did you mean 'constraints'? Keys here: " + KEYS,
         ],
     ),
     "errors beside malformed entries, in their own places": (
         HEAD
-        + "where: [{expr: casual, becuase: x}, 3, {expr: windw, because: y}]\n"
-        + "cases: [3, {window: 1}, {windw: 2}]\n"
+        + "constraints: [{require: casual, becuase: x}, 3, {require: windw, because: y}]\n"
+        + "extra_cases: [3, {window: 1}, {windw: 2}]\n"
         + "fuzz: {examples: {other: 3, quik: 3}}\ntiers: {other: often}\n",
         [
-            "5:9: the key 'because' is missing in 'where[0]'",
-            "5:24: unknown key 'becuase'; did you mean 'because'? Keys here: expr, because",
-            "5:37: 'where[1]' must be a mapping of keys to values; got 3",
-            "5:47: unknown name 'windw' in 'windw'; did you mean 'window'? Names here: dtype, window, causal",
-            "6:9: 'cases[0]' must be a mapping of keys to values; got 3",
-            "6:26: unknown axis 'windw'; did you mean 'window'? Axes: dtype, window, causal",
+            "5:25: unknown name 'casual' in 'casual'; did you mean 'causal'? Names here: dtype, window, causal",
+            "5:33: unknown key 'becuase'; did you mean 'because'? Keys here: require, when, because",
+            "5:46: 'constraints[1]' must be a mapping of keys to values; got 3",
+            "5:59: unknown name 'windw' in 'windw'; did you mean 'window'? Names here: dtype, window, causal",
+            "6:15: 'extra_cases[0]' must be a mapping of keys to values; got 3",
+            "6:32: unknown axis 'windw'; did you mean 'window'? Axes: dtype, window, causal",
             "7:29: unknown tier 'quik'; did you mean 'quick'? Tiers: other, quick, nightly, full, smoke, each",
             "8:16: 'tiers.other' must be product, zip, pairwise, t-wise (such as 3-wise), sample or first; got 'often'",
         ],
     ),
     "an axis list that is malformed as a whole": (
         HEAD.split("axes", maxsplit=1)[0]
-        + "axes: [m]\nwhere: [{expr: m > 1, because: x}]\ncases: [{m: 1}]\n",
+        + "axes: [m]\nconstraints: [{require: m > 1, because: x}]\nextra_cases: [{m: 1}]\n",
         ["4:7: 'axes' must be a mapping of keys to values; got [m]"],
     ),
     "a key that looks like nothing else": (
@@ -589,12 +612,12 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a malformed argument": (
         HEAD.replace("entry: mypkg.ops:attention", "factory: mypkg.kernels:make")
-        + "call: [q, 2k]\ncompile: {M: rows +, 2N: 1, K: [1]}\n",
+        + "call: [q, 2k]\nfactory_args: {M: rows +, 2N: 1, K: [1]}\n",
         [
             "5:11: 'call[1]': '2k' is neither a number nor a name: '2k'",
-            "6:20: 'compile.M': the expression ends where a value is needed: 'rows +'",
-            "6:22: the name '2N' in 'compile' must be a name: letters, digits and '_', not a digit first",
-            "6:32: 'compile.K' must be a number, true, false, none or an expression; got [1]",
+            "6:25: 'factory_args.M': the expression ends where a value is needed: 'rows +'",
+            "6:27: the name '2N' in 'factory_args' must be a name: letters, digits and '_', not a digit first",
+            "6:37: 'factory_args.K' must be a number, true, false, none or an expression; got [1]",
         ],
     ),
     "a tile without size": (
@@ -606,8 +629,11 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         ],
     ),
     "a key without a value": (
-        HEAD + "where:\ncases: none\n",
-        ["5:1: 'where' has no value", "6:8: 'cases' must be a list; got none"],
+        HEAD + "constraints:\nextra_cases: none\n",
+        [
+            "5:1: 'constraints' has no value",
+            "6:14: 'extra_cases' must be a list; got none",
+        ],
     ),
     "an empty file": (
         "",

@@ -53,8 +53,8 @@ def test_what_is_said_of_shards_is_read():
             ["5:51: 'world' is a number of ranks, 1 or more; got -1"],
         ),
         (
-            GEMM + "cases: [{world: 1.5}]\n",
-            ["5:17: 'world' is a number of ranks, 1 or more; got 1.5"],
+            GEMM + "extra_cases: [{world: 1.5}]\n",
+            ["5:23: 'world' is a number of ranks, 1 or more; got 1.5"],
         ),
         (
             GEMM + "fuzz: {axes: {world: 0..4}}\n",

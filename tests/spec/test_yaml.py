@@ -107,10 +107,10 @@ def test_aliases_do_not_share_values() -> None:
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_byte_order_marks_and_line_endings_change_nothing(ending: str, mark: bytes) -> None:
-    text = (HEAD + "axes: {m: [1]}\nwhere: []\n").replace("\n", ending)
+    text = (HEAD + "axes: {m: [1]}\nconstraints: []\n").replace("\n", ending)
     spec = parse_spec(mark + text.encode())
     assert spec.location("name") == (1, 7)
-    assert spec.location("where") == (5, 8)
+    assert spec.location("constraints") == (5, 14)
     assert spec.location("axes", "m", 0) == (4, 12)
 
 
@@ -121,22 +121,22 @@ def test_columns_count_characters_not_bytes() -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        "expr: windw == 1",
-        "expr: 'windw == 1'",
-        'expr: "windw == 1"',
+        "require: windw == 1",
+        "require: 'windw == 1'",
+        'require: "windw == 1"',
     ],
 )
 def test_a_name_is_found_inside_quotes(written: str) -> None:
-    text = f"{HEAD}axes: {{window: [1]}}\nwhere: [{{because: x, {written}}}]\n"
+    text = f"{HEAD}axes: {{window: [1]}}\nconstraints: [{{because: x, {written}}}]\n"
     column = text.splitlines()[4].index("windw") + 1
     assert message(text).startswith(f"trial.yaml:5:{column}: unknown name 'windw'")
 
 
 @pytest.mark.parametrize("style", [">", "|"])
 def test_a_name_in_folded_text_is_located_at_the_text(style: str) -> None:
-    rule = f"  - because: x\n    expr: {style}\n      w == 1\n      or v\n"
-    text = f"{HEAD}axes: {{w: [1]}}\nwhere:\n{rule}"
-    assert message(text).startswith("trial.yaml:7:11: unknown name 'v'")
+    rule = f"  - because: x\n    require: {style}\n      w == 1\n      or v\n"
+    text = f"{HEAD}axes: {{w: [1]}}\nconstraints:\n{rule}"
+    assert message(text).startswith("trial.yaml:7:14: unknown name 'v'")
 
 
 def test_an_expiry_may_be_quoted_or_not() -> None:
@@ -211,11 +211,11 @@ def test_text_that_is_not_unicode_is_refused() -> None:
 
 
 def test_where_a_spec_is_written_is_known() -> None:
-    spec = parse_spec(HEAD + "axes: {m: [1, 2]}\ncases:\n  - {m: 3}\n", "folder/trial.yaml")
+    spec = parse_spec(HEAD + "axes: {m: [1, 2]}\nextra_cases:\n  - {m: 3}\n", "folder/trial.yaml")
     assert spec.path == Path("folder/trial.yaml")
     assert spec.location("axes", "m", 1) == (4, 15)
-    assert spec.location("extra", 0, "m") == spec.location("cases", 0, "m") == (6, 9)
-    assert spec.key_location("extra", 0, "m") == (6, 6)
+    assert spec.location("extra_cases", 0, "m") == (6, 9)
+    assert spec.key_location("extra_cases", 0, "m") == (6, 6)
     assert str(spec.issue(("axes", "m"), "is wrong")) == "folder/trial.yaml:4:11: is wrong"
     assert spec.location("tiers", "quick") == (1, 1)  # not in the file: where it would belong
 

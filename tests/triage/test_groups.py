@@ -204,7 +204,7 @@ def test_a_refused_invalid_input_is_no_evidence() -> None:
         [
             _result(1, causal=True),
             _result(2, causal=True),
-            replace(_result(3, Status.PASSED, causal=True), origin="reject"),
+            replace(_result(3, Status.PASSED, causal=True), origin="invalid"),
             _result(4, Status.PASSED, causal=False),
         ]
     )

@@ -56,7 +56,9 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
 
 def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
     """The same where the source of what the spec names shows it, with nothing imported."""
-    if spec.context is not None or (spec.entry is not None and (spec.call or spec.constructor)):
+    if spec.context is not None or (
+        spec.entry is not None and (spec.call or spec.constructor_args)
+    ):
         return
     folder = spec.path.resolve().parent
     known: set[str] = set(getattr(family, "optional_axes", ()))
@@ -144,7 +146,9 @@ def _read_by_spec(spec: Spec) -> Iterator[str]:
         if shard.order.startswith("$"):
             yield shard.order[1:]
     expressions: list[object] = [*spec.tile.values()]
-    expressions += [Expression(value) for value in spec.compile.values() if isinstance(value, str)]
+    expressions += [
+        Expression(value) for value in spec.factory_args.values() if isinstance(value, str)
+    ]
     if isinstance(spec.problem, DeclaredProblem):
         outputs = spec.problem.outputs
         for decl in spec.problem.inputs.values():

@@ -50,7 +50,13 @@ def _declared(name: str, spec: Spec, declared: DeclaredProblem, problem: Problem
     said = declared.reference
     reference: Any = load(spec, ("problem", "reference"), said.function)
     called = {"call": said.call, "returns": said.returns}
-    alone = {"entry": said.function, "factory": None, "compile": {}, "constructor": {}, **called}
+    alone = {
+        "entry": said.function,
+        "factory": None,
+        "factory_args": {},
+        "constructor_args": {},
+        **called,
+    }
     function = reference if name == "torch" else torch.compile(reference, dynamic=False)
     entry = Entry(spec.model_copy(update=alone), function, parameters_of(reference))
 

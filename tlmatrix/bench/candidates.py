@@ -122,7 +122,7 @@ def entry_run(
 ) -> Run:
     """Return the entry or factory of a spec, or `target`, called with the entry's arguments.
 
-    `config` are keyword arguments of the entry, or `compile` arguments of the factory.
+    `config` are keyword arguments of the entry, or of the factory.
 
     Raises:
         SpecError: the code does not exist, or does not take these arguments.
@@ -131,8 +131,8 @@ def entry_run(
         update: dict[str, object] = {
             "entry": target,
             "factory": None,
-            "compile": {},
-            "constructor": {},
+            "factory_args": {},
+            "constructor_args": {},
             "returns": (),
         }
         if spec.factory is not None:
@@ -141,7 +141,7 @@ def entry_run(
     elif config and spec.factory is not None:
         made = _arguments(spec, load(spec, ("factory",), spec.factory), config)
         literal = {name: repr(v) if isinstance(v, str) else v for name, v in made.items()}
-        spec = spec.model_copy(update={"compile": {**spec.compile, **literal}})
+        spec = spec.model_copy(update={"factory_args": {**spec.factory_args, **literal}})
     binding = bind(spec, backend, roots=roots)
     if config and spec.entry is not None:
         made = _arguments(spec, load(spec, ("entry",), spec.entry), config)

@@ -112,7 +112,7 @@ def _add_run(commands: _Commands) -> None:
         default="",
         metavar="EXPRESSION",
         help='only matching cases: "causal=true and not dtype=float16", part of an id or of the '
-        "spec's file name, or a kind of case: reject, fuzz, regression, extra",
+        "spec's file name, or a kind of case: invalid, fuzz, regression, extra",
     )
     run.add_argument(
         "--lf",
@@ -163,7 +163,7 @@ def _add_list(commands: _Commands) -> None:
     listing = commands.add_parser(
         "list",
         help="list the cases of specs",
-        description="Count the cases of specs, and those that each `where` rule removes. "
+        description="Count the cases of specs, and those that each constraint removes. "
         "Imports no entry.",
     )
     _add_paths(listing)

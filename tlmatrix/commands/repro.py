@@ -140,7 +140,7 @@ def _phases(phases: Mapping[str, float]) -> str:
 
 def _excerpts(runner: Runner, spec: Spec, case: Case, result: CaseResult) -> Iterator[str]:
     found = [item for item in result.findings if item.tensor is not None and item.index]
-    if not found or case.origin == "reject":
+    if not found or case.origin == "invalid":
         return
     problem, outputs = runner.outputs(spec, case)
     reference = problem.reference()

@@ -65,7 +65,7 @@ def _other(
         changed = {axis: pick.choice(values) for axis, values in offered.items()}
         values = {**case.values, **changed}
         try:
-            if not all(rule.expr.evaluate(values) for rule in spec.where):
+            if not all(rule.expression.evaluate(values) for rule in spec.constraints):
                 continue
             made = family.problem(spec, values, seed=seed + 2, device=device)
             words = ", ".join(f"{axis}={value}" for axis, value in changed.items())

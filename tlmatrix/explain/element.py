@@ -69,7 +69,7 @@ def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> It
     from tlmatrix.backend import EntryError
     from tlmatrix.interpreter import NotMadeError, Unsupported, interpret
 
-    if case.origin == "reject":
+    if case.origin == "invalid":
         raise UsageError(f"{case.id} is an invalid input: the entry refuses it without output")
     name, index = _element(runner, spec, case, options)
     problem, run = runner.prepared(spec, case)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.strategies.optional_axes import SIDES
-from tlmatrix.matrix.fixed import broken_rules
+from tlmatrix.matrix.fixed import broken_constraints
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.lengths import sides_of
 from tlmatrix.spec.values import Value, canonical
@@ -88,7 +88,7 @@ class _Search:
         if self._bounded and not _within(self._spec, case):
             return False
         try:
-            return not broken_rules(self._spec, case)
+            return not broken_constraints(self._spec, case)
         except SpecError:
             return False  # a constraint cannot be evaluated for these values
 

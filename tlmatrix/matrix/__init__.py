@@ -1,4 +1,4 @@
-"""Spec -> cases: strategies, rules, tiers, the ledger of known bugs, and rejects."""
+"""Spec -> cases: tiers, constraints, strategies, known bugs and invalid inputs."""
 
 from tlmatrix.matrix.case import Case, Origin
 from tlmatrix.matrix.expansion import Expansion, expand
@@ -9,23 +9,23 @@ from tlmatrix.matrix.explain import (
     explain,
     find_case,
 )
+from tlmatrix.matrix.invalid_inputs import InvalidCase, invalid_cases
 from tlmatrix.matrix.ledger import expired, known_bug
 from tlmatrix.matrix.proof import Proof
-from tlmatrix.matrix.rejects import RejectCase, reject_cases
 
 __all__ = [
     "Case",
     "CaseNotFoundError",
     "Expansion",
     "Explanation",
+    "InvalidCase",
     "Membership",
     "Origin",
     "Proof",
-    "RejectCase",
     "expand",
     "expired",
     "explain",
     "find_case",
+    "invalid_cases",
     "known_bug",
-    "reject_cases",
 ]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Origin", "seed_from"]
 
-Origin = Literal["tier", "extra", "regression", "reject", "fuzz"]
+Origin = Literal["tier", "extra", "regression", "invalid", "fuzz"]
 
 
 def seed_from(text: str) -> int:

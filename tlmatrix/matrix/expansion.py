@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.proof import Proof
     from tlmatrix.matrix.rules import Row
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.model.spec import Rule, Spec
+    from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["Expansion", "expand"]
@@ -106,8 +106,8 @@ class Expansion:
         return self._space.products
 
     @cached_property
-    def removed(self) -> Mapping[Rule, int | None]:
-        """For each `where` rule alone, how many of the `combinations` it removes.
+    def removed(self) -> Mapping[ConstraintDecl, int | None]:
+        """For each constraint alone, how many of the `combinations` it removes.
 
         Each count is as if there were no other rule: a combination that two rules forbid is
         counted by both, so the sum may exceed what is missing. Exact, and found from the few axes
@@ -116,10 +116,12 @@ class Expansion:
         counts: list[int | None]
         if self.plan.strategy is Strategy.ZIP:
             failing = [self._space.failing(row) for row in _zip_rows(self._space)]
-            counts = [sum(at in each for each in failing) for at in range(len(self.spec.where))]
+            counts = [
+                sum(at in each for each in failing) for at in range(len(self.spec.constraints))
+            ]
         else:
             counts = list(self._space.removed())
-        return dict(zip(self.spec.where, counts, strict=True))
+        return dict(zip(self.spec.constraints, counts, strict=True))
 
     def holds(self, case: Case) -> bool:
         """Whether the case is one of this expansion's."""
@@ -252,11 +254,11 @@ def _nothing_left(expansion: Expansion) -> Issue:
         if not values:
             return spec.issue(("axes", name), f"the axis {name} has no value, so there is no case")
     told = "; ".join(
-        f"{rule.expr.text!r} ({rule.because}) removes {'some' if count is None else count}"
+        f"{rule.text!r}{rule.reason} removes {'some' if count is None else count}"
         for rule, count in expansion.removed.items()
         if count != 0
     )
     return spec.issue(
-        ("where",),
+        ("constraints",),
         f"no case is left in the tier {tier}: of {expansion.combinations} combinations {told}",
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case, Origin
 from tlmatrix.matrix.expansion import expand
-from tlmatrix.matrix.fixed import broken_rules, completed, fixed_cases
+from tlmatrix.matrix.fixed import broken_constraints, completed, fixed_cases
+from tlmatrix.matrix.invalid_inputs import invalid_cases
 from tlmatrix.matrix.ledger import concerns
 from tlmatrix.matrix.reading import read_drawn
-from tlmatrix.matrix.rejects import reject_cases
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 from tlmatrix.spec.values import canonical, label
@@ -20,7 +20,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.spec.model.spec import KnownBug, Rule, Spec
+    from tlmatrix.spec.model.spec import ConstraintDecl, KnownBug, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["CaseNotFoundError", "Explanation", "Membership", "explain", "find_case"]
@@ -42,14 +42,14 @@ class Membership:
 class Explanation:
     """What there is to know about a case before it runs.
 
-    `removed_by` are the `where` rules that it breaks, each with its reason. `known_bugs` are the
+    `removed_by` are the constraints that it violates, each with its reason. `known_bugs` are the
     entries of the ledger that it falls under in the environment given, and `undecided` those that
     depend on names (`arch`, `backend`) which were not given.
     """
 
     case: Case
     tiers: Mapping[str, Membership]
-    removed_by: tuple[Rule, ...]
+    removed_by: tuple[ConstraintDecl, ...]
     known_bugs: tuple[KnownBug, ...]
     undecided: tuple[KnownBug, ...]
 
@@ -70,7 +70,7 @@ def explain(
     Raises CaseNotFoundError for what cannot be a case of the spec.
     """
     case = _as_case(spec, case)
-    removed_by = broken_rules(spec, case)
+    removed_by = broken_constraints(spec, case)
     given = dict(environment or {})
     known = given.keys() | case.values.keys()
     undecided = [bug for bug in spec.known_bugs if not bug.when.names <= known]
@@ -90,13 +90,13 @@ def explain(
 def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     """The case that an id names, whether or not a tier holds it.
 
-    Written cases (regressions, extra cases, rejects) come first; else each `name=label` is looked
-    up among the values of its axis in `tier`, or in the spec and all its tiers; of an axis that
-    fuzzing draws from a range, any value is read. Raises
+    Written cases (regressions, extra cases, invalid inputs) come first; else each
+    `name=label` is looked up among the values of its axis in `tier`, or in the spec and all its
+    tiers; of an axis that fuzzing draws from a range, any value is read. Raises
     CaseNotFoundError, with the nearest word, where an axis or a value does not exist, and
     ValueError for a tier the spec does not have.
     """
-    written = [*fixed_cases(spec), *(each.case for each in reject_cases(spec))]
+    written = [*fixed_cases(spec), *(each.case for each in invalid_cases(spec))]
     for case in written:
         if case.id == case_id:
             return case
@@ -143,12 +143,14 @@ def _no_axis(spec: Spec, name: str) -> str:
     return f"unknown axis {name!r} of {spec.name}{suggestion(name, spec.axes, 'Axes')}"
 
 
-def _membership(spec: Spec, tier: str, case: Case, removed_by: tuple[Rule, ...]) -> Membership:
+def _membership(
+    spec: Spec, tier: str, case: Case, removed_by: tuple[ConstraintDecl, ...]
+) -> Membership:
     for written in fixed_cases(spec):
         if written == case:
             return Membership(included=True, reason=f"it is written in the spec ({written.origin})")
     if removed_by:
-        told = "; ".join(f"{rule.expr.text} ({rule.because})" for rule in removed_by)
+        told = "; ".join(f"{rule.text}{rule.reason}" for rule in removed_by)
         return Membership(included=False, reason=f"where removes it: {told}")
     plan = plan_of(spec, tier)
     for name, values in plan.axes.items():

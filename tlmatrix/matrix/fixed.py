@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.model.spec import Rule, Spec
+    from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["broken_rules", "completed", "fixed_cases", "same_id"]
+__all__ = ["broken_constraints", "completed", "fixed_cases", "same_id"]
 
 
 def fixed_cases(spec: Spec) -> tuple[Case, ...]:
     """The regressions of a spec, then its extra cases, each once.
 
     An axis that an entry leaves out takes the axis's first value. Raises SpecError for a case that
-    a `where` rule excludes (somebody has to decide which of the two is wrong), and for two cases
+    a constraint excludes, and for two cases
     with one id.
     """
     issues: list[Issue] = []
@@ -31,7 +31,9 @@ def fixed_cases(spec: Spec) -> tuple[Case, ...]:
         ("regressions", number, entry.case, "regression", entry.seed)
         for number, entry in enumerate(spec.regressions)
     ]
-    written += [("cases", number, entry, "extra", 0) for number, entry in enumerate(spec.extra)]
+    written += [
+        ("extra_cases", number, entry, "extra", 0) for number, entry in enumerate(spec.extra_cases)
+    ]
     for key, number, entry, origin, seed in written:
         case = Case(spec.name, completed(spec, entry), origin, seed)
         if case in found.values():
@@ -59,17 +61,17 @@ def _excluded(spec: Spec, place: tuple[str, int], case: Case) -> list[Issue]:
     return [
         spec.issue(
             place,
-            f"the rule {rule.expr.text!r} excludes this case ({rule.because}); "
-            "remove the case or change the rule",
+            f"the constraint {rule.text!r} excludes this case{rule.reason}; "
+            "remove the case or change the constraint",
         )
-        for rule in broken_rules(spec, case)
+        for rule in broken_constraints(spec, case)
     ]
 
 
-def broken_rules(spec: Spec, case: Case) -> tuple[Rule, ...]:
-    """The `where` rules that a case breaks, whatever its values."""
+def broken_constraints(spec: Spec, case: Case) -> tuple[ConstraintDecl, ...]:
+    """The constraints that a case does not satisfy."""
     return tuple(
         rule
-        for rule, constraint in zip(spec.where, constraints_of(spec), strict=True)
+        for rule, constraint in zip(spec.constraints, constraints_of(spec), strict=True)
         if not constraint.allows({name: case.values[name] for name in constraint.names})
     )

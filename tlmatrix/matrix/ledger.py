@@ -40,7 +40,7 @@ def concerns(spec: Spec, number: int, case: Case, environment: Mapping[str, obje
     try:
         return bool(bug.when.evaluate(names))
     except ExpressionError as error:
-        if case.origin == "reject":
+        if case.origin == "invalid":
             return False  # its values are wrong on purpose, so no entry is about it
         message = f"{bug.when.text!r} has no value for {case.id}: {error.reason}"
         raise SpecError([spec.issue(("known_bugs", number, "when"), message)]) from error

@@ -77,8 +77,8 @@ def plan_of(spec: Spec, tier: str, seed: int | None = None) -> Plan:
 
 
 def constraints_of(spec: Spec) -> tuple[Constraint, ...]:
-    """The `where` rules of a spec, in their order; they raise SpecError where they fail."""
-    return tuple(_constraint(spec, number) for number in range(len(spec.where)))
+    """The constraints of a spec, in order; evaluation raises SpecError at the constraint."""
+    return tuple(_constraint(spec, number) for number in range(len(spec.constraints)))
 
 
 def describe(values: Mapping[str, Value]) -> str:
@@ -87,7 +87,7 @@ def describe(values: Mapping[str, Value]) -> str:
 
 
 def _constraint(spec: Spec, number: int) -> Constraint:
-    expression = spec.where[number].expr
+    expression = spec.constraints[number].expression
 
     def allows(values: Mapping[str, Value]) -> bool:
         try:
@@ -95,8 +95,8 @@ def _constraint(spec: Spec, number: int) -> Constraint:
         except ExpressionError as error:
             message = (
                 f"{expression.text!r} has no value for {describe(values)}: {error.reason}; "
-                "a rule needs one for all values of the axes it names"
+                "a constraint needs one for all values of the axes it names"
             )
-            raise SpecError([spec.issue(("where", number, "expr"), message)]) from error
+            raise SpecError([spec.issue(("constraints", number, "require"), message)]) from error
 
     return Constraint(tuple(sorted(expression.names)), allows, expression.text, solvable=True)

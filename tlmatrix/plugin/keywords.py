@@ -3,7 +3,7 @@
 `-k "causal=true and dtype=float16"` becomes `-k ":causal:true: and :dtype:float16:"`, and every
 case carries the keywords `:axis:value:` of its values. The colons on both ends make the match
 exact: `head_dim=64` does not select `head_dim=640`. A word without `=` matches as in pytest: a part
-of the id of a case, of the name of its spec's file or folder, or of its kind (`reject`, `fuzz`,
+of the id of a case, of the name of its spec's file or folder, or of its kind (`invalid`, `fuzz`,
 `regression`, `extra`).
 """
 
@@ -82,7 +82,7 @@ def _compiled(expression: str) -> tuple[str, grammar.Expression]:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise KeywordError(
             f"-k {expression!r} is invalid: {reason}; write terms such as axis=value, a part of an "
-            "id, or reject, joined by and, or, not and parentheses"
+            "id, or invalid, joined by and, or, not and parentheses"
         ) from error
     return rewritten, compiled
 

@@ -32,7 +32,7 @@ class CaseSetup:
     def covers(self, changed: Mapping[str, Value]) -> bool:
         """Whether the spec covers the case with these axes changed.
 
-        The spec must list each changed value on its axis, and all its `where` rules must hold.
+        The spec must list each changed value on its axis, and satisfy all its constraints.
         """
         for axis, value in changed.items():
             listed = self.spec.axes.get(axis, ())
@@ -41,8 +41,8 @@ class CaseSetup:
         return self.satisfies_where({**self.values, **changed})
 
     def satisfies_where(self, values: Mapping[str, Value]) -> bool:
-        """Whether axis values satisfy the `where` rules of the spec."""
-        return all(bool(rule.expr.evaluate(values)) for rule in self.spec.where)
+        """Whether axis values satisfy the constraints of the spec."""
+        return all(bool(rule.expression.evaluate(values)) for rule in self.spec.constraints)
 
     def dtype(self, name: str) -> Any:  # noqa: ANN401 - a torch.dtype or its name
         """A dtype for the code under test: a torch.dtype for an entry, its name for a factory."""
@@ -68,15 +68,15 @@ def compile_key(
     """A key that is equal for cases with the same compiled kernel.
 
     For an entry: all axes except those in `data`, which kernels take at run time. For a factory:
-    the values of its `compile` arguments, and the axes in `kept`, which the compiler sees in the
+    the values of its arguments, and the axes in `kept`, which the compiler sees in the
     tensors; all axes if an argument cannot be evaluated with `names`.
     """
     if spec.entry is not None:
         return canonical({axis: value for axis, value in values.items() if axis not in data})
     arguments: dict[str, Any] = {axis: values[axis] for axis in kept if axis in values}
     try:
-        for name, value in spec.compile.items():
-            arguments[f"compile.{name}"] = (
+        for name, value in spec.factory_args.items():
+            arguments[f"factory_args.{name}"] = (
                 Expression(value).evaluate(names) if isinstance(value, str) else value
             )
         return canonical(arguments)
@@ -94,7 +94,7 @@ def listed_axis_values(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str,
             for number, value in enumerate(listed):
                 yield ("tiers", tier, "axes", axis, number), axis, value
     regressions = tuple(each.case for each in spec.regressions)
-    for key, cases in (("cases", spec.extra), ("regressions", regressions)):
+    for key, cases in (("extra_cases", spec.extra_cases), ("regressions", regressions)):
         for number, case in enumerate(cases):
             for axis, value in case.items():
                 yield (key, number, axis), axis, value

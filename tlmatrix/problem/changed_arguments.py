@@ -25,7 +25,7 @@ def with_changed_arguments(problem: Problem, changes: Mapping[str, Value]) -> Pr
 
     A scalar or list replaces the argument; a list in place of a tensor becomes a tensor with its
     dtype and device. A mapping changes part of a tensor: `{dtype: float32}`, `{shape: [3, 4]}`
-    (zeros of that shape), `{device: meta}`; `k.dtype: float32` is short for `k: {dtype: float32}`.
+    (zeros of that shape), `{device: meta}`; the name `k.dtype` changes one part.
 
     Raises:
         ValueError: the problem has no argument of a name, or the change does not fit it.

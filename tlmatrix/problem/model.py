@@ -191,10 +191,10 @@ class Relation:
 class Problem:
     """Arguments for an entry, the expected results, and how they are checked.
 
-    `names` are all names for parameters of an entry and expressions of `compile` and `call`: axes,
-    names derived from them, and tensors. `inputs` are the tensors among them that the entry must
-    not change. Gradients are those of `torch.autograd.grad` of the outputs in `cotangents`, with
-    respect to the inputs that are values of `gradient_of`.
+    `names` are all names for parameters of an entry and expressions of `factory_args` and `call`:
+    axes, names derived from them, and tensors. `inputs` are the tensors among them that the entry
+    must not change. Gradients are those of `torch.autograd.grad` of the outputs in `cotangents`,
+    with respect to the inputs that are values of `gradient_of`.
     """
 
     values: Mapping[str, Value]

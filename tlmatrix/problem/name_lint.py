@@ -1,4 +1,4 @@
-"""Checks the names of a problem in `call`, `compile`, `returns` and `tolerance` of a spec."""
+"""Checks the names of a problem in `call`, `factory_args`, `returns` and `tolerance` of a spec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["lint_arguments", "lint_results"]
 
 
 def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str]) -> Iterator[Issue]:
-    """An issue for each unknown name in `call` and `compile`, and each tensor in `compile`.
+    """An issue for each unknown name in `call` and `factory_args`, and each tensor in the latter.
 
     Known are `names`, `tensors`, and the axes and `returns` of the spec.
     """
@@ -29,7 +29,7 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
             if name not in everything and name not in spec.results:
                 hint = nearest(name, everything)
                 yield spec.issue(("call", key), f"call: the problem has no {name!r}{hint}")
-    for argument, value in spec.compile.items():
+    for argument, value in spec.factory_args.items():
         if not isinstance(value, str):
             continue
         try:
@@ -40,7 +40,7 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
             tensor = "a tensor, which has no value at compile time"
             what = tensor if name in tensors else f"unknown{nearest(name, known)}"
             yield spec.issue(
-                ("compile", argument), f"compile: {argument}: the name {name!r} is {what}"
+                ("factory_args", argument), f"factory_args: {argument}: the name {name!r} is {what}"
             )
 
 

@@ -31,7 +31,7 @@ def lint_optional_axes(spec: Spec, family: Family) -> Iterator[Issue]:
     """An issue for each optional axis, in a case or in `fuzz`, that the family does not read."""
     known = optional_axes(family)
     regressions = tuple(each.case for each in spec.regressions)
-    for key, cases in (("cases", spec.extra), ("regressions", regressions)):
+    for key, cases in (("extra_cases", spec.extra_cases), ("regressions", regressions)):
         for number, case in enumerate(cases):
             for axis in case:
                 if axis not in spec.axes and axis not in known:

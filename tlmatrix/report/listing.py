@@ -30,8 +30,8 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     )
     parts = {
         "regression": len(spec.regressions),
-        "explicit case": len(spec.extra),
-        "reject": len(plan.rejects),
+        "extra case": len(spec.extra_cases),
+        "invalid input": len(plan.invalid),
         "known bug": len(spec.known_bugs),
     }
     counts = ", ".join(count(items, name) for name, items in parts.items() if items)
@@ -47,7 +47,7 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
         yield f"    other tiers: {', '.join(others)}"
     for rule, removed in expansion.removed.items():
         number = "too many to count" if removed is None else f"{removed:,}"
-        yield f"    where {rule.expr.text}: removes {number}, {rule.because}"
+        yield f"    constraint {rule.text}{rule.reason}: removes {number}"
     if cases:
         for case in plan.cases():
             origin = "" if case.origin == "tier" else f"  ({case.origin})"
@@ -64,7 +64,7 @@ def explain_lines(explanation: Explanation) -> Iterator[str]:
     for tier, membership in explanation.tiers.items():
         yield f"    {tier}: {'yes' if membership.included else 'no'}, {membership.reason}"
     for rule in explanation.removed_by:
-        yield f"    removed by where {rule.expr.text}: {rule.because}"
+        yield f"    removed by the constraint {rule.text}{rule.reason}"
     for bug in explanation.known_bugs:
         yield f"    known bug {bug.issue} until {bug.expires} ({bug.mode}): {bug.when.text}"
     for bug in explanation.undecided:

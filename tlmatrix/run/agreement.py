@@ -116,17 +116,22 @@ class _Other:
         arguments = {name: value for name, value in given.items() if name not in axes}
         backend = _backend(rule, others.harness.backend)
         same = canonical(values) == canonical(dict(case.values)) and not arguments
-        if backend is None or (same and not (rule.compile or rule.entry or rule.backend)):
+        if backend is None or (same and not (rule.factory_args or rule.entry or rule.backend)):
             return None
-        if not all(rule.expr.evaluate(values) for rule in spec.where):
+        if not all(rule.expression.evaluate(values) for rule in spec.constraints):
             return None
         changes: dict[str, Any] = {}
         if rule.entry is not None:
-            changes |= {"entry": rule.entry, "factory": None, "compile": {}, "constructor": {}}
+            changes |= {
+                "entry": rule.entry,
+                "factory": None,
+                "factory_args": {},
+                "constructor_args": {},
+            }
             if spec.factory is not None:
                 changes["call"] = ()
-        if rule.compile:
-            changes["compile"] = {**spec.compile, **rule.compile}
+        if rule.factory_args:
+            changes["factory_args"] = {**spec.factory_args, **rule.factory_args}
         words = _words(spec, case, rule, given, others.harness.backend)
         other = spec.model_copy(update=changes)
         return cls(spec, problem, others, number, rule, other, values, arguments, backend, words)
@@ -185,7 +190,10 @@ def _other_value(
         value
         for value in spec.axes[axis]
         if canonical(value) != mine
-        and all(rule.expr.evaluate({**case.values, **given, axis: value}) for rule in spec.where)
+        and all(
+            rule.expression.evaluate({**case.values, **given, axis: value})
+            for rule in spec.constraints
+        )
     ]
     if not offered:
         return None
@@ -214,9 +222,9 @@ def _words(
         f"{name}={label(case.values[name])}" if name in case.values else f"{name} unchanged"
         for name in given
     ]
-    for name, value in rule.compile.items():
+    for name, value in rule.factory_args.items():
         other.append(f"{name}={value}")
-        own.append(f"{name}={spec.compile.get(name, 'its default')}")
+        own.append(f"{name}={spec.factory_args.get(name, 'its default')}")
     if rule.entry is not None:
         other.append(rule.entry)
         own.append(str(spec.entry or spec.factory))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.run.harness import case_seed, reject_of
+from tlmatrix.run.harness import case_seed, invalid_input_of
+from tlmatrix.run.invalid_inputs import check_invalid_input
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
-from tlmatrix.run.rejects import judge_reject
 from tlmatrix.run.result import Status
 from tlmatrix.run.returned import narrowed
 from tlmatrix.spec.issues import SpecError
@@ -78,8 +78,8 @@ def _findings(
         problem = harness.problem(bound, spec, case, options.seed)
     measurements.measure_inputs(problem)
     run_entry = harness.entry(bound.binding, measurements)
-    if case.origin == "reject":
-        return judge_reject(reject_of(spec, case), problem, run_entry)
+    if case.origin == "invalid":
+        return check_invalid_input(invalid_input_of(spec, case), problem, run_entry)
     problem = narrowed(problem, harness.returned(bound, spec, case, options.seed))
     problem = _with_agreements(harness, bound, spec, case, problem, options, measurements)
     return _judge(harness, spec, case, problem, run_entry, options, measurements)

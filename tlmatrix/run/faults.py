@@ -25,7 +25,7 @@ _WHOSE = {
 _NO_MEMORY = {
     "entry": "its own buffers do not fit beside the case's inputs of {inputs}",
     "problem": "the case is too large for this GPU, or other processes hold its memory: give each "
-    "GPU fewer workers (-n), or leave the case to larger ones with `where`",
+    "GPU fewer workers (-n), or leave the case to larger ones with `constraints`",
     "judge": "float64 copies do not fit beside the case's inputs of {inputs}: give each GPU fewer "
     "workers (-n), or make the case smaller",
 }

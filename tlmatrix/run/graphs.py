@@ -45,7 +45,7 @@ def with_cuda_graph(spec: Spec, case: Case, problem: Problem, backend: Backend) 
         if other is not None and _differ_in_data_alone(problem, other):
             because = "the call was captured to a CUDA graph once, and replayed with other data"
             relation = repeated(other, problem, because)
-            refused = None if refusal is None else (refusal.raises, refusal.matching)
+            refused = None if refusal is None else (refusal.raises, refusal.message)
             exact = rule.mode != "bounded"
             yield replace(relation, name=CUDA_GRAPH, captured=True, refused=refused, exact=exact)
 

@@ -14,7 +14,7 @@ from tlmatrix.backend import bind, execute, refuse_unknown_axes
 from tlmatrix.extensions import distributed
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counting
-from tlmatrix.run.rejects import reject_problem
+from tlmatrix.run.invalid_inputs import invalid_problem
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.model.sharding import has_ranks
 
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
     from tlmatrix.run.measurements import Measurements
-    from tlmatrix.spec.model.spec import Reject, Spec
+    from tlmatrix.spec.model.invalid_inputs import InvalidInput
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["BoundSpec", "Harness", "case_seed", "reject_of"]
+__all__ = ["BoundSpec", "Harness", "case_seed", "invalid_input_of"]
 
 
 def case_seed(case: Case, seed: int = 0) -> int:
@@ -101,8 +102,10 @@ class Harness:
         def make(values: Mapping[str, Value]) -> Problem:
             return bound.family.problem(spec, values, seed=seed, device=self.backend.device)
 
-        if case.origin == "reject":
-            return reject_problem(spec, case, reject_of(spec, case), make, bound.binding.parameters)
+        if case.origin == "invalid":
+            return invalid_problem(
+                spec, case, invalid_input_of(spec, case), make, bound.binding.parameters
+            )
         from tlmatrix.problem.relations.user import with_user_relations
 
         problem = make(case.values)
@@ -181,8 +184,8 @@ class Harness:
         return self._executors
 
 
-def reject_of(spec: Spec, case: Case) -> Reject:
-    """The entry of `rejects` that a case is of."""
-    from tlmatrix.matrix import reject_cases
+def invalid_input_of(spec: Spec, case: Case) -> InvalidInput:
+    """The invalid input that a case was made from."""
+    from tlmatrix.matrix import invalid_cases
 
-    return next(item.reject for item in reject_cases(spec) if item.case == case)
+    return next(item.invalid for item in invalid_cases(spec) if item.case == case)

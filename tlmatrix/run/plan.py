@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend.axes import unread_axes
 from tlmatrix.extensions import distributed
-from tlmatrix.matrix import expand, expired, reject_cases
+from tlmatrix.matrix import expand, expired, invalid_cases
 from tlmatrix.problem import family_for
 from tlmatrix.problem.optional_axes import lint_optional_axes
 from tlmatrix.problem.relations.user import lint_relations
@@ -19,7 +19,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tlmatrix.matrix import Case, Expansion, RejectCase
+    from tlmatrix.matrix import Case, Expansion, InvalidCase
     from tlmatrix.problem import Family
     from tlmatrix.spec.model.spec import Spec
 
@@ -34,23 +34,23 @@ REGRESSIONS = "-regressions"
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases of a spec in one tier, and its rejects; made as they are asked for."""
+    """The cases of a spec in one tier, and its invalid inputs; made lazily."""
 
     spec: Spec
     tier: str
     expansion: Expansion
-    rejects: tuple[RejectCase, ...]
+    invalid: tuple[InvalidCase, ...]
     family: Family
 
     def cases(self) -> Iterator[Case]:
         """Every case in running order, bad input last."""
         yield from self.expansion.cases
-        for reject in self.rejects:
-            yield reject.case
+        for each in self.invalid:
+            yield each.case
 
     def count(self) -> int:
         """How many cases there are, without making them."""
-        return self.expansion.count() + len(self.rejects)
+        return self.expansion.count() + len(self.invalid)
 
     def refuse_too_many(self) -> None:
         """Raises SpecError where the tier has more cases than one run can hold."""
@@ -61,7 +61,7 @@ class Plan:
             f"the tier {self.tier} ({self.expansion.strategy}) has {counted}{self.count():,} "
             f"cases, and a run holds {MOST_CASES:,}; choose a tier that picks some (pairwise, "
             "or {strategy: sample, size: 1000}), list fewer values in the tier's 'axes', or add "
-            "'where' rules"
+            "'constraints'"
         )
         raise SpecError([self.spec.issue(("tiers", self.tier), message)])
 
@@ -80,7 +80,7 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
 
     Raises:
         SpecError: the family finds fault with the spec, the tier is unknown or leaves no case, a
-            known bug is past its date, or a reject is also a case that must pass.
+            known bug is past its date, or an invalid input is also a case that must pass.
     """
     family = family_for(spec)
     issues = [
@@ -97,16 +97,16 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
     if issues:
         raise SpecError(issues)
     expansion = expand(spec, tier, seed=seed)
-    rejects = reject_cases(spec)
+    invalid = invalid_cases(spec)
     issues = [
         spec.issue(
-            ("rejects", number),
-            f"{item.case.id} is also a case of the tier {tier}, which must pass; "
-            "exclude it with `where`, or set another value",
+            each.invalid.path,
+            f"{each.case.id} is also a case of the tier {tier}, which must pass; "
+            "exclude it with a constraint, or set another value",
         )
-        for number, item in enumerate(rejects)
-        if expansion.holds(item.case)
+        for each in invalid
+        if expansion.holds(each.case)
     ]
     if issues:
         raise SpecError(issues)
-    return Plan(spec, tier, expansion, rejects, family)
+    return Plan(spec, tier, expansion, invalid, family)

@@ -271,7 +271,7 @@ class Runner:
             )
             return Outcome(Status.SKIPPED, reason=SkipReason.DEVICE, message=message)
         # An invalid input must raise before any kernel is launched, so it runs on any backend.
-        executes = self.backend.executes or case.origin == "reject"
+        executes = self.backend.executes or case.origin == "invalid"
         judge_case = execute_case if executes else compile_case
         try:
             return judge_case(self._harness, spec, case, options, measurements)

@@ -30,7 +30,11 @@ def json_schema() -> dict[str, Any]:
     schema = _tidy(Spec.model_json_schema(schema_generator=_WithoutTitles))
     rules = {
         "oneOf": [{"required": ["entry"]}, {"required": ["factory"]}],
-        "dependencies": {"factory": ["call"], "compile": ["factory"], "construct": ["entry"]},
+        "dependencies": {
+            "factory": ["call"],
+            "constructor_args": ["entry"],
+            "factory_args": ["factory"],
+        },
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, **rules}
 

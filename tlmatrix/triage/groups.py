@@ -85,7 +85,7 @@ def _groups_of(results: Sequence[CaseResult]) -> Iterator[Group]:
     passed = [
         result
         for result in results
-        if result.status is Status.PASSED and result.origin != "reject"
+        if result.status is Status.PASSED and result.origin != "invalid"
     ]  # fmt: skip
     failing = [result for result in results if result.failed]
     ungrouped = [result for result in failing if not _wrong_numbers(result)]

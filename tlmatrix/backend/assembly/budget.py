@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.backend.assembly.compiled import CompiledKernel, MachineCode
-    from tlmatrix.spec.model.spec import AssemblyRule, Spec
+    from tlmatrix.spec.model.spec import CodegenRule, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["check_budgets"]
@@ -49,7 +49,7 @@ def check_budgets(
         return findings
     arch = kernels[0].arch
     names = {**values, "arch": arch, "backend": "compile"}
-    for rule in spec.assembly:
+    for rule in spec.codegen:
         if rule.when is not None and not rule.when.evaluate(names):
             continue
         matching = [kernel for kernel in kernels if rule.kernel in (None, kernel.kernel)]
@@ -84,7 +84,7 @@ def _check_hardware(kernel: CompiledKernel) -> Iterator[Finding]:
         yield from _check_limit(kernel, part, "tensor_memory", _TENSOR_MEMORY, f"{kernel.arch} has")
 
 
-def _check_rule(rule: AssemblyRule, kernel: CompiledKernel, part: MachineCode) -> Iterator[Finding]:
+def _check_rule(rule: CodegenRule, kernel: CompiledKernel, part: MachineCode) -> Iterator[Finding]:
     for instruction in rule.instructions:
         if not part.has(instruction):
             near = sorted(

@@ -73,9 +73,9 @@ def _entry(spec: Spec, found: Callable[..., Any]) -> tuple[Callee, bool, frozens
         module = module_entry(spec, found)
         taken = module.parameters
         return module, True, taken if taken is None or not spec.call else taken | named
-    if spec.constructor:
-        message = "construct: the entry is no class of nn.Module, so nothing is constructed"
-        raise BindingError([spec.issue(("construct",), message)])
+    if spec.constructor_args:
+        message = "constructor_args: the entry is no class of nn.Module, so nothing is constructed"
+        raise BindingError([spec.issue(("constructor_args",), message)])
     parameters = parameters_of(found)
     if is_tilelang_factory(found):
         callee: Callee = JitEntry(spec, found, parameters or {})

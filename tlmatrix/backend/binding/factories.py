@@ -48,21 +48,21 @@ class Factory:
         return launch(self.spec, kernel, arguments, problem.returns[:1])
 
     def _kernel(self, names: Names) -> Callable[..., Any]:
-        arguments = {name: self._compiled(name, names) for name in self.spec.compile}
+        arguments = {name: self._compiled(name, names) for name in self.spec.factory_args}
         key = canonical({name: _plain(value) for name, value in arguments.items()})
         if key not in self.kernels:
             self.kernels[key] = self._build(arguments)
         return self.kernels[key]
 
     def _compiled(self, name: str, names: Names) -> object:
-        value = self.spec.compile[name]
+        value = self.spec.factory_args[name]
         if not isinstance(value, str):
             return value
         try:
             return expression(value).evaluate(names)
         except ExpressionError as error:
             raise BindingError(
-                [self.spec.issue(("compile", name), f"compile: {name}: {error}")]
+                [self.spec.issue(("factory_args", name), f"factory_args: {name}: {error}")]
             ) from error
 
     def _build(self, arguments: dict[str, Any]) -> Callable[..., Any]:
@@ -102,8 +102,8 @@ class Factory:
                 raise BindingError(
                     [
                         self.spec.issue(
-                            ("compile", name),
-                            f"compile: {self.spec.factory!r} has no parameter {name!r}"
+                            ("factory_args", name),
+                            f"factory_args: {self.spec.factory!r} has no parameter {name!r}"
                             + suggestion(name, parameters, "It takes"),
                         )
                     ]

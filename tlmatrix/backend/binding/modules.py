@@ -69,7 +69,7 @@ class ModuleEntry:
         return frozenset(read)
 
     def _constructed_with(self, names: Names) -> dict[str, Any]:
-        found = {name: self._constant(name, names) for name in self.spec.constructor}
+        found = {name: self._constant(name, names) for name in self.spec.constructor_args}
         if found or self.constructor is None:
             return found
         axes = {name: names[name] for name in self.spec.axes if name in names}
@@ -79,24 +79,24 @@ class ModuleEntry:
             return misfit(
                 self.spec,
                 f"no axis for {name!r} of its constructor{words}; or say what "
-                f"it gets under `construct`: {{{name}: …}}",
+                f"it gets under `constructor_args`: {{{name}: …}}",
             )
 
         return dict(by_name(self.constructor, axes, missing).keywords)
 
     def _constant(self, name: str, names: Names) -> Any:  # noqa: ANN401 - an argument
-        value = self.spec.constructor[name]
+        value = self.spec.constructor_args[name]
         taken = self.constructor
         if taken is not None and not takes_any_keyword(taken) and name not in taken:
             words = suggestion(name, taken, "It takes")
             message = f"the constructor has no parameter {name!r}{words}"
-            raise wrong_of(self.spec)(("construct", name), message)
+            raise wrong_of(self.spec)(("constructor_args", name), message)
         if not isinstance(value, str):
             return value
         try:
             return expression(value).evaluate(names)
         except ExpressionError as error:
-            raise wrong_of(self.spec)(("construct", name), f"{name}: {error}") from error
+            raise wrong_of(self.spec)(("constructor_args", name), f"{name}: {error}") from error
 
     def _make(self, arguments: dict[str, Any], device: torch.device) -> torch.nn.Module:
         gpus = [device] if device.type == "cuda" else []

@@ -129,8 +129,8 @@ class _Writer:
             outputs=tuple(self._output(each) for each in interface.outputs),
             reference=reference,
             stub=() if reference is not None else tuple(self._stub()),
-            compile=tuple(self._compile()) if interface.factory else (),
-            construct=tuple(
+            factory_args=tuple(self._compile()) if interface.factory else (),
+            constructor_args=tuple(
                 Line(each.name, self._value(each))
                 for each in interface.construct
                 if each.name in self.axes or not each.default
@@ -139,7 +139,7 @@ class _Writer:
             returns=self._returns(),
             axes=self.axes,
             remarks=self.remarks,
-            where=tuple(self._where()),
+            constraints=tuple(self._where()),
             tolerance=tuple(self._tolerance()),
             fuzz=tuple(self._fuzz()),
             notes=tuple(self.notes),

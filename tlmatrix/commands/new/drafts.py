@@ -44,13 +44,13 @@ class Draft:
     outputs: tuple[Line, ...] = ()
     reference: Reference | None = None
     stub: tuple[str, ...] = ()
-    compile: tuple[Line, ...] = ()
-    construct: tuple[Line, ...] = ()
+    factory_args: tuple[Line, ...] = ()
+    constructor_args: tuple[Line, ...] = ()
     call: tuple[str, ...] | tuple[Line, ...] | None = None
     returns: tuple[str, ...] | tuple[Line, ...] = ()
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
-    where: tuple[tuple[str, str], ...] = ()
+    constraints: tuple[tuple[str, str], ...] = ()
     tolerance: tuple[Line, ...] = ()
     fuzz: tuple[Line, ...] = ()
     notes: tuple[str, ...] = ()

@@ -86,7 +86,7 @@ def _gemm(target: Target, interface: Interface) -> Draft | None:
         target.text,
         factory=interface.factory,
         problem="gemm",
-        compile=tuple(lines) if interface.factory else (),
+        factory_args=tuple(lines) if interface.factory else (),
         call=tuple(given)
         if interface.factory
         else None
@@ -168,7 +168,7 @@ def _attention(target: Target, interface: Interface, recognition: Recognition) -
         call=None if plain else (tuple(line.value for line in call) if target.positional else call),
         returns=("out", "lse")[: len(interface.results)] if len(interface.results) > 1 else (),
         axes=axes,
-        where=(("window is none or causal", "a window is causal by definition"),)
+        constraints=(("window is none or causal", "a window is causal by definition"),)
         if "window" in axes
         else (),
         notes=(

@@ -50,7 +50,7 @@ def signature_draft(target: Target) -> Draft:
             spec_name(target.text), summary_of(target), target.text,
             factory=False, problem="attention",
             axes=axes | dict(_own_axes(parameters, known)),
-            where=(_CAUSAL,) if "window" in axes else (),
+            constraints=(_CAUSAL,) if "window" in axes else (),
         )  # fmt: skip
     if {"a", "b"} <= names:
         flags = ("transpose_a", "transpose_b", "accumulate")
@@ -154,7 +154,7 @@ def untraced_draft(target: Target, error: Exception) -> Draft:
             why,
             "The same in plain PyTorch; called in float64.",
         ),
-        compile=compiled,
+        factory_args=compiled,
         call=("x",),
         returns=("out",),
         axes={"dtype": ("float16",), "rows": ("64", "65"), "cols": ("64",)},

@@ -36,10 +36,10 @@ def _lines(draft: Draft) -> Iterator[str]:
     else:
         yield from _declared(draft)
     yield f"{'factory' if draft.factory else 'entry'}: {draft.target}"
-    if draft.compile:
-        yield from _mapping("compile", draft.compile)
-    if draft.construct:
-        yield from _mapping("construct", draft.construct)
+    if draft.factory_args:
+        yield from _mapping("factory_args", draft.factory_args)
+    if draft.constructor_args:
+        yield from _mapping("constructor_args", draft.constructor_args)
     if draft.call is not None:
         yield from _either("call", draft.call)
     if draft.returns:
@@ -48,11 +48,11 @@ def _lines(draft: Draft) -> Iterator[str]:
     yield "axes:"
     for name, values in draft.axes.items():
         yield from _axis(name, values, draft.remarks.get(name, ""))
-    if draft.where:
+    if draft.constraints:
         yield ""
-        yield "where:"
-        for rule, because in draft.where:
-            yield f"  - {{expr: {quoted(rule)}, because: {quoted(because)}}}"
+        yield "constraints:"
+        for rule, because in draft.constraints:
+            yield f"  - {{require: {quoted(rule)}, because: {quoted(because)}}}"
     if draft.tolerance:
         yield from ("", *_mapping("tolerance", draft.tolerance))
     if draft.fuzz:

@@ -179,8 +179,8 @@ def _split(
         rows = owners(list(_lengths(dim)), world, order, shard.uneven)
     except UnevenError as error:
         parts = f"{error.count} chunks (zigzag)" if order == "zigzag" else f"{error.count} ranks"
-        rule = f"{{expr: {dim.name} % {'(2 * world)' if order == 'zigzag' else 'world'} == 0}}"
-        rest = f"a rule such as where: [{rule}]" if dim.name in spec.axes else "other lengths"
+        rule = f"{dim.name} % {'(2 * world)' if order == 'zigzag' else 'world'} == 0"
+        rest = f"constraints: [{rule}]" if dim.name in spec.axes else "other lengths"
         message = (
             f"shards: {name}: {dim.name} is {error.length}, which {parts} cannot share evenly. "
             "If the entry takes such lengths, set uneven: balanced or uneven: ceil; if not, "

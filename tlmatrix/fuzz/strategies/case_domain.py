@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.tiers import Plan
     from tlmatrix.problem import Family
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.model.spec import Rule, Spec
+    from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["CaseDomain", "Configuration", "case_domain"]
@@ -104,7 +104,7 @@ class CaseDomain:
     lengths: Mapping[str, Lengths]
     space: Space
     optional: OptionalAxes
-    length_constraints: tuple[Rule, ...] = ()
+    length_constraints: tuple[ConstraintDecl, ...] = ()
     only: bool = False
 
     @property
@@ -144,7 +144,7 @@ def case_domain(
             domains[name] = domains[name].within(most) or domains[name]
     fixed = {name: domain for name, domain in domains.items() if name not in free_names}
     free = {name: domain for name, domain in domains.items() if name in free_names}
-    of_lengths = tuple(each for each in spec.where if each.expr.names & packed.keys())
+    of_lengths = tuple(each for each in spec.constraints if each.expression.names & packed.keys())
     space = _space(spec, plan, {**fixed, **free}, packed)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
         return case_domain(spec, tier, among=among)
@@ -243,7 +243,7 @@ def _space(
                 f"{_MOST_COMBINATIONS}; narrow the range of {' and '.join(ranged)} in 'fuzz.axes'"
             )
             number = plan.constraints.index(constraint)
-            issues.append(spec.issue(("where", number, "expr"), message))
+            issues.append(spec.issue(("constraints", number, "require"), message))
     if issues:
         raise SpecError(issues)
     return space

@@ -98,7 +98,9 @@ def _with_valid_lengths(case_domain: CaseDomain, values: dict[str, Value], batch
 def _satisfies(case_domain: CaseDomain, values: Mapping[str, Value]) -> bool:
     """Whether the constraints on lengths hold; one that cannot be evaluated does not."""
     try:
-        return all(bool(each.expr.evaluate(values)) for each in case_domain.length_constraints)
+        return all(
+            bool(each.expression.evaluate(values)) for each in case_domain.length_constraints
+        )
     except ExpressionError:
         return False
 

@@ -74,7 +74,7 @@ def _fixed(axis: str, lengths: Lengths | None) -> bool:
 
 
 def _check_raised(spec: Spec, raised: tuple[str, ...], lengths: Lengths) -> None:
-    constrained = {name for constraint in spec.where for name in constraint.expr.names}
+    constrained = {name for constraint in spec.constraints for name in constraint.expression.names}
     for axis in raised:
         most = lengths.longest(SIDES[axis])
         for index, value in enumerate(spec.axes[axis]):

@@ -87,7 +87,7 @@ class Setting:
             raise AxisError(
                 "window",
                 f"window {window} without causal; a window is causal by definition: add "
-                "where: {expr: window is none or causal}",
+                "constraints: [window is none or causal]",
             )
         for axis, longest in (
             ("max_seqlen_q", max(lengths_q, default=0)),

@@ -334,8 +334,8 @@ DOCUMENT = Document(
     """\
 `problem: attention` provides inputs, a float64 reference with gradients, and metamorphic relations
 of scaled dot product attention. The parameters of an entry select arguments by name; `call`,
-`compile`, `tile` and `where` use the same names, and all axes. An axis that neither the problem nor
-the entry takes is an error. Caches and padded tensors have
+`factory_args`, `tile` and `constraints` use the same names, and all axes. An axis that neither the
+problem nor the entry takes is an error. Caches and padded tensors have
 [a guide](../../guides/attention-layouts.md).""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",

@@ -29,9 +29,9 @@ DOCUMENT = Document(
     "A declared problem",
     """\
 A mapping at `problem` declares inputs, outputs and a reference
-([spec](../spec.md#a-declared-problem)). Its names are those in the spec, and the few below. The
-parameters of an entry select arguments by name; `call`, `compile`, `tile` and `where` use the same
-names.""",
+([spec](../spec-keys.md#a-declared-problem)). Its names are those in the spec, and the few below.
+The parameters of an entry select arguments by name; `call`, `factory_args`, `tile` and
+`constraints` use the same names.""",
     ROWS,
     """\
 ## Names from the spec
@@ -46,6 +46,6 @@ entry and reference get a `torch.dtype` |
 | `inputs: {x: {..., grad: true}}` | `dx` | the gradient of `x`, of its shape and dtype |
 | an input with `grad`, and an output `y` | `dy` | the cotangent of `y`, which a factory may take |
 
-Every axis must be used: by a shape, a dtype, `between`, `compile`, `tile`, or a parameter of the
-entry or the reference.""",
+Every axis must be used: by a shape, a dtype, `between`, `factory_args`, `tile`, or a parameter of
+the entry or the reference.""",
 )

@@ -84,9 +84,9 @@ DOCUMENT = Document(
     "The problem `gemm`",
     """\
 `problem: gemm` computes c = op(a) @ op(b), or c += op(a) @ op(b). The
-parameters of an entry select arguments by name; `call`, `compile`, `tile` and `where` use the same
-names, and all axes. An axis that neither the problem nor the entry takes is an error. There are no
-gradients.""",
+parameters of an entry select arguments by name; `call`, `factory_args`, `tile` and
+`constraints` use the same names, and all axes. An axis that neither the problem nor the entry takes
+is an error. There are no gradients.""",
     ROWS,
     "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
 )

@@ -2,7 +2,7 @@
 
 Each changes the order, the memory layout, the number of heads or the mask, but not the mathematics.
 An identity applies only if the spec covers the other problem: its axis lists the needed value, and
-the `where` rules allow it.
+the constraints allow it.
 """
 
 from __future__ import annotations

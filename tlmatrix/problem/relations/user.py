@@ -257,7 +257,9 @@ class _UserRelation:
         cut = seeded_random(self.seed).randrange(1, size)
         parts = (slice(0, cut), slice(cut, size))
         values = [{**self.problem.values, dim: part.stop - part.start} for part in parts]
-        if not all(rule.expr.evaluate(each) for rule in self.spec.where for each in values):
+        if not all(
+            rule.expression.evaluate(each) for rule in self.spec.constraints for each in values
+        ):
             return
         of = self.problem.gradient_of
 

@@ -1,4 +1,4 @@
-"""The closed little language of `where`, `when`, `compile` and shapes: text in, a value out.
+"""The expression language of specs: `require`, `when`, `factory_args`, `call` and shapes.
 
 A spec must not be able to run code, and a hostile one must not be able to hang a test run, so
 this is a language of our own and never `eval`. What there is: names, numbers, quoted text, lists,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tlmatrix.spec.dtypes import DTYPES
 from tlmatrix.spec.expr.closures import shorten
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ WORDS: Mapping[str, Any] = {
     "True": True,
     "false": False,
     "False": False,
+    **{name: name for name in DTYPES},
 }
-"""Words that stand for a value, in expressions as in YAML."""
+"""Words that stand for a value: those of YAML, and the names of dtypes for themselves."""
 OPERATOR_WORDS = frozenset({"and", "or", "not", "in", "is"})
 """Words that stand between values."""
 FOREIGN_WORDS = frozenset(

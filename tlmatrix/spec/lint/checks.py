@@ -109,8 +109,8 @@ def _tensor_faults(
 def _agreement_faults(
     side: Agreement, path: tuple[str | int, ...], spec: Spec, axes: Collection[str]
 ) -> Iterator[Fault]:
-    if not (side.axis or side.set or side.compile or side.entry or side.backend):
-        message = "the other side is the same: say axis, set, compile, entry or backend"
+    if not (side.axis or side.set or side.factory_args or side.entry or side.backend):
+        message = "the other side is the same: say axis, set, factory_args, entry or backend"
         yield Fault(path, message)
     if side.axis is not None and axes:
         if side.axis not in axes:
@@ -118,9 +118,9 @@ def _agreement_faults(
             yield Fault((*path, "axis"), message)
         elif len(spec.axes.get(side.axis, (0, 1))) < 2:
             yield Fault((*path, "axis"), f"the axis {side.axis!r} has one value: there is no other")
-    if side.compile and spec.factory is None:
-        message = "'compile' belongs to a factory; set arguments of an entry with 'set'"
-        yield Fault((*path, "compile"), message, at_key=True)
+    if side.factory_args and spec.factory is None:
+        message = "'factory_args' belongs to a factory; set arguments of an entry with 'set'"
+        yield Fault((*path, "factory_args"), message, at_key=True)
 
 
 def _alone_faults(

@@ -28,15 +28,15 @@ _COMBINATIONS = 1000
 
 def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     """Every rule and every `when` of a spec; `axes` are those the file has, even if malformed."""
-    for index, rule in enumerate(spec.where):
-        path = ("where", index, "expr")
-        unknown = list(unknown_names(rule.expr, axes, (), spec, path))
+    for index, rule in enumerate(spec.constraints):
+        path = ("constraints", index, "require")
+        unknown = list(unknown_names(rule.expression, axes, (), spec, path))
         yield from unknown
         if not unknown:
-            yield from _trial_faults(rule.expr, spec, path)
-        for earlier in spec.where[:index]:
-            if earlier.expr == rule.expr:
-                yield Fault(path, f"the rule {rule.expr.text!r} is here twice")
+            yield from _trial_faults(rule.expression, spec, path)
+        for earlier in spec.constraints[:index]:
+            if earlier.expression == rule.expression:
+                yield Fault(path, f"the constraint {rule.text!r} is here twice")
                 break
     for index, each in enumerate(spec.determinism):
         path = ("determinism", index, "when")
@@ -49,14 +49,14 @@ def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
             if condition.when is not None:
                 path = (key, index, "when")
                 yield from unknown_names(condition.when, axes, RUN_NAMES, spec, path)
-    for index, budget in enumerate(spec.assembly):
-        path = ("assembly", index, "when")
+    for index, budget in enumerate(spec.codegen):
+        path = ("codegen", index, "when")
         if budget.when is not None:
             yield from unknown_names(budget.when, axes, RUN_NAMES, spec, path)
         said = budget.model_fields_set - {"when", "kernel"}
         if not said:
             message = "the rule asks for nothing; add instructions, spills, registers, …"
-            yield Fault(("assembly", index), message)
+            yield Fault(("codegen", index), message)
     for index, bug in enumerate(spec.known_bugs):
         path = ("known_bugs", index, "when")
         yield from unknown_names(bug.when, axes, RUN_NAMES, spec, path)

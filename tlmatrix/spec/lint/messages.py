@@ -45,6 +45,18 @@ _EXPECTED = {
     "too_short": "must have at least one entry",
 }
 
+_RENAMED = {
+    "assembly": "codegen",
+    "cases": "extra_cases",
+    "compile": "factory_args",
+    "construct": "constructor_args",
+    "expr": "require",
+    "matching": "message",
+    "rejects": "invalid_inputs",
+    "where": "constraints",
+}
+"""Keys of tlmatrix 0.1, with their new names."""
+
 _PATTERNS = {
     fields.NAME: "must be made of letters, digits, '_', '-' and '.'",
     fields.IDENTIFIER: "must be a name: letters, digits and '_', not a digit first",
@@ -65,7 +77,7 @@ def show(value: Any) -> str:  # noqa: ANN401 - whatever the file holds
 
 
 def dotted(path: Path) -> str:
-    """`where[1].expr`."""
+    """`constraints[1].require`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -116,7 +128,10 @@ def _message(error: ErrorDetails, path: Path, *, is_key: bool) -> str:
         inside = f" in '{dotted(path[:-1])}'" if path[:-1] else ""
         return f"the key {path[-1]!r} is missing{inside}"
     if kind == "extra_forbidden":
-        return f"unknown key {path[-1]!r}{suggestion(path[-1], _keys_at(path), 'Keys here')}"
+        known = _keys_at(path)
+        if _RENAMED.get(str(path[-1])) in known:
+            return f"unknown key {path[-1]!r}; write {_RENAMED[str(path[-1])]!r}"
+        return f"unknown key {path[-1]!r}{suggestion(path[-1], known, 'Keys here')}"
     cause = context.get("error")
     if isinstance(cause, ExpressionError):
         return f"{label}: {cause.reason}: {shorten(cause.text)!r}"

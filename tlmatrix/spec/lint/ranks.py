@@ -63,7 +63,7 @@ def _world_faults(spec: Spec) -> Iterator[Fault]:
                 message = f"'world' is a number of ranks, 1 or more; got {show(value)}"
                 yield Fault((*path, index), message)
     for key, cases in (
-        ("cases", spec.extra),
+        ("extra_cases", spec.extra_cases),
         ("regressions", tuple(each.case for each in spec.regressions)),
     ):
         for index, case in enumerate(cases):

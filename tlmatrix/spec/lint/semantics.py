@@ -3,8 +3,8 @@
 Names that do not exist, values given twice, keys that exclude each other.
 
 Each check looks at one part and yields faults; a fault has a path of keys, and the loader turns
-that into line and column. Names in `compile` and `call`, and tensors of a tolerance, come from the
-problem's family, which checks them itself; for a declared problem the tensors are known here.
+that into line and column. Names in `factory_args` and `call`, and tensors of a tolerance, come from
+the problem's family, which checks them itself; for a declared problem the tensors are known here.
 """
 
 from __future__ import annotations
@@ -112,13 +112,13 @@ def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
         if "call" not in keys:
             message = "a factory needs 'call', the names its kernel is called with: call: [q, k, v]"
             yield Fault(("factory",), message, at_key=True)
-        if "construct" in keys:
-            message = "'construct' belongs to an entry; arguments of a factory stand in 'compile'"
-            yield Fault(("construct",), message, at_key=True)
+        if "constructor_args" in keys:
+            message = "'constructor_args' belongs to an entry; write 'factory_args' for a factory"
+            yield Fault(("constructor_args",), message, at_key=True)
     elif "entry" in keys:
-        if "compile" in keys:
-            message = "'compile' belongs to a factory; give arguments of an entry in 'call'"
-            yield Fault(("compile",), message, at_key=True)
+        if "factory_args" in keys:
+            message = "'factory_args' belongs to a factory; write arguments of an entry in 'call'"
+            yield Fault(("factory_args",), message, at_key=True)
     else:
         message = "the key 'entry' or 'factory' is missing: what is to be tested?"
         yield Fault((), message)
@@ -204,7 +204,7 @@ def _tier_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
 
 def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     regressions = tuple(each.case for each in spec.regressions)
-    for key, cases in (("cases", spec.extra), ("regressions", regressions)):
+    for key, cases in (("extra_cases", spec.extra_cases), ("regressions", regressions)):
         seen: set[str] = set()
         for index, values in enumerate(cases):
             own = [name for name in values if name not in OPTIONAL_AXES]

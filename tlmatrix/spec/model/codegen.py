@@ -1,4 +1,4 @@
-"""What machine code must be like: the budgets of a spec's kernels."""
+"""Codegen expectations: instructions and resources of the machine code of kernels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pydantic import Field
 
 from tlmatrix.spec.model.fields import INSTRUCTION, ExpressionText, Model
 
-__all__ = ["AssemblyRule"]
+__all__ = ["CodegenRule"]
 
 _Most = Annotated[int, Field(strict=True, ge=0)] | None
 
 
-class AssemblyRule(Model):
-    """What holds of kernels as machine code; all rules that fit a kernel count."""
+class CodegenRule(Model):
+    """What the machine code of a kernel must satisfy; every matching rule applies."""
 
     when: ExpressionText | None = Field(
         default=None,

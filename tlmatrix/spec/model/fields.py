@@ -69,6 +69,7 @@ __all__ = [
     "Target",
     "TargetArch",
     "TileSize",
+    "also_its_entry",
     "also_one_of",
     "also_written",
 ]
@@ -276,6 +277,11 @@ def also_one_of(schema: dict[str, Any], short: dict[str, Any]) -> None:
     """Adds a short form to the JSON Schema of a key."""
     long = {key: schema.pop(key) for key in ("type", "items") if key in schema}
     schema["anyOf"] = [long, short]
+
+
+def also_its_entry(schema: dict[str, Any]) -> None:
+    """Allows one entry of a list by itself in the JSON Schema of a key."""
+    also_one_of(schema, schema["items"])
 
 
 class Model(BaseModel):

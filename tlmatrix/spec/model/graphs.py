@@ -22,7 +22,7 @@ class Refusal(Model):
         description="The exception: a builtin one, or `package.module:Class`.",
         examples=["RuntimeError"],
     )
-    matching: Annotated[str, Field(min_length=1)] = Field(
+    message: Annotated[str, Field(min_length=1)] = Field(
         description="Words that its message must contain.",
         examples=["cannot be captured"],
     )
@@ -40,7 +40,7 @@ class CudaGraph(Model):
     otherwise: Refusal | None = Field(
         default=None,
         description="What the entry raises in the other cases; by default nobody tries.",
-        examples=[{"raises": "RuntimeError", "matching": "cannot be captured"}],
+        examples=[{"raises": "RuntimeError", "message": "cannot be captured"}],
     )
 
     mode: Literal["bitwise", "bounded"] | None = Field(

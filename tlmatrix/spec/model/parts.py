@@ -1,8 +1,9 @@
-"""The parts of a spec: a declared problem, rules, tiers, rejects, known bugs, timing."""
+"""The parts of a spec: a declared problem, constraints, tiers, known bugs, timing."""
 
 from __future__ import annotations
 
 from datetime import date
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -10,7 +11,6 @@ from pydantic import Discriminator, Field, Tag
 from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.model.calling import Reference  # noqa: TC001 - pydantic reads it
 from tlmatrix.spec.model.fields import (
-    EXCEPTION,
     AxisValue,
     Baseline,
     Bound,
@@ -28,12 +28,11 @@ __all__ = [
     "DEFAULT_TIERS",
     "DERIVED",
     "Bench",
+    "ConstraintDecl",
     "DeclaredProblem",
     "InputDecl",
     "KnownBug",
     "OutputDecl",
-    "Reject",
-    "Rule",
     "Tier",
     "with_default_tiers",
 ]
@@ -222,17 +221,43 @@ class DeclaredProblem(Model):
 # The matrix ---------------------------------------------------------------------------------
 
 
-class Rule(Model):
-    """What must hold of a case for it to be part of the matrix."""
+class ConstraintDecl(ShortModel):
+    """What every case of the matrix satisfies. Text alone is short for `require`."""
 
-    expr: ExpressionText = Field(
+    short = "require"
+
+    require: ExpressionText = Field(
         description="An expression over the axes. Cases for which it is false are removed.",
         examples=["window is none or causal"],
     )
-    because: Annotated[str, Field(min_length=1)] = Field(
-        description="Why; shown with the number of cases the rule removed.",
+    when: ExpressionText | None = Field(
+        default=None,
+        description="An expression over the axes: the cases that must satisfy `require`. By "
+        "default all.",
+        examples=["operation == 'or'"],
+    )
+    because: str = Field(
+        default="",
+        description="Why; shown with the number of cases the constraint removed.",
         examples=["a window is causal by definition"],
     )
+
+    @cached_property
+    def expression(self) -> Expression:
+        """The whole condition: `not (when) or (require)`."""
+        if self.when is None:
+            return self.require
+        return Expression(f"not ({self.when}) or ({self.require})")
+
+    @property
+    def text(self) -> str:
+        """The constraint as messages show it."""
+        return f"{self.require}" if self.when is None else f"{self.require} when {self.when}"
+
+    @property
+    def reason(self) -> str:
+        """`because` in parentheses, to follow `text`; empty without one."""
+        return f" ({self.because})" if self.because else ""
 
 
 class Tier(ShortModel):
@@ -288,29 +313,8 @@ def with_default_tiers(tiers: dict[str, Tier]) -> dict[str, Tier]:
     return tiers | {name: tier for name, tier in DEFAULT_TIERS.items() if name not in tiers}
 
 
-class Reject(Model):
-    """An input that the entry must refuse."""
-
-    set: CaseValues = Field(
-        description="What is bad: axes and other arguments of the entry with their bad values. "
-        "A tensor can get another dtype or device (`k.dtype: float64`), or another shape "
-        "(`k: {shape: [3, 5]}`); of a tensor that ranks share every rank gets it as it is, if the "
-        "length that is split is another one. Other axes take their first values that obey the "
-        "`where` rules.",
-        examples=[{"groups": 0}, {"k.dtype": "float64"}, {"k": {"shape": [3, 5]}}],
-    )
-    raises: Annotated[str, Field(pattern=EXCEPTION)] = Field(
-        description="The exception: a builtin one, or `package.module:Class`.",
-        examples=["ValueError"],
-    )
-    matching: Annotated[str, Field(min_length=1)] = Field(
-        description="Words that its message must contain.", examples=["groups must be"]
-    )
-    because: str = Field(default="", description="Why.", examples=["no head would be left"])
-
-
 class KnownBug(Model):
-    """A bug that is known: an entry of the spec's ledger."""
+    """Cases that are expected to fail, where that is tracked, and until when."""
 
     when: ExpressionText = Field(
         description="An expression over the axes, `arch` and `backend`: which cases it concerns.",
@@ -357,6 +361,6 @@ class Bench(Model):
     configs: dict[Identifier, Annotated[tuple[AxisValue, ...], Field(min_length=1)]] = Field(
         default={},
         description="What `tlmatrix bench --sweep` tries, every combination: values for keyword "
-        "arguments of the entry, or for `compile` arguments of the factory.",
+        "arguments of the entry, or of the factory.",
         examples=[{"block_m": [64, 128], "num_stages": [1, 2, 3]}],
     )

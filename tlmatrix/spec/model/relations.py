@@ -110,16 +110,16 @@ class Agreement(Model):
     axis: Identifier | None = Field(
         default=None,
         description="An axis that must not change the results. The other side has another of its "
-        "values, one for each kernel, that the `where` rules allow.",
+        "values, one for each kernel, that the constraints allow.",
         examples=["backward"],
     )
     set: CaseValues | None = Field(
         default=None,
         description="Axes, or other arguments of the entry, with the values of the other side. A "
-        "case that already has them is not compared, nor one that `where` excludes.",
+        "case that already has them is not compared, nor one that `constraints` exclude.",
         examples=[{"backward": "split"}],
     )
-    compile: dict[Identifier, Argument] = Field(
+    factory_args: dict[Identifier, Argument] = Field(
         default={},
         description="Keyword arguments of the factory, with the values of the other side.",
         examples=[{"num_stages": 0}],

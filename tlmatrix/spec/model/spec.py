@@ -1,7 +1,7 @@
 """What a spec says, as frozen models: the one place that defines the keys of the language.
 
 The loader checks files with these models, the JSON Schema for editors and
-`docs/reference/spec.md` are generated from them, so a key's meaning, default and examples are
+`docs/reference/spec-keys.md` are generated from them, so a key's meaning, default and examples are
 written here and nowhere else.
 """
 
@@ -23,7 +23,7 @@ from tlmatrix.spec.model.calling import (
     results_of,
     written_by,
 )
-from tlmatrix.spec.model.codegen import AssemblyRule
+from tlmatrix.spec.model.codegen import CodegenRule
 from tlmatrix.spec.model.fields import (
     CHECKS,
     FAMILIES,
@@ -38,18 +38,19 @@ from tlmatrix.spec.model.fields import (
     Target,
     TargetArch,
     TileSize,
+    also_its_entry,
     also_one_of,
 )
 from tlmatrix.spec.model.fuzz import Fuzz, FuzzAxis, FuzzLengths, FuzzTrace, Range
 from tlmatrix.spec.model.graphs import CudaGraph, Refusal
+from tlmatrix.spec.model.invalid_inputs import InvalidInputs, tables_of
 from tlmatrix.spec.model.parts import (
     Bench,
+    ConstraintDecl,
     DeclaredProblem,
     InputDecl,
     KnownBug,
     OutputDecl,
-    Reject,
-    Rule,
     Tier,
     with_default_tiers,
 )
@@ -74,8 +75,9 @@ __all__ = [
     "Agreement",
     "Allowance",
     "AllowanceChange",
-    "AssemblyRule",
     "Bench",
+    "CodegenRule",
+    "ConstraintDecl",
     "CudaGraph",
     "DeclaredProblem",
     "DeterminismRule",
@@ -85,6 +87,7 @@ __all__ = [
     "FuzzTrace",
     "Inout",
     "InputDecl",
+    "InvalidInputs",
     "KnownBug",
     "OutputBuffer",
     "OutputDecl",
@@ -93,10 +96,8 @@ __all__ = [
     "Reference",
     "Refusal",
     "Regression",
-    "Reject",
     "RelationDecl",
     "Retired",
-    "Rule",
     "SanitizerOptions",
     "Shard",
     "Spec",
@@ -134,9 +135,8 @@ class Spec(Model):
         "entry or a factory.",
         examples=["tlmatrix_kernels.attention:varlen_attention", "mypkg.ops:RMSNorm.apply"],
     )
-    constructor: dict[Identifier, Argument] = Field(
+    constructor_args: dict[Identifier, Argument] = Field(
         default={},
-        alias="construct",
         description="Arguments that the `nn.Module` class in `entry` is constructed with: "
         "expressions over the axes. By default axes matched by the constructor's parameters. The "
         "module's parameters are inputs of the problem (`proj.weight` is `proj_weight`).",
@@ -148,11 +148,12 @@ class Spec(Model):
         "function that returns a PrimFunc.",
         examples=["mypkg.kernels:rms_norm_kernel"],
     )
-    compile: dict[Identifier, Argument] = Field(
+    factory_args: dict[Identifier, Argument] = Field(
         default={},
         description="Keyword arguments of the factory. Text is an expression over the problem's "
-        "names; quote text within it (`\"'float16'\"`).",
-        examples=[{"M": "rows", "N": "cols", "blk_m": 64}],
+        "names; names of dtypes are constants in it, other text is quoted within it "
+        "(`\"'mean'\"`).",
+        examples=[{"M": "rows", "N": "cols", "blk_m": 64, "dtype": "float16"}],
     )
     call: Call = Field(
         default=(),
@@ -203,15 +204,21 @@ class Spec(Model):
         "all calls of the case.",
         examples=["mypkg.distributed:create_context"],
     )
-    where: tuple[Rule, ...] = Field(
+    constraints: tuple[ConstraintDecl, ...] = Field(
         default=(),
-        description="Rules that every case of the matrix obeys.",
-        examples=[[{"expr": "window is none or causal", "because": "a window is causal"}]],
+        description="What every case of the matrix satisfies: `{require: EXPR, because: TEXT}`, "
+        "with `when: EXPR` for some cases alone, or the expression by itself.",
+        examples=[
+            [
+                {"require": "window is none or causal", "because": "a window is causal"},
+                "groups != 1 or not causal",
+            ]
+        ],
     )
-    extra: tuple[CaseValues, ...] = Field(
+    extra_cases: tuple[CaseValues, ...] = Field(
         default=(),
-        alias="cases",
-        description="Further cases, run in every tier. Axes left out take their first value.",
+        description="Cases beside those of the matrix, run in every tier. Axes left out take their "
+        "first value.",
         examples=[[{"head_dim": 256, "causal": True}]],
     )
     tiers: Annotated[dict[Name, Tier], AfterValidator(with_default_tiers)] = Field(
@@ -266,10 +273,10 @@ class Spec(Model):
         "captured in between, on simulated ranks as on GPUs. For specs with the axis `world`.",
         examples=[True, {"when": "not causal"}],
     )
-    assembly: tuple[AssemblyRule, ...] = Field(
+    codegen: tuple[CodegenRule, ...] = Field(
         default=(),
-        description="Budgets that the backend `compile` holds kernels to once they are machine "
-        "code. Without any, kernels must be assembled and fit the architecture's memories.",
+        description="Expectations of the machine code of kernels, checked by the backend "
+        "`compile`. Without any, kernels must compile and fit the architecture's memories.",
         examples=[
             [{"when": "arch == 'sm_90a'", "kernel": "dense_forward", "spills": 0}],
             [{"instructions": ["tcgen05.mma"], "tensor_memory": 256}],
@@ -286,14 +293,23 @@ class Spec(Model):
         description="Random cases, made by Hypothesis.",
         examples=[{"seqlens": {"length": "0..300"}, "examples": {"quick": 20}}],
     )
-    rejects: tuple[Reject, ...] = Field(
+    invalid_inputs: Annotated[tuple[InvalidInputs, ...], BeforeValidator(tables_of)] = Field(
         default=(),
-        description="Bad input that must raise, with these words.",
-        examples=[[{"set": {"groups": 0}, "raises": "ValueError", "matching": "groups must be"}]],
+        description="Invalid-argument tests: a table of words of error messages, each with the "
+        "settings that must raise ValueError with these words. For another exception a table is "
+        "`{raises: TypeError, messages: …}`; several tables are a list.",
+        examples=[
+            {
+                "groups must be at least 1": {"groups": 0},
+                "_ must be float16": [{"q": {"dtype": "float32"}}, {"k": {"dtype": "int32"}}],
+            },
+            {"raises": "TypeError", "messages": {"window": {"window": "wide"}}},
+        ],
+        json_schema_extra=also_its_entry,
     )
     known_bugs: tuple[KnownBug, ...] = Field(
         default=(),
-        description="The ledger: which cases fail today, where that is tracked, and until when.",
+        description="Cases that are expected to fail, where each bug is tracked, and until when.",
         examples=[[{"when": "head_dim == 256", "issue": "#12", "expires": date(2027, 3, 1)}]],
     )
     regressions: tuple[Regression, ...] = Field(
@@ -344,22 +360,17 @@ class Spec(Model):
         """
         if self._document is None:
             return (1, 1)
-        node, _ = self._document.find(*_as_written(path))
+        node, _ = self._document.find(*path)
         return (node.line, node.column)
 
     def key_location(self, *path: str | int) -> tuple[int, int]:
         """Line and column of the key that leads to the value at a path, or of the value."""
         if self._document is None:
             return (1, 1)
-        node, entry = self._document.find(*_as_written(path))
+        node, entry = self._document.find(*path)
         place = entry or node
         return (place.line, place.column)
 
     def issue(self, path: tuple[str | int, ...], message: str) -> Issue:
         """Something wrong with the value at a path, at its place in the file."""
         return Issue(self.path, *self.location(*path), message)
-
-
-def _as_written(path: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """A path of attributes as a path of keys: `extra` is written `cases`."""
-    return ("cases", *path[1:]) if path[:1] == ("extra",) else path

@@ -1,0 +1,161 @@
+"""Invalid-argument tests: settings for which the entry must raise, and words of the message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+
+from tlmatrix.spec.model.fields import EXCEPTION, AxisValue, Model
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
+    from tlmatrix.spec.values import Value
+
+__all__ = ["InvalidInput", "InvalidInputs", "invalid_inputs_of", "tables_of"]
+
+TENSOR_KEYS = frozenset({"value", "dtype", "shape", "device"})
+"""Keys of a setting that changes a tensor."""
+
+
+def _without_dots(settings: dict[str, Value]) -> dict[str, Value]:
+    for name in settings:
+        argument, dot, part = name.partition(".")
+        if dot:
+            raise ValueError(f"has the key {name!r}; write {argument}: {{{part}: …}}")
+    return settings
+
+
+def _as_list(value: object) -> object:
+    if isinstance(value, Mapping):
+        return [value]
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("must be settings (a mapping), or a list of them")
+    return value
+
+
+def _not_empty(message: str) -> str:
+    if not message:
+        raise ValueError("must not be empty")
+    return message
+
+
+_SETTINGS_SCHEMA = {"title": "a mapping of settings", "type": "object", "minProperties": 1}
+_Settings = Annotated[dict[str, AxisValue], Field(min_length=1), AfterValidator(_without_dots)]
+_SettingsList = Annotated[
+    tuple[_Settings, ...],
+    BeforeValidator(_as_list),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _SETTINGS_SCHEMA,
+                {"type": "array", "items": _SETTINGS_SCHEMA, "minItems": 1},
+            ],
+        }
+    ),
+]
+_Message = Annotated[str, AfterValidator(_not_empty)]
+
+
+class InvalidInputs(Model):
+    """A table of invalid inputs: words of the message, and settings for which it is raised.
+
+    Without the key `messages` the mapping itself is the table, and the exception is ValueError.
+    """
+
+    raises: Annotated[str, Field(pattern=EXCEPTION)] = Field(
+        default="ValueError",
+        description="The exception: a builtin one, or `package.module:Class`. A subclass will do.",
+        examples=["TypeError", "mypkg.errors:ShapeError"],
+    )
+    messages: dict[_Message, _SettingsList] = Field(
+        min_length=1,
+        description="Words that the message must contain, and the settings that raise it: a "
+        "mapping, or a list of mappings, from axes and other arguments of the entry to invalid "
+        "values. `_` at the beginning of the words stands for the argument set last. Of a tensor "
+        "`{dtype: float64}`, `{shape: [3, 5]}` and `{device: meta}` change a part (`value` is the "
+        "value of the axis of that name); with an axis `world` every rank gets such a tensor, "
+        "unless its split length is unchanged. Other axes take their first values that satisfy "
+        "the constraints.",
+        examples=[
+            {"groups must be at least 1": {"groups": 0}},
+            {
+                "_ must be on the device of q": [
+                    {"k": {"device": "meta"}},
+                    {"v": {"device": "meta"}},
+                ]
+            },
+        ],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_messages(cls, value: object) -> object:
+        if isinstance(value, dict) and "messages" not in value:
+            return {"messages": value}
+        return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        full = handler.resolve_ref_schema(handler(core_schema))
+        messages = full["properties"]["messages"]
+        short = {
+            "type": "object",
+            "minProperties": 1,
+            "properties": {"messages": False},
+            "additionalProperties": messages["additionalProperties"],
+        }
+        long = {name: value for name, value in full.items() if name != "description"}
+        description = full.get("description", "")
+        full.clear()
+        full |= {"description": description, "anyOf": [long, short]}
+        return full
+
+
+@dataclass(frozen=True)
+class InvalidInput:
+    """One invalid input of a spec.
+
+    `settings` has parts of tensors under dotted names (`k.dtype`); `path` leads to them in the
+    spec.
+    """
+
+    settings: Mapping[str, Value]
+    raises: str
+    message: str
+    path: tuple[str | int, ...]
+
+
+def tables_of(value: object) -> object:
+    """A table alone is short for a list with that table."""
+    return [value] if isinstance(value, Mapping) else value
+
+
+def invalid_inputs_of(tables: Iterable[InvalidInputs]) -> Iterator[InvalidInput]:
+    """Every invalid input of the tables under `invalid_inputs`, in their order."""
+    for number, table in enumerate(tables):
+        for words, several in table.messages.items():
+            for index, settings in enumerate(several):
+                last = list(settings)[-1]
+                message = last + words[1:] if words.startswith("_ ") else words
+                path = ("invalid_inputs", number, "messages", words, index)
+                yield InvalidInput(_flat(settings), table.raises, message, path)
+
+
+def _flat(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Settings with parts of tensors under dotted names: `{k: {dtype: x}}` is `{k.dtype: x}`."""
+    flat: dict[str, Value] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value and value.keys() <= TENSOR_KEYS:
+            flat |= {
+                name if part == "value" else f"{name}.{part}": each for part, each in value.items()
+            }
+        else:
+            flat[name] = value
+    return flat
