@@ -1,9 +1,11 @@
 # make run    the quick tier of every spec, on a GPU if there is one, else interpreted; the same
 #             cases are the tests of `pytest -n auto`
-# make test   the framework's own tests, as CI runs them: `pytest tests`
+# make test   lint and the framework's own tests, as CI runs them: `pytest tests`
+# make test-fast  the tests without those marked `slow` (whole kernels, commands with workers,
+#             nvcc; listed in tests/slow_tests.py): for the loop of editing
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
 #               (TIER=quick: with every two values of axes, hours of a core)
-# make mutants  plants bugs in the kernels, one at a time, and says how many are found
+# make mutants  mutation testing: runs specs on mutants of the kernels, reports how many they find
 # make fuzz-framework  5,000 made-up specs through load, expand and draw: cases or located errors
 # make lint   ruff, mypy and the import rules
 # make docs   the documentation as a site, in build/site
@@ -28,13 +30,24 @@ SPECS ?= 5000
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test compile mutants fuzz-framework lint docs setup clean
+.PHONY: run test test-fast bytecode compile mutants fuzz-framework lint docs setup clean
 
 run: setup
 	$(BIN)/tlmatrix run specs
 
-test: setup lint
-	$(BIN)/python -m pytest tests -n auto
+# A worker that is done takes tests from the other's end, so that none idles at the end.
+PYTEST := $(BIN)/python -m pytest tests -n auto --dist worksteal
+
+test: setup lint bytecode
+	$(PYTEST)
+
+test-fast: setup bytecode
+	$(PYTEST) -m 'not slow'
+
+# Tests start hundreds of processes, which need not compile the sources again, even where
+# PYTHONDONTWRITEBYTECODE is set.
+bytecode: setup
+	$(BIN)/python -m compileall -q tlmatrix kernels
 
 # What is assembled is kept, so this goes on where it was stopped.
 compile: setup

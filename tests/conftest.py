@@ -1,16 +1,39 @@
-"""What all tests share."""
+"""Settings, markers and order of all tests."""
 
+import gc
 import os
 
 import pytest
+
+from slow_tests import SLOW, slow_rank
 
 # Before anything imports numpy or torch: workers share the cores, so each has one thread.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
+collect_ignore = ["strangers/project"]
+"""Specs that `strangers/test_strangers.py` runs."""
+
 
 def pytest_collection_modifyitems(items):
-    """Skip what needs a GPU where there is none."""
+    """Mark slow tests and start them first; skip what needs a GPU where there is none."""
+    ranks = {item: slow_rank(item.path) for item in items}
+    for item, rank in ranks.items():
+        if rank < len(SLOW):
+            item.add_marker("slow")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=ranks.get)
+    _skip_without_gpu(items)
+
+
+def pytest_collection_finish():
+    """Exclude modules and collected tests from garbage collection, which then costs less."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def _skip_without_gpu(items):
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shared_lowering import SharingAssembler, lowerer, shared_lowering
 from tilelang import tvm
 
 import tlmatrix
@@ -21,6 +22,8 @@ from tlmatrix.run.compilation import kernel_facts
 from tlmatrix_kernels.attention import dense_attention
 from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.norm import rms_norm
+
+__all__ = ["lowerer", "shared_lowering"]
 
 HERE = Path(__file__).parent
 nvcc = pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
@@ -41,15 +44,13 @@ axes:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def own_cache(tmp_path, monkeypatch, shared_lowering):
     monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def assembler(tmp_path):
-    made = Assembler(folder=tmp_path / "assembly")
-    yield made
-    made.close()
+def assembler(tmp_path, lowerer):
+    return SharingAssembler(folder=tmp_path / "assembly", lowerer=lowerer)
 
 
 def judged(tmp_path, kernel, more="", backend="compile"):

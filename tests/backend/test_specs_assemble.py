@@ -8,6 +8,7 @@ import tlmatrix
 from tlmatrix.backend import CompileBackend
 from tlmatrix.backend.assembly import find_toolkit
 from tlmatrix.backend.backends import ARCHITECTURES
+from tlmatrix.run.runner import Runner
 
 FOLDER = Path(__file__).parents[2] / "specs"
 FAMILIES = {
@@ -47,19 +48,26 @@ PATHS = [FOLDER / f"{name}.yaml" for name in FAMILIES]
 SAMPLE = [(path, arch) for path in PATHS for arch in architectures(tlmatrix.load(path))]
 
 
+@pytest.fixture(scope="module")
+def runners():
+    """A runner for each architecture, whose lowering process serves all tests."""
+    found = {arch: Runner(CompileBackend(asked=(arch,))) for arch in ARCHITECTURES}
+    yield found
+    for runner in found.values():
+        runner.close()
+
+
 @pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
 @pytest.mark.timeout(1200)  # minutes where the compilers share the cores with much else
 @pytest.mark.parametrize(
     ("path", "arch"), SAMPLE, ids=[f"{path.stem}-{arch}" for path, arch in SAMPLE]
 )
-def test_a_case_of_each_family_is_assembled_within_its_budget(path, arch):
-    backend = CompileBackend(asked=(arch,))
-    results = tlmatrix.run_specs(
-        path, tier="smoke", backend=backend, select=lambda case: case.origin == "tier"
-    )
-    assert len(results) == 1, "a smoke case is one case"
-    (result,) = results
-    assert not result.failed, str(results)
+def test_a_case_of_each_family_is_assembled_within_its_budget(path, arch, runners):
+    spec = tlmatrix.load(path)
+    cases = [case for case in tlmatrix.cases(spec, "smoke") if case.origin == "tier"]
+    assert len(cases) == 1, "the tier smoke has one case"
+    result = runners[arch].run(spec, cases[0])
+    assert not result.failed, str(result)
     assert result.kernels, "the case launches no kernel: give the tier smoke other values"
     assert {fact["arch"] for fact in result.kernels} == {arch}
     if result.status is tlmatrix.Status.SKIPPED:

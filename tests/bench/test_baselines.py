@@ -156,7 +156,7 @@ axes:
         {"a_dtype": "int8", "b_dtype": "int8", "out_dtype": "int32"},
     ],
 )
-def test_products_are_torchs(values: dict[str, Any]) -> None:
+def test_gemm_baseline_is_torch_matmul(values: dict[str, Any]) -> None:
     spec, problem = _problem(_GEMM, **values)
     assert _is_right("torch", spec, problem) == {"c"}
     with pytest.raises(NotApplicableError, match="implements attention only"):

@@ -101,7 +101,7 @@ def test_each_implementation_is_judged_before_its_times_count(case):
     assert case.values["m"] == 128
 
 
-def test_the_slowest_rank_counts_and_ranks_begin_together(case):
+def test_ranks_start_together_and_the_slowest_counts(case):
     (forward,) = case.passes
     assert all(len(samples.device) == 5 for samples in forward.samples.values())
     # Rank 1 sleeps for 30 ms before it takes part; rank 0 only waits for it.
@@ -109,7 +109,7 @@ def test_the_slowest_rank_counts_and_ranks_begin_together(case):
     assert forward.time("entry").median < forward.time("one_rank_late").median
 
 
-def test_of_each_round_the_longest_time_is_kept():
+def test_slowest_rank_sets_the_time_of_a_round():
     slow = _slowest([Samples([1.0, 5.0], 0.1), Samples([2.0, 3.0], 0.4)])
     assert (slow.device, slow.host) == ([2.0, 5.0], 0.4)
 

@@ -191,7 +191,7 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_faster_entry_is_told_so_with_its_interval(bench: Bench) -> None:
+def test_faster_entry_is_reported_with_its_interval(bench: Bench) -> None:
     bench.spec("fast", "[MODULE:slow]")
     bench.times = lambda who, n: (1.2 if who == "slow" else 1.0) + 0.001 * (n % 3)
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
@@ -221,14 +221,14 @@ def test_the_verdict_is_where_the_whole_interval_lies(
     assert line.split()[-1] == verdict, outcome.out
 
 
-def test_what_drifts_for_all_alike_decides_nothing(bench: Bench) -> None:
+def test_common_drift_does_not_change_the_verdict(bench: Bench) -> None:
     bench.spec("fast", "[MODULE:slow]")
     bench.times = lambda _who, n: 1.0 + 0.05 * n  # clocks that fall to a tenth
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     assert " 1.000 (1.000-1.000) SAME" in _flat(outcome.out), outcome.out
 
 
-def test_implementations_take_turns_and_turns_at_being_first(bench: Bench) -> None:
+def test_implementations_alternate_and_rotate_the_start(bench: Bench) -> None:
     bench.spec("fast", "[MODULE:slow, MODULE:tuned]")
     bench.run("tanh.yaml", "-k", "rows=1000", "--seconds", "0.01")
     forward = [who for who in bench.calls if who != "backward"][9:]  # after the warm-up
@@ -238,7 +238,7 @@ def test_implementations_take_turns_and_turns_at_being_first(bench: Bench) -> No
     assert {each[0] for each in rounds} == {"fast", "slow", "tuned 64 1"}
 
 
-def test_a_wrong_baseline_is_told_and_not_timed(bench: Bench) -> None:
+def test_wrong_baseline_is_reported_and_not_timed(bench: Bench) -> None:
     bench.spec("fast", "[MODULE:wrong, MODULE:slow]")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     assert outcome.code == 0
@@ -270,7 +270,7 @@ def test_baselines_that_do_not_apply_are_reported_and_the_others_timed(bench: Be
     assert "4 comparisons with other implementations: 4 SAME" in outcome.out, outcome.out
 
 
-def test_a_failing_entry_is_told_as_a_finding_of_the_gpus_side(bench: Bench) -> None:
+def test_failing_entry_is_a_finding_of_the_backend(bench: Bench) -> None:
     bench.spec("raising", "[MODULE:slow]")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
     assert outcome.code == 1
@@ -280,7 +280,7 @@ def test_a_failing_entry_is_told_as_a_finding_of_the_gpus_side(bench: Bench) -> 
 # Files ---------------------------------------------------------------------------------------
 
 
-def test_the_file_has_all_that_is_needed_to_judge_it_later(bench: Bench) -> None:
+def test_results_file_records_the_environment_and_samples(bench: Bench) -> None:
     path = bench.spec("fast", "[MODULE:slow]")
     bench.run("tanh.yaml", "--output", "out.json", "--baseline", "torch")
     data = json.loads((bench.project.folder / "out.json").read_text())
@@ -299,7 +299,7 @@ def test_the_file_has_all_that_is_needed_to_judge_it_later(bench: Bench) -> None
     assert first["clocks"]["after"] == {"sm_mhz": 1980.0}
 
 
-def test_a_run_that_is_killed_leaves_the_cases_before(bench: Bench) -> None:
+def test_killed_run_keeps_the_finished_cases(bench: Bench) -> None:
     bench.spec("fast")
 
     def times(_who: str, _n: int) -> float:
@@ -347,7 +347,7 @@ def test_against_another_gpu_is_refused_before_anything_is_timed(bench: Bench) -
     assert not bench.calls
 
 
-def test_a_case_that_the_earlier_file_lacks_is_said(bench: Bench) -> None:
+def test_case_missing_from_the_earlier_file_is_reported(bench: Bench) -> None:
     bench.spec("fast")
     bench.run("tanh.yaml", "-k", "rows=1000", "--output", "old.json")
     outcome = bench.run("tanh.yaml", "--against", "old.json")
@@ -393,7 +393,7 @@ def test_a_case_can_be_given_in_place_of_the_specs(bench: Bench) -> None:
     assert "the spec has no axis 'cols'" in outcome.out
 
 
-def test_a_sweep_ranks_configurations_and_says_which_to_write_down(bench: Bench) -> None:
+def test_sweep_ranks_configurations_and_names_the_best(bench: Bench) -> None:
     bench.spec("tuned", configs="{block: [32, 64], stages: [1, 2, 3]}")
     speed = {"tuned 32 2": 0.8, "tuned 64 2": 0.9, "tuned 64 1": 1.0, "tuned 32 1": 1.1}
     bench.times = lambda who, _n: speed.get(who, 1.0)
@@ -410,7 +410,7 @@ def test_a_sweep_ranks_configurations_and_says_which_to_write_down(bench: Bench)
     assert best.startswith(f"4 configurations, forward, on {_GPU}: block: 32 stages: 2"), best
 
 
-def test_a_sweep_over_what_the_entry_does_not_take_is_said(bench: Bench) -> None:
+def test_sweep_over_an_unknown_parameter_is_an_error(bench: Bench) -> None:
     bench.spec("fast", configs="{blok: [32]}")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
     assert outcome.code == 2
@@ -426,14 +426,14 @@ def test_a_mapping_fills_the_dataclass_that_a_parameter_takes(bench: Bench) -> N
     assert case.implementations[-1].config == {"tiles": {"block": 128}}
 
 
-def test_a_key_that_the_dataclass_has_not_is_told_at_its_place(bench: Bench) -> None:
+def test_unknown_dataclass_key_is_reported_at_its_line(bench: Bench) -> None:
     bench.spec("tiled", configs="{tiles: [{blok: 32}]}")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000", "--sweep")
     assert outcome.code == 2
     assert re.search(r"tanh.yaml:11:\d+: bench: tiles has no 'blok'; did you mean", outcome.out)
 
 
-def test_configurations_with_long_names_are_told_by_their_values(bench: Bench) -> None:
+def test_long_configurations_are_listed_by_value(bench: Bench) -> None:
     bench.spec(
         "tiled", configs="{tiles: [{block: 32, stages: 2}, {block: 128, stages: 3333333333333}]}"
     )
@@ -461,7 +461,7 @@ def tuned(x, block=64, stages=1):
     assert len({process for process, _ in seen}) == 3
 
 
-def test_an_unknown_gpu_has_no_roof_and_says_so(bench: Bench) -> None:
+def test_unknown_gpu_is_reported_to_have_no_roof(bench: Bench) -> None:
     bench.gpu = "Somebody's Accelerator"
     bench.spec("fast")
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
@@ -469,7 +469,7 @@ def test_an_unknown_gpu_has_no_roof_and_says_so(bench: Bench) -> None:
     assert " % " not in _flat(outcome.out.partition("forward")[2]).replace("0.0 %", "")
 
 
-def test_without_a_gpu_nothing_is_timed_and_the_remedy_is_told(project: Project) -> None:
+def test_without_a_gpu_the_error_says_what_to_do(project: Project) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     Bench.written(project)

@@ -21,7 +21,7 @@ def test_peaks_are_dense_tensor_core_rates(gpu, dtype, tera, bandwidth):
     assert roof.bandwidth == pytest.approx(bandwidth)
 
 
-def test_what_is_not_known_is_not_guessed():
+def test_unknown_gpu_has_no_peak():
     assert roof_of("NVIDIA H300") is None
     assert roof_of("NVIDIA A100-SXM4-80GB").peak("float8_e4m3") is None
     assert roof_of("NVIDIA H200").peak("float64") is None

@@ -10,14 +10,14 @@ from tlmatrix.bench.statistics import Interval, Verdict, interval, speed_between
 
 
 @pytest.mark.parametrize(("count", "low", "high"), [(20, 6, 15), (10, 2, 9), (6, 1, 6), (3, 1, 3)])
-def test_the_ranks_of_an_interval_are_those_of_the_tables(count: int, low: int, high: int) -> None:
+def test_interval_ranks_match_published_tables(count: int, low: int, high: int) -> None:
     # Conover, table A3: the two-sided 95 % ranks of the median.
     found = interval([float(number) for number in range(1, count + 1)])
     assert (found.low, found.high) == (low, high)
 
 
 @pytest.mark.parametrize("count", [20, 33, 200])
-def test_an_interval_holds_the_true_median_as_often_as_it_says(count: int) -> None:
+def test_interval_coverage_is_at_least_nominal(count: int) -> None:
     source = random.Random(1)
     # Skewed, as times are: the median of an exponential is log 2.
     held = 0
@@ -32,7 +32,7 @@ def test_no_sample_has_no_median() -> None:
         interval([])
 
 
-def test_a_speed_is_the_others_time_over_mine() -> None:
+def test_speedup_is_baseline_time_over_own_time() -> None:
     assert speed_ratio([1.0] * 9, [2.0] * 9) == Interval(2.0, 2.0, 2.0)
     assert speed_between_runs(Interval(2.0, 1.9, 2.1), Interval(1.0, 0.95, 1.05)) == Interval(
         0.5, pytest.approx(0.95 / 2.1), pytest.approx(1.05 / 1.9)
@@ -55,7 +55,7 @@ def test_the_verdict_asks_the_whole_interval(low: float, high: float, verdict: V
     assert Interval((low + high) / 2, low, high).verdict() is verdict
 
 
-def test_two_alike_are_seldom_called_different() -> None:
+def test_equal_samples_rarely_differ_significantly() -> None:
     source = random.Random(2)
     wrong = 0
     for _ in range(200):

@@ -17,7 +17,7 @@ def recorded(device=1.0, host=0.02):
     return seen, leads, calls, clock
 
 
-def test_rounds_follow_from_the_time_there_is():
+def test_rounds_follow_from_the_time_budget():
     for seconds, device, rounds in ((1.0, 9.5, 50), (0.01, 9.5, 20), (100.0, 9.5, 200)):
         seen, _, calls, clock = recorded(device)
         found = interleaved(calls, clock, Schedule(seconds=seconds, warmup=1))
@@ -25,7 +25,7 @@ def test_rounds_follow_from_the_time_there_is():
         assert len(seen) == 2 * rounds + 2
 
 
-def test_each_call_gets_the_lead_that_its_host_needs():
+def test_launch_lead_follows_the_host_time():
     _, leads, calls, clock = recorded(host=0.7)
     found = interleaved(calls, clock, Schedule(seconds=0.01, warmup=2))
     assert leads[:4] == [0.0] * 4

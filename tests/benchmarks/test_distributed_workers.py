@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from distributed_workers import Step, efficiency, run_steps
 
 
-def test_a_step_that_fails_or_hangs_costs_itself_alone():
+def test_failing_or_hanging_step_leaves_the_others():
     steps = [
         Step("adds", worker_steps.add_ranks, (10,)),
         Step("fails", worker_steps.fail_on_one),

@@ -109,7 +109,7 @@ def test_what_every_rank_has_whole_must_be_alike(runner):
     assert first.check == "ranks"
     assert first.title.startswith("rank 1 of 3: y: 1 of 1600 elements differ")
     assert "against that of rank 0" in first.title
-    assert "largest distance from the reference: rank 0 0, rank 1 1, rank 2 0" in first.detail
+    assert "largest error against the reference: rank 0 0, rank 1 1, rank 2 0" in first.detail
 
 
 def test_state_that_outlives_a_call_is_found_by_calls_in_a_row_on_one_context(runner):

@@ -51,8 +51,8 @@ def behind_the_pad(_buffer, handle):
             behind_the_buffer,
             [
                 (
-                    "a write outside of the symmetric int32 buffer [3, 5]: bytes 4-11 behind it "
-                    "were overwritten, elements 16-17 of 15"
+                    "out-of-bounds write: bytes 4-11 past the end of the symmetric int32 buffer "
+                    "[3, 5] were overwritten, elements 16-17 of 15"
                 )
             ],
         ),
@@ -60,8 +60,8 @@ def behind_the_pad(_buffer, handle):
             behind_the_pad,
             [
                 (
-                    "a write outside of the signal pad of rank 0, of 2048 bytes: bytes 12-15 "
-                    "behind it were overwritten, elements 515-515 of 512"
+                    "out-of-bounds write: bytes 12-15 past the end of the signal pad of rank 0, "
+                    "of 2048 bytes were overwritten, elements 515-515 of 512"
                 )
             ],
         ),

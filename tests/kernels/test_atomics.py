@@ -22,7 +22,7 @@ def test_the_reference_places_each_element_where_the_order_says(order):
         assert memory[OTHER_ORDERS[order](i, j)] == x[0, i, j]
 
 
-def test_an_operator_that_ignored_the_order_would_differ_in_memory():
+def test_ignoring_the_order_changes_memory():
     x = torch.randn(2, 16, 64)
     with interpret():
         _, rows = atomic_add_layout(x, order="rows")
@@ -31,7 +31,7 @@ def test_an_operator_that_ignored_the_order_would_differ_in_memory():
     assert torch.equal(rows.sort().values, quads.sort().values)
 
 
-def test_tickets_of_one_cell_are_consecutive_whoever_draws_them():
+def test_tickets_of_a_cell_are_consecutive_for_any_order():
     x, start = torch.zeros(100, dtype=torch.int32), torch.tensor([7], dtype=torch.int32)
     with interpret():
         cells, found = atomic_cells(x, start, previous=True)
@@ -41,7 +41,7 @@ def test_tickets_of_one_cell_are_consecutive_whoever_draws_them():
 
 
 @pytest.mark.parametrize("count", [255, 262, 300])
-def test_ones_added_in_bfloat16_stop_counting_where_the_reference_does(count):
+def test_bfloat16_count_saturates_like_the_reference(count):
     x, start = torch.ones(count, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)
     cells, found = cells_after(x, start, previous=True)
     assert cells.item() == min(count + 1, 256)

@@ -64,7 +64,7 @@ def test_empty_dimensions_give_empty_or_zero(m, n, k):
     assert torch.equal(c, torch.zeros(m, n, dtype=torch.float16))
 
 
-def test_operands_that_are_not_contiguous_are_accepted():
+def test_noncontiguous_operands_are_accepted():
     a = operand(20, 30, torch.float16, transposed=True, seed=8).T
     b = operand(30, 20, torch.float16, transposed=False, seed=9)
     with interpret():
@@ -112,7 +112,7 @@ def test_rows_off_16_bytes_take_the_kernel_that_loads_any_row(shapes):
                 whole(a, b, c)
 
 
-def test_a_row_of_its_own_length_in_wider_memory_is_no_whole_row():
+def test_one_row_with_a_wider_stride():
     a = torch.ones(4, 40, dtype=torch.float16)[:1, :33]
     assert a.is_contiguous()
     assert a.stride(0) == 40

@@ -24,7 +24,7 @@ def every_value(dtype):
 
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), PAIRS)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_every_value_of_b_is_multiplied_as_it_is(a_dtype, b_dtype, arch):
+def test_every_8_bit_value_of_b_is_exact(a_dtype, b_dtype, arch):
     a = torch.eye(256).to(a_dtype)
     b = every_value(b_dtype).view(1, 256).expand(256, 256).T.contiguous()
     with interpret(arch=arch):
@@ -33,7 +33,7 @@ def test_every_value_of_b_is_multiplied_as_it_is(a_dtype, b_dtype, arch):
 
 
 @pytest.mark.parametrize("a_dtype", PARTNERS)
-def test_every_value_of_a_is_multiplied_as_it_is(a_dtype):
+def test_every_8_bit_value_of_a_is_exact(a_dtype):
     a = every_value(a_dtype).view(256, 1).contiguous()
     b = torch.ones(1, 8).to(PARTNERS[a_dtype][0])
     with interpret():
@@ -57,7 +57,7 @@ def test_sums_of_integers_are_exact_where_float32_is_not(transposes):
     assert (c > 2**24).all()
 
 
-def test_a_scale_is_of_its_column_and_rounds_nothing_before_the_sum():
+def test_column_scales_apply_after_the_exact_sum():
     source = torch.Generator().manual_seed(4)
     a = torch.randn(8, 64, generator=source).half()
     b = torch.randint(-128, 128, (64, 72), generator=source).to(torch.int8)
@@ -69,7 +69,7 @@ def test_a_scale_is_of_its_column_and_rounds_nothing_before_the_sum():
     )
 
 
-def test_the_result_has_a_dtype_that_holds_it():
+def test_output_dtype_holds_the_result():
     def dtype(a_dtype, b_dtype, **options):
         with interpret():
             return gemm_mixed(torch.ones(4, 4).to(a_dtype), torch.ones(4, 4).to(b_dtype), **options)

@@ -16,7 +16,7 @@ def operands(m, n, k):
 @pytest.mark.parametrize("reduction", ["workspace", "atomic"])
 @pytest.mark.parametrize("splits", [None, 1, 2, 3, 5, 40])
 @pytest.mark.parametrize(("m", "n", "k"), [(65, 136, 320), (5, 7, 33), (16, 128, 264)])
-def test_slices_add_up_whether_steps_divide_among_them_or_not(m, n, k, splits, reduction):
+def test_split_k_sums_even_and_uneven_splits(m, n, k, splits, reduction):
     a, b = operands(m, n, k)
     with interpret():
         c = gemm_split_k(a, b, out_dtype=torch.float32, splits=splits, reduction=reduction)
@@ -25,7 +25,7 @@ def test_slices_add_up_whether_steps_divide_among_them_or_not(m, n, k, splits, r
 
 @pytest.mark.parametrize("reduction", ["workspace", "atomic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_is_added_is_added_once_and_stays_as_it_was(dtype, reduction):
+def test_addend_is_added_once_and_left_unchanged(dtype, reduction):
     a, b = operands(20, 24, 200)
     c = torch.full((20, 24), 100.0, dtype=dtype)
     with interpret():
@@ -35,7 +35,7 @@ def test_what_is_added_is_added_once_and_stays_as_it_was(dtype, reduction):
     torch.testing.assert_close(out.double(), a.double() @ b.double() + 100, rtol=1e-3, atol=1e-3)
 
 
-def test_one_wave_of_blocks_gets_enough_steps_each():
+def test_one_wave_has_enough_k_steps_per_block():
     assert choose_splits(64, 128, 64 * 1000, 132) == MAX_SPLITS, "one tile, a long K"
     assert choose_splits(512, 1024, 65536, 132) == 132 // 16, "what a wave holds"
     assert choose_splits(4096, 4096, 65536, 132) == 1, "tiles enough for every multiprocessor"

@@ -1,6 +1,6 @@
-"""The planted bugs: small declared edits of the project's own kernels, one YAML file a kind.
+"""The mutants: small declared edits of the project's own kernels, one YAML file a kind.
 
-A file says what all its mutants have in common and lists them:
+A file describes one kind of bug and lists its mutants:
 
     kind: lengths
     summary: Lengths off the tile, empty ones, and sequences that end before their tile does.
@@ -11,12 +11,12 @@ A file says what all its mutants have in common and lists them:
         before: return row + rows <= self.length if followed else True
         after: return True
         stands_for: a packed kernel stores its last tile whole, into the next sequence
-        seen: https://github.com/...        # optional: where the field had it
+        seen: https://github.com/...        # optional: a report of the same bug elsewhere
         silent: true                        # optional: no bit differs at aligned shapes
         specs: [gemm_sm90]                  # optional: of the specs that reach it, those to run
 
 `before` must occur exactly once in the file, or be the first below a line that does: an edit that
-no longer applies is an error, never a mutant that is quietly the original.
+no longer applies is an error, so that no mutant equals the original.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class MutantError(ValueError):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One planted bug; see the module for what its fields say."""
+    """One mutant; the module docstring describes the fields."""
 
     kind: str
     name: str
@@ -66,15 +66,15 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Changes when the edit does."""
+        """A hash of the edit."""
         text = "\0".join((self.file, self.below or "", self.before, self.after))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def place(self, text: str) -> int:
-        """Where in the text of its file the edit begins.
+        """The offset of the edit in the text of its file.
 
         Raises:
-            MutantError: nowhere, or at more places than one.
+            MutantError: the edit occurs nowhere, or more than once.
         """
         start = 0
         if self.below is not None:
@@ -88,7 +88,7 @@ class Mutant:
         return text.index(self.before, start)
 
     def applied(self, text: str) -> str:
-        """The text of its file with the bug in it."""
+        """The mutated text of its file."""
         start = self.place(text)
         return text[:start] + self.after + text[start + len(self.before) :]
 

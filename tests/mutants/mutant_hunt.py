@@ -1,4 +1,4 @@
-"""Hunts one planted bug: the specs' quick tier and its fuzzing, until the first finding.
+"""Runs one mutant: the specs' quick tier and its fuzzing, until the first finding.
 
 Runs in a forked child of a process that has imported everything but the kernels, so that a mutant
 costs no import of PyTorch, TileLang or the framework: the child puts a folder with the mutated

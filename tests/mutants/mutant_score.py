@@ -1,4 +1,4 @@
-"""The score: how many planted bugs were found, by what, how fast, and by plain tests beside.
+"""The score: mutants found, by which check, in what time, and by plain tests for comparison.
 
 Records are those of `mutant_hunt`, as plain data.
 """

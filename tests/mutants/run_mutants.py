@@ -1,10 +1,10 @@
-"""Plants every bug, hunts it, and says how many were found: `make mutants`.
+"""Run every mutant and report how many are found: `make mutants`.
 
     python tests/mutants/run_mutants.py [NAME...] [-j N] [--limit S] [--again] [--record]
 
-NAME picks mutants by a part of their id (`masks/`). Results are lines of JSON, written as they
-come; a run goes on where the last one stopped, with the mutants whose edit is new, for as long as
-kernels, specs, framework and runner are the same. `--again` forgets them. `--record` writes the
+NAME selects mutants by a part of their id (`masks/`). Results are appended as lines of JSON. A
+run resumes the last one, and runs mutants with a new edit, while kernels, specs, framework and
+runner are unchanged; `--again` discards earlier results. `--record` writes the
 score to `score.json`, the README and `docs/results/mutants.md`. The exit code is 1 if a mutant
 survives, or one that is declared silent is not.
 """
@@ -23,7 +23,7 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 from mutant_catalog import FOLDER, ROOT, Mutant, load_mutants  # noqa: E402 - after the threads
-from mutant_hunt import Bits, Hunt, Plans, hunt, plain_tests  # noqa: E402
+from mutant_hunt import Bits, Hunt, Plans, hunt  # noqa: E402
 from mutant_score import describe, faults, page_with, readme_with, summary  # noqa: E402
 
 from tlmatrix.backend import backend_named  # noqa: E402
@@ -42,7 +42,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes at once (2)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one mutant (60)")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--again", action="store_true", help="forget earlier results")
+    parser.add_argument("--again", action="store_true", help="discard earlier results")
     parser.add_argument(
         "--record", action="store_true", help=f"write {SCORE.name} and the README's score"
     )
@@ -88,9 +88,10 @@ def _warm() -> Plans:
     return plans
 
 
-def _bits(plans: Plans) -> Bits:
-    """What the kernels as they are make of each plain test; all of them must pass."""
-    record = hunt(Hunt(None, plain=tuple(plain_tests()), limit=300), plans)
+def _bits(plans: Plans, mutants: list[Mutant]) -> Bits:
+    """The results of the unchanged kernels in the mutants' plain tests; all of them must pass."""
+    plain = {test.name: test for mutant in mutants for test in plans.plain_tests(mutant)}
+    record = hunt(Hunt(None, plain=tuple(plain.values()), limit=300), plans)
     if record.plain or record.trouble:
         sys.exit(f"a plain test fails without any bug: {record.plain}{record.trouble}")
     return record.bits
@@ -98,7 +99,7 @@ def _bits(plans: Plans) -> Bits:
 
 def _hunted(mutants: list[Mutant], plans: Plans, jobs: int, limit: float) -> Iterator[dict]:
     """The records of mutants as they come, from `jobs` processes."""
-    bits = _bits(plans)
+    bits = _bits(plans, mutants)
     context = multiprocessing.get_context("fork")
     waiting, done = context.SimpleQueue(), context.SimpleQueue()
     workers = [

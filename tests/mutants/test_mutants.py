@@ -1,6 +1,6 @@
-"""The planted bugs apply to the kernels as they are, and some of each kind are hunted down.
+"""The mutants apply to the current kernels, and some of them are found.
 
-All of them are hunted by `make mutants`, which takes minutes.
+`make mutants` runs all of them, which takes minutes.
 """
 
 import json
@@ -26,20 +26,20 @@ SOME = (
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
-def test_mutant_applies_to_one_place_and_leaves_python(mutant):
+def test_mutant_applies_once_and_is_valid_python(mutant):
     text = (mutant_catalog.KERNELS / mutant.file).read_text()
     changed = mutant.applied(text)
     assert changed != text
     compile(changed, mutant.file, "exec")
 
 
-def test_edit_whose_text_is_gone_is_an_error_that_names_it():
+def test_stale_edit_raises_an_error_with_its_id():
     stale = replace(MUTANTS[0], before="no such text", below=None)
     with pytest.raises(mutant_catalog.MutantError, match=f"{stale.id}.*occurs 0 times"):
         stale.applied("some other text")
 
 
-def test_edit_of_text_that_occurs_twice_needs_a_line_to_stand_below():
+def test_ambiguous_edit_needs_below():
     twice = replace(MUTANTS[0], before="x = 1", after="x = 2", below=None)
     text = "def f():\n    x = 1\n\n\ndef g():\n    x = 1\n"
     with pytest.raises(mutant_catalog.MutantError, match="2 times"):
@@ -47,11 +47,11 @@ def test_edit_of_text_that_occurs_twice_needs_a_line_to_stand_below():
     assert replace(twice, below="def g").applied(text).endswith("def g():\n    x = 2\n")
 
 
-def test_every_mutant_of_our_kernels_says_where_the_field_had_it():
+def test_every_mutant_cites_a_real_bug():
     assert [mutant.id for mutant in MUTANTS if mutant.seen is None] == []
 
 
-def test_entries_reach_what_they_call_and_nothing_else():
+def test_call_graph_of_an_entry_is_exact():
     sources = mutant_reach.Sources()
     attention = "tlmatrix_kernels.attention"
     packed = {name for _, name in sources.reached(f"{attention}:varlen_attention")}
@@ -69,7 +69,7 @@ def test_readme_and_docs_show_the_recorded_score():
     assert mutant_score.page_with(score, page) == page
 
 
-def test_recorded_score_is_of_these_mutants():
+def test_recorded_score_counts_the_declared_mutants():
     score = json.loads(SCORE.read_text())
     kinds = Counter(mutant.kind for mutant in MUTANTS)
     assert {kind: row["mutants"] for kind, row in score["kinds"].items()} == kinds
@@ -98,7 +98,7 @@ def test_some_mutants_are_found(tmp_path):
     assert all(record["found"] and record["seen_by"] for record in records)
 
 
-def test_checks_that_find_nothing_that_others_miss_are_named_and_survivors_too():
+def test_summary_names_redundant_checks_and_surviving_mutants():
     def record(mutant, seen, **more):
         return {
             "mutant": mutant.id, "kind": mutant.kind, "check": seen[0] if seen else "",

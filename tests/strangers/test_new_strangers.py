@@ -86,7 +86,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", CALLS, ids=lambda target: target.partition(":")[0])
-def test_what_new_writes_passes_unedited(target, folder):
+def test_generated_spec_passes_unedited(target, folder):
     options = list(CALLS[target])
     if options[:1] == ["--script"]:
         (folder / "example.py").write_text(options[1])

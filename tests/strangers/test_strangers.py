@@ -63,7 +63,7 @@ def test_plain_test_passes_with_the_silent_bug(bug, fresh):
 
 
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if not bug.silent], ids=lambda bug: bug.name)
-def test_plain_test_sees_the_others(bug, fresh):
+def test_plain_test_finds_the_other_bugs(bug, fresh):
     assert plain_test(planted(bug, fresh)) != []
 
 

@@ -134,7 +134,7 @@ def _misfits(
 
 
 def same_on_ranks(found: Iterable[tuple[int, Finding]], world: int) -> list[Finding]:
-    """Findings of ranks, each with its ranks in the title; those of one cause are one."""
+    """Merge findings with the same cause on several ranks; the title lists the ranks."""
     groups: dict[tuple[str, str | None, str | None], dict[int, Finding]] = {}
     for rank, finding in found:
         groups.setdefault(finding.cause, {}).setdefault(rank, finding)
@@ -171,8 +171,8 @@ def _alike_ranks(
 
 
 def _nearest(copies: Sequence[Tensors], name: str, bounds: ReferenceBounds) -> str:
-    """How far each rank's copy is from the reference."""
+    """The largest error of each rank's copy, as text."""
     reference = bounds.reference[name]
     far = [float((each[name].double() - reference).abs().max()) for each in copies]
-    told = ", ".join(f"rank {rank} {distance:.3g}" for rank, distance in enumerate(far[:8]))
-    return f"largest distance from the reference: {told}"
+    errors = ", ".join(f"rank {rank} {distance:.3g}" for rank, distance in enumerate(far[:8]))
+    return f"largest error against the reference: {errors}"

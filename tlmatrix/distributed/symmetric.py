@@ -121,8 +121,8 @@ class SymmetricGuards:
             found.append(
                 Finding(
                     "guards",
-                    f"a write outside of {tail.buffer}: bytes {first}-{last} behind it were "
-                    f"overwritten, elements {tail.element(first)}-{tail.element(last)} of "
+                    f"out-of-bounds write: bytes {first}-{last} past the end of {tail.buffer} "
+                    f"were overwritten, elements {tail.element(first)}-{tail.element(last)} of "
                     f"{tail.count}",
                     pattern="behind symmetric memory",
                     wrong=len(hit),

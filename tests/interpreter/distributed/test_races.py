@@ -1,4 +1,4 @@
-"""Races between ranks and streams: right programs have none, each planted bug has its report."""
+"""Races between ranks and streams: correct programs have none, each mutant has its report."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_cache_and_its_pages_give_the_definition(lengths, shape, arch):
 
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128, 256, 1024])
 @pytest.mark.parametrize("window", [None, 1, 65])
-def test_pages_of_every_size_and_those_behind_the_window_are_gone(page_size, window):
+def test_every_page_size_and_pages_behind_the_window(page_size, window):
     lengths = [150, 0, 33, 257]
     q, k, v = cached(lengths)
     with interpret():
@@ -129,7 +129,7 @@ def test_a_sink_is_one_more_key_without_a_value(splits):
     assert torch.equal(found[1][1], sink)
 
 
-def test_the_same_shares_give_the_same_bits_in_another_batch():
+def test_equal_splits_are_bitwise_equal_in_another_batch():
     lengths = [300, 20, 129]
     q, k, v = cached(lengths)
     with interpret():
@@ -140,7 +140,7 @@ def test_the_same_shares_give_the_same_bits_in_another_batch():
 
 
 @pytest.mark.parametrize("sink", [None, torch.tensor([0.5, -1.0])])
-def test_without_any_room_there_is_no_key(sink):
+def test_cache_of_zero_length_has_no_keys(sink):
     q = torch.randn(3, 2, 32).half()
     empty = torch.empty(3, 0, 1, 32).half()
     out, lse = decode_attention(q, empty, empty, int32([0, 0, 0]), sink=sink)
@@ -160,7 +160,7 @@ def test_a_cache_must_be_contiguous_for_it_is_never_copied():
         paged_attention(q, shifted, shifted, int32([[0]]), int32([5]))
 
 
-def test_shares_fill_the_processors_and_no_more():
+def test_splits_fill_the_sms_once():
     assert choose_splits(1, 1, 264) == 1
     assert choose_splits(10_000, 1000, 264) == 1
     assert choose_splits(8, 2048, 264) == 32  # nearly one wave of 264 blocks

@@ -60,7 +60,7 @@ def test_layout_bhsd_and_bfloat16(backward):
 
 
 @pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
-def test_rows_that_see_no_key_are_zero_with_lse_minus_infinity(backward):
+def test_rows_without_keys_are_zero_with_lse_minus_infinity(backward):
     q, k, v = reference.leaves((1, 150, 2, 32), (1, 10, 1, 32), (1, 10, 1, 32))
     with interpret():
         out, lse = dense_attention(q, k, v, causal=True, backward=backward)

@@ -57,7 +57,7 @@ def test_bounds_are_exact(seqlen_q, seqlen_k, causal, window):
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
-def test_a_tile_that_is_not_cut_is_seen_whole(seqlen_q, seqlen_k, window):
+def test_full_tile_needs_no_mask(seqlen_q, seqlen_k, window):
     mask = Mask(True, window is not None, *map(constant, (seqlen_q, seqlen_k, window or 0)))
     seen = reference.visible(seqlen_q, seqlen_k, True, window)
     uncut = 0

@@ -267,7 +267,7 @@ def test_strides_of_inputs_and_of_the_output_gradient_do_not_matter(kind, backwa
 @pytest.mark.parametrize("kind", ["dense", "packed"])
 @pytest.mark.parametrize("backward", ["atomic", "split", "grouped", "reordered"])
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "qv"])
-def test_only_the_gradients_asked_for(kind, backward, wanted):
+def test_only_requested_gradients_are_computed(kind, backward, wanted):
     inputs = reference.leaves(*SHAPES)
     for name, tensor in zip("qkv", inputs, strict=True):
         tensor.requires_grad_(name in wanted)

@@ -62,7 +62,7 @@ def test_max_seqlen_may_be_given_and_too_large(backward):
 @pytest.mark.parametrize(
     ("lengths_q", "lengths_k"), [([], []), ([0, 0], [0, 0]), ([0], [4]), ([3, 2], [0, 0])]
 )
-def test_nothing_to_see_or_nobody_to_see_it(lengths_q, lengths_k, backward):
+def test_no_keys_and_no_queries(lengths_q, lengths_k, backward):
     inputs, cu_q, cu_k = batch(lengths_q, lengths_k, 1, 2, 32, 40)
     with interpret():
         out, lse = varlen_attention(*inputs, cu_q, cu_k, backward=backward)

@@ -85,7 +85,7 @@ def test_a_very_low_sink_weighs_nothing_and_is_the_lse_of_a_row_without_keys(low
     torch.testing.assert_close(found_lse[blind], torch.full((int(blind.sum()),), low))
 
 
-def test_a_sink_far_above_the_logits_takes_everything():
+def test_dominant_sink_zeroes_the_output():
     inputs, sink = dense_inputs(), sinks([1e4, 200.0, 90.0, 1e30])
     with interpret():
         out, lse = dense_attention(*inputs, sink=sink, causal=True)

@@ -88,14 +88,14 @@ def test_gradients_of_wide_heads_are_refused_and_their_forward_pass_is_not():
         agrees(sm100_attention(q, k, v), (q, k, v))
 
 
-def test_a_pass_without_keys_has_gradients_of_zero():
+def test_backward_without_keys_is_zero():
     q, k, v = (tensor.requires_grad_() for tensor in inputs(5, 0))
     out, _ = sm100_attention(q, k, v)
     assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 5), (5, 0)])
-def test_no_queries_or_no_keys(seqlen_q, seqlen_k):
+def test_empty_queries_or_keys(seqlen_q, seqlen_k):
     q, k, v = inputs(seqlen_q, seqlen_k)
     out, lse = sm100_attention(q, k, v)
     assert out.shape == q.shape
@@ -108,7 +108,7 @@ def test_an_unknown_variant_is_refused_by_name():
         sm100_attention(*inputs(8, 8), variant="sw")
 
 
-def test_no_two_variants_are_one_kernel():
+def test_variants_are_distinct_kernels():
     static = ("bshd", "float16", 2, 64, 64, True, False)
     with interpret(arch="sm_100a"):
         sources = {kernels.forward(variant, *static).source for variant in VARIANTS}

@@ -49,7 +49,7 @@ def test_a_new_tensor_in_the_place_of_an_old_one_is_copied(counting):
         assert cu_seqlens.host_values(lengths(0, length)) == [[0, length]]
 
 
-def test_on_a_cpu_changes_by_others_are_seen():
+def test_in_place_changes_on_the_cpu_are_detected():
     tensor = lengths(0, 5)
     cu_seqlens.host_values(tensor)
 
@@ -58,7 +58,7 @@ def test_on_a_cpu_changes_by_others_are_seen():
     assert cu_seqlens.host_values(tensor) == [[0, 7]]
 
 
-def test_tensors_of_inference_mode_have_no_version_and_are_copied():
+def test_inference_tensors_are_always_copied():
     with torch.inference_mode():
         tensor = lengths(0, 5)
         assert cu_seqlens.host_values(tensor) == [[0, 5]]

@@ -65,14 +65,14 @@ def test_the_loops_over_k_are_those_of_the_plain_kernel(plain, waiting, signalli
         assert len(its_loading.splitlines()) == len(loading.splitlines())
 
 
-def test_all_threads_wait_before_roles_split(waiting):
+def test_all_threads_wait_before_warp_specialization(waiting):
     assert waiting.index("tlm_wait_ge_acquire_sys(") < waiting.index(
         "if (((int)threadIdx.x) < 128)"
     )
     assert "half_t* __restrict__ A" not in waiting, "what arrives is loaded by TMA, behind the wait"
 
 
-def test_threads_that_store_raise_the_flag_behind_their_stores(signalling):
+def test_storing_threads_signal_after_their_stores(signalling):
     split = signalling.index("if (((int)threadIdx.x) < 128)")
     other_role = signalling.index("} else {", split)
     stored = signalling.rindex("*(uint1*)(C + ")
@@ -80,7 +80,7 @@ def test_threads_that_store_raise_the_flag_behind_their_stores(signalling):
     assert "__syncthreads()" not in signalling[split:], "only 256 of 384 threads would come to it"
 
 
-def test_threads_that_load_do_it_coherently_where_rows_arrive_meanwhile():
+def test_loads_of_incoming_rows_are_coherent():
     source = cuda_source("waiting", "float16", "float16", False, False)
     head = source[: source.index("{")]
     assert "half_t* A" in head, "neither const nor __restrict__: no load ahead of the wait"

@@ -28,24 +28,24 @@ def meeting(world, expected, sms=BLOCKS, rounds=3):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_all_blocks_of_all_ranks_meet(world):
+def test_barrier_includes_all_blocks_of_all_ranks(world):
     found = meeting(world, BLOCKS * world)
     assert found.results == [0] * world
     assert found.reports == ()
 
 
-def test_a_meeting_of_more_blocks_than_there_are_is_a_deadlock():
+def test_barrier_over_missing_blocks_is_a_deadlock():
     with pytest.raises(DeadlockError, match="to be at least 33: it is 32"):
         meeting(2, 2 * BLOCKS + 1)
 
 
-def test_a_meeting_of_more_blocks_than_a_gpu_holds_is_a_deadlock():
+def test_barrier_over_nonresident_blocks_is_a_deadlock():
     with pytest.raises(DeadlockError, match="for a free multiprocessor"):
         meeting(2, 2 * BLOCKS, sms=BLOCKS - 1)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_streams_meet_by_themselves(world):
+def test_stream_barriers_separate_epochs(world):
     """Each rank reads what all others wrote before, call after call."""
 
     def program(rank):

@@ -26,7 +26,7 @@ def test_without_torch_distributed_there_is_one_rank(context):
         all_gather(x[0, 0], context=context)
 
 
-def test_buffers_grow_and_stay_where_they_suffice(context):
+def test_buffers_grow_only_when_too_small(context):
     small = context.buffer("a", 100)
     assert context.buffer("a", small.storage.numel()) is small
     large = context.buffer("a", small.storage.numel() + 1)
@@ -44,7 +44,7 @@ def test_flags_begin_at_zero_and_keep_their_values(context):
         context.flags("f", 17)
 
 
-def test_views_are_of_the_buffer_and_refuse_what_it_does_not_hold(context):
+def test_views_alias_the_buffer_and_check_bounds(context):
     buffer = context.buffer("a", 1 << 16)
     buffer.storage.zero_()
     buffer.local([2, 3], torch.float16, offset=8).fill_(1)
@@ -63,7 +63,7 @@ def test_each_operator_counts_its_own_calls(context):
     assert [context.next_epoch("a"), context.next_epoch("b"), context.next_epoch("a")] == [1, 1, 2]
 
 
-def test_ranks_pull_from_the_next_first_so_nobody_is_asked_by_all_at_once():
+def test_ranks_pull_from_their_neighbor_first():
     for world in (1, 2, 3, 8):
         orders = [pull_order(rank, world) for rank in range(world)]
         for rank, order in enumerate(orders):
@@ -79,7 +79,7 @@ def test_counts_pass_to_kernels_by_their_low_32_bits():
     assert to_int32(2**32 - 1) == -1
 
 
-def test_what_a_graph_cannot_hold_is_refused(context, monkeypatch):
+def test_uncapturable_calls_are_refused(context, monkeypatch):
     context.buffer("a", 100)
     monkeypatch.setattr(type(context), "capturing", lambda self: True)
     context.buffer("a", 100)

@@ -15,7 +15,7 @@ def signs(seed, *shape):
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
-def test_collectives_and_products_in_turn_give_what_the_operators_give(transpose_b):
+def test_unfused_collectives_match_the_operators(transpose_b):
     a, terms_a = signs(1, 11, 8), signs(2, 3, 12, 8)
     b, terms_b = signs(3, 8, 6), signs(4, 3, 8, 6)
     whole = (terms_a.float() @ terms_b.float()).sum(0).half()
@@ -40,7 +40,7 @@ def test_collectives_and_products_in_turn_give_what_the_operators_give(transpose
     assert simulate(program, world=3).results == [[True] * 4] * 3
 
 
-def test_fused_operators_of_pytorch_say_which_shares_they_do_not_take():
+def test_pytorch_fused_operators_reject_uneven_shards():
     alone = Context(None, 0, 1, torch.device("cpu"))
     for fused in (
         baselines.torch_all_gather_matmul,

@@ -59,7 +59,7 @@ def test_equal_calls_are_checked_and_their_kernels_chosen_once(monkeypatch):
     assert len(looked_up) <= 2 * 2 * 2 * 6
 
 
-def test_what_differs_from_a_call_that_was_right_is_checked_again():
+def test_changed_call_is_validated_again():
     def program(_):
         context = create_context()
         call_both(context)
@@ -81,7 +81,7 @@ def test_what_differs_from_a_call_that_was_right_is_checked_again():
     simulate(program, world=2)
 
 
-def test_what_was_kept_goes_when_a_buffer_grows_and_results_stay_right():
+def test_cached_calls_are_dropped_when_a_buffer_grows():
     def program(rank):
         context = create_context()
         right = []
@@ -99,7 +99,7 @@ def test_what_was_kept_goes_when_a_buffer_grows_and_results_stay_right():
     assert not found.reports
 
 
-def test_no_more_calls_are_kept_than_there_may_be(monkeypatch):
+def test_call_cache_is_bounded(monkeypatch):
     monkeypatch.setattr(contexts, "MAX_CACHED_CALLS", 3)
     context = create_context(device="cpu")
     made = []
@@ -109,7 +109,7 @@ def test_no_more_calls_are_kept_than_there_may_be(monkeypatch):
     assert len(context._prepared) == 3
 
 
-def test_the_gpu_is_looked_at_once(monkeypatch):
+def test_gpu_properties_are_queried_once(monkeypatch):
     asked = []
     original = target.determine_target
     monkeypatch.setattr(

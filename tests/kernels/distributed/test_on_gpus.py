@@ -27,7 +27,7 @@ def world(request):
     ],
     ids=lambda job: job.__name__,
 )
-def test_ranks_see_in_order_what_others_did(job, world):
+def test_signals_are_ordered_between_ranks(job, world):
     assert on_gpus.run_on_ranks(job, world) == {}
 
 

@@ -29,7 +29,7 @@ def matrices(*shapes):
     return [torch.randn(shape, generator=source).half() for shape in shapes]
 
 
-def test_one_rank_has_all_rows_and_the_whole_sum(context):
+def test_one_rank_returns_the_whole_sum(context):
     a, b, bias = matrices((20, 24), (24, 16), (16,))
     with interpret():
         out = all_gather_gemm(a, b, context=context, out_dtype=torch.float32)
@@ -72,7 +72,7 @@ def test_overlapping_is_for_several_ranks_and_products_of_some_size():
             assert overlap_pays(operator, world, 8192, 8192, 8192)
 
 
-def test_shares_that_differ_must_be_of_the_rows_that_are_given():
+def test_uneven_shards_must_match_the_given_rows():
     second = Context(None, 1, 4, torch.device("cpu"))
     assert check_rows("a", 5, None, second) == 20
     assert check_rows("a", 5, 18, second) == 18
@@ -80,7 +80,7 @@ def test_shares_that_differ_must_be_of_the_rows_that_are_given():
         check_rows("a", 4, 18, second)
 
 
-def test_what_does_not_fit_is_named(context):
+def test_mismatched_arguments_are_named(context):
     a, b, bias = matrices((20, 24), (24, 16), (16,))
     with pytest.raises(ValueError, match="a and b must agree in k"):
         all_gather_gemm(a, a, context=context)

@@ -51,14 +51,14 @@ def lines(monkeypatch):
 
 
 @pytest.mark.parametrize("total", [None, True])
-def test_ranks_that_would_differ_by_their_own_shares_choose_alike(lines, total):
+def test_ranks_with_different_shards_choose_the_same_path(lines, total):
     found = simulate(functools.partial(program, total=total), world=3, seed=4, stragglers=True)
     assert not found.reports
     # The largest share lies above the line; what is known of all needs no word between ranks.
     assert found.results == [([True, True], 0 if total else 2)] * 3
 
 
-def test_what_was_agreed_is_kept_and_nothing_is_asked_again(lines, monkeypatch):
+def test_agreement_is_cached(lines, monkeypatch):
     asked = []
     original = dist.all_reduce
 
@@ -79,7 +79,7 @@ def test_what_was_agreed_is_kept_and_nothing_is_asked_again(lines, monkeypatch):
     assert sorted(asked) == [0, 1, 2]
 
 
-def test_a_world_of_one_and_what_is_asked_for_need_no_agreement():
+def test_one_rank_or_an_explicit_choice_needs_no_agreement():
     alone = Context(None, 0, 1, torch.device("cpu"))
     assert not should_overlap("all_gather_gemm", True, alone, (8192, 8192), 8192, None)
     two = Context(None, 0, 2, torch.device("cpu"))
@@ -89,7 +89,7 @@ def test_a_world_of_one_and_what_is_asked_for_need_no_agreement():
     assert not two._agreed
 
 
-def test_a_total_of_which_a_rank_has_another_share_is_named():
+def test_inconsistent_shard_sizes_are_named():
     two = Context(None, 1, 2, torch.device("cpu"))
     a, b = signs(1, 4, 8), signs(2, 8, 6)
     with pytest.raises(ValueError, match=r"b must have 5 columns on rank 1, .* n=10 .* got 6"):
@@ -115,9 +115,7 @@ def test_cpu_processes_agree_through_gloo(tmp_path):
     (4, 8192, True, True), (4, 6144, True, True), (4, 4096, False, False), (4, 2048, False, False),
     (8, 8192, True, True), (8, 4096, False, False),
 ])  # fmt: skip
-def test_it_overlaps_where_that_was_measured_to_be_faster_than_in_turn(
-    world, size, gathered, scattered
-):
+def test_overlap_is_chosen_where_it_measured_faster(world, size, gathered, scattered):
     sizes = size, size, size // world
     assert overlap_pays("all_gather_gemm", world, *sizes) == gathered
     assert overlap_pays("gemm_reduce_scatter", world, *sizes) == scattered

@@ -21,11 +21,11 @@ def test_a_small_share_is_one_piece_and_a_large_one_a_few():
     assert segment_count(2048, 8192, 1e12) == segment_count(2**30, 2**10, 1e12) == MAX_SEGMENTS
 
 
-def test_a_product_that_takes_no_longer_than_the_hosts_launches_is_one_piece():
+def test_launch_bound_product_is_one_piece():
     assert segment_count(2048, 4096, 2.0 * 4096**3 / 2) == 1  # of two ranks
 
 
-def test_those_of_a_product_of_8192_on_four_ranks_are_its_panels():
+def test_pieces_of_8192_on_four_ranks_are_panels():
     panel = panel_height(8192, 4, 128, panels=segment_count(2048, 8192, 2.7e11))
     assert panel == 4
     cuts = tuple((low, low + 512) for low in range(0, 2048, 512))
@@ -38,7 +38,7 @@ def test_those_of_a_product_of_8192_on_four_ranks_are_its_panels():
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("rows", [1, 7, 64, 1000, 1023, 2048, 4099])
 @pytest.mark.parametrize("most", [1, 2, 4])
-def test_every_tile_is_of_one_piece_and_pieces_are_made_in_turn(world, rows, most):
+def test_pieces_partition_the_tiles_in_order(world, rows, most):
     block, tiles_n = 64, 3
     tiles_m = -(-rows // block)
     panel = panel_height(rows, world, block, panels=most)
@@ -98,7 +98,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_pieces_are_added_in_order_with_the_rows_that_others_have_for_them(small, world):
+def test_pieces_are_summed_in_rank_order(small, world):
     def program(rank):
         context = create_context()
         right = []
@@ -149,7 +149,7 @@ def test_pieces_have_the_bits_of_the_sum_at_once(small, monkeypatch, m, n):
     assert all(torch.equal(x, y) for x, y in zip(in_pieces, at_once, strict=True))
 
 
-def test_a_piece_that_is_not_waited_for_is_found_as_a_race(small, monkeypatch):
+def test_missing_wait_for_a_piece_is_a_race(small, monkeypatch):
     """Simulated ranks tell a sum of rows that the kernel is still making."""
     original = operator.wait_by_stream
 

@@ -21,7 +21,7 @@ def test_blocks_load_by_tma_and_multiply_by_wgmma():
     assert "wgmma" in source
 
 
-def test_what_loads_waits_for_keys_that_come_and_what_multiplies_does_not():
+def test_only_the_producer_waits_for_incoming_keys():
     with TARGET, tvm.transform.PassContext(opt_level=3, config=CONFIGS):
         kernel = overlapped_forward.get_tir("bfloat16", 4, 128, 128, True)
         source = tilelang.lower(kernel, target=TARGET).kernel_source

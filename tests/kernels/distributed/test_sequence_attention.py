@@ -111,13 +111,13 @@ def test_a_context_serves_call_after_call_with_the_same_bits():
             assert all(map(torch.equal, calls[0], later))
 
 
-def test_alone_needs_no_group_and_no_streams():
+def test_one_rank_needs_no_group_and_no_streams():
     case = Case.of("zigzag", 1, (40,), (40,), True)
     with interpret():
         case.compare([program(case, None)(create_context())[0]])
 
 
-def test_only_what_is_wanted_is_computed():
+def test_only_requested_results_are_computed():
     case = Case.of("zigzag", 2, (24,), (24,), True)
 
     def of_rank(context):
@@ -210,7 +210,7 @@ def test_shards_have_the_rows_of_their_rank():
         sequence_attention(q[None], k[None], v[None], context=context, seqlen_q=40, seqlen_k=-1)
 
 
-def test_keys_may_be_overwritten_behind_a_call():
+def test_keys_may_be_overwritten_after_a_call():
     case = Case.of("contiguous", 2, (40,), (40,), True)
 
     def program(rank):
@@ -251,7 +251,7 @@ def in_slices(case, monkeypatch, *, early=0):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_kernel_waits_for_each_slice_of_the_keys_that_come(causal, monkeypatch):
+def test_kernel_waits_for_each_incoming_key_slice(causal, monkeypatch):
     case = Case.of("zigzag", 4, (610, 3), (610, 3), causal)
     found = in_slices(case, monkeypatch)
     assert found.reports == ()
@@ -261,7 +261,7 @@ def test_a_kernel_waits_for_each_slice_of_the_keys_that_come(causal, monkeypatch
             torch.testing.assert_close(out.double(), want, rtol=0.02, atol=0.005)
 
 
-def test_a_slice_that_is_told_of_before_it_is_there_is_a_race(monkeypatch):
+def test_signal_before_the_slice_is_written_is_a_race(monkeypatch):
     case = Case.of("zigzag", 2, (900,), (900,), False)
     found = in_slices(case, monkeypatch, early=1)
     assert "races" in {report.sanitizer for report in found.reports}

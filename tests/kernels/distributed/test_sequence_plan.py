@@ -52,7 +52,7 @@ def met(plan, lengths_q, lengths_k):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("world", WORLDS)
-def test_each_pair_meets_once_where_the_mask_says_so(world, order, causal):
+def test_each_visible_pair_is_scheduled_once(world, order, causal):
     for (lengths_q, lengths_k), steps in itertools.product(LENGTHS, {1, 2, 3, world}):
         want = torch.block_diag(
             *(visible(q, k, causal).double() for q, k in zip(lengths_q, lengths_k, strict=True))
@@ -98,7 +98,7 @@ def test_equal_lengths_need_one_launch_a_step(order):
         assert not any(launch.causal for launch in plan.steps[1].launches)
 
 
-def test_what_comes_while_one_launch_runs_comes_from_another_rank_each_at_first():
+def test_first_fetches_use_different_ranks():
     """What both runs of a zigzag shard see comes first, from the rank before on backwards."""
     plans = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), True, 2) for r in range(4)]
     order = [[(p.owner, p.chunk) for p in plan.steps[1].segments] for plan in plans]
@@ -112,7 +112,7 @@ def test_what_comes_while_one_launch_runs_comes_from_another_rank_each_at_first(
     assert [plan.steps[1].segments[0].owner for plan in full] == [3, 0, 1, 2]
 
 
-def test_slices_have_every_row_once_and_in_order():
+def test_slices_partition_the_rows_in_order():
     for lengths in [(64,), (1, 0, 90, 7), ()]:
         step = plan_for(Sharding("zigzag", 4), 1, lengths, lengths, True, 2).steps[1]
         for rows in (1, 7, 16, 1000):
@@ -130,7 +130,7 @@ def _rows(copied):
     return {(owner, there + i, here + i) for owner, there, here, n in copied for i in range(n)}
 
 
-def test_causal_ranks_fetch_only_what_they_see():
+def test_causal_ranks_fetch_only_visible_keys():
     contiguous = [plan_for(Sharding("contiguous", 4), r, (64,), (64,), True, 2) for r in range(4)]
     assert [plan.fetched for plan in contiguous] == [0, 16, 32, 48]
     zigzag = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), True, 2) for r in range(4)]
@@ -151,14 +151,14 @@ def test_ranks_begin_with_different_owners():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_equal_lengths_are_attended_to_in_one_launch_whoever_fetches_what(order):
+def test_equal_lengths_take_one_launch_for_any_fetch_order(order):
     for lengths, causal in itertools.product([(64, 32), (5, 0, 33, 1)], [True, False]):
         for rank in range(4):
             plan = plan_for(Sharding(order, 4), rank, lengths, lengths, causal, 2)
             assert plan.in_one_launch
 
 
-def test_one_launch_is_for_two_steps_and_keys_that_come_without_a_mask():
+def test_one_launch_needs_two_steps_and_no_mask():
     def plan(lengths_q, lengths_k, causal, steps):
         return plan_for(Sharding("contiguous", 3), 0, lengths_q, lengths_k, causal, steps)
 

@@ -29,7 +29,7 @@ def of_rank(case):
     return [*packed, out[0], lse[0], *(t[0] for t in gradients)]
 
 
-def test_two_processes_find_what_the_whole_is(tmp_path):
+def test_two_processes_match_the_unsharded_result(tmp_path):
     case = Case.of("zigzag", 2, (37,), (43,), True)
     results = run_on_gloo(2, functools.partial(of_rank, case), tmp_path)
     case.compare([result[:5] for result in results])
@@ -39,14 +39,14 @@ def test_two_processes_find_what_the_whole_is(tmp_path):
 @pytest.mark.parametrize(
     ("causal", "lengths"), [(True, (20, 11)), (False, (20, 11)), (True, (9, 30))]
 )
-def test_alone_it_needs_no_group(causal, lengths):
+def test_one_rank_needs_no_process_group(causal, lengths):
     case = Case.of("contiguous", 1, lengths[:1], lengths[1:], causal)
     result = of_rank(case)
     case.compare([result[:5]])
     case.compare([result[5:]])
 
 
-def test_nothing_to_attend_to():
+def test_empty_keys_on_all_ranks():
     nothing = torch.zeros(0, 2, 32)
     bounds = torch.tensor([0], dtype=torch.int32)
     out, lse = gathered_attention_varlen(nothing, nothing, nothing, bounds, bounds)
@@ -55,7 +55,7 @@ def test_nothing_to_attend_to():
 
 
 @pytest.mark.parametrize("keys", [[0, 0, 0], [0]])
-def test_gradients_of_what_nothing_depends_on_are_zeros(keys):
+def test_unused_inputs_have_zero_gradients(keys):
     """Keys of no row, or no sequences: each input has a gradient of its own shape all the same."""
     bounds = torch.tensor([0, 2, 3][: len(keys)], dtype=torch.int32)
     q = torch.randn(int(bounds[-1]), 2, 32, requires_grad=True)

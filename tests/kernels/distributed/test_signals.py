@@ -32,7 +32,7 @@ def test_every_access_has_the_order_and_scope_of_its_name(scope):
         assert f"tlm_fetch_add_{order}_{scope}(" in body(f"tlm_block_fetch_add_{order}_{scope}")
 
 
-def test_threads_of_a_block_meet_before_its_last_one_raises_the_flag():
+def test_block_synchronizes_before_its_flag_is_raised():
     for kind, scope in itertools.product(("store", "fetch_add"), SCOPES):
         lines = body(f"tlm_block_{kind}_release_{scope}").strip().splitlines()
         assert lines[0].strip() == "tlm_block_meet();"
@@ -41,6 +41,6 @@ def test_threads_of_a_block_meet_before_its_last_one_raises_the_flag():
 
 
 @pytest.mark.parametrize("threads", [0, 31, 48, 1056])
-def test_threads_that_are_no_whole_warps_are_refused(threads):
+def test_partial_warps_are_refused(threads):
     with pytest.raises(ValueError, match=f"threads must be a multiple of 32, .* got {threads}"):
         signals.source(threads)

@@ -110,7 +110,7 @@ def test_operators_share_a_context_and_shapes_change_from_call_to_call(world, se
 
 
 @pytest.mark.parametrize(("m", "world"), [(1, 2), (1, 3), (2, 3)])
-def test_a_rank_without_rows_runs_ahead_no_further_than_its_peers_pull(m, world):
+def test_empty_rank_runs_ahead_only_as_far_as_its_peers(m, world):
     """It waits for nobody's product: only the barrier keeps it from the half that is still read."""
     a, b = signs(0, world, m, 32), signs(1, world, 32, 64)
     whole = (a.float() @ b.float()).sum(0).half()
@@ -154,7 +154,7 @@ def test_counts_of_many_calls_pass_the_end_of_32_bits():
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_buffer_that_grows_is_given_up_when_nobody_uses_it(waits, monkeypatch):
+def test_replaced_buffer_is_freed_after_its_last_use(waits, monkeypatch):
     """Rows of the third call do not fit the memory that the first one still may be read from."""
 
     def allocated(size, device, group, rank, world):

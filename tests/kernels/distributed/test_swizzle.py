@@ -17,14 +17,14 @@ def order(tiles_m, tiles_n, first, panel):
 
 
 @pytest.mark.parametrize(("tiles_m", "tiles_n", "panel"), SHAPES)
-def test_every_tile_is_made_once_wherever_it_begins(tiles_m, tiles_n, panel):
+def test_swizzle_visits_every_tile_once(tiles_m, tiles_n, panel):
     wanted = sorted(itertools.product(range(tiles_m), range(tiles_n)))
     for first in {0, 1 % tiles_m, tiles_m // 2, tiles_m - 1}:
         assert sorted(order(tiles_m, tiles_n, first, panel)) == wanted
 
 
 @pytest.mark.parametrize(("tiles_m", "tiles_n", "panel"), SHAPES)
-def test_panels_follow_one_another_from_the_first_row_around_the_end(tiles_m, tiles_n, panel):
+def test_panels_wrap_around_from_the_first_row(tiles_m, tiles_n, panel):
     for first in {0, 1 % tiles_m, tiles_m - 1}:
         panels = [
             (bm - first) % tiles_m // panel for bm, _ in order(tiles_m, tiles_n, first, panel)
@@ -51,7 +51,7 @@ def test_panels_divide_the_tiles_of_a_share_and_are_as_high_as_they_may(rows, wo
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
-def test_shares_come_in_turn_beginning_with_the_first_wanted(world):
+def test_shards_are_ordered_from_the_requested_one(world):
     rows, block = 128 * 8 * world, 128
     for begin_with in range(world):
         first = row_range(rows, world, begin_with)[0] // block

@@ -48,7 +48,7 @@ def library(monkeypatch):
     return nvml
 
 
-def test_every_pair_must_be_linked_and_the_first_that_is_not_is_named(library):
+def test_first_unlinked_pair_is_named(library):
     assert topology.nvlinks([0, 1]).every_pair is True
     assert topology.nvlinks([3, 2]).reason == "all of GPUs [3, 2] are connected by NVLink"
     all_four = topology.nvlinks()
@@ -65,7 +65,7 @@ def test_fewer_than_two_gpus_have_no_pair(library, monkeypatch):
     assert library.asked == []
 
 
-def test_threads_that_ask_at_once_get_one_answer_that_was_asked_once(library):
+def test_concurrent_queries_share_one_answer(library):
     answers = []
     threads = [
         threading.Thread(target=lambda: answers.append(topology.nvlinks([0, 2]))) for _ in range(8)
@@ -79,7 +79,7 @@ def test_threads_that_ask_at_once_get_one_answer_that_was_asked_once(library):
     assert library.asked == [("0", "2")]
 
 
-def test_without_the_package_or_a_driver_the_answer_says_so(library, monkeypatch):
+def test_missing_package_or_driver_is_reported(library, monkeypatch):
     def no_driver():
         raise NVMLError("Driver Not Loaded")
 
@@ -93,7 +93,7 @@ def test_without_the_package_or_a_driver_the_answer_says_so(library, monkeypatch
     assert "nvidia-ml-py is not installed (pip install 'tlmatrix[distributed]')" in answer.reason
 
 
-def test_an_error_while_asking_is_told_and_the_library_closed(library, monkeypatch):
+def test_query_error_is_reported_and_the_library_closed(library, monkeypatch):
     def unknown(name):
         raise NVMLError(f"no {name}")
 
@@ -103,6 +103,6 @@ def test_an_error_while_asking_is_told_and_the_library_closed(library, monkeypat
     assert library.open == 0
 
 
-def test_a_gpu_that_is_not_there_is_refused(library):
+def test_missing_gpu_is_an_error(library):
     with pytest.raises(ValueError, match=r"devices must be from 0 to 3, for 4 GPUs, got \[0, 4\]"):
         topology.nvlinks([0, 4])

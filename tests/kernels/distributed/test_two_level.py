@@ -24,7 +24,7 @@ def test_nodes_must_divide_the_ranks(nodes):
         create_two_level_context(nodes, device="cpu")
 
 
-def test_ranks_of_a_node_are_neighbours_and_nodes_meet_place_by_place():
+def test_node_groups_and_rail_groups():
     found = simulate(lambda _: members(create_two_level_context(3)), world=6)
     assert found.results == [
         [[r - r % 2, r - r % 2 + 1], [r % 2, r % 2 + 2, r % 2 + 4]] for r in range(6)

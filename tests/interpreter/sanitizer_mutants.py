@@ -1,6 +1,6 @@
-"""Small kernels, each with one memory bug: `bug=True` plants it at the line marked HERE.
+"""Small kernels, each with one memory bug: `bug=True` mutants it at the line marked HERE.
 
-Without the bug no sanitizer has anything to say. `PLANTS` lists them with the sanitizer and the
+Without the bug no sanitizer has anything to say. `MUTANTS` lists them with the sanitizer and the
 buffer that the report must name.
 """
 
@@ -12,15 +12,15 @@ import tilelang
 import tilelang.language as T
 import torch
 
-PLANTS = []
-ROLE_PLANTS = []
+MUTANTS = []
+ROLE_MUTANTS = []
 GUARDS_OFF = {tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True}
 BOUNDARIES = (0, 20, 50, 96)
 CU = torch.tensor(BOUNDARIES, dtype=torch.int32)
 
 
 @dataclass(frozen=True)
-class Plant:
+class Mutant:
     run: Any
     sanitizer: str
     buffer: str
@@ -48,23 +48,23 @@ class Plant:
         return inspect.getsourcefile(self.source or self.run)
 
 
-def plant(sanitizer, buffer, also=(), **options):
-    """Note a plant; `also` are sanitizers that see another side of the same bug."""
+def mutant(sanitizer, buffer, also=(), **options):
+    """Register a mutant; `also` are sanitizers that see another side of the same bug."""
 
     def register(run):
-        PLANTS.append(Plant(run, sanitizer, buffer, frozenset(also), options))
+        MUTANTS.append(Mutant(run, sanitizer, buffer, frozenset(also), options))
         return run
 
     return register
 
 
-def plant_all(bugs, source=None, **options):
+def mutants_of(bugs, source=None, **options):
     """Note the bugs of one kernel: by name the sanitizer, the buffer, and who sees it too."""
 
     def register(run):
         for name, (sanitizer, buffer, *also) in bugs.items():
             seen = frozenset(" ".join(also).split())
-            ROLE_PLANTS.append(Plant(run, sanitizer, buffer, seen, options, name, source or run))
+            ROLE_MUTANTS.append(Mutant(run, sanitizer, buffer, seen, options, name, source or run))
         return run
 
     return register
@@ -73,7 +73,7 @@ def plant_all(bugs, source=None, **options):
 # -- bounds
 
 
-@plant("bounds", "s")
+@mutant("bounds", "s")
 def load_past_shared_memory(bug):
     off = 8 if bug else 0
 
@@ -92,7 +92,7 @@ def load_past_shared_memory(bug):
     kernel()(torch.ones(32))
 
 
-@plant("bounds", "s")
+@mutant("bounds", "s")
 def store_past_shared_memory(bug):
     off = 1 if bug else 0
 
@@ -112,7 +112,7 @@ def store_past_shared_memory(bug):
     kernel()(torch.ones(32))
 
 
-@plant("fragments", "f")
+@mutant("fragments", "f")
 def fill_past_a_fragment(bug):
     width = 32 if bug else 16
 
@@ -132,7 +132,7 @@ def fill_past_a_fragment(bug):
     kernel()(torch.ones(16))
 
 
-@plant("bounds", "X")
+@mutant("bounds", "X")
 def constant_index_past_a_tensor(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -149,7 +149,7 @@ def constant_index_past_a_tensor(bug):
     kernel()(torch.ones(7 if bug else 8))
 
 
-@plant("bounds", "X")
+@mutant("bounds", "X")
 def unguarded_load_past_a_tensor(bug):
     @tilelang.jit(out_idx=[1], pass_configs=GUARDS_OFF)
     def kernel():
@@ -166,7 +166,7 @@ def unguarded_load_past_a_tensor(bug):
     kernel()(torch.ones(31 if bug else 32))
 
 
-@plant("bounds", "Y")
+@mutant("bounds", "Y")
 def unguarded_store_past_a_tensor(bug):
     @tilelang.jit(pass_configs=GUARDS_OFF)
     def kernel():
@@ -183,7 +183,7 @@ def unguarded_store_past_a_tensor(bug):
     kernel()(torch.zeros(50 if bug else 64).half())
 
 
-@plant("bounds", "s")
+@mutant("bounds", "s")
 def negative_index_into_shared_memory(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -200,7 +200,7 @@ def negative_index_into_shared_memory(bug):
     kernel()(torch.ones(32), 3 if bug else 2)
 
 
-@plant("bounds", "s")
+@mutant("bounds", "s")
 def gathered_index_past_shared_memory(bug):
     @tilelang.jit(out_idx=[2])
     def kernel():
@@ -221,7 +221,7 @@ def gathered_index_past_shared_memory(bug):
     kernel()(torch.ones(32), torch.arange(32, dtype=torch.int32) + (1 if bug else 0))
 
 
-@plant("bounds", "s")
+@mutant("bounds", "s")
 def serial_loop_one_too_long(bug):
     steps = 9 if bug else 8
 
@@ -242,7 +242,7 @@ def serial_loop_one_too_long(bug):
     kernel()(torch.ones(8))
 
 
-@plant("bounds", "ring")
+@mutant("bounds", "ring")
 def ring_without_modulo(bug):
     wrap = 1000 if bug else 2
 
@@ -266,7 +266,7 @@ def ring_without_modulo(bug):
 # -- uninitialised
 
 
-@plant("uninitialised", "acc")
+@mutant("uninitialised", "acc")
 def accumulator_never_cleared(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -286,7 +286,7 @@ def accumulator_never_cleared(bug):
     kernel()(torch.ones(4, 32))
 
 
-@plant("uninitialised", "c")
+@mutant("uninitialised", "c")
 def product_into_an_accumulator_never_cleared(bug):
     @tilelang.jit(out_idx=[2])
     def kernel():
@@ -312,7 +312,7 @@ def product_into_an_accumulator_never_cleared(bug):
     kernel()(torch.ones(32, 32).half(), torch.ones(32, 32).half())
 
 
-@plant("uninitialised", "s")
+@mutant("uninitialised", "s")
 def shared_memory_read_before_its_copy(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -332,7 +332,7 @@ def shared_memory_read_before_its_copy(bug):
     kernel()(torch.ones(32))
 
 
-@plant("uninitialised", "f")
+@mutant("uninitialised", "f")
 def reduction_over_a_half_written_tile(bug):
     rows = 8 if bug else 16
 
@@ -353,7 +353,7 @@ def reduction_over_a_half_written_tile(bug):
     kernel()(torch.ones(16, 32))
 
 
-@plant("uninitialised", "m")
+@mutant("uninitialised", "m")
 def running_maximum_without_a_start(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -373,7 +373,7 @@ def running_maximum_without_a_start(bug):
     kernel()(torch.ones(16, 32))
 
 
-@plant("uninitialised", "f")
+@mutant("uninitialised", "f")
 def unwritten_tile_copied_out_through_shared_memory(bug):
     rows = 15 if bug else 16
 
@@ -392,7 +392,7 @@ def unwritten_tile_copied_out_through_shared_memory(bug):
     kernel()(torch.ones(16, 32))
 
 
-@plant("uninitialised", "Y")
+@mutant("uninitialised", "Y")
 def output_read_before_it_is_written(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -410,7 +410,7 @@ def output_read_before_it_is_written(bug):
     kernel()(torch.ones(32))
 
 
-@plant("uninitialised", "Y")
+@mutant("uninitialised", "Y")
 def atomics_onto_an_output_never_cleared(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -428,7 +428,7 @@ def atomics_onto_an_output_never_cleared(bug):
     kernel()(torch.ones(32))
 
 
-@plant("uninitialised", "f")
+@mutant("uninitialised", "f")
 def last_lane_never_written(bug):
     active = 31 if bug else 32
 
@@ -449,7 +449,7 @@ def last_lane_never_written(bug):
     kernel()(torch.ones(32))
 
 
-@plant("uninitialised", "s")
+@mutant("uninitialised", "s")
 def second_block_relies_on_the_first_ones_memory(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -470,7 +470,7 @@ def second_block_relies_on_the_first_ones_memory(bug):
 # -- unwritten
 
 
-@plant("unwritten", "Y")
+@mutant("unwritten", "Y")
 def last_column_never_written(bug):
     width = 31 if bug else 32
 
@@ -487,7 +487,7 @@ def last_column_never_written(bug):
     kernel()(torch.ones(16, 32))
 
 
-@plant("unwritten", "Y")
+@mutant("unwritten", "Y")
 def grid_without_its_last_tile(bug):
     up = 0 if bug else 31
 
@@ -506,7 +506,7 @@ def grid_without_its_last_tile(bug):
     kernel()(torch.ones(70).half())
 
 
-@plant("unwritten", "Y")
+@mutant("unwritten", "Y")
 def guard_off_by_one(bug):
     less = 1 if bug else 0
 
@@ -526,7 +526,7 @@ def guard_off_by_one(bug):
     kernel()(torch.ones(70), torch.empty(70))
 
 
-@plant("unwritten", "Y")
+@mutant("unwritten", "Y")
 def rows_of_an_empty_loop_never_written(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -545,7 +545,7 @@ def rows_of_an_empty_loop_never_written(bug):
 # -- races between blocks
 
 
-@plant("races", "Y")
+@mutant("races", "Y")
 def two_blocks_write_one_row(bug):
     share = 2 if bug else 1
 
@@ -562,7 +562,7 @@ def two_blocks_write_one_row(bug):
     kernel()(torch.ones(4, 32))
 
 
-@plant("races", "Y")
+@mutant("races", "Y")
 def tiles_overlap(bug):
     stride = 24 if bug else 32
 
@@ -582,7 +582,7 @@ def tiles_overlap(bug):
     kernel()(torch.ones(2 * stride + 32))
 
 
-@plant("races", "Y")
+@mutant("races", "Y")
 def start_value_beside_atomics(bug):
     starters = 1 if bug else 0
 
@@ -602,7 +602,7 @@ def start_value_beside_atomics(bug):
     kernel()(torch.ones(4, 32), torch.zeros(32))
 
 
-@plant("races", "X")
+@mutant("races", "X")
 def stencil_in_place(bug):
     @tilelang.jit
     def kernel():
@@ -623,7 +623,7 @@ def stencil_in_place(bug):
     kernel()(torch.ones(128), torch.zeros(128))
 
 
-@plant("races", "X")
+@mutant("races", "X")
 def block_reads_ahead_of_its_writer(bug):
     step = 1 if bug else 0
 
@@ -643,7 +643,7 @@ def block_reads_ahead_of_its_writer(bug):
     kernel()(torch.ones(5, 32))
 
 
-@plant("races", "Y")
+@mutant("races", "Y")
 def sum_without_an_atomic(bug):
     @tilelang.jit
     def kernel():
@@ -660,7 +660,7 @@ def sum_without_an_atomic(bug):
     kernel()(torch.ones(4), torch.zeros(1))
 
 
-@plant("races", "Part")
+@mutant("races", "Part")
 def last_block_sums_without_waiting(bug):
     @tilelang.jit
     def kernel():
@@ -690,7 +690,7 @@ def last_block_sums_without_waiting(bug):
 # -- lanes of one parallel loop
 
 
-@plant("lanes", "Y")
+@mutant("lanes", "Y")
 def two_lanes_for_one_element(bug):
     half = 2 if bug else 1
 
@@ -707,7 +707,7 @@ def two_lanes_for_one_element(bug):
     kernel()(torch.ones(32))
 
 
-@plant("lanes", "m")
+@mutant("lanes", "m")
 def row_value_from_every_column(bug):
     columns = 32 if bug else 1
 
@@ -726,7 +726,7 @@ def row_value_from_every_column(bug):
     kernel()(torch.ones(16, 32))
 
 
-@plant("lanes", "Y", also={"unwritten"})
+@mutant("lanes", "Y", also={"unwritten"})
 def scatter_with_a_repeated_index(bug):
     @tilelang.jit
     def kernel():
@@ -748,7 +748,7 @@ def scatter_with_a_repeated_index(bug):
     kernel()(torch.ones(32), at, torch.zeros(32))
 
 
-@plant("lanes", "s")
+@mutant("lanes", "s")
 def ring_smaller_than_the_loop(bug):
     ring = 16 if bug else 32
 
@@ -767,7 +767,7 @@ def ring_smaller_than_the_loop(bug):
     kernel()(torch.ones(32))
 
 
-@plant("lanes", "m")
+@mutant("lanes", "m")
 def guard_that_lets_two_lanes_through(bug):
     lanes = 2 if bug else 1
 
@@ -790,7 +790,7 @@ def guard_that_lets_two_lanes_through(bug):
 # -- packed sequences
 
 
-@plant("sequences", "Out", also={"races"}, sequences={"Out": BOUNDARIES, "X": BOUNDARIES})
+@mutant("sequences", "Out", also={"races"}, sequences={"Out": BOUNDARIES, "X": BOUNDARIES})
 def tile_stored_past_its_sequence(bug):
     @tilelang.jit
     def kernel():
@@ -820,7 +820,7 @@ def tile_stored_past_its_sequence(bug):
     kernel()(torch.ones(96, 8).half(), CU, torch.zeros(96, 8).half())
 
 
-@plant("sequences", "X", sequences={"X": BOUNDARIES})
+@mutant("sequences", "X", sequences={"X": BOUNDARIES})
 def start_of_the_wrong_sequence(bug):
     late = 1 if bug else 0
 
@@ -848,7 +848,7 @@ def start_of_the_wrong_sequence(bug):
     kernel()(torch.ones(96), CU)
 
 
-@plant("sequences", "Sum", sequences={"Sum": torch.tensor(BOUNDARIES)})
+@mutant("sequences", "Sum", sequences={"Sum": torch.tensor(BOUNDARIES)})
 def atomics_past_their_sequence(bug):
     more = 1 if bug else 0
 
@@ -868,7 +868,7 @@ def atomics_past_their_sequence(bug):
     kernel()(CU, torch.zeros(96, 4))
 
 
-@plant("sequences", "Lse", also={"races"}, sequences={"Lse": (BOUNDARIES, 1)})
+@mutant("sequences", "Lse", also={"races"}, sequences={"Lse": (BOUNDARIES, 1)})
 def statistic_past_its_sequence(bug):
     more = 1 if bug else 0
 
@@ -891,7 +891,7 @@ def statistic_past_its_sequence(bug):
 # -- budgets
 
 
-@plant("budget", "a", arch="sm_80")
+@mutant("budget", "a", arch="sm_80")
 def more_shared_memory_than_there_is(bug):
     rows = 384 if bug else 128
 
@@ -909,7 +909,7 @@ def more_shared_memory_than_there_is(bug):
     kernel()(torch.ones(rows, 256).half())
 
 
-@plant("budget", "a")
+@mutant("budget", "a")
 def too_many_stages(bug):
     stages = 8 if bug else 3
 
@@ -938,7 +938,7 @@ def too_many_stages(bug):
 # -- values that are not finite
 
 
-@plant("nonfinite", "Y")
+@mutant("nonfinite", "Y")
 def mean_of_an_empty_row(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -955,7 +955,7 @@ def mean_of_an_empty_row(bug):
     kernel()(torch.tensor([1.0, 2.0, 0.0 if bug else 1.0, 3.0]))
 
 
-@plant("nonfinite", "p")
+@mutant("nonfinite", "p")
 def softmax_of_a_row_that_sees_nothing(bug):
     seen = 0 if bug else 1
 
@@ -979,7 +979,7 @@ def softmax_of_a_row_that_sees_nothing(bug):
     kernel()(torch.ones(4, 8))
 
 
-@plant("nonfinite", "h")
+@mutant("nonfinite", "h")
 def sum_too_large_for_half_precision(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -999,7 +999,7 @@ def sum_too_large_for_half_precision(bug):
     kernel()(torch.full((4, 8), 10000.0 if bug else 1.0))
 
 
-@plant("nonfinite", "c")
+@mutant("nonfinite", "c")
 def product_that_overflows(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():
@@ -1018,7 +1018,7 @@ def product_that_overflows(bug):
     kernel()(torch.full((32, 32), 1e30 if bug else 1.0))
 
 
-@plant("nonfinite", "Y")
+@mutant("nonfinite", "Y")
 def logarithm_of_zero(bug):
     @tilelang.jit(out_idx=[1])
     def kernel():

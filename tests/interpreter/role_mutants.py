@@ -1,4 +1,4 @@
-"""Kernels with warp roles, each of which takes the name of the one bug that is planted in it.
+"""Kernels with warp roles, each of which takes the name of a mutant: the one bug in it.
 
 The line of a bug carries its name: `# HERE: name`. Without a bug (an empty name) no sanitizer has
 anything to say, under any schedule. Of a race the line is that of either party, which of them
@@ -8,7 +8,7 @@ comes second is the schedule's.
 import tilelang
 import tilelang.language as T
 import torch
-from planted import BOUNDARIES, CU, plant_all
+from sanitizer_mutants import BOUNDARIES, CU, mutants_of
 
 N = 32
 
@@ -20,7 +20,7 @@ def half(*shape):
 # -- TMA loads through stages of shared memory
 
 
-@plant_all(
+@mutants_of(
     {
         "stage never primed": ("barriers", "empty"),
         "no wait before a stage is loaded again": ("races", "As", "barriers"),
@@ -152,7 +152,7 @@ def loaded_with_tma(bug):
 # -- products into tensor memory
 
 
-@plant_all(
+@mutants_of(
     {
         "read before it is done": ("races", "D", "uninitialised barriers"),
         "product never committed": ("barriers", "done"),
@@ -314,17 +314,17 @@ def _written_for(reader, bug):
     kernel()(half(N, N))
 
 
-@plant_all({"no fence before a TMA store": ("races", "s")}, source=_written_for)
+@mutants_of({"no fence before a TMA store": ("races", "s")}, source=_written_for)
 def stored_with_tma(bug):
     _written_for("a TMA store", bug)
 
 
-@plant_all({"no fence before wgmma": ("races", "s")}, source=_written_for)
+@mutants_of({"no fence before wgmma": ("races", "s")}, source=_written_for)
 def multiplied_with_wgmma(bug):
     _written_for("wgmma", bug)
 
 
-@plant_all({"no fence before tcgen05": ("races", "s")}, source=_written_for, arch="sm_100a")
+@mutants_of({"no fence before tcgen05": ("races", "s")}, source=_written_for, arch="sm_100a")
 def multiplied_with_tcgen05(bug):
     _written_for("tcgen05", bug)
 
@@ -332,7 +332,7 @@ def multiplied_with_tcgen05(bug):
 # -- TMA stores, cp.async and wgmma that one role issues
 
 
-@plant_all(
+@mutants_of(
     {
         "source written before it is stored": ("races", "s"),
         "block ends before it is stored": ("barriers", "s"),
@@ -380,7 +380,7 @@ def stored_in_turns(bug):
     kernel()(torch.ones(3, N))
 
 
-@plant_all(
+@mutants_of(
     {
         "no wait for cp.async": ("races", "s", "uninitialised barriers"),
         "one group too many in flight": ("races", "s", "uninitialised"),
@@ -415,7 +415,7 @@ def copied_ahead(bug):
     kernel()(torch.ones(4, N))
 
 
-@plant_all(
+@mutants_of(
     {
         "no wait for wgmma": ("races", "acc", "uninitialised"),
         "operand written while wgmma reads": ("races", "s"),
@@ -446,7 +446,7 @@ def multiplied_ahead(bug):
 # -- barriers of threads
 
 
-@plant_all(
+@mutants_of(
     {
         "no T.sync_threads": ("races", "s", "uninitialised"),
         "one role skips T.sync_threads": ("barriers", "T.sync_threads"),
@@ -495,7 +495,7 @@ def handed_over(bug):
 # -- flags in global memory
 
 
-@plant_all(
+@mutants_of(
     {
         "flag set without release": ("races", "X"),
         "flag read without acquire": ("races", "X"),
@@ -554,7 +554,7 @@ def flagged(bug):
 # -- memory of threads and roles
 
 
-@plant_all(
+@mutants_of(
     {
         "past shared memory": ("bounds", "s", "uninitialised"),
         "last thread idle": ("unwritten", "Y"),
@@ -609,7 +609,7 @@ def by_thread(bug):
     kernel()(x, torch.zeros(1))
 
 
-@plant_all(
+@mutants_of(
     {
         "tile of another sequence loaded": ("sequences", "X"),
         "row of the next sequence written": ("sequences", "Out", "races"),
@@ -666,7 +666,7 @@ def packed_rows(bug):
     kernel()(torch.ones(96, 16), CU, torch.zeros(96, 16))
 
 
-@plant_all({"stages that do not fit": ("budget", "As")})
+@mutants_of({"stages that do not fit": ("budget", "As")})
 def stages_of_shared_memory(bug):
     stages = 8 if bug else 2
 

@@ -1,0 +1,44 @@
+"""The table of slow tests: whole kernels, commands with workers, and nvcc."""
+
+from pathlib import Path
+
+__all__ = ["SLOW", "TESTS", "slow_rank"]
+
+TESTS = Path(__file__).parent
+SLOW = (
+    "backend/test_specs_assemble.py",
+    "test_quick_tier.py",
+    "test_wheel.py",
+    "docs/test_documents.py",
+    "test_plugin.py",
+    "commands/test_run_command.py",
+    "backend/test_compile.py",
+    "strangers",
+    "mutants",
+    "distributed/test_ranks_in_processes.py",
+    "backend/test_gpus.py",
+    "distributed/test_compile_ranks.py",
+    "interpreter/test_sanitized_kernels.py",
+    "kernels",
+    "interpreter/test_role_mutants.py",
+    "interpreter/test_row_cuts.py",
+    "interpreter/test_attention.py",
+    "commands",
+    "fuzz/test_fuzz_items.py",
+    "fuzz/test_fuzz_lost_cases.py",
+    "matrix/test_interval_bounds.py",
+    "run/test_faults.py",
+    "bench/test_bench_runs.py",
+    "bench/test_bench_ranks.py",
+    "benchmarks",
+    "test_coverage_runs.py",
+    "test_torchrun.py",
+)
+"""Files and folders of slow tests, the longest first: the order in which workers start them."""
+
+
+def slow_rank(path: Path) -> int:
+    """Return the position of a test file in `SLOW`; the length of `SLOW` for other files."""
+    name = path.relative_to(TESTS).as_posix()
+    matches = (rank for rank, slow in enumerate(SLOW) if f"{name}/".startswith(f"{slow}/"))
+    return next(matches, len(SLOW))
