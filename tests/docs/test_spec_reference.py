@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tlmatrix.spec import parse_spec
+from tlmatrix.spec.expr.expression import FUNCTIONS
 from tlmatrix.spec.reference import EXAMPLE, REFERENCE_PATH, SECTIONS, reference
 from tlmatrix.spec.schema import SCHEMA_PATH, json_schema_text
 
@@ -27,10 +28,10 @@ def test_every_key_is_described_with_an_example() -> None:
         section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
         for name, field in model.model_fields.items():
             key = field.alias or name
-            described = section.split(f"\n### `{key}`\n")[1].split("\n### ")[0]
+            (row,) = re.findall(rf"^\| `{key}` \|.*$", section, flags=re.MULTILINE)
             assert field.description
-            assert field.description in described
-            assert re.search(rf"^{key}: .", described, flags=re.MULTILINE), key
+            assert field.description.replace("|", "&#124;") in row
+            assert f"`{key}: " in row, key
 
 
 def test_links_lead_to_sections() -> None:
@@ -39,6 +40,12 @@ def test_links_lead_to_sections() -> None:
     links = set(re.findall(r"\(#([^)]*)\)", text))
     assert links
     assert links <= anchors
+
+
+def test_the_page_has_the_example_and_all_functions() -> None:
+    page = (REFERENCE_PATH.parent / "spec.md").read_text(encoding="utf-8")
+    assert EXAMPLE in page
+    assert ", ".join(f"`{name}`" for name in FUNCTIONS) in page
 
 
 def test_the_example_of_the_reference_loads() -> None:
@@ -56,9 +63,9 @@ def test_the_examples_of_the_keys_of_a_spec_load() -> None:
     }
     text = reference().split(f"\n## {SECTIONS[0][0]}\n")[1].split("\n## ")[0]
     examples = [
-        line
-        for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
-        for line in block.splitlines()
+        example.replace("&#124;", "|")
+        for row in re.findall(r"^\| `.*$", text, flags=re.MULTILINE)
+        for example in re.findall(r"`([^`]+)`", row.split(" | ")[-1])
     ]
     assert len(examples) > 20
     for example in examples:

@@ -1,4 +1,4 @@
-"""Writes `docs/reference/spec.md` from the models of the spec language.
+"""Writes `docs/reference/spec-keys.md` from the models of the spec language.
 
 `python -m tlmatrix.spec.reference` writes it anew, from the root of a checkout.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.spec.expr.expression import FUNCTIONS
 from tlmatrix.spec.model import spec as models
 from tlmatrix.spec.model.spec import Spec
 from tlmatrix.spec.schema import json_schema
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLE", "REFERENCE_PATH", "SECTIONS", "example_yaml", "reference"]
 
-REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "reference" / "spec.md"
+REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "reference" / "spec-keys.md"
 """The file, in a checkout."""
 
 SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -56,59 +55,12 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
 )
 
 _OPENING = """\
-# The spec language
+# Spec keys
 
 <!-- Written by `python -m tlmatrix.spec.reference` from the models: edit those. -->
 
-A spec is one YAML file: one operator under test, the matrix of cases that tests it, and how
-it is judged. `tlmatrix check FILE` says everything that is wrong with one, each error at its
-line and column. Editors complete and check specs by the shipped JSON Schema; `tlmatrix schema`
-prints it, and a first line such as this names it:
-
-```yaml
-# yaml-language-server: $schema=../tlmatrix/spec/schema.json
-```
-
-A small spec:
-
-```yaml
-{EXAMPLE}```
-
-## Values
-
-- `none` and `null` both mean absent, in values of axes and in expressions. Quote a text that
-  reads like one: `'none'`.
-- `true` and `false` are the booleans. YAML readers disagree on unquoted `yes`, `no`, `on`, `off`,
-  `010` and `1:30`, so these are errors that say what to write; `1e3` is a number.
-- Anchors, aliases and merge keys (`<<`) work. Duplicate keys, tags, and a second document in
-  the file are errors. A key that is not listed below is an error, too.
-- A file has at most 1 MiB, 50 levels, and 100000 values with aliases expanded.
-
-## Expressions
-
-`require`, `when`, `factory_args`, `call` and shapes are expressions, in a small language that is
-never evaluated as Python. It has
-
-- names: what a name can be stands at each key;
-- the names of dtypes (`float16`, `int32`), which stand for themselves;
-- numbers, other text in quotes (`'mean'`), lists `[1, 2]`, `none`, `true`, `false`;
-- `==` `!=` `<` `<=` `>` `>=`, chained as in Python; `in` and `not in` a list; `is` and `is not`
-  with `none`, `true` or `false`;
-- `and`, `or`, `not`, with Python's values: `or` gives its first operand that is true, or the last;
-- `+` `-` `*` `/` `//` `%` `**` on numbers, with Python's precedence; `/` is true division; on a
-  list, for each element: `seqlens * 2`;
-- `seqlens.q` and `seqlens.k`, the lengths of one side of a packed axis (`{q: [17, 64], k: same}`);
-  of a plain list both are the list;
-- {FUNCTIONS}. `ceildiv(a, b)` is how many steps of `b` cover `a`, for each element of a list.
-  `sum`, `min`, `max` and `len` take a list of lengths: `max` of an empty one is 0, `len` of a
-  packed axis is its number of sequences. `pages(seqlens, page_size)` is the size of a pool of
-  pages: those that hold the sequences, and 3 that none owns.
-
-Quote an expression with a comma in it, for a comma also ends an entry of `[...]` and `{...}`:
-`shape: ["pages(seqlens, 16)", 16, dim]`.
-
-An expression that has no value for some case (`window < 64` where a window is `none`) is an
-error; write `window is not none and window < 64`.
+Every key of a spec, section by section; read [the spec language](spec.md) first. Each example shows
+the key as it stands in a file.
 """
 
 EXAMPLE = """\
@@ -131,17 +83,17 @@ axes:
 
 
 def reference() -> str:
-    """The text of `docs/reference/spec.md`."""
-    calls = ", ".join(f"`{name}`" for name in FUNCTIONS)
-    opening = _OPENING.replace("{EXAMPLE}", EXAMPLE).replace("{FUNCTIONS}", calls)
+    """Return the text of `docs/reference/spec-keys.md`."""
     schema = json_schema()
-    parts = [opening]
+    parts = [_OPENING]
     for title, model in SECTIONS:
         parts.append(f"## {title}\n\n{_paragraph(model.__doc__)}\n")
         properties = _properties(schema if model is Spec else schema["$defs"][model.__name__])
+        parts.append("| key | value | meaning | example |\n| --- | --- | --- | --- |")
         for name, field in model.model_fields.items():
             key = field.alias or name
-            parts.append(_key(key, field, properties[key]))
+            parts.append(_row(key, field, properties[key]))
+        parts.append("")
     return "\n".join(parts)
 
 
@@ -153,13 +105,15 @@ def _properties(schema: dict[str, Any]) -> dict[str, Any]:
     return properties
 
 
-def _key(key: str, field: FieldInfo, schema: dict[str, Any]) -> str:
-    kind = in_words(schema)
-    examples = "".join(example_yaml(key, example) for example in field.examples or ())
-    return (
-        f"### `{key}`\n\n{kind[0].upper()}{kind[1:]}{_default(field)}.\n\n"
-        f"{_paragraph(field.description)}\n\n```yaml\n{examples}```\n"
+def _row(key: str, field: FieldInfo, schema: dict[str, Any]) -> str:
+    examples = [example_yaml(key, example).rstrip() for example in field.examples or ()]
+    cells = (
+        f"`{key}`",
+        in_words(schema) + _default(field),
+        _paragraph(field.description).replace("\n", " "),
+        "<br>".join(f"`{example}`" for example in examples),
     )
+    return "| " + " | ".join(cell.replace("|", "&#124;") for cell in cells) + " |"
 
 
 def _paragraph(text: str | None) -> str:

@@ -29,8 +29,8 @@ DOCUMENT = Document(
     "A declared problem",
     """\
 A mapping at `problem` declares inputs, outputs and a reference
-([spec](../spec.md#a-declared-problem)). Its names are those in the spec, and the few below. The
-parameters of an entry select arguments by name; `call`, `factory_args`, `tile` and
+([spec](../spec-keys.md#a-declared-problem)). Its names are those in the spec, and the few below.
+The parameters of an entry select arguments by name; `call`, `factory_args`, `tile` and
 `constraints` use the same names.""",
     ROWS,
     """\

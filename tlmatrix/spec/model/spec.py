@@ -1,7 +1,7 @@
 """What a spec says, as frozen models: the one place that defines the keys of the language.
 
 The loader checks files with these models, the JSON Schema for editors and
-`docs/reference/spec.md` are generated from them, so a key's meaning, default and examples are
+`docs/reference/spec-keys.md` are generated from them, so a key's meaning, default and examples are
 written here and nowhere else.
 """
 
