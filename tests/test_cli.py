@@ -229,7 +229,7 @@ def test_list_counts_cases_and_what_rules_remove(project: Project) -> None:
     outcome = project.tlmatrix("list", ".", "--cases")
     assert outcome.code == ExitCode.OK
     assert "quick: 5 cases (product) of 6 combinations" in outcome.out
-    assert "where rows != 7 or dtype == 'float32': removes 1, so" in outcome.out
+    assert "constraint dtype == float32 when rows == 7 (so): removes 1" in outcome.out
     assert sum("cols=3-dtype=" in line for line in outcome.out.splitlines()) == 5
     assert "5 cases of 1 spec in the tier quick" in outcome.out
 

@@ -223,7 +223,7 @@ def test_invalid_inputs_are_cases(project: Project) -> None:
     )
     outcome = project.pytest(".", "-q", "-n", "0")
     assert "2 failed, 5 passed" in outcome.out
-    assert "raises RuntimeError where ValueError with 'gave up'" in outcome.out
+    assert "raises RuntimeError, expected ValueError with 'gave up'" in outcome.out
     assert "accepts an invalid input" in outcome.out
 
 

@@ -135,7 +135,7 @@ def _read(file: Path, defaults: Config) -> Config:
     return replace(defaults, **values)
 
 
-def _paths(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever TOML holds
+def _paths(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - any TOML value
     """The paths of `specs`; "" in place of items that are not strings."""
     items = [value] if isinstance(value, str) else value
     return tuple(item if isinstance(item, str) else "" for item in items)

@@ -38,7 +38,13 @@ _TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Part:
-    """Elements of an input by flat index, and in words when the kernel reads them."""
+    """Elements of an input.
+
+    Attributes:
+        input: the input.
+        elements: the flat indices.
+        read: the iteration in which the kernel reads them, as text.
+    """
 
     input: str
     elements: torch.Tensor

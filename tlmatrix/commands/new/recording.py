@@ -218,7 +218,7 @@ def _same(value: torch.Tensor, before: torch.Tensor) -> bool:
 def _launched(
     recorded: Call, given: Mapping[str, torch.Tensor]
 ) -> tuple[Accesses, dict[tuple[str, int], str]]:
-    """What the kernels do with the arguments, and what they call their dimensions."""
+    """The accesses of the kernels to the arguments, and the names of dimensions."""
     used = Accesses()
     dims: dict[tuple[str, int], str] = {}
     kernels = {id(launch.kernel): launch for launch in recorded.launches}
