@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Finding", "FindingsError"]
+    from tlmatrix.problem import Dim, TensorInfo
+
+__all__ = ["Finding", "FindingsError", "tensor_index"]
 
 
 @dataclass(frozen=True)
@@ -81,3 +83,19 @@ class FindingsError(RuntimeError):
     def __reduce__(self) -> tuple[type[Self], tuple[tuple[Finding, ...]]]:
         """Pickle the findings; the default would pass the title to `__init__`."""
         return type(self), (self.findings,)
+
+
+def tensor_index(info: TensorInfo, finding: Finding) -> tuple[int, ...] | None:
+    """The element of a finding as an index into the tensor; None if the finding has none."""
+    index = []
+    for dim in info.dims:
+        if dim.name not in finding.index:
+            return None
+        index.append(_start(dim, finding) + finding.index[dim.name])
+    return tuple(index)
+
+
+def _start(dim: Dim, finding: Finding) -> int:
+    if dim.starts is None or dim.region_name not in finding.index:
+        return 0
+    return int(dim.starts[finding.index[str(dim.region_name)]])

@@ -11,10 +11,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from tlmatrix.check.finding import tensor_index
 from tlmatrix.commands.cases import named_case
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.explain.location import tensor_index
 
 if TYPE_CHECKING:
     import argparse

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tlmatrix.check.finding import tensor_index
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.explain.inputs import influence_lines
-from tlmatrix.explain.location import locate, tensor_index
+from tlmatrix.explain.location import locate
 from tlmatrix.explain.precision import precision_lines
 
 if TYPE_CHECKING:

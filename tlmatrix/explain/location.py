@@ -1,4 +1,4 @@
-"""Locates elements of findings and of results that are gathered from several ranks."""
+"""Locates elements of results, also of those that are gathered from several ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.check.finding import Finding
     from tlmatrix.distributed.sharding.shards import Sharding
-    from tlmatrix.problem import Dim, Problem, TensorInfo, Tensors
+    from tlmatrix.problem import Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Location", "locate", "tensor_index"]
+__all__ = ["Location", "locate"]
 
 
 @dataclass(frozen=True)
@@ -98,19 +97,3 @@ def locate(
     )
     given = outputs.given[owner]
     return Location(name, index, mine, returned, given, owner, words, problem, sharding)
-
-
-def tensor_index(info: TensorInfo, finding: Finding) -> tuple[int, ...] | None:
-    """The element of a finding as an index into the tensor; None if the finding has none."""
-    index = []
-    for dim in info.dims:
-        if dim.name not in finding.index:
-            return None
-        index.append(_start(dim, finding) + finding.index[dim.name])
-    return tuple(index)
-
-
-def _start(dim: Dim, finding: Finding) -> int:
-    if dim.starts is None or dim.region_name not in finding.index:
-        return 0
-    return int(dim.starts[finding.index[str(dim.region_name)]])

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tlmatrix.backend import bind, execute, refuse_unknown_axes
-from tlmatrix.extensions import distributed
+from tlmatrix.extensions import Executors, distributed
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counting
 from tlmatrix.run.invalid_inputs import invalid_problem
@@ -66,7 +66,7 @@ class Harness:
     roots: tuple[Path, ...] = ()
     rank_seconds: float = 120.0
     _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
-    _executors: Any = None
+    _executors: Executors | None = None
     _assembler: Assembler | None = None
 
     @property
@@ -177,7 +177,7 @@ class Harness:
             self._executors.close()
             self._executors = None
 
-    def _ranks(self) -> Any:  # noqa: ANN401 - of an optional package
+    def _ranks(self) -> Executors:
         """The executors of entries on several ranks."""
         if self._executors is None:
             self._executors = distributed().Executors(self.roots, self.rank_seconds)

@@ -39,7 +39,7 @@ class CudaGraph(Model):
     )
     otherwise: Refusal | None = Field(
         default=None,
-        description="What the entry raises in the other cases; by default nobody tries.",
+        description="What the entry raises in the other cases; by default none is captured.",
         examples=[{"raises": "RuntimeError", "message": "cannot be captured"}],
     )
 
