@@ -353,4 +353,4 @@ def test_one_command_shows_kernels_by_architecture(tmp_path):
     command[-1] = "sm_90"
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "from sm_90 on it has a letter" in done.stdout + done.stderr
+    assert "with a letter from sm_90 on" in done.stdout + done.stderr
