@@ -374,7 +374,7 @@ REFUSED = {
     "a rule without a value for a number of the range": (
         DENSE.replace("n != k", "n % m != 3"),
         (
-            "7:12: 'n % m != 3' has no value for m=0, n=1: 1 % 0 divides by zero; a rule needs one "
+            "7:15: 'n % m != 3' has no value for m=0, n=1: 1 % 0 divides by zero; a constraint needs one "
             "for all values of the axes it names"
         ),
     ),

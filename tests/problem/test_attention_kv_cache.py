@@ -211,7 +211,7 @@ def test_factory_can_take_names_of_cache_layouts():
     spec = make_spec(
         factory="some.module:factory",
         axes={axis: [value] for axis, value in stored(**PAGED).items()},
-        compile={"page_size": "page_size", "width": "max_pages"},
+        factory_args={"page_size": "page_size", "width": "max_pages"},
         call=["q", "k_pages", "v_pages", "block_table", "seqlens_k", "out", "scale"],
         returns=["out"],
     )

@@ -229,7 +229,7 @@ def test_compile_key_ignores_data_axes_only():
 def test_compile_key_of_a_factory_follows_its_compile_arguments():
     spec = make_spec(
         factory="a:b", call=["q"], returns=["out"],
-        compile={"heads": "kv_heads * groups", "rows": "max_seqlen_q", "tile": 64},
+        factory_args={"heads": "kv_heads * groups", "rows": "max_seqlen_q", "tile": 64},
     )  # fmt: skip
     family = family_for(spec)
     key = family.compile_key(spec, packed([4, 2], kv_heads=2, groups=3))
