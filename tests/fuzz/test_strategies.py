@@ -374,8 +374,8 @@ REFUSED = {
     "a constraint without a value for a number of the range": (
         DENSE.replace("n != k", "n % m != 3"),
         (
-            "7:15: 'n % m != 3' has no value for m=0, n=1: 1 % 0 divides by zero; a constraint needs "
-            "one for all values of the axes it names"
+            "7:15: 'n % m != 3' has no value for m=0, n=1: 1 % 0 divides by zero; a "
+            "constraint needs one for all values of the axes it names"
         ),
     ),
 }
