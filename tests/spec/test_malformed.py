@@ -605,7 +605,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         + "problem:\n  inputs: {float16: {shape: [rows], dtype: $dtype}, none: {shape: [rows], dtype: $dtype}}\n  outputs: [y]\n  reference: a:b\n",
         [
             "5:12: an input cannot be called 'float16': expressions read that as a constant; rename the input",
-            "5:52: an input cannot be called 'none': expressions read that as a constant; rename the input",
+            "5:53: an input cannot be called 'none': expressions read that as a constant; rename the input",
         ],
     ),
     "a tolerance and a return that a declared problem does not have": (
