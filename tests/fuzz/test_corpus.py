@@ -322,7 +322,7 @@ def test_retire_keeps_notes(file):
     [
         ("", "the spec has no regressions"),
         ("regressions: [{a: 2, b: x}]\n", "did you mean 'a=2-b=x'"),
-        ("extra_cases: &all [{a: 2, b: y}]\nregressions: *all\n", "not written out there"),
+        ("extra_cases: &all [{a: 2, b: y}]\nregressions: *all\n", "is an alias or merged"),
         ("regressions: [&two {a: 2, b: y}]\nextra_cases: [*two]\n", "two"),
     ],
     ids=["none", "another", "alias", "anchor"],

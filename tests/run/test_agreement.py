@@ -192,9 +192,9 @@ def test_both_sides_must_have_the_same_inputs(agree, words):
 @pytest.mark.parametrize(
     ("agree", "words"),
     [
-        ("[{because: so}]", "16:9: the other side is the same: say axis, set,"),
+        ("[{because: so}]", "16:9: an agreement needs one of axis, set,"),
         ("[{axis: varient}]", "unknown axis 'varient'; did you mean 'variant'?"),
-        ("[{axis: variant}]", "16:16: the axis 'variant' has one value: there is no other"),
+        ("[{axis: variant}]", "16:16: the axis 'variant' has one value; an agreement needs two"),
         ("[{factory_args: {num_stages: 2}}]", "'factory_args' belongs to a factory"),
         ("[{set: {variant: x}, when: vari == 1}]", "unknown name 'vari'"),
         ("[{backend: gpu}]", "'agree[0].backend' must be one of interpreter, cuda"),
@@ -203,7 +203,7 @@ def test_both_sides_must_have_the_same_inputs(agree, words):
 )
 def test_an_invalid_agreement_is_an_error_at_its_location(agree, words):
     if not words:
-        with pytest.raises(SpecError, match="'agree' is never looked at: 'checks' leaves out"):
+        with pytest.raises(SpecError, match="'agree' has no effect: 'checks' leaves out"):
             made(PRODUCT, agree, checks="numeric")
         return
     with pytest.raises(SpecError) as caught:

@@ -132,8 +132,8 @@ def _one_repeat(problem):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("  world: [3]\n", "", "'cuda_graph' is for several ranks"),
-        ("axes:", "checks: [numeric]\naxes:", "'cuda_graph' is never tried"),
+        ("  world: [3]\n", "", "'cuda_graph' needs several ranks"),
+        ("axes:", "checks: [numeric]\naxes:", "'cuda_graph' has no effect"),
         ("GRAPH", "{when: overlap}", "unknown name 'overlap'"),
         ("GRAPH", "{unless: world == 1}", "unless"),
         ("GRAPH", "{otherwise: {raises: RuntimeError}}", "message"),

@@ -176,18 +176,22 @@ def test_relations_of_the_problem_are_selected_by_name():
 @pytest.mark.parametrize(
     ("text", "relation", "words"),
     [
-        (NORM, "{permute: cols, split: rows}", "11:13: a relation says one of name, permute"),
-        (NORM, "{because: so}", "11:13: a relation says one of name, permute"),
+        (
+            NORM,
+            "{permute: cols, split: rows}",
+            "11:13: a relation needs exactly one of",
+        ),
+        (NORM, "{because: so}", "11:13: a relation needs exactly one of"),
         (NORM, "{permute: row}", "11:23: unknown dimension 'row'; did you mean 'rows'?"),
         (NORM, "{scale: {z: 2}}", "11:22: unknown input 'z'. Inputs: x, w"),
         (NORM, "{scale: {x: 2}, gives: {w: 2}}", "unknown output 'w'. Outputs: y"),
-        (NORM, "{permute: rows, gives: {y: 2}}", "'gives' goes with 'scale'"),
+        (NORM, "{permute: rows, gives: {y: 2}}", "'gives' needs 'scale'"),
         (NORM, "{idempotent: {x: z}}", "unknown output 'z'"),
         (NORM, "finit", "11:13: unknown relation 'finit'; did you mean 'finite'?"),
         (NORM, "'related:'", "must be written package.module:name"),
         (NORM, "{permute: rows, when: row > 1}", "unknown name 'row'"),
         (GEMM, "transpose", "unknown relation 'transpose'; did you mean 'transposed'?"),
-        (GEMM, "{permute: m}", "'permute' is for problems declared in the spec"),
+        (GEMM, "{permute: m}", "'permute' needs a problem declared in the spec"),
     ],
 )
 def test_an_error_in_a_relation_has_its_location(text, relation, words):
@@ -205,7 +209,7 @@ def test_without_a_reference_outputs_need_shapes_and_a_relation():
             "7:13: without a reference, the output 'y' needs",
         ),
         ("relations: RELATIONS", "", "3:1: the key 'reference' is missing"),
-        ("relations: R", "checks: [guards]\nrelations: R", "'relations' is never looked at"),
+        ("relations: R", "checks: [guards]\nrelations: R", "'relations' has no effect"),
     ):
         with pytest.raises(SpecError) as caught:
             made(NORM.replace(old, new), "right", "[finite]")

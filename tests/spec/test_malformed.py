@@ -53,7 +53,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         "summary: nothing else\n",
         [
             "1:1: the key 'axes' is missing",
-            "1:1: the key 'entry' or 'factory' is missing: what is to be tested?",
+            "1:1: the key 'entry' or 'factory' is missing; name the code under test",
             "1:1: the key 'name' is missing",
             "1:1: the key 'problem' is missing",
         ],
@@ -61,7 +61,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "one bad item in a list is one error": (
         HEAD + "architectures: [hopper]\nrelations: [{permute: 3}]\nagree: [{axis: 3}]\n",
         [
-            "5:17: 'architectures[0]' must be an architecture as code is assembled for it, from sm_90 on with its letter: sm_80, sm_90a, sm_100a; got 'hopper'",
+            "5:17: 'architectures[0]' must be a target architecture, from sm_90 on with its letter, such as sm_80, sm_90a or sm_100a; got 'hopper'",
             "6:23: 'relations[0].permute' must be text; got 3",
             "7:16: 'agree[0].axis' must be text; got 3",
         ],
@@ -69,10 +69,10 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "architectures": (
         HEAD + "architectures: [sm_90, hopper, sm_80, sm_80]\n",
         [
-            f"5:{column}: 'architectures[{index}]' must be an architecture as code is assembled for it, from sm_90 on with its letter: sm_80, sm_90a, sm_100a; got {got!r}"
+            f"5:{column}: 'architectures[{index}]' must be a target architecture, from sm_90 on with its letter, such as sm_80, sm_90a or sm_100a; got {got!r}"
             for column, index, got in ((17, 0, "sm_90"), (24, 1, "hopper"))
         ]
-        + ["5:39: the architecture 'sm_80' is here twice"],
+        + ["5:39: the architecture 'sm_80' appears twice"],
     ),
     "no architecture": (
         HEAD + "architectures: []\n",
@@ -80,7 +80,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "both an entry and a factory": (
         HEAD + "factory: mypkg.kernels:make\ncall: [q]\n",
-        ["5:1: a spec has an entry or a factory, not both"],
+        ["5:1: a spec has an entry or a factory, not both; remove one"],
     ),
     "a factory without a call": (
         HEAD.replace("entry: mypkg.ops:attention", "factory: mypkg.kernels:make"),
@@ -124,8 +124,8 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         [
             "5:26: 'out' is written twice",
             (
-                "6:16: 'stages' does not reach the entry, which gets what 'call' lists; make it an axis, "
-                "and name it in 'call'"
+                "6:16: 'stages' is not passed to the entry: 'call' does not list it; make it an axis "
+                "and add it to 'call'"
             ),
         ],
     ),
@@ -134,7 +134,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         "  reference: {function: a:b, call: [x, {output: yy}], returns: [y, w, y]}\n",
         [
             "7:49: unknown output 'yy'; did you mean 'y'? Outputs: y, z",
-            "7:64: the reference gives no 'z': name it in 'returns'",
+            "7:64: the reference does not return 'z'; name it in 'returns'",
             "7:68: unknown output 'w'. Outputs: y, z",
             "7:71: 'y' is returned twice",
         ],
@@ -208,13 +208,13 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "an axis that expressions could not name": (
         HEAD.replace("dtype:", "in:").replace("causal:", "arch:"),
         [
-            "4:8: an axis cannot be called 'in': that is a word of expressions",
-            "4:43: an axis cannot be called 'arch': in expressions that is where a case runs",
+            "4:8: an axis cannot be called 'in': that is a reserved word of expressions",
+            "4:43: an axis cannot be called 'arch': expressions use that name for the run",
         ],
     ),
     "an empty entry of an axis": (
         "name: trial\nproblem: attention\nentry: a:b\naxes:\n  window:\n    -\n    - 64\n",
-        ["6:6: an entry of a list is empty; write none if absent is meant"],
+        ["6:6: an entry of a list is empty; write none for an absent value"],
     ),
     "a date on an axis": (
         HEAD.replace("[float16]", "[2027-03-01]"),
@@ -249,7 +249,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a constraint about where a case runs": (
         HEAD + "constraints: [{require: arch == 'sm_90', because: of that}]\n",
         [
-            "5:25: unknown name 'arch' in \"arch == 'sm_90'\": cases are the same everywhere, so a rule cannot ask for 'arch'",
+            "5:25: unknown name 'arch' in \"arch == 'sm_90'\"; it is known only when a case runs, so it cannot be used here",
         ],
     ),
     "a constraint that has no value for none": (
@@ -273,7 +273,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a constraint twice": (
         HEAD + "constraints: [{require: causal, because: x}, {require: causal, because: y}]\n",
         [
-            "5:56: the constraint 'causal' is here twice",
+            "5:56: the constraint 'causal' appears twice",
         ],
     ),
     "a constraint that is a number": (
@@ -302,7 +302,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD + "tiers: {quick: {strategy: product, size: 3, seed: 1}}\n",
         [
             "5:36: 'size' belongs to sample and first; 'quick' is product",
-            "5:45: 'seed' changes nothing in the tier 'quick': product draws nothing",
+            "5:45: 'seed' has no effect in the tier 'quick': product is not random",
         ],
     ),
     "a tier with unknown axes": (
@@ -320,7 +320,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "an extra case twice": (
         HEAD + "extra_cases: [{window: 3}, {window: 3}]\n",
         [
-            "5:28: the case {window: 3} is here twice",
+            "5:28: the case {window: 3} appears twice",
         ],
     ),
     "an empty case": (
@@ -340,7 +340,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a baseline that does not exist": (
         HEAD + "bench: {cases: [{causal: true}], baselines: [sdpa_cudn]}\n",
         [
-            "5:46: no baseline 'sdpa_cudn'; did you mean 'sdpa_cudnn'? There are: reference_compiled, sdpa_cudnn, sdpa_efficient, sdpa_flash, torch, torch_varlen; or `package.module:name`"
+            "5:46: unknown baseline 'sdpa_cudn'; did you mean 'sdpa_cudnn'? Baselines: reference_compiled, sdpa_cudnn, sdpa_efficient, sdpa_flash, torch, torch_varlen, or package.module:name"
         ],
     ),
     "a check that does not exist": (
@@ -351,7 +351,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a check twice, and none at all": (
         HEAD + "checks: [numeric, numeric]\n",
-        ["5:19: the check 'numeric' is here twice"],
+        ["5:19: the check 'numeric' appears twice"],
     ),
     "no checks": (
         HEAD + "checks: []\n",
@@ -405,8 +405,8 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         + "  - {when: archh == 'sm_80', spills: 0}\n",
         [
             "6:14: 'codegen[0].spills' must be 0 or more; got -1",
-            "6:33: 'codegen[0].instructions[0]' must be an instruction as PTX writes it, such as wgmma.mma_async; got 'WGMMA'",
-            "7:5: the rule asks for nothing; add instructions, spills, registers, …",
+            "6:33: 'codegen[0].instructions[0]' must be a PTX instruction, such as wgmma.mma_async; got 'WGMMA'",
+            "7:5: the codegen rule expects nothing; add instructions, spills, registers, …",
             "8:12: unknown name 'archh' in \"archh == 'sm_80'\"; did you mean 'arch'? Names here: dtype, window, causal, arch, backend",
         ],
     ),
@@ -450,9 +450,9 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD + "fuzz: {axes: {windw: 1..3, dtype: 1..3, window: {}, causal: {around: [3]}}}\n",
         [
             "5:15: unknown axis 'windw'; did you mean 'window'? Axes: dtype, window, causal",
-            "5:28: the axis 'dtype' has no number among its values, so it has no range",
-            "5:41: 'range' or 'values' is missing: what is to be drawn?",
-            "5:62: 'around' needs 'range', the numbers that there are",
+            "5:28: the axis 'dtype' has no number among its values, so 'range' is invalid",
+            "5:41: the key 'range' or 'values' is missing: give the values to generate",
+            "5:62: 'around' needs 'range', such as range: 1..300",
         ],
     ),
     "fuzzing values that an axis has": (
@@ -460,20 +460,20 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         [
             "5:33: the axis 'window' has 64 already",
             "5:40: the axis 'window' has 3 already",
-            "5:64: the storage 'sliced' is here twice",
+            "5:64: the storage 'sliced' appears twice",
             "5:72: 'fuzz.storage[2]' must be one of offset, sliced, transposed, ones, expanded; got 'slized'; did you mean 'sliced'?",
         ],
     ),
     "fuzzing lengths of no axis, in no sequence": (
         HEAD + "fuzz: {seqlens: {sequences: 0..3}}\n",
         [
-            "5:8: the spec has no axis 'seqlens', so there are no packed lengths to draw",
-            "5:29: a batch has at least 1 sequence, not 0",
+            "5:8: 'fuzz.seqlens' needs the axis 'seqlens', which the spec does not have",
+            "5:29: a batch needs at least 1 sequence; the range begins at 0",
         ],
     ),
     "fuzzing lengths as an axis": (
         HEAD.replace("axes: {", "axes: {seqlens: [[3]], ") + "fuzz: {axes: {seqlens: 1..3}}\n",
-        ["5:15: lengths are drawn as 'fuzz.seqlens' says; describe them there"],
+        ["5:15: the lengths of 'seqlens' are described in 'fuzz.seqlens'; move them there"],
     ),
     "a known bug with no date": (
         HEAD + "known_bugs: [{when: causal, issue: '#12', expires: soon}]\n",
@@ -481,7 +481,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a known bug with a date that does not exist": (
         HEAD + "known_bugs: [{when: causal, issue: '#12', expires: 2027-02-30}]\n",
-        ["5:52: '2027-02-30' is no date: day is out of range for month"],
+        ["5:52: '2027-02-30' is not a date: day is out of range for month"],
     ),
     "a known bug about an unknown name": (
         HEAD
@@ -547,7 +547,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a declared problem without a reference": (
         DECL + "problem:\n  inputs:\n    x: {shape: [rows], dtype: $dtype}\n  outputs: [y]\n",
         [
-            "4:1: the key 'reference' is missing in 'problem'; without one, name 'relations' or 'agree', which results can be judged by"
+            "4:1: the key 'reference' is missing in 'problem'; add it, or add 'relations' or 'agree' to check results without a reference"
         ],
     ),
     "a shape over an unknown axis": (
@@ -556,7 +556,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         [
             "5:38: unknown name 'cols' in 'rows * cols'. Names here: dtype, rows",
             "5:45: 'problem.inputs.x.shape[2]' must be 0 or more; got -1",
-            "5:57: '$dtpe' is no axis; did you mean '$dtype'? Axes: $dtype, $rows",
+            "5:57: unknown axis '$dtpe'; did you mean '$dtype'? Axes: $dtype, $rows",
         ],
     ),
     "a shape over an unknown axis alone": (
@@ -564,7 +564,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         + "problem:\n  inputs: {x: {shape: [rows, rows * cols], dtype: $dtpe}}\n  outputs: [y]\n  reference: a:b\n",
         [
             "5:37: unknown name 'cols' in 'rows * cols'. Names here: dtype, rows",
-            "5:51: '$dtpe' is no axis; did you mean '$dtype'? Axes: $dtype, $rows",
+            "5:51: unknown axis '$dtpe'; did you mean '$dtype'? Axes: $dtype, $rows",
         ],
     ),
     "bounds over an unknown axis, beside a distribution": (
@@ -572,13 +572,13 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype, between: [0, row - 1], fill: normal}}\n  outputs: [y]\n  reference: a:b\n",
         [
             "5:59: unknown name 'row' in 'row - 1'; did you mean 'rows'? Names here: dtype, rows",
-            "5:75: fill and between both say what the values are: leave one out",
+            "5:75: 'fill' and 'between' both define the values; remove one",
         ],
     ),
     "bounds that are no two": (
         DECL
         + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype, between: [0]}}\n  outputs: [y]\n  reference: a:b\n",
-        ["5:55: between needs two bounds, the least and the largest value; got 1"],
+        ["5:55: 'between' needs two bounds, the least and the largest value; got 1"],
     ),
     "dtypes that do not exist": (
         DECL.replace("[float16]", "[float16, half]")
@@ -597,7 +597,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "5:12: the input 'rows' has the name of an axis",
             "6:13: the output 'dtype' has the name of an axis",
             "6:24: the output 'rows' has the name of an input",
-            "6:52: 2 names for 1 dimensions",
+            "6:52: 'dims' has 2 names, and the shape has 1 dimensions",
         ],
     ),
     "inputs with the names of constants": (
@@ -661,32 +661,32 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a key twice": (
         HEAD + "entry: mypkg.ops:other\n",
-        ["5:1: the key 'entry' is here twice; first in line 3"],
+        ["5:1: the key 'entry' appears twice; first in line 3"],
     ),
     "an axis twice": (
         "name: trial\nproblem: attention\nentry: a:b\naxes:\n  window: [1]\n  window: [2]\n",
-        ["6:3: the key 'window' is here twice; first in line 5"],
+        ["6:3: the key 'window' appears twice; first in line 5"],
     ),
     "booleans of old YAML": (
         HEAD.replace("[false, true]", "[no, yes, On, OFF]"),
         [
-            "4:55: YAML readers disagree on 'no': write false, or quote it: 'no'",
-            "4:59: YAML readers disagree on 'yes': write true, or quote it: 'yes'",
-            "4:64: YAML readers disagree on 'On': write true, or quote it: 'On'",
-            "4:68: YAML readers disagree on 'OFF': write false, or quote it: 'OFF'",
+            "4:55: YAML parsers disagree on 'no': write false, or quote it: 'no'",
+            "4:59: YAML parsers disagree on 'yes': write true, or quote it: 'yes'",
+            "4:64: YAML parsers disagree on 'On': write true, or quote it: 'On'",
+            "4:68: YAML parsers disagree on 'OFF': write false, or quote it: 'OFF'",
         ],
     ),
     "numbers of old YAML": (
         HEAD.replace("[none, 64]", "[010, 1:30, -007]"),
         [
-            "4:35: YAML readers disagree on '010': write 10, or quote it: '010'",
-            "4:40: YAML readers disagree on '1:30' (a number, base 60): quote it: '1:30'",
-            "4:46: YAML readers disagree on '-007': write -7, or quote it: '-007'",
+            "4:35: YAML parsers disagree on '010': write 10, or quote it: '010'",
+            "4:40: YAML parsers disagree on '1:30' (a number, base 60): quote it: '1:30'",
+            "4:46: YAML parsers disagree on '-007': write -7, or quote it: '-007'",
         ],
     ),
     "a tab as indentation": (
         "name: trial\naxes:\n\tdtype: [float16]\n",
-        ["3:1: a tab; YAML is indented with spaces"],
+        ["3:1: a tab character; indent YAML with spaces"],
     ),
     "a bracket that never closes": (
         "name: trial\naxes: {dtype: [float16\nentry: a:b\n",
@@ -716,15 +716,17 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a second document": (
         "name: trial\n---\nname: other\n",
-        ["2:1: a second document; one file holds one spec, so remove '---'"],
+        ["2:1: a second YAML document; a file has one spec, so remove '---'"],
     ),
     "a tag that would run code": (
         "name: !!python/object/apply:os.system ['true']\n",
-        ["1:7: the tag '!!python/object/apply:os.system': a spec is plain data, so remove it"],
+        [
+            "1:7: the tag '!!python/object/apply:os.system' is not allowed: a spec is plain data; remove it"
+        ],
     ),
     "a tag of one's own": (
         "name: trial\naxes: !grid {}\n",
-        ["2:7: the tag '!grid': a spec is plain data, so remove it"],
+        ["2:7: the tag '!grid' is not allowed: a spec is plain data; remove it"],
     ),
     "an alias without an anchor": (
         "name: trial\naxes: *base\n",
@@ -732,7 +734,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "an alias inside its anchor": (
         "name: trial\naxes: &base {dtype: [*base]}\n",
-        ["2:22: the alias *base stands inside what it refers to"],
+        ["2:22: the alias *base is inside the value that it refers to"],
     ),
     "a merge of something else": (
         "name: trial\naxes: {<<: 3}\n",

@@ -58,26 +58,26 @@ def test_what_is_said_of_shards_is_read():
         ),
         (
             GEMM + "fuzz: {axes: {world: 0..4}}\n",
-            ["5:22: there is at least 1 rank, not 0"],
+            ["5:22: 'world' is a number of ranks, 1 or more; the range begins at 0"],
         ),
         (
             GEMM.replace("world: [1, 2], ", "") + "shards: {a: {dim: 0}}\ncontext: a:b\n",
             [
-                "5:1: 'shards' is for several ranks; add the axis world: [1, 2, 4]",
-                "6:1: 'context' is for several ranks; add the axis world: [1, 2, 4]",
+                "5:1: 'shards' needs several ranks; add the axis world: [1, 2, 4]",
+                "6:1: 'context' needs several ranks; add the axis world: [1, 2, 4]",
             ],
         ),
         (
             GEMM.replace("entry: mypkg.ops:all_gather_gemm", "factory: a:b\ncall: [a, b]"),
             [
-                "3:1: a factory's kernel runs on one rank: give 'entry', a function that every rank calls"
+                "3:1: the kernel of a factory runs on one rank; with the axis 'world', give 'entry', a function that every rank calls"
             ],
         ),
         (
             GEMM + "shards: {a: {}, c: {dim: 0, sum: true}}\n",
             [
-                "5:10: 'dim' is missing: along which dimension is 'a' split? A tensor that every rank has whole is not listed",
-                "5:29: what ranks return of 'c' is added up or put together: 'sum' or 'dim'",
+                "5:10: the key 'dim' is missing: give the dimension along which 'a' is split, or remove 'a' if every rank has the whole tensor",
+                "5:29: 'c' has 'sum' beside 'dim' or 'own': results of ranks are either summed or concatenated; remove one",
             ],
         ),
         (
@@ -92,14 +92,14 @@ def test_what_is_said_of_shards_is_read():
             GEMM.replace("contiguous, zigzag", "contiguous, zag")
             + "shards: {a: {dim: 0, order: $sharding}, b: {dim: 0, order: $shardin}}\n",
             [
-                "4:91: 'zag' is no order of shards; did you mean 'zigzag'? Orders: contiguous, zigzag; 'shards' takes it as one",
-                "5:60: '$shardin' is no axis; did you mean '$sharding'? Axes: $world, $dtype, $m, $n, $k, $sharding",
+                "4:91: 'zag' is not an order; did you mean 'zigzag'? Orders: contiguous, zigzag; 'shards' uses the axis as an order",
+                "5:60: unknown axis '$shardin'; did you mean '$sharding'? Axes: $world, $dtype, $m, $n, $k, $sharding",
             ],
         ),
         (
             DECLARED + "shards: {x: {dim: 2}, y: {dim: rows}, z: {dim: 0}}\n",
             [
-                "5:19: 'x' has 2 dimensions: dim is 0 or 1",
+                "5:19: 'x' has 2 dimensions: 'dim' must be 0 or 1",
                 "5:42: unknown tensor 'z'. Tensors: x, y, dx, dy",
             ],
         ),
@@ -107,8 +107,8 @@ def test_what_is_said_of_shards_is_read():
             DECLARED + "shards: {x: {dim: row}, dy: {sum: true}, dx: {dim: 0, own: true, order: zigzag}}\n",
             [
                 "5:19: 'x' has no dimension 'row'; did you mean 'rows'? Dimensions: rows, cols",
-                "5:30: 'dy' is given to the entry: only results of ranks can be added up",
-                "5:66: 'order' is for a dimension that is split, not for one that counts ranks",
+                "5:30: 'dy' is an argument of the entry; 'sum' is for results, so remove it",
+                "5:66: 'order' needs a split dimension; remove it, or remove 'own' or 'sum'",
             ],
         ),
     ],

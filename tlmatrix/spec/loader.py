@@ -63,7 +63,7 @@ def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") ->
             # What was removed from the rest is still in the document.
             is_left = rest.written(*fault.path) == fault.path
             found.append(_issue(fault, rest if is_left else document))
-    # A scalar that YAML readers disagree on is usually also of the wrong type: once is enough.
+    # A scalar that YAML parsers disagree on is usually also of the wrong type: once is enough.
     taken = {(issue.line, issue.column) for issue in document.issues}
     found = [issue for issue in found if (issue.line, issue.column) not in taken]
     if spec is None or found or document.issues:

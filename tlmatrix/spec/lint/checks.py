@@ -1,7 +1,4 @@
-"""What is wrong with the oracles of a spec whose every part is well formed.
-
-A problem needs something to be judged by: a reference, relations, or another side to agree with.
-"""
+"""Checks of the oracles of a spec: relations, agreements, and problems without a reference."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ __all__ = ["oracle_faults"]
 def oracle_faults(spec: Spec, axes: Collection[str], broken: Collection[str]) -> Iterator[Fault]:
     """Faults of `relations`, `agree`, and of a problem without a reference.
 
-    `axes` are the names in the file, `broken` the keys of its root in which something is malformed.
+    `axes` are the names in the file, `broken` the root keys with malformed values.
     """
     declared = spec.problem if isinstance(spec.problem, DeclaredProblem) else None
     for number, each in enumerate(spec.relations):
@@ -37,10 +34,10 @@ def oracle_faults(spec: Spec, axes: Collection[str], broken: Collection[str]) ->
         yield from _agreement_faults(side, ("agree", number), spec, axes)
     for key, check in (("relations", "relations"), ("agree", "agreement")):
         if getattr(spec, key) and check not in spec.checks and "checks" not in broken:
-            message = f"{key!r} is never looked at: 'checks' leaves out {check!r}"
+            message = f"{key!r} has no effect: 'checks' leaves out {check!r}; add it"
             yield Fault((key,), message, at_key=True)
     if "problem" not in broken and declared is not None and declared.reference is None:
-        yield from _alone_faults(spec, declared, broken)
+        yield from _no_reference_faults(spec, declared, broken)
 
 
 def _relation_faults(
@@ -50,19 +47,22 @@ def _relation_faults(
     declared: DeclaredProblem | None,
 ) -> Iterator[Fault]:
     if len(each.forms) != 1:
-        said = " and ".join(each.forms) or "nothing"
-        message = f"a relation says one of name, permute, split, scale and idempotent, not {said}"
+        given = " and ".join(each.forms) or "none"
+        message = (
+            "a relation needs exactly one of name, permute, split, scale and idempotent; "
+            f"got {given}"
+        )
         yield Fault(path, message)
         return
     if each.gives and each.scale is None:
-        yield Fault((*path, "gives"), "'gives' goes with 'scale'", at_key=True)
+        yield Fault((*path, "gives"), "'gives' needs 'scale', the factors of inputs", at_key=True)
     if each.name is not None:
         yield from _name_faults(each.name, (*path, "name"), declared)
     if each.permute is not None or each.split is not None:
         key = each.forms[0]
         dim = each.permute or each.split
         if declared is None:
-            message = f"{key!r} is for problems declared in the spec; name a relation of this one"
+            message = f"{key!r} needs a problem declared in the spec; use 'name' for other problems"
             yield Fault((*path, key), message, at_key=True)
             return
         dims = list(dict.fromkeys(_dims(declared)))
@@ -70,7 +70,8 @@ def _relation_faults(
             hint = suggestion(dim, dims, "Dimensions of inputs")
             yield Fault((*path, key), f"unknown dimension {dim!r}{hint}")
         elif key == "split" and axes and dim not in axes:
-            yield Fault((*path, key), f"{dim!r} is no axis: a part of it cannot be asked for")
+            message = f"{dim!r} is not an axis; 'split' needs one, to call the entry with a part"
+            yield Fault((*path, key), message)
     if declared is not None:
         yield from _tensor_faults(each, path, declared)
 
@@ -110,28 +111,29 @@ def _agreement_faults(
     side: Agreement, path: tuple[str | int, ...], spec: Spec, axes: Collection[str]
 ) -> Iterator[Fault]:
     if not (side.axis or side.set or side.factory_args or side.entry or side.backend):
-        message = "the other side is the same: say axis, set, factory_args, entry or backend"
+        message = "an agreement needs one of axis, set, factory_args, entry and backend; got none"
         yield Fault(path, message)
     if side.axis is not None and axes:
         if side.axis not in axes:
             message = f"unknown axis {side.axis!r}{suggestion(side.axis, axes, 'Axes')}"
             yield Fault((*path, "axis"), message)
         elif len(spec.axes.get(side.axis, (0, 1))) < 2:
-            yield Fault((*path, "axis"), f"the axis {side.axis!r} has one value: there is no other")
+            message = f"the axis {side.axis!r} has one value; an agreement needs two or more"
+            yield Fault((*path, "axis"), message)
     if side.factory_args and spec.factory is None:
         message = "'factory_args' belongs to a factory; set arguments of an entry with 'set'"
         yield Fault((*path, "factory_args"), message, at_key=True)
 
 
-def _alone_faults(
+def _no_reference_faults(
     spec: Spec, declared: DeclaredProblem, broken: Collection[str]
 ) -> Iterator[Fault]:
-    """What a declared problem needs if no reference says what comes out."""
+    """What is missing in a declared problem without a reference."""
     if not (spec.relations or spec.agree):
         if not {"relations", "agree"} & set(broken):
             message = (
-                "the key 'reference' is missing in 'problem'; without one, name 'relations' or "
-                "'agree', which results can be judged by"
+                "the key 'reference' is missing in 'problem'; add it, or add 'relations' or "
+                "'agree' to check results without a reference"
             )
             yield Fault(("problem",), message, at_key=True)
         return
@@ -142,12 +144,12 @@ def _alone_faults(
         return
     for name, output in outputs.items():
         if not isinstance(output, OutputDecl) or output.shape is None:
-            message = f"without a reference, the output {name!r} needs its shape"
+            message = f"without a reference, the output {name!r} needs a shape"
             yield Fault(("problem", "outputs", name), message, at_key=True)
 
 
 def _dims(declared: DeclaredProblem) -> Iterable[str]:
-    """Dimensions of inputs that have a name: a name alone, not something computed from several."""
+    """Sizes of inputs that are a plain name, not an expression of several."""
     for tensor in declared.inputs.values():
         for size in tensor.sizes:
             if isinstance(size, Expression) and str(size).isidentifier():

@@ -1,4 +1,4 @@
-"""What is wrong with the problem of a spec: one it names, or the tensors of one it declares."""
+"""Checks of the key `problem`: its name, or the tensors that it declares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["problem_faults", "returns_faults", "tolerance_faults"]
 
 
 def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
-    """An unknown problem; of a declared one, its tensors; `axes` are those the file has."""
+    """An unknown problem name, or faults of declared tensors; `axes` are those in the file."""
     problem = spec.problem
     if isinstance(problem, str):
         module, colon, name = problem.partition(":")
@@ -60,7 +60,7 @@ def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
 
 
 def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
-    """What `returns` and `call` name that is no output, here and in the reference."""
+    """Unknown and missing outputs in `returns` and `call` of the spec and of its reference."""
     yield from output_faults(spec.call, spec.returns, problem.tensors, ())
     reference = problem.reference
     if reference is None:
@@ -73,7 +73,7 @@ def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
         named = {*results_of(reference.returns), *written_by(reference.call, outputs)}
         for name in outputs:
             if name not in named:
-                message = f"the reference gives no {name!r}: name it in 'returns'"
+                message = f"the reference does not return {name!r}; name it in 'returns'"
                 yield Fault((*path, "returns"), message)
 
 
@@ -88,32 +88,36 @@ def _bound_faults(
         if isinstance(bound, Expression):
             yield from unknown_names(bound, axes, (), spec, (*path, "between", index))
     if between is not None and len(between) != 2:
-        message = f"between needs two bounds, the least and the largest value; got {len(between)}"
+        message = f"'between' needs two bounds, the least and the largest value; got {len(between)}"
         yield Fault((*path, "between"), message)
     if between is not None and getattr(tensor, "fill", None) is not None:
-        yield Fault((*path, "fill"), "fill and between both say what the values are: leave one out")
+        message = "'fill' and 'between' both define the values; remove one"
+        yield Fault((*path, "fill"), message)
 
 
 def _input_faults(
     tensor: InputDecl, axes: Collection[str], spec: Spec, path: tuple[str | int, ...]
 ) -> Iterator[Fault]:
-    """An input has a shape and a dtype, or follows from a packed axis."""
+    """Faults of an input: it has a shape and a dtype, or is derived from a packed axis."""
     written = [key for key in DERIVED if getattr(tensor, key) is not None]
     if not written:
         if tensor.page_size is not None:
             yield Fault((*path, "page_size"), "page_size belongs to an input with pages_of")
         for key in ("shape", "dtype"):
             if getattr(tensor, key) is None:
-                message = f"the key {key!r} is missing; or say what it follows from: offsets_of: …"
+                message = (
+                    f"the key {key!r} is missing; add it, or derive the input from a packed axis, "
+                    "such as offsets_of: seqlens"
+                )
                 yield Fault(path, message)
         return
     key = written[0]
     for other in (*written[1:], "shape", "fill", "between"):
         if getattr(tensor, other) is not None:
-            message = f"{key} decides what the tensor holds; leave {other} out"
+            message = f"{key} defines the tensor; remove {other}"
             yield Fault((*path, other), message, at_key=True)
     if tensor.grad:
-        yield Fault((*path, "grad"), f"{key} makes integers, which have no gradient")
+        yield Fault((*path, "grad"), f"{key} makes integers, which have no gradient; remove grad")
     if tensor.dtype not in (None, "int32", "int64"):
         yield Fault((*path, "dtype"), f"{key} makes int32 or int64, not {tensor.dtype}")
     if (key == "pages_of") is (tensor.page_size is None):
@@ -129,7 +133,7 @@ def _input_faults(
     yield from unknown
     if isinstance(tensor.page_size, Expression):
         yield from unknown_names(tensor.page_size, axes, (), spec, (*path, "page_size"))
-    whole = all(name in spec.axes for name in of.names)  # else one is malformed, said elsewhere
+    whole = all(name in spec.axes for name in of.names)  # another is malformed, and reported
     if not unknown and whole and not any(any(map(is_packed, spec.axes[n])) for n in of.names):
         message = (
             f"{str(of)!r} names no packed axis: an axis whose values are lists of lengths, "
@@ -139,7 +143,7 @@ def _input_faults(
 
 
 def _packed_axis_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
-    """Values of packed axes that are no lengths; lists that no value of the axes gives."""
+    """Values of packed axes that are not lengths, and lists that no axis values can give."""
     for path, lengths in packed_lists(problem):
         if any(any(map(is_packed, spec.axes.get(name, ()))) for name in lengths.names):
             yield from never_faults(lengths, spec, path, _explain_list)
@@ -157,7 +161,7 @@ def _explain_list(value: object) -> str | None:
     if isinstance(value, dict):
         return explain_lengths(value)
     good = isinstance(value, list | tuple) and all(type(n) is int and n >= 0 for n in value)
-    return None if good else f"{show(value)} is no list of lengths (whole numbers, 0 or more)"
+    return None if good else f"{show(value)} is not a list of lengths (whole numbers, 0 or more)"
 
 
 def _tensor_faults(
@@ -176,7 +180,7 @@ def _tensor_faults(
     yield from _bound_faults(tensor, axes, spec, path)
     dims = getattr(tensor, "dims", None)
     if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
-        message = f"{len(dims)} names for {len(tensor.shape)} dimensions"
+        message = f"'dims' has {len(dims)} names, and the shape has {len(tensor.shape)} dimensions"
         yield Fault((*path, "dims"), message)
     if tensor.dtype is None:
         return
@@ -190,7 +194,7 @@ def _tensor_faults(
     axis = tensor.dtype[1:]
     if axes and axis not in axes:
         known = [f"${axis}" for axis in axes]
-        message = f"{tensor.dtype!r} is no axis{suggestion(tensor.dtype, known, 'Axes')}"
+        message = f"unknown axis {tensor.dtype!r}{suggestion(tensor.dtype, known, 'Axes')}"
         yield Fault(place, message)
     for index, value in enumerate(spec.axes.get(axis, ())):
         if not isinstance(value, str) or value not in DTYPES:
@@ -199,7 +203,7 @@ def _tensor_faults(
 
 
 def tolerance_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
-    """Tolerances of tensors that the problem does not have."""
+    """Tolerances of unknown tensors."""
     known = problem.tensors
     for name in spec.tolerance.tensors:
         if name not in known:

@@ -1,4 +1,4 @@
-"""What is wrong with the expressions of a spec: unknown names, and values without an answer."""
+"""Checks of the expressions of a spec: unknown names, and values that raise errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["RUN_NAMES", "condition_faults", "never_faults", "unknown_names"]
 
 RUN_NAMES = ("arch", "backend")
-"""What expressions about a run may use besides the axes."""
+"""Names of a run, which expressions may use besides the axes where a key allows it."""
 
 _COMBINATIONS = 1000
-"""Combinations of values on which a rule is tried out; of more, every pair of values."""
+"""Value combinations on which a constraint is evaluated; beyond them, every pair of values."""
 
 
 def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
-    """Every rule and every `when` of a spec; `axes` are those the file has, even if malformed."""
+    """Faults of every constraint and `when`; `axes` are those in the file, even if malformed."""
     for index, rule in enumerate(spec.constraints):
         path = ("constraints", index, "require")
         unknown = list(unknown_names(rule.expression, axes, (), spec, path))
@@ -36,7 +36,7 @@ def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
             yield from _trial_faults(rule.expression, spec, path)
         for earlier in spec.constraints[:index]:
             if earlier.expression == rule.expression:
-                yield Fault(path, f"the constraint {rule.text!r} is here twice")
+                yield Fault(path, f"the constraint {rule.text!r} appears twice")
                 break
     for index, each in enumerate(spec.determinism):
         path = ("determinism", index, "when")
@@ -53,9 +53,9 @@ def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
         path = ("codegen", index, "when")
         if budget.when is not None:
             yield from unknown_names(budget.when, axes, RUN_NAMES, spec, path)
-        said = budget.model_fields_set - {"when", "kernel"}
-        if not said:
-            message = "the rule asks for nothing; add instructions, spills, registers, …"
+        expected = budget.model_fields_set - {"when", "kernel"}
+        if not expected:
+            message = "the codegen rule expects nothing; add instructions, spills, registers, …"
             yield Fault(("codegen", index), message)
     for index, bug in enumerate(spec.known_bugs):
         path = ("known_bugs", index, "when")
@@ -69,16 +69,16 @@ def unknown_names(
     spec: Spec,
     path: tuple[str | int, ...],
 ) -> Iterator[Fault]:
-    """The names of an expression that are neither axes nor `others`, with what was meant."""
+    """Names of an expression that are neither axes nor `others`, each with a suggestion."""
     if not axes:
-        return  # they are malformed, which is said elsewhere
+        return  # the axes are malformed, and reported
     known = [*axes, *others]
     for name in sorted(expression.names.difference(known), key=expression.offset_of):
         holders = [axis for axis, values in spec.axes.items() if name in values]
         if holders:
             hint = f"; it is a value of the axis {holders[0]!r}, so quote it: '{name}'"
         elif name in RUN_NAMES:
-            hint = f": cases are the same everywhere, so a rule cannot ask for {name!r}"
+            hint = "; it is known only when a case runs, so it cannot be used here"
         else:
             hint = suggestion(name, known, "Names here")
         message = f"unknown name {name!r} in {expression.text!r}{hint}"
@@ -88,7 +88,7 @@ def unknown_names(
 def _trial_faults(
     expression: Expression, spec: Spec, path: tuple[str | int, ...]
 ) -> Iterator[Fault]:
-    """Values of the axes for which a rule has no value, such as none in `window < 3`."""
+    """The first values of the axes for which a constraint raises, such as none in `window < 3`."""
     names = sorted(expression.names)
     if not all(name in spec.axes for name in names):
         return
@@ -125,10 +125,10 @@ def never_faults(
     path: tuple[str | int, ...],
     explain: Callable[[object], str | None],
 ) -> Iterator[Fault]:
-    """An expression whose values, whatever the axes have, are none or none that will do.
+    """A fault if no values of the axes give the expression a valid value.
 
-    `explain` says what is wrong with a value. What goes wrong for some values alone, rules may
-    leave out.
+    `explain` returns why a value is invalid, or None. An expression that is invalid for some values
+    only is accepted: constraints may exclude these.
     """
     names = sorted(expression.names)
     if not all(spec.axes.get(name) for name in names):

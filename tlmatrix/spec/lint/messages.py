@@ -1,7 +1,7 @@
-"""What pydantic found wrong with a spec, in words for the person who wrote it.
+"""Messages for the errors that pydantic finds in a spec.
 
-A message names the key as a path (`tiers.quick.size`), says what must stand there and what
-does, and guesses what was meant.
+A message has the path of the key (`tiers.quick.size`), the expected and the actual value, and a
+suggestion.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ _PATTERNS = {
     fields.TARGET: "must be written package.module:name",
     fields.EXCEPTION: "must be an exception: a builtin one, or package.module:Class",
     fields.ARCH: "must be an architecture such as sm_90, or interpreter",
-    fields.TARGET_ARCH: "must be an architecture as code is assembled for it, from sm_90 on with "
-    "its letter: sm_80, sm_90a, sm_100a",
-    fields.INSTRUCTION: "must be an instruction as PTX writes it, such as wgmma.mma_async",
+    fields.TARGET_ARCH: "must be a target architecture, from sm_90 on with its letter, such as "
+    "sm_80, sm_90a or sm_100a",
+    fields.INSTRUCTION: "must be a PTX instruction, such as wgmma.mma_async",
     fields.ORDER: "must be contiguous, zigzag, or $axis for the value of that axis",
     fields.STRATEGY: "must be product, zip, pairwise, t-wise (such as 3-wise), sample or first",
 }
 
 
-def show(value: Any) -> str:  # noqa: ANN401 - whatever the file holds
-    """A value on one line as YAML has it, text in quotes."""
+def show(value: Any) -> str:  # noqa: ANN401 - any value of a file
+    """A value on one line in YAML syntax, text in quotes."""
     return shorten(repr(value) if isinstance(value, str) else flow(value))
 
 
 def dotted(path: Path) -> str:
-    """`constraints[1].require`."""
+    """A path as text: `constraints[1].require`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -85,14 +85,14 @@ def dotted(path: Path) -> str:
 
 
 def models_within(annotation: Any) -> list[type[BaseModel]]:  # noqa: ANN401 - a type
-    """The models that a type is made of: `dict[str, Tier]` has Tier in it."""
+    """The models inside a type: Tier of `dict[str, Tier]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in models_within(inner)]
 
 
 def issue_of(error: ErrorDetails, document: Document) -> Issue:
-    """The error of pydantic at its place in the file."""
+    """An error of pydantic as an issue at its line and column."""
     is_key = error["loc"][-1:] == ("[key]",)
     loc = error["loc"][:-1] if is_key else error["loc"]
     if error["type"] in ("missing", "extra_forbidden"):
@@ -115,7 +115,7 @@ def issue_of(error: ErrorDetails, document: Document) -> Issue:
 
 
 def _start(document: Document, path: Path) -> tuple[int, int]:
-    """Where a mapping begins: at its key, where it has one."""
+    """Line and column of a mapping: of its key if it has one."""
     node, entry = document.find(*path)
     place = entry or node
     return place.line, place.column
@@ -140,11 +140,11 @@ def _message(error: ErrorDetails, path: Path, *, is_key: bool) -> str:
         return f"{label} {_expected(error)}"
     if isinstance(cause, ValueError) and not str(cause).startswith("must"):
         return f"{label}: {show(value)} {cause}"
-    return f"{label} {_expected(error)}; got {show(value)}{_remedy(error)}"
+    return f"{label} {_expected(error)}; got {show(value)}{_hint(error)}"
 
 
-def _remedy(error: ErrorDetails) -> str:
-    """What was probably meant."""
+def _hint(error: ErrorDetails) -> str:
+    """A suggestion for the value, or an empty text."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "tuple_type":
         alone = isinstance(value, int | float) or str(value).isidentifier()
@@ -161,7 +161,7 @@ def _remedy(error: ErrorDetails) -> str:
 
 
 def _expected(error: ErrorDetails) -> str:
-    """What should have stood there; pydantic's own words where the table has none."""
+    """The expected value; pydantic's message for errors that the table lacks."""
     kind, context = error["type"], error.get("ctx", {})
     if "error" in context:
         return str(context["error"])
@@ -178,12 +178,12 @@ def _expected(error: ErrorDetails) -> str:
 
 
 def _choices(context: dict[str, Any]) -> list[str]:
-    """The words of a Literal, from pydantic's "'a', 'b' or 'c'"."""
+    """The values of a Literal, from pydantic's "'a', 'b' or 'c'"."""
     return str(context["expected"]).split("'")[1::2]
 
 
 def _keys_at(path: Path) -> list[str]:
-    """The keys of the model at a path; a part that is no key of a model (an index) is passed."""
+    """The keys of the model at a path; parts that are not keys of a model are skipped."""
     model: type[BaseModel] = models.Spec
     for part in path[:-1]:
         field = _fields(model).get(str(part))
@@ -196,5 +196,5 @@ def _keys_at(path: Path) -> list[str]:
 
 
 def _fields(model: type[BaseModel]) -> dict[str, Any]:
-    """The keys of a model as they are written, each with its type."""
+    """The keys of a model, as in a file, each with its type."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

@@ -1,4 +1,4 @@
-"""What is wrong with a spec's axis `world`, its shards and its context."""
+"""Checks of the keys for several ranks: the axis `world`, `shards`, `context`, `cuda_graph`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ __all__ = ["sharding_faults"]
 def sharding_faults(
     spec: Spec, axes: Mapping[str, object], broken: Collection[str]
 ) -> Iterator[Fault]:
-    """What is wrong with the axis `world`, with `shards` and with `context`.
+    """Faults of the axis `world`, `shards`, `context` and `cuda_graph`.
 
-    `axes` are those in the file, well formed or not; `broken` the keys of its root in which
-    something is malformed.
+    `axes` are those in the file, even if malformed; `broken` the root keys with malformed values.
     """
     yield from _world_faults(spec)
     if axes and WORLD not in axes:
         for key in ("shards", "context", "cuda_graph"):
             if key in spec.model_fields_set:
-                message = f"'{key}' is for several ranks; add the axis world: [1, 2, 4]"
+                message = f"'{key}' needs several ranks; add the axis world: [1, 2, 4]"
                 yield Fault((key,), message, at_key=True)
     if WORLD in axes and spec.factory is not None:
         message = (
-            "a factory's kernel runs on one rank: give 'entry', a function that every rank calls"
+            "the kernel of a factory runs on one rank; with the axis 'world', give 'entry', a "
+            "function that every rank calls"
         )
         yield Fault(("factory",), message, at_key=True)
     if spec.cuda_graph is not None and "repeat" not in spec.checks and "checks" not in broken:
-        message = "'cuda_graph' is never tried: 'checks' leaves out 'repeat'"
+        message = "'cuda_graph' has no effect: 'checks' leaves out 'repeat'; add it"
         yield Fault(("cuda_graph",), message, at_key=True)
     for name, shard in spec.shards.items():
         yield from _shard_faults(spec, name, shard, axes, whole="shards" not in broken)
@@ -56,7 +56,8 @@ def _world_faults(spec: Spec) -> Iterator[Fault]:
     if drawn is not None:
         written.append((("fuzz", "axes", WORLD, "values"), drawn.values))
         if drawn.range is not None and drawn.range.low < 1:
-            yield Fault(("fuzz", "axes", WORLD, "range"), "there is at least 1 rank, not 0")
+            message = "'world' is a number of ranks, 1 or more; the range begins at 0"
+            yield Fault(("fuzz", "axes", WORLD, "range"), message)
     for path, values in written:
         for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -78,19 +79,22 @@ def _shard_faults(
 ) -> Iterator[Fault]:
     path: tuple[str | int, ...] = ("shards", name)
     if shard.sum and (shard.dim is not None or shard.own):
-        message = f"what ranks return of {name!r} is added up or put together: 'sum' or 'dim'"
+        message = (
+            f"{name!r} has 'sum' beside 'dim' or 'own': results of ranks are either summed or "
+            "concatenated; remove one"
+        )
         yield Fault((*path, "sum"), message, at_key=True)
     elif whole and shard.dim is None and not shard.sum:
         message = (
-            f"'dim' is missing: along which dimension is {name!r} split? A tensor that every rank "
-            "has whole is not listed"
+            f"the key 'dim' is missing: give the dimension along which {name!r} is split, or "
+            f"remove {name!r} if every rank has the whole tensor"
         )
         yield Fault(path, message, at_key=True)
     if shard.order.startswith("$"):
         yield from _order_axis_faults(spec, shard.order, (*path, "order"), axes)
     for key in ("order", "uneven"):
         if key in shard.model_fields_set and (shard.own or shard.sum):
-            message = f"'{key}' is for a dimension that is split, not for one that counts ranks"
+            message = f"'{key}' needs a split dimension; remove it, or remove 'own' or 'sum'"
             yield Fault((*path, key), message, at_key=True)
     if isinstance(spec.problem, DeclaredProblem):
         yield from _declared_faults(spec.problem, name, shard, path)
@@ -102,11 +106,11 @@ def _order_axis_faults(
     axis = order[1:]
     if axes and axis not in axes:
         known = [f"${each}" for each in axes]
-        yield Fault(path, f"{order!r} is no axis{suggestion(order, known, 'Axes')}")
+        yield Fault(path, f"unknown axis {order!r}{suggestion(order, known, 'Axes')}")
     for index, value in enumerate(spec.axes.get(axis, ())):
         if value not in ORDERS:
             hint = suggestion(str(value), ORDERS, "Orders")
-            message = f"{show(value)} is no order of shards{hint}; 'shards' takes it as one"
+            message = f"{show(value)} is not an order{hint}; 'shards' uses the axis as an order"
             yield Fault(("axes", axis, index), message)
 
 
@@ -120,12 +124,14 @@ def _declared_faults(
         yield Fault(path, f"unknown tensor {name!r}{suggestion(name, known, 'Tensors')}", True)
         return
     if shard.sum and (name in problem.inputs or name in cotangents):
-        message = f"{name!r} is given to the entry: only results of ranks can be added up"
+        message = f"{name!r} is an argument of the entry; 'sum' is for results, so remove it"
         yield Fault((*path, "sum"), message, at_key=True)
     decl = problem.inputs.get(gradients.get(name, name))
     if decl is not None and isinstance(shard.dim, int) and shard.dim >= len(decl.sizes):
         count = len(decl.sizes)
-        yield Fault((*path, "dim"), f"{name!r} has {count} dimensions: dim is {_below(count)}")
+        yield Fault(
+            (*path, "dim"), f"{name!r} has {count} dimensions: 'dim' must be {_below(count)}"
+        )
     elif decl is not None and isinstance(shard.dim, str):
         words = [str(size) for size in decl.sizes]
         if shard.dim not in words:
@@ -134,6 +140,6 @@ def _declared_faults(
 
 
 def _below(count: int) -> str:
-    """`0, 1 or 2` of three."""
+    """The indices below a count as text: `0, 1 or 2` of 3."""
     numbers = [str(each) for each in range(count)]
     return " or ".join(filter(None, [", ".join(numbers[:-1]), *numbers[-1:]])) or "nothing"

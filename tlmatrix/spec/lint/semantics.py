@@ -1,10 +1,8 @@
-"""What is wrong with a spec whose every part is well formed.
+"""Checks across the keys of a spec: unknown names, duplicate values, keys that exclude each other.
 
-Names that do not exist, values given twice, keys that exclude each other.
-
-Each check looks at one part and yields faults; a fault has a path of keys, and the loader turns
-that into line and column. Names in `factory_args` and `call`, and tensors of a tolerance, come from
-the problem's family, which checks them itself; for a declared problem the tensors are known here.
+Each check yields faults with a path of keys; the loader finds line and column. Problem families
+check the names in `factory_args`, `call` and `tolerance` themselves; those of declared problems
+are checked here.
 """
 
 from __future__ import annotations
@@ -40,16 +38,16 @@ __all__ = ["Fault", "Written", "faults"]
 
 @dataclass(frozen=True)
 class Written:
-    """What names a file has, also where the spec lacks them because something is malformed.
+    """The names in a file, including those whose values are malformed and absent from the spec.
 
-    A name must not be called unknown, nor a key missing, because of an error elsewhere.
+    With them, one malformed value does not make other names unknown or keys missing.
     """
 
     keys: frozenset[str]
     axes: Mapping[str, Any]
     tiers: tuple[str, ...]
     broken: frozenset[str]
-    """Keys of the root in which something is malformed."""
+    """The root keys with malformed values."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any], broken: frozenset[str]) -> Written:
@@ -64,7 +62,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def faults(spec: Spec, written: Written) -> Iterator[Fault]:
-    """Everything wrong with a spec made of the well-formed parts of a file."""
+    """All faults of a spec that was built from the well-formed parts of a file."""
     axes = written.axes
     yield from _callable_faults(spec, written.keys)
     yield from _empty_faults(axes, ("axes",))
@@ -74,10 +72,10 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
     yield from _case_faults(spec, axes)
     for index, check in enumerate(spec.checks):
         if check in spec.checks[:index]:
-            yield Fault(("checks", index), f"the check {check!r} is here twice")
+            yield Fault(("checks", index), f"the check {check!r} appears twice")
     for index, arch in enumerate(spec.architectures):
         if arch in spec.architectures[:index]:
-            yield Fault(("architectures", index), f"the architecture {arch!r} is here twice")
+            yield Fault(("architectures", index), f"the architecture {arch!r} appears twice")
     if spec.fuzz is not None:
         yield from _fuzz_faults(spec, spec.fuzz, written)
     yield from problem_faults(spec, axes)
@@ -91,7 +89,7 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
 def _packed_axis_faults(
     spec: Spec, axis: str, drawn: FuzzAxis, path: tuple[str | int, ...]
 ) -> Iterator[Fault]:
-    """`sequences` and `length` belong to an axis of lists of lengths."""
+    """Faults of `sequences` and `length`, which need a packed axis."""
     for index, value in enumerate(spec.axes.get(axis, ())):
         if reason := explain_lengths(value, axis):
             message = f"'sequences' and 'length' need a packed axis; value {index + 1}: {reason}"
@@ -101,12 +99,14 @@ def _packed_axis_faults(
         message = "a packed axis has 'sequences' and 'length', no 'range' or 'values'"
         yield Fault(path, message, at_key=True)
     if drawn.sequences is not None and not drawn.sequences.low:
-        yield Fault((*path, "sequences"), "a batch has at least 1 sequence, not 0")
+        yield Fault(
+            (*path, "sequences"), "a batch needs at least 1 sequence; the range begins at 0"
+        )
 
 
 def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
     if "entry" in keys and "factory" in keys:
-        message = "a spec has an entry or a factory, not both"
+        message = "a spec has an entry or a factory, not both; remove one"
         yield Fault(("factory",), message, at_key=True)
     elif "factory" in keys:
         if "call" not in keys:
@@ -120,7 +120,7 @@ def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
             message = "'factory_args' belongs to a factory; write arguments of an entry in 'call'"
             yield Fault(("factory_args",), message, at_key=True)
     else:
-        message = "the key 'entry' or 'factory' is missing: what is to be tested?"
+        message = "the key 'entry' or 'factory' is missing; name the code under test"
         yield Fault((), message)
     yield from call_faults(spec.call, spec.returns, ())
     if spec.entry is not None and spec.call:
@@ -128,7 +128,7 @@ def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
 
 
 def _unpassed_faults(spec: Spec) -> Iterator[Fault]:
-    """Arguments that another key sets, and that `call` does not pass."""
+    """Arguments that `agree` or `bench` sets and `call` does not pass."""
     passed = names_of(spec.call)
     keys: dict[tuple[str | int, ...], Iterable[str]] = {
         ("agree", index, "set"): side.set or () for index, side in enumerate(spec.agree)
@@ -139,8 +139,8 @@ def _unpassed_faults(spec: Spec) -> Iterator[Fault]:
         for name in names:
             if name not in spec.axes and name not in passed:
                 message = (
-                    f"{name!r} does not reach the entry, which gets what 'call' lists; make it an "
-                    "axis, and name it in 'call'"
+                    f"{name!r} is not passed to the entry: 'call' does not list it; make it an "
+                    "axis and add it to 'call'"
                 )
                 yield Fault((*path, name), message, at_key=True)
 
@@ -156,10 +156,10 @@ def _axis_faults(
 ) -> Iterator[Fault]:
     for axis, values in axes.items():
         if axis in RUN_NAMES:
-            message = f"an axis cannot be called {axis!r}: in expressions that is where a case runs"
+            message = f"an axis cannot be called {axis!r}: expressions use that name for the run"
             yield Fault((*path, axis), message, at_key=True)
         if axis in _RESERVED:
-            message = f"an axis cannot be called {axis!r}: that is a word of expressions"
+            message = f"an axis cannot be called {axis!r}: that is a reserved word of expressions"
             yield Fault((*path, axis), message, at_key=True)
         by_text: dict[str, int] = {}
         by_label: dict[str, int] = {}
@@ -193,7 +193,7 @@ def _tier_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
             message = f"'size' belongs to sample and first; {name!r} is {tier.strategy}"
             yield Fault((*path, "size"), message, at_key=True)
         if "seed" in tier.model_fields_set and tier.strategy in ("product", "zip", "first"):
-            message = f"'seed' changes nothing in the tier {name!r}: {tier.strategy} draws nothing"
+            message = f"'seed' has no effect in the tier {name!r}: {tier.strategy} is not random"
             yield Fault((*path, "seed"), message, at_key=True)
         if tier.axes is not None:
             yield from _unknown_axes(tier.axes, axes, (*path, "axes"))
@@ -210,15 +210,15 @@ def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
             own = [name for name in values if name not in OPTIONAL_AXES]
             yield from _unknown_axes(own, axes, (key, index))
             if canonical(values) in seen:
-                yield Fault((key, index), f"the case {show(values)} is here twice")
+                yield Fault((key, index), f"the case {show(values)} appears twice")
             seen.add(canonical(values))
     if spec.bench is not None:
         for index, values in enumerate(spec.bench.cases):
             yield from _unknown_axes(values, axes, ("bench", "cases", index))
         for index, name in enumerate(spec.bench.baselines):
             if name not in BASELINES and not re.match(TARGET, name):
-                known = suggestion(name, BASELINES, "There are")
-                message = f"no baseline {name!r}{known}; or `package.module:name`"
+                hint = suggestion(name, BASELINES, "Baselines")
+                message = f"unknown baseline {name!r}{hint}, or package.module:name"
                 yield Fault(("bench", "baselines", index), message)
 
 
@@ -239,30 +239,34 @@ def _fuzz_faults(spec: Spec, fuzz: Fuzz, written: Written) -> Iterator[Fault]:
             yield Fault(("fuzz", "examples", tier), message, at_key=True)
     whole = "fuzz" not in written.broken
     if whole and axes and "seqlens" not in axes and "seqlens" in fuzz.model_fields_set:
-        message = "the spec has no axis 'seqlens', so there are no packed lengths to draw"
+        message = "'fuzz.seqlens' needs the axis 'seqlens', which the spec does not have"
         yield Fault(("fuzz", "seqlens"), message, at_key=True)
     if not fuzz.seqlens.sequences.low:
-        yield Fault(("fuzz", "seqlens", "sequences"), "a batch has at least 1 sequence, not 0")
+        yield Fault(
+            ("fuzz", "seqlens", "sequences"),
+            "a batch needs at least 1 sequence; the range begins at 0",
+        )
     for index, name in enumerate(fuzz.storage):
         if name in fuzz.storage[:index]:
-            yield Fault(("fuzz", "storage", index), f"the storage {name!r} is here twice")
+            yield Fault(("fuzz", "storage", index), f"the storage {name!r} appears twice")
     yield from _unknown_axes(fuzz.axes, axes, ("fuzz", "axes"))
     for axis, drawn in fuzz.axes.items():
         path = ("fuzz", "axes", axis)
         if axis == "seqlens":
-            message = "lengths are drawn as 'fuzz.seqlens' says; describe them there"
+            message = "the lengths of 'seqlens' are described in 'fuzz.seqlens'; move them there"
             yield Fault(path, message, at_key=True)
         elif drawn.lengths is not None:
             yield from _packed_axis_faults(spec, axis, drawn, path)
         elif whole and drawn.range is None and drawn.around:
-            message = "'around' needs 'range', the numbers that there are"
+            message = "'around' needs 'range', such as range: 1..300"
             yield Fault((*path, "around"), message, at_key=True)
         elif whole and drawn.range is None and not drawn.values:
-            yield Fault(path, "'range' or 'values' is missing: what is to be drawn?", at_key=True)
+            message = "the key 'range' or 'values' is missing: give the values to generate"
+            yield Fault(path, message, at_key=True)
         elif drawn.range is not None and axis in spec.axes:
             numbers = [each for each in spec.axes[axis] if type(each) in (int, float)]
             if not numbers:
-                message = f"the axis {axis!r} has no number among its values, so it has no range"
+                message = f"the axis {axis!r} has no number among its values, so 'range' is invalid"
                 yield Fault(path, message, at_key=True)
         known = {canonical(value) for value in spec.axes.get(axis, ())}
         for index, value in enumerate(drawn.values):

@@ -1,8 +1,7 @@
-"""Changes of a list in a spec's text that leave every other byte as it is: comments, layout, ends.
+"""Edits of a list in YAML text that preserve every other byte: comments, layout, line ends.
 
-A YAML library that dumps what it loaded loses what people wrote around the values. So the text
-itself is cut and pasted, at the places that PyYAML's marks give. Nothing here knows what a spec
-means; who changes a file reads it again and compares (`tlmatrix.fuzz.corpus`).
+The text is spliced at the positions of PyYAML's marks, because loading and dumping would lose
+comments. The caller parses the result and compares it (`tlmatrix.fuzz.corpus`).
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _LOADER = yaml.SafeLoader
 
 @dataclass(frozen=True)
 class _Value:
-    """Where the value of a key stands: from `start` up to `end`, each an index into the text.
+    """The position of a value: indices `start` and `end` into the text.
 
-    `opened` is after the `[` of a list in flow style, -1 for others. `items` are the entries of a
-    list, `dashes` those of a block list's entries, and `commas` the ones between flow entries.
+    `opened` is the index after the `[` of a flow list, else -1. `items` are the spans of a list's
+    entries, `dashes` the indices of the dashes of a block list, `commas` those of a flow list.
     """
 
     start: int
@@ -42,9 +41,9 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Root:
-    """The mapping that a file is: where it begins and ends, its keys, and the value looked for.
+    """The position of the root mapping, and of the value of one key.
 
-    `after_key` is behind the colon of the key, or behind the anchor of its value.
+    `after_key` is the index after the colon of the key, or after the anchor of its value.
     """
 
     column: int
@@ -57,11 +56,10 @@ class _Root:
 
 
 def appended(text: str, key: str, entries: Sequence[str], before: Sequence[str]) -> Iterator[str]:
-    """Texts in which the list of a root's key has further entries, the likeliest first.
+    """Candidate texts with entries appended to the list of a root key, the most likely first.
 
-    `entries` are written on one line each. `before` are the entries that the list has already,
-    also written: they are needed where the list itself is not in the text (an alias, or a key that
-    a merge brings). A text whose last value reaches to its end may need the second way.
+    `entries` are one line each. `before` are the current entries, for a list that is an alias or
+    merged. The second candidate is for a text whose last value extends to the end.
 
     Raises:
         yaml.YAMLError: PyYAML's own parser cannot read the text, as libyaml can.
@@ -88,13 +86,13 @@ def removed(text: str, key: str, number: int) -> str:
     """The text without one entry of a list, counted from 0.
 
     Raises:
-        ValueError: the list is not written there, but an alias or merged.
+        ValueError: the list is an alias or merged.
         yaml.YAMLError: PyYAML's own parser cannot read the text, as libyaml can.
     """
     root = _found(text, key)
     value = root.value
     if value is None or not value.is_list:
-        raise ValueError(f"the list {key!r} is not written out there: no entry can be taken away")
+        raise ValueError(f"the list {key!r} is an alias or merged; write it out to remove an entry")
     if value.opened < 0:
         end = _next_line(text, value.items[number][1])
         lines = text[: _line_start(text, value.dashes[number])] + text[end:]
@@ -104,7 +102,7 @@ def removed(text: str, key: str, number: int) -> str:
     return _out_of_flow(text, value, number)
 
 
-# Where things stand --------------------------------------------------------------------------
+# Positions ------------------------------------------------------------------------------------
 
 
 def _at(mark: Any) -> int:  # noqa: ANN401 - PyYAML's types say that a mark may be missing
@@ -114,7 +112,7 @@ def _at(mark: Any) -> int:  # noqa: ANN401 - PyYAML's types say that a mark may 
 
 @dataclass
 class _Reader:
-    """Reads parser events; tokens tell commas and dashes, which are no events."""
+    """Reads parser events, and commas and dashes from tokens."""
 
     events: Iterator[Any]
     dashes: list[int] = field(default_factory=list)
@@ -132,7 +130,7 @@ class _Reader:
         return reader
 
     def value(self, event: Any) -> _Value:  # noqa: ANN401 - PyYAML has no types for events
-        """The node that begins with an event; the events are read up to its end."""
+        """The node that begins with an event; consumes its events."""
         start, end = _at(event.start_mark), _at(event.end_mark)
         if not isinstance(event, yaml.CollectionStartEvent):
             return _Value(start, end)
@@ -161,7 +159,7 @@ def _found(text: str, key: str) -> _Root:
     try:
         return _read(text, key)
     except yaml.YAMLError:
-        # libyaml takes tabs before a comment, this parser does not; places stay the same.
+        # libyaml accepts tabs before a comment, this parser does not; positions stay the same.
         return _read(text.replace("\t", " "), key)
 
 
@@ -196,7 +194,7 @@ def _read(text: str, key: str) -> _Root:
 
 
 def _with_key(text: str, root: _Root, key: str, entries: Sequence[str]) -> Iterator[str]:
-    """The key at the end of the root, or else before its first one."""
+    """Texts with a new key: at the end of the root, then before its first key."""
     if root.is_flow:
         comma = "" if any(not text[at + 1 : root.end].strip() for at in root.commas) else ", "
         yield _spliced(text, root.end, root.end, f"{comma}{key}: [{', '.join(entries)}]")
@@ -207,13 +205,13 @@ def _with_key(text: str, root: _Root, key: str, entries: Sequence[str]) -> Itera
     gap = [] if _BREAK.sub("\n", before).endswith("\n\n") else [""]
     ended = before if before.endswith(("\n", "\r")) else before + _ending(text)
     yield ended + _joined(_ending(text), [*gap, *lines]) + text[root.end :]
-    # Behind a byte order mark, which begins the first line.
+    # After the byte order mark.
     start = _line_start(text, root.start) or int(text.startswith("\ufeff"))
     yield text[:start] + _joined(_ending(text), lines) + text[start:]
 
 
 def _in_flow(text: str, value: _Value, entries: Sequence[str]) -> str:
-    """Further entries of a list in brackets: in its line, or a line each where the others are."""
+    """A text with entries added to a flow list: on the same line, or one a line as the others."""
     start, end = value.items[-1]
     closing = value.end - 1
     trailing = [at for at in value.commas if at >= end]
@@ -230,7 +228,7 @@ def _in_flow(text: str, value: _Value, entries: Sequence[str]) -> str:
 
 
 def _out_of_flow(text: str, value: _Value, number: int) -> str:
-    """The text without an entry of a list in brackets, and without the line that it had alone."""
+    """The text without an entry of a flow list, and without its line if it was alone there."""
     start, end = value.items[number]
     before = next((at for at in reversed(value.commas) if at < start), None)
     after = next((at for at in value.commas if at >= end), None)
@@ -248,11 +246,11 @@ def _out_of_flow(text: str, value: _Value, number: int) -> str:
 
 
 def _with_lines(text: str, at: int, lines: Sequence[str]) -> str:
-    """The text with whole lines behind the one that an index stands in."""
+    """The text with lines inserted after the line of an index."""
     place = _next_line(text, at)
     before = text[:place]
     if not before.endswith(("\n", "\r")):
-        # The last line has no end; the new last line has none either.
+        # The last line has no line end, and the new last line gets none.
         return before + _ending(text) + _joined(_ending(text), lines).removesuffix(_ending(text))
     ending = next(each for each in ("\r\n", "\n", "\r") if before.endswith(each))
     return before + _joined(ending, lines) + text[place:]
@@ -267,7 +265,7 @@ def _joined(ending: str, lines: Sequence[str]) -> str:
 
 
 def _ending(text: str) -> str:
-    """How lines of the text end."""
+    """The line end that the text uses."""
     found = _BREAK.search(text)
     return found.group() if found else "\n"
 
@@ -277,9 +275,9 @@ def _line_start(text: str, at: int) -> int:
 
 
 def _line_end(text: str, at: int) -> int:
-    """The end of the line that an index stands in; an index at a line's start is of the one before.
+    """The end of the line of an index.
 
-    That is where a block scalar ends, whose last line belongs to it.
+    An index at a line's start counts to the line before, since block scalars end there.
     """
     if at and text[at - 1] in "\r\n":
         return at

@@ -1,4 +1,4 @@
-"""A value as a spec writes it on one line, so that reading it back gives the same value."""
+"""Values as one line of YAML in flow style; parsing it gives the same value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["flow"]
 
 
 def flow(value: Value | date) -> str:
-    """`{q: [17, 64], k: same}`; text is quoted where it would read as something else."""
+    """A value in flow style, `{q: [17, 64], k: same}`; ambiguous text is quoted."""
     match value:
         case None:
             return "none"
@@ -36,7 +36,7 @@ def flow(value: Value | date) -> str:
             return "{" + ", ".join(f"{_text(k)}: {flow(each)}" for k, each in value.items()) + "}"
         case Sequence():
             return "[" + ", ".join(flow(each) for each in value) + "]"
-    raise TypeError(f"no value of a spec: {value!r}")
+    raise TypeError(f"cannot write {value!r} to a spec: expected plain data")
 
 
 def _number(value: float) -> str:
@@ -56,7 +56,7 @@ def _text(value: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """A character in double quotes: JSON's escapes, and YAML's own above U+FFFF."""
+    """A character inside double quotes, escaped as in JSON, above U+FFFF as in YAML."""
     if character.isprintable() and character not in '"\\':
         return character
     return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else json.dumps(character)[1:-1]

@@ -1,4 +1,4 @@
-"""A spec's YAML as a tree of nodes that know their line and column, for errors to name."""
+"""The tree of a YAML file: nodes with line and column."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["Document", "Entry", "MapNode", "Node", "ScalarNode", "SequenceNode"]
 
 @dataclass(slots=True)
 class Node:
-    """A value of the file; `line` and `column` count from 1, to its first character."""
+    """A value of the file; `line` and `column` of its first character, from 1."""
 
     line: int
     column: int
     weight: int = field(default=1, kw_only=True)
-    """Nodes in it, with aliases expanded."""
+    """The number of nodes in the subtree, with aliases expanded."""
 
 
 @dataclass(slots=True)
 class ScalarNode(Node):
-    """A value that is not a list or a mapping: its text, and what that means."""
+    """A value that is neither a list nor a mapping: its text and its value."""
 
     text: str
     value: str | int | float | bool | date | None
@@ -35,7 +35,7 @@ class ScalarNode(Node):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing at all is written where the value would stand."""
+        """Whether the value is absent, as after `key:`."""
         return not self.quoted and not self.text
 
 
@@ -48,7 +48,7 @@ class SequenceNode(Node):
 
 @dataclass(slots=True)
 class Entry:
-    """One `key: value` of a mapping, with the place of the key."""
+    """One `key: value` of a mapping, with the location of the key."""
 
     line: int
     column: int
@@ -64,7 +64,7 @@ class MapNode(Node):
 
 @dataclass(slots=True)
 class Document:
-    """The tree of a file, its lines, and what is wrong with single scalars and keys in it."""
+    """The tree of a file, its lines, and the issues of its scalars and keys."""
 
     path: Path
     root: Node
@@ -72,9 +72,9 @@ class Document:
     issues: list[Issue]
 
     def find(self, *path: str | int) -> tuple[Node, Entry | None]:
-        """The node at a path of keys and indices, with its entry if a key leads to it.
+        """The node at a path of keys and indices, and its entry if the last part is a key.
 
-        Parts that the file does not have (names of a shorthand's long form) are passed over.
+        Parts that the file lacks, such as keys that a short form omits, are skipped.
         """
         node, entry = self.root, None
         for part in path:
@@ -86,7 +86,10 @@ class Document:
         return node, entry
 
     def written(self, *path: str | int) -> tuple[str | int, ...]:
-        """The parts of a path that the file has: `("tiers", "quick")` where `quick: pairwise`."""
+        """The parts of a path that the file has.
+
+        For `tiers.quick.strategy` and the short form `quick: pairwise`: `("tiers", "quick")`.
+        """
         parts: list[str | int] = []
         for part in path:
             if self.find(*parts, part)[0] is not self.find(*parts)[0]:
@@ -94,11 +97,11 @@ class Document:
         return tuple(parts)
 
     def without(self, paths: Collection[tuple[str | int, ...]]) -> Document:
-        """The document less the nodes at some paths; what is left keeps its place."""
+        """The document without the nodes at some paths; other nodes keep their locations."""
         return replace(self, root=_without(self.root, [path for path in paths if path]))
 
     def inside(self, node: Node, offset: int) -> tuple[int, int]:
-        """The place of a character of a scalar's text, or of the scalar if it was folded."""
+        """Line and column of a character of a scalar, or of the scalar if it is folded."""
         if isinstance(node, ScalarNode):
             start = node.column - 1 + node.quoted
             line = self.lines[node.line - 1] if node.line <= len(self.lines) else ""
@@ -133,7 +136,7 @@ def _without(node: Node, paths: Collection[tuple[str | int, ...]]) -> Node:
 
 
 def plain(node: Node) -> Any:  # noqa: ANN401 - a document may be any plain data
-    """The node as dicts, lists and scalars; each call makes fresh ones, aliases included."""
+    """A node as new dicts, lists and scalars; aliases do not share them."""
     match node:
         case ScalarNode():
             return node.value

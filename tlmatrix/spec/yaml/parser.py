@@ -1,9 +1,8 @@
-"""YAML text -> a tree of nodes that know their line and column; only plain data, only safe YAML.
+"""A YAML parser for specs: plain data only, as a tree of nodes with line and column.
 
-PyYAML's parser gives events; the tree is built here rather than by its `safe_load`, because a
-spec's reader needs more than values: where each key and value stands, an error for a duplicate
-key, limits that a hostile file cannot exceed (size, depth, what aliases expand to), and scalars
-that mean what a person expects (`scalars`).
+The tree is built from PyYAML's parser events. Unlike `safe_load` it keeps the location of each key
+and value, reports duplicate keys, limits size, depth and the expansion of aliases, and rejects
+ambiguous scalars (`scalars`).
 """
 
 from __future__ import annotations
@@ -25,19 +24,21 @@ __all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "read_document"]
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
-"""Levels of lists and mappings within each other."""
+"""The most levels of nested lists and mappings."""
 MAX_NODES = 100_000
-"""Values in a file, with every alias counted as all that it stands for."""
+"""The most values in a file, with aliases expanded."""
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser where PyYAML has it: the events are the same, ten times sooner."""
+"""libyaml's parser if PyYAML has it: the same events, about ten times faster."""
 
 
 def read_document(content: bytes, path: Path) -> Document:
     """The tree of a file's bytes.
 
-    Raises `SpecError` where the file is no single YAML document of plain data; what is wrong
-    with single scalars or keys is kept in `Document.issues` instead, for other errors to join.
+    Issues of single scalars and keys are collected in `Document.issues`.
+
+    Raises:
+        SpecError: the file is not one YAML document of plain data.
     """
     text = _decoded(content, path)
     builder = _Builder(path, text.split("\n"))
@@ -65,16 +66,16 @@ def _decoded(content: bytes, path: Path) -> str:
 
 
 _ODD_CHARACTER = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""What YAML does not allow, and what it counts as the end of a line but editors do not."""
+"""Characters that YAML forbids, and line ends that editors do not show as such."""
 
 
 def _end_of(before: str) -> tuple[int, int]:
-    """Line and column of what comes after this text."""
+    """Line and column after a text."""
     return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
 class _Builder:
-    """Builds the tree from parser events, keeping count of depth and of size."""
+    """Builds the tree from parser events and enforces the limits of depth and size."""
 
     def __init__(self, path: Path, lines: list[str]) -> None:
         self.path = path
@@ -92,7 +93,7 @@ class _Builder:
 
     def fatal(self, mark: Any, message: str) -> SpecError:  # noqa: ANN401 - a C or Python mark
         line, column = mark.line + 1, mark.column + 1
-        if line > len(self.lines):  # libyaml ends a file in a line of its own
+        if line > len(self.lines):  # libyaml may report the line after the last
             line, column = len(self.lines), len(self.lines[-1]) + 1
         return SpecError([*self.issues, Issue(self.path, line, column, message)])
 
@@ -107,7 +108,7 @@ class _Builder:
             return SpecError([*self.issues, Issue(self.path, 1, 1, f"not YAML: {problem.problem}")])
         line_text = self.lines[mark.line] if mark.line < len(self.lines) else ""
         if line_text[mark.column : mark.column + 1] == "\t":
-            return self.fatal(mark, "a tab; YAML is indented with spaces")
+            return self.fatal(mark, "a tab character; indent YAML with spaces")
         for word, explanation in _SYNTAX_HINTS.items():
             if word in str(problem.problem):
                 return self.fatal(mark, f"not YAML: {problem.problem}; {explanation}")
@@ -122,7 +123,8 @@ class _Builder:
         following = next(events)
         if isinstance(following, yaml.DocumentStartEvent):
             raise self.fatal(
-                following.start_mark, "a second document; one file holds one spec, so remove '---'"
+                following.start_mark,
+                "a second YAML document; a file has one spec, so remove '---'",
             )
         return root
 
@@ -133,7 +135,9 @@ class _Builder:
         else:
             if event.tag is not None:
                 tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-                raise self.fatal(mark, f"the tag {tag!r}: a spec is plain data, so remove it")
+                raise self.fatal(
+                    mark, f"the tag {tag!r} is not allowed: a spec is plain data; remove it"
+                )
             if depth > MAX_DEPTH:
                 raise self.fatal(mark, f"nested more than {MAX_DEPTH} levels deep")
             if event.anchor is not None:
@@ -157,7 +161,7 @@ class _Builder:
             raise self.fatal(event.start_mark, message)
         node = self.anchors[event.anchor]
         if node is None:
-            message = f"the alias *{event.anchor} stands inside what it refers to"
+            message = f"the alias *{event.anchor} is inside the value that it refers to"
             raise self.fatal(event.start_mark, message)
         return node
 
@@ -176,7 +180,7 @@ class _Builder:
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
             item = self.node(event, events, depth + 1)
             if isinstance(item, ScalarNode) and item.is_empty:
-                self.report(item, "an entry of a list is empty; write none if absent is meant")
+                self.report(item, "an entry of a list is empty; write none for an absent value")
             node.items.append(item)
             node.weight += item.weight
         return node
@@ -193,7 +197,7 @@ class _Builder:
                 continue
             entry = Entry(mark.line + 1, mark.column + 1, value)
             if (first := node.entries.get(key)) is not None:
-                self.report(entry, f"the key {key!r} is here twice; first in line {first.line}")
+                self.report(entry, f"the key {key!r} appears twice; first in line {first.line}")
             else:
                 node.entries[key] = entry
             if isinstance(value, ScalarNode) and value.is_empty:
@@ -204,12 +208,12 @@ class _Builder:
         return node
 
     def comment_hint(self, node: Node) -> str:
-        """What to say where `issue: #12` has no value, for the rest is a comment."""
+        """A hint for a value that YAML reads as a comment, such as `issue: #12`."""
         rest = self.lines[node.line - 1][node.column - 1 :] if node.line <= len(self.lines) else ""
         return "; an unquoted # starts a comment" if rest.lstrip().startswith("#") else ""
 
     def key(self, event: Any) -> str:  # noqa: ANN401
-        """A key as it is written: `no`, `1` and `none` are names there, and nothing else."""
+        """A key as text: `no`, `1` and `none` are names."""
         if isinstance(event, yaml.AliasEvent):
             node = self.aliased(event)
             if isinstance(node, ScalarNode):
@@ -221,7 +225,7 @@ class _Builder:
         raise self.fatal(event.start_mark, "a key must be a plain name")
 
     def merge(self, mark: Any, value: Node, into: MapNode) -> None:  # noqa: ANN401
-        """`<<: *base`: keys of the base that the mapping does not give itself."""
+        """`<<: *base`: adds the keys of the base that the mapping lacks."""
         for base in value.items if isinstance(value, SequenceNode) else [value]:
             if not isinstance(base, MapNode):
                 raise self.fatal(mark, "'<<' merges a mapping, or a list of mappings")
@@ -239,4 +243,4 @@ _SYNTAX_HINTS = {
     "did not find expected key": "check indentation and quotes",
     "did not find expected '-' indicator": "check indentation",
 }
-"""What usually mends the errors of libyaml."""
+"""Remedies for error messages of libyaml."""

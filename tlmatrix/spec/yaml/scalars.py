@@ -1,7 +1,7 @@
-"""What an unquoted scalar of YAML means, and where people would disagree on that.
+"""Values of unquoted YAML scalars, with errors for ambiguous ones.
 
-YAML 1.1 reads `no` as false, `010` as 8 and `1:30` as 90; YAML 1.2, and so most editors, do not.
-Such a scalar has no meaning here but a message that says what to write.
+YAML 1.1 reads `no` as false, `010` as 8 and `1:30` as 90; YAML 1.2 does not. Such scalars are
+errors here, with a message that says what to write.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _LONGEST_NUMBER = 400
 
 
 def scalar_meaning(text: str) -> tuple[str | int | float | bool | date | None, str | None]:
-    """What an unquoted scalar means, and a message if people would disagree on that."""
+    """The value of an unquoted scalar, and an error message or None."""
     if text in _WORDS:
         return _WORDS[text], None
     first = text[0]
-    if first.isalpha():  # by far the most scalars: words
+    if first.isalpha():  # most scalars are words
         if (meant := _OLD_BOOLEANS.get(text.lower())) and text in (
             text.lower(),
             text.upper(),
             text.capitalize(),
         ):
-            message = f"YAML readers disagree on {text!r}: write {meant}, or quote it: '{text}'"
+            message = f"YAML parsers disagree on {text!r}: write {meant}, or quote it: '{text}'"
             return text, message
         return text, None
     if not (first.isdigit() or first in "+-."):
@@ -61,18 +61,18 @@ def _number_meaning(text: str) -> tuple[str | int | float | date | None, str | N
     if _LEADING_ZERO.match(text):
         sign = "-" if text.startswith("-") else ""
         decimal = sign + (text.lstrip("+-0_").replace("_", "") or "0")
-        message = f"YAML readers disagree on {text!r}: write {decimal}, or quote it: '{text}'"
+        message = f"YAML parsers disagree on {text!r}: write {decimal}, or quote it: '{text}'"
         return text, message
     if _FLOAT.match(text):
         return float(text), None
     if _SPECIAL_FLOAT.match(text):
         return float(text.replace(".", "", 1)), None
     if _SEXAGESIMAL.match(text):
-        return text, f"YAML readers disagree on {text!r} (a number, base 60): quote it: '{text}'"
+        return text, f"YAML parsers disagree on {text!r} (a number, base 60): quote it: '{text}'"
     if _DATE.match(text):
         year, month, day = map(int, text.split("-"))
         try:
             return date(year, month, day), None
         except ValueError as problem:
-            return text, f"{text!r} is no date: {problem}"
+            return text, f"{text!r} is not a date: {problem}"
     return text, None
