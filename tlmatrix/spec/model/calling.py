@@ -1,4 +1,4 @@
-"""How the code under test, or a reference, is called: the values of `call` and `returns`."""
+"""The keys `call` and `returns`: arguments and results of an entry or a reference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 Fill = Literal["empty", "zeros", "nan"]
 SKIPPED = "_"
-"""In a list of `returns`: a result that no check looks at."""
+"""The name of an unchecked result in a list of `returns`."""
 
 
 class OutputBuffer(Model):
@@ -46,15 +46,15 @@ class OutputBuffer(Model):
     output: Identifier = Field(description="The output.", examples=["y"])
     fill: Fill = Field(
         default="nan",
-        description="What the buffer holds before the call: `nan` (and the check `poison` finds "
-        "elements that the call never wrote), `zeros` (for a call that adds to it), or `empty`, "
-        "memory that was not initialized, which the check `poison` fills with NaN.",
+        description="The buffer before the call: `nan` (the check `poison` reports elements that "
+        "the call does not write), `zeros` (for a call that adds to it), or `empty` "
+        "(uninitialized; the check `poison` fills it with NaN).",
         examples=["zeros"],
     )
 
 
 class Inout(Model):
-    """An argument that the call changes in place: it gets a copy of an input."""
+    """An argument that the call changes in place: a copy of an input."""
 
     inout: Identifier = Field(description="The input whose copy is passed.", examples=["x"])
     output: Identifier = Field(
@@ -118,42 +118,41 @@ Call = Annotated[
     | Annotated[dict[Identifier, Item], Tag("<mapping>")],
     Discriminator(_kind),
 ]
-"""Arguments by position, or by keyword."""
+"""Positional or keyword arguments."""
 Returns = Annotated[
     Annotated[tuple[Identifier, ...], Tag("<list>")]
     | Annotated[dict[Identifier, Path], Tag("<mapping>")],
     Discriminator(_kind),
 ]
-"""Names of results in order, or by the path that leads to each."""
+"""Names of results in order, or a mapping from names to paths in the result."""
 
 
 class Reference(ShortModel):
-    """A function that says what must come out. Text alone is short for `function`."""
+    """A function that computes the expected outputs. Text alone is short for `function`."""
 
     short = "function"
 
     function: Target = Field(
-        description="A function of PyTorch tensors, `package.module:function`: your own, one of "
-        "PyTorch's, or another library's.",
+        description="A function of PyTorch tensors, `package.module:function`, of any library.",
         examples=["mypkg.reference:rms_norm", "torch.nn.functional:layer_norm"],
     )
     call: Call = Field(
         default=(),
-        description="Its arguments, written as `call` of a spec is. By default the inputs (and the "
-        "axes it has parameters for) by their names.",
+        description="Its arguments, in the form of `call` of a spec. By default the inputs, and "
+        "the axes that its parameters name, by name.",
         examples=[["x", ["cols"], "w", "b"], {"input": "x", "dim": -1}],
     )
     returns: Returns = Field(
         default=(),
-        description="Its results, written as `returns` of a spec is. By default the outputs, in "
+        description="Its results, in the form of `returns` of a spec. By default the outputs in "
         "order.",
         examples=[["y", "_"], {"y": "values"}],
     )
     dtype: Literal["float64", "float32", "same"] = Field(
         default="float64",
-        description="What floating-point inputs are converted to before the call. `float32` and "
-        "`same` (the inputs' own dtypes) are for a function that takes no float64; its rounding "
-        "is then allowed for beside the kernel's.",
+        description="The dtype of floating-point inputs in the call. `float32` and `same` (the "
+        "inputs' dtypes) are for functions without float64; the tolerance then includes their "
+        "rounding.",
         examples=["float32"],
     )
 
@@ -164,18 +163,18 @@ def items_of(call: Call) -> Iterator[tuple[str | int, Any]]:
 
 
 def is_name(text: str) -> bool:
-    """Whether an argument is a plain name, and no expression."""
+    """Whether an argument is a plain name, not an expression."""
     return text.isidentifier() and text not in WORDS
 
 
 @cache
 def expression(text: str) -> Expression:
-    """The expression of a text, read once."""
+    """The parsed expression of a text, cached."""
     return Expression(text)
 
 
 def names_in(item: object) -> frozenset[str]:
-    """The names that an argument reads; not the output that it names."""
+    """The names that an argument reads, without the output that it writes."""
     if isinstance(item, Inout):
         return frozenset({item.inout})
     if isinstance(item, list | tuple):
@@ -187,7 +186,7 @@ def names_in(item: object) -> frozenset[str]:
     try:
         return expression(item).names
     except ExpressionError:
-        return frozenset()  # an issue of the loader's
+        return frozenset()  # the loader reports it
 
 
 def names_of(call: Call) -> frozenset[str]:
@@ -196,7 +195,7 @@ def names_of(call: Call) -> frozenset[str]:
 
 
 def written_by(call: Call, results: tuple[str, ...]) -> tuple[str, ...]:
-    """Outputs that a call writes to its arguments; `results` are the names in `returns`."""
+    """The outputs that a call writes to its arguments; `results` are the names in `returns`."""
     found = []
     for _, item in items_of(call):
         if isinstance(item, OutputBuffer | Inout):
@@ -215,7 +214,7 @@ def results_of(returns: Returns) -> tuple[str, ...]:
 
 
 def call_faults(call: Call, returns: Returns, path: tuple[str | int, ...]) -> Iterator[Fault]:
-    """Outputs that are written or returned twice; `path` leads to what has `call`."""
+    """Outputs written or returned twice; `path` leads to the mapping that has `call`."""
     names = tuple(returns)
     for index, name in enumerate(names):
         if name != SKIPPED and name in names[:index]:
@@ -231,7 +230,7 @@ def call_faults(call: Call, returns: Returns, path: tuple[str | int, ...]) -> It
 def output_faults(
     call: Call, returns: Returns, outputs: Collection[str], path: tuple[str | int, ...]
 ) -> Iterator[Fault]:
-    """Names in `returns`, and of buffers in `call`, that are no outputs."""
+    """Unknown outputs in `returns` and in buffers of `call`."""
     by_key = returns.items() if isinstance(returns, dict) else enumerate(returns)
     for key, value in by_key:
         name = str(key if isinstance(returns, dict) else value)

@@ -14,41 +14,41 @@ _Most = Annotated[int, Field(strict=True, ge=0)] | None
 
 
 class CodegenRule(Model):
-    """What the machine code of a kernel must satisfy; every matching rule applies."""
+    """Expectations of the machine code of kernels; every rule that matches applies."""
 
     when: ExpressionText | None = Field(
         default=None,
-        description="An expression over the axes, `arch` and `backend`: which cases, and which "
-        "architecture, named as in `architectures`. By default all.",
+        description="An expression over the axes, `arch` (as in `architectures`) and `backend`: "
+        "the cases that the rule applies to. By default all.",
         examples=["arch == 'sm_100a' and head_dim <= 128"],
     )
     kernel: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="The name of the kernel (its PrimFunc). A case that the rule fits must have "
-        "it. By default every kernel of the case.",
+        description="The name of a kernel (its PrimFunc), which every matching case must have. By "
+        "default every kernel of the case.",
         examples=["dense_forward"],
     )
     instructions: tuple[Annotated[str, Field(pattern=INSTRUCTION)], ...] = Field(
         default=(),
-        description="PTX instructions that it must use; `tcgen05.mma` stands for all its forms.",
+        description="PTX instructions that it must contain; `tcgen05.mma` matches all variants.",
         examples=[["wgmma.mma_async"], ["tcgen05.mma", "tcgen05.ld"]],
     )
     registers: _Most = Field(
-        default=None, description="The most registers a thread may use.", examples=[168]
+        default=None, description="The most registers per thread.", examples=[168]
     )
     spills: _Most = Field(
         default=None,
-        description="The most bytes a thread may store and load because registers ran out.",
+        description="The most bytes of register spills per thread.",
         examples=[0],
     )
     shared_memory: _Most = Field(
         default=None,
-        description="The most bytes of shared memory a block may use, static and dynamic. In any "
-        "case no more than the architecture has.",
+        description="The most bytes of shared memory per block, static and dynamic. The limit of "
+        "the architecture always applies.",
         examples=[116736],
     )
     tensor_memory: _Most = Field(
         default=None,
-        description="The most columns of tensor memory a block may allocate. In any case 512.",
+        description="The most columns of tensor memory per block. The limit of 512 always applies.",
         examples=[256],
     )

@@ -1,7 +1,7 @@
-"""The types that the keys of a spec have, each with its check and its JSON Schema.
+"""Types of the values of a spec, each with its validator and JSON Schema.
 
-A check raises ValueError with words that begin "must be ..." wherever something else was meant;
-`tlmatrix.spec.lint.messages` puts the key before them and the offending value behind.
+A validator raises ValueError with a message that begins "must be ...";
+`tlmatrix.spec.lint.messages` adds the key and the value.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ __all__ = [
     "Target",
     "TargetArch",
     "TileSize",
-    "also_its_entry",
-    "also_one_of",
-    "also_written",
+    "accept_also",
+    "add_short_form",
+    "allow_single_entry",
 ]
 
 FAMILIES = ("attention", "collective", "gemm")
-"""Problem families that a spec can name by a bare word."""
+"""The built-in problem families."""
 
 OPTIONAL_AXES = ("values", "storage", "max_seqlen_q", "max_seqlen_k")
-"""Axes that a written case may have though the spec lists none of their values."""
+"""Axes that cases in a spec may set although `axes` does not list them."""
 StorageName = Literal["offset", "sliced", "transposed", "ones", "expanded"]
 STORAGES: tuple[StorageName, ...] = get_args(StorageName)
-"""Ways in which input tensors can lie in memory besides the usual one."""
+"""Memory layouts of input tensors besides contiguous."""
 
 STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
-"""The strategies, with 3-wise to stand for t-wise of any t."""
+"""The strategies of tiers; 3-wise stands for t-wise of any t."""
 
 CheckName = Literal[
     "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism",
@@ -95,7 +95,7 @@ SanitizerName = Literal[
     "bounds", "fragments", "guarded", "uninitialised", "unwritten", "races", "lanes", "barriers",
     "sequences", "overreads", "budget", "nonfinite",
 ]  # fmt: skip
-"""The interpreter's sanitizers, whose package a spec is read without."""
+"""The interpreter's sanitizers, listed here because a spec loads without the interpreter."""
 
 # Types of single values -----------------------------------------------------------------------
 
@@ -134,8 +134,8 @@ def _to_tile(value: object) -> Expression | int:
     return size
 
 
-def _to_value(value: object) -> Any:  # noqa: ANN401 - Value, which pydantic need not walk
-    """Plain data as an axis may hold it; lists stay lists, mappings dicts."""
+def _to_value(value: object) -> Any:  # noqa: ANN401 - Value, which pydantic need not validate
+    """A value of an axis: plain data with lists and dicts."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -144,7 +144,7 @@ def _to_value(value: object) -> Any:  # noqa: ANN401 - Value, which pydantic nee
         case dict():
             return {str(key): _to_value(item) for key, item in value.items()}
         case date():
-            raise ValueError("is a date; quote it if text is meant")
+            raise ValueError("is a date; quote it to make it text")
     raise ValueError("must be a number, text, true, false, none, or a list or mapping of these")
 
 
@@ -202,7 +202,7 @@ TileSize = Annotated[
 ]
 if TYPE_CHECKING:
     AxisValue = Value
-else:  # pydantic cannot walk a type that holds itself, and need not
+else:  # pydantic cannot validate a recursive type, and need not
     AxisValue = Annotated[Any, PlainValidator(_to_value), WithJsonSchema(_VALUE_SCHEMA)]
 Argument = Annotated[
     int | float | bool | str | None,
@@ -219,7 +219,7 @@ EXCEPTION = rf"^({_DOTTED}:)?{_DOTTED}$"
 ARCH = r"^(sm_[0-9]+|interpreter)$"
 TARGET_ARCH = r"^sm_([1-8][0-9]|[1-9][0-9]{1,2}[af])$"
 ORDERS = ("contiguous", "zigzag")
-"""Orders in which the parts of a tensor go to ranks."""
+"""Orders of the shards of a tensor."""
 ORDER = r"^(contiguous|zigzag|\$[^\W\d]\w*)$"
 INSTRUCTION = r"^[a-z][a-z0-9_]*([.:]+[A-Za-z0-9_]+)*$"
 STRATEGY = r"^(product|zip|pairwise|[1-9][0-9]{0,2}-wise|sample|first)$"
@@ -247,7 +247,7 @@ BASELINES = (
     "torch",
     "torch_varlen",
 )
-"""Implementations of PyTorch's that `tlmatrix bench` knows by name."""
+"""Baselines of `tlmatrix bench` that PyTorch implements."""
 Baseline = Annotated[
     str,
     WithJsonSchema({"anyOf": [{"enum": list(BASELINES)}, {"type": "string", "pattern": TARGET}]}),
@@ -273,27 +273,27 @@ Day = Annotated[
 ]
 
 
-def also_one_of(schema: dict[str, Any], short: dict[str, Any]) -> None:
-    """Adds a short form to the JSON Schema of a key."""
+def add_short_form(schema: dict[str, Any], short: dict[str, Any]) -> None:
+    """Add a short form to the JSON Schema of a key."""
     long = {key: schema.pop(key) for key in ("type", "items") if key in schema}
     schema["anyOf"] = [long, short]
 
 
-def also_its_entry(schema: dict[str, Any]) -> None:
-    """Allows one entry of a list by itself in the JSON Schema of a key."""
-    also_one_of(schema, schema["items"])
+def allow_single_entry(schema: dict[str, Any]) -> None:
+    """Allow a single entry without the list in the JSON Schema of a key."""
+    add_short_form(schema, schema["items"])
 
 
 class Model(BaseModel):
-    """What all models share: unknown keys are errors, and nothing changes after loading."""
+    """The base of all models: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def also_written(
+def accept_also(
     full: dict[str, Any], other: dict[str, Any], *, last: bool = False
 ) -> dict[str, Any]:
-    """The JSON Schema `full` of a model, changed in place, where `other` will do instead of it."""
+    """Change the JSON Schema `full` of a model so that it also accepts `other`."""
     long = {name: value for name, value in full.items() if name != "description"}
     description = full.get("description", "")
     full.clear()
@@ -302,7 +302,7 @@ def also_written(
 
 
 class ShortModel(Model):
-    """A model that may also be written as the value of its key `short`, where that is a string."""
+    """A model with a short form: a string is the value of its key `short`."""
 
     short: ClassVar[str]
 
@@ -318,4 +318,4 @@ class ShortModel(Model):
         words = ("anyOf", "type", "pattern")
         full = handler.resolve_ref_schema(handler(core_schema))
         key = full["properties"][cls.short]
-        return also_written(full, {word: part for word, part in key.items() if word in words})
+        return accept_also(full, {word: part for word, part in key.items() if word in words})

@@ -1,4 +1,4 @@
-"""The parts of a spec that say what random cases are drawn from: lengths, axes, storage."""
+"""The key `fuzz`: what random cases are generated from."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ class Range(Model):
 
 
 class FuzzTrace(ShortModel):
-    """Requests of a serving log: a file, and its columns of lengths. A file alone is short for it.
+    """A serving log with the lengths of requests. Text alone is short for `file`.
 
-    CSV with a header, JSON (a list), or JSON Lines; entries are lengths, or objects.
+    CSV with a header, JSON (a list) or JSON Lines; entries are lengths or objects.
     """
 
     short = "file"
 
     file: Annotated[str, Field(min_length=1)] = Field(
-        description="The file, from the spec's folder.", examples=["traces/chat.csv"]
+        description="The file, relative to the spec's folder.", examples=["traces/chat.csv"]
     )
     q: str = Field(
         default="q",
@@ -85,7 +85,7 @@ class FuzzTrace(ShortModel):
     )
     k: str | None = Field(
         default=None,
-        description="That of key lengths; without one they are as `q`.",
+        description="The column, or the key, of key lengths. By default key lengths equal `q`.",
         examples=["CachedTokens"],
     )
 
@@ -98,22 +98,22 @@ def _kind_of_keys(value: object) -> str:
 
 
 class FuzzLengths(Model):
-    """How packed batches are made up; `q` and `k` are sides, as the axis writes them."""
+    """How packed batches are generated; `q` and `k` are the sides of the axis."""
 
     sequences: Range = Field(
         default=Range(low=1, high=8),
-        description="How many sequences a batch has.",
+        description="The number of sequences of a batch.",
         examples=["1..8"],
     )
     length: Range = Field(
         default=Range(low=0, high=300),
-        description="How long a sequence is, on each side that has no range of its own.",
+        description="The length of a sequence, for sides without their own range.",
         examples=["0..300"],
     )
     q: Range | None = Field(
         default=None,
-        description="How many queries a sequence has, where that is not `length`: `1` where keys "
-        "are cached.",
+        description="The number of queries of a sequence, instead of `length`: `1` for decoding "
+        "with a KV cache.",
         examples=[1, "1..4"],
     )
     k: Annotated[
@@ -122,20 +122,20 @@ class FuzzLengths(Model):
         Discriminator(_kind_of_keys),
     ] = Field(
         default="same",
-        description="How many keys a sequence has: the `same` as queries, `independent` of them, "
-        "never fewer (`longer`), never more (`shorter`), or a range of their own.",
+        description="The number of keys of a sequence: the `same` as queries, `independent` of "
+        "them, at least as many (`longer`), at most as many (`shorter`), or a range.",
         examples=["independent", "0..700"],
     )
     around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field(
         default=(),
-        description="Lengths near which bugs live, such as tile edges: these, one less and one "
-        "more are drawn often.",
+        description="Boundary lengths, such as tile edges: these, one less and one more are "
+        "generated often.",
         examples=[[64, 128]],
     )
     trace: FuzzTrace | None = Field(
         default=None,
-        description="A serving log: half of the batches are requests that follow one another in "
-        "it, less those outside of `length` where that is given.",
+        description="A serving log: half of the batches are consecutive requests of it, without "
+        "lengths outside `length` if that is set.",
         examples=["traces/chat.csv", {"file": "traces/chat.jsonl", "q": "prompt_tokens"}],
     )
 
@@ -152,37 +152,37 @@ class FuzzLengths(Model):
 
 
 class FuzzAxis(ShortModel):
-    """What an axis has in random cases besides its values. `1..300` is short for a range.
+    """Values of an axis in random cases besides those it lists. `1..300` is short for a range.
 
-    A packed axis other than `seqlens` has `sequences` and `length`, as `fuzz.seqlens` has.
+    A packed axis other than `seqlens` has `sequences` and `length`, as in `fuzz.seqlens`.
     """
 
     short = "range"
 
     range: Range | None = Field(
         default=None,
-        description="Whole numbers, each of them; 0, 1, both ends, and the edges of the `tile` of "
-        "that name are drawn often.",
+        description="A range of whole numbers; 0, 1, both ends, and the edges of the `tile` of "
+        "that name are generated often.",
         examples=["1..300"],
     )
     around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field(
         default=(),
-        description="Numbers near which bugs live: these, one less and one more are drawn often.",
+        description="Boundary numbers: these, one less and one more are generated often.",
         examples=[[64, 128]],
     )
     values: tuple[AxisValue, ...] = Field(
         default=(),
-        description="Further values, as `axes` would list them.",
+        description="Further values, in the form of `axes`.",
         examples=[[0.1, 2.0]],
     )
     sequences: Range | None = Field(
         default=None,
-        description="Of a packed axis: how many sequences a batch has.",
+        description="Of a packed axis: the number of sequences of a batch.",
         examples=["1..8"],
     )
     length: Range | None = Field(
         default=None,
-        description="Of a packed axis: how long a sequence is.",
+        description="Of a packed axis: the length of a sequence.",
         examples=["0..64"],
     )
 
@@ -200,25 +200,25 @@ class Fuzz(Model):
 
     seqlens: FuzzLengths = Field(
         default=FuzzLengths(),
-        description="How packed batches are made up, where the spec has the axis `seqlens`.",
+        description="How packed batches of the axis `seqlens` are generated.",
         examples=[{"sequences": "1..8", "length": "0..300", "around": [64, 128]}],
     )
     axes: dict[Identifier, FuzzAxis] = Field(
         default={},
-        description="Axes that also take values they do not list, and change from one example to "
-        "the next. Those left out keep to their values, and those that other kernels are compiled "
-        "for mostly to combinations that the tier has.",
+        description="Axes that also take values that `axes` does not list. Other axes keep to "
+        "their values; those that select another kernel mostly keep to combinations of the tier, "
+        "to limit compilation.",
         examples=[{"window": "1..300", "seqlen_q": {"range": "0..300", "around": [64]}}],
     )
     storage: tuple[StorageName, ...] = Field(
         default=(),
-        description="How the entry's tensors may lie in memory besides contiguous: `offset` (not "
-        "aligned), `sliced`, `transposed` (every dimension reversed), `ones` (dimensions of size 1 "
-        "with odd strides), `expanded` (cotangents that are one number). Values stay the same.",
+        description="Memory layouts of the entry's tensors besides contiguous: `offset` (not "
+        "aligned), `sliced`, `transposed` (dimensions reversed), `ones` (dimensions of size 1 with "
+        "odd strides), `expanded` (cotangents expanded from one number). Values are unchanged.",
         examples=[["offset", "sliced", "expanded"]],
     )
     examples: dict[str, Annotated[int, Field(strict=True, ge=0)]] = Field(
         default={},
-        description="How many cases a tier tries.",
+        description="The number of random cases of each tier.",
         examples=[{"quick": 20, "nightly": 500}],
     )

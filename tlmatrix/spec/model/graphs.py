@@ -1,4 +1,4 @@
-"""Whether a call of an entry may be captured to a CUDA graph and replayed."""
+"""The key `cuda_graph`: capture and replay of the entry in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tlmatrix.spec.model.fields import EXCEPTION, ExpressionText, Model, also_written
+from tlmatrix.spec.model.fields import EXCEPTION, ExpressionText, Model, accept_also
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -16,7 +16,7 @@ __all__ = ["CudaGraph", "Refusal"]
 
 
 class Refusal(Model):
-    """What an entry raises in place of being captured to a CUDA graph."""
+    """The exception that an entry raises when it cannot be captured to a CUDA graph."""
 
     raises: Annotated[str, Field(pattern=EXCEPTION)] = Field(
         description="The exception: a builtin one, or `package.module:Class`.",
@@ -29,24 +29,25 @@ class Refusal(Model):
 
 
 class CudaGraph(Model):
-    """Where a call may be captured to a CUDA graph. `true` alone is short for `{when: true}`."""
+    """The cases whose call can be captured to a CUDA graph. `true` is short for `{when: true}`."""
 
     when: ExpressionText = Field(
         default="true",
         validate_default=True,
-        description="An expression over the axes, `arch` and `backend`: which cases may be.",
+        description="An expression over the axes, `arch` and `backend`: the cases that can be "
+        "captured.",
         examples=["not overlap"],
     )
     otherwise: Refusal | None = Field(
         default=None,
-        description="What the entry raises in the other cases; by default none is captured.",
+        description="The exception in the other cases. By default they are not captured.",
         examples=[{"raises": "RuntimeError", "message": "cannot be captured"}],
     )
 
     mode: Literal["bitwise", "bounded"] | None = Field(
         default=None,
-        description="How alike a replay and a call that is not captured must be: `bounded` where "
-        "the entry computes in another order then. By default as `determinism` says.",
+        description="How closely a replay must match a call that is not captured: `bounded` if the "
+        "order of computation differs. By default as in `determinism`.",
         examples=["bounded"],
     )
 
@@ -60,4 +61,4 @@ class CudaGraph(Model):
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         full = handler.resolve_ref_schema(handler(core_schema))
-        return also_written(full, {"const": True})
+        return accept_also(full, {"const": True})

@@ -1,4 +1,4 @@
-"""Invalid-argument tests: settings for which the entry must raise, and words of the message."""
+"""The key `invalid_inputs`: settings for which the entry must raise, and words of the message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["InvalidInput", "InvalidInputs", "invalid_inputs_of", "tables_of"]
 
 TENSOR_KEYS = frozenset({"value", "dtype", "shape", "device"})
-"""Keys of a setting that changes a tensor."""
+"""Keys of a setting that changes properties of a tensor."""
 
 
 def _without_dots(settings: dict[str, Value]) -> dict[str, Value]:
@@ -69,18 +69,17 @@ class InvalidInputs(Model):
 
     raises: Annotated[str, Field(pattern=EXCEPTION)] = Field(
         default="ValueError",
-        description="The exception: a builtin one, or `package.module:Class`. A subclass will do.",
+        description="The exception: a builtin one, or `package.module:Class`. Subclasses match.",
         examples=["TypeError", "mypkg.errors:ShapeError"],
     )
     messages: dict[_Message, _SettingsList] = Field(
         min_length=1,
         description="Words that the message must contain, and the settings that raise it: a "
         "mapping, or a list of mappings, from axes and other arguments of the entry to invalid "
-        "values. `_` at the beginning of the words stands for the argument set last. Of a tensor "
-        "`{dtype: float64}`, `{shape: [3, 5]}` and `{device: meta}` change a part (`value` is the "
-        "value of the axis of that name); with an axis `world` every rank gets such a tensor, "
-        "unless its split length is unchanged. Other axes take their first values that satisfy "
-        "the constraints.",
+        "values. A leading `_` stands for the argument that is set last. `{dtype: float64}`, "
+        "`{shape: [3, 5]}` and `{device: meta}` change a property of a tensor (`value` sets the "
+        "axis of that name); with an axis `world` every rank gets such a tensor, unless its split "
+        "length is unchanged. Other axes take their first values that satisfy the constraints.",
         examples=[
             {"groups must be at least 1": {"groups": 0}},
             {

@@ -1,8 +1,7 @@
-"""Packed axes of a spec, and the dimensions that follow from them.
+"""Packed axes of a spec, and dimensions derived from them.
 
-A dimension `sum(X)` counts the rows of sequences whose lengths are X, `len(X)` the sequences, and
-`pages(X, P)` the pages of a pool that holds their rows. X is a packed axis, a side of one, or an
-expression that gives a list.
+For lengths X, `sum(X)` is the number of rows, `len(X)` the number of sequences, and `pages(X, P)`
+the number of pages of their pool. X is a packed axis, a side of one, or an expression for a list.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def call_of(text: str) -> tuple[str, tuple[Expression, ...]] | None:
 
 
 def names_in(expression: Expression) -> tuple[str, ...]:
-    """The words of an expression in their order: `seqlens` and `q` of `seqlens.q`."""
+    """The name tokens of an expression in order: `seqlens` and `q` of `seqlens.q`."""
     return tuple(token.text for token in tokens_of(expression.text) if token.kind == "name")
 
 
@@ -57,7 +56,7 @@ def is_packed(value: Value) -> bool:
 
 
 def packed_lists(problem: DeclaredProblem) -> Iterator[tuple[tuple[str | int, ...], Expression]]:
-    """The lists of lengths of a problem, each with the path of the key that has it."""
+    """The lists of lengths of a problem, each with the path of its key."""
     for name, decl in problem.inputs.items():
         if decl.derived is not None:
             key, lengths = decl.derived

@@ -48,30 +48,30 @@ DERIVED = (
     "positions_of",
     "pages_of",
 )
-"""Keys of an input that follows from a packed axis: it has no shape or values of its own."""
+"""Keys of an input that is derived from a packed axis, without its own shape or values."""
 
 
 class InputDecl(Model):
-    """An input tensor of a declared problem: a shape, or what follows from a packed axis."""
+    """An input tensor of a declared problem: given by a shape, or derived from a packed axis."""
 
     shape: tuple[Size, ...] | None = Field(
         default=None,
         description="Its dimensions: whole numbers, or expressions over the axes; `[]` for a "
-        "scalar. `sum(seqlens)` is a packed dimension: its rows belong to the sequences in turn; "
-        "`len(seqlens)` has an element for each sequence; `pages(seqlens, page_size)` is the "
-        "number of pages of a pool.",
+        "scalar. `sum(seqlens)` is a packed dimension with the rows of all sequences; "
+        "`len(seqlens)` is the number of sequences; `pages(seqlens, page_size)` is the number of "
+        "pages of a pool.",
         examples=[["rows", "cols"], ["2 * rows", 64], ["sum(seqlens)", "dim"]],
     )
     dtype: str | None = Field(
         default=None,
-        description="A dtype as PyTorch spells it, or `$axis` for the value of that axis. What "
-        "follows from a packed axis is int32 by default.",
+        description="A dtype by its PyTorch name, or `$axis` for the value of that axis. By "
+        "default int32 if derived from a packed axis.",
         examples=["$dtype", "float32"],
     )
     offsets_of: ExpressionText | None = Field(
         default=None,
         description="Inclusive prefix sums of sequence lengths, [batch + 1], from 0: `cu_seqlens`. "
-        "A packed axis, one side of it (`seqlens.q`), or an expression that gives a list.",
+        "A packed axis, one side of it (`seqlens.q`), or an expression for a list.",
         examples=["seqlens", "ceildiv(counts, 64) * 64"],
     )
     starts_of: ExpressionText | None = Field(
@@ -86,7 +86,8 @@ class InputDecl(Model):
     )
     sequence_ids_of: ExpressionText | None = Field(
         default=None,
-        description="The sequence that each row belongs to, [sum(seqlens)]: the expert of a token.",
+        description="The sequence that each row belongs to, [sum(seqlens)], such as the expert of "
+        "a token.",
         examples=["expert_counts"],
     )
     positions_of: ExpressionText | None = Field(
@@ -114,21 +115,19 @@ class InputDecl(Model):
     )
     fill: str | None = Field(
         default=None,
-        description="The distribution its values are drawn from. By default the case decides, "
-        "so that all distributions occur.",
+        description="The distribution of its values. By default it varies over the cases.",
         examples=["normal"],
     )
     between: tuple[Bound, ...] | None = Field(
         default=None,
-        description="The least and the largest value it may have, both included, in place of a "
-        "distribution: indices into another tensor, counts, probabilities. Whole numbers, or "
-        "expressions over the axes.",
+        description="The least and the largest value, both included, instead of `fill`: for "
+        "indices, counts or probabilities. Whole numbers, or expressions over the axes.",
         examples=[[0, "experts - 1"], [-1, "experts - 1"]],
     )
 
     @property
     def derived(self) -> tuple[str, Expression] | None:
-        """The key that says what it follows from, and the list of lengths; None with a shape."""
+        """The key of `DERIVED` that is set, and its list of lengths; None without one."""
         for key in DERIVED:
             lengths: Expression | None = getattr(self, key)
             if lengths is not None:
@@ -137,7 +136,7 @@ class InputDecl(Model):
 
     @property
     def sizes(self) -> tuple[Expression | int, ...]:
-        """The shape as it is declared, or as it follows from the packed axis."""
+        """The shape, declared or derived from the packed axis."""
         if self.derived is None:
             return self.shape or ()
         key, of = self.derived
@@ -153,7 +152,7 @@ class InputDecl(Model):
 
     @property
     def dtype_text(self) -> str:
-        """The dtype, or `$axis`; int32 of what follows from a packed axis."""
+        """The dtype, or `$axis`; by default int32, for derived inputs."""
         return self.dtype or "int32"
 
 
@@ -162,7 +161,7 @@ class OutputDecl(Model):
 
     shape: tuple[Size, ...] | None = Field(
         default=None,
-        description="Its dimensions. By default what the reference returns.",
+        description="Its dimensions. By default those of the reference's output.",
         examples=[["rows", "cols"]],
     )
     dtype: str | None = Field(
@@ -172,17 +171,17 @@ class OutputDecl(Model):
     )
     dims: tuple[Identifier, ...] | None = Field(
         default=None,
-        description="What its dimensions are called in findings.",
+        description="Names of its dimensions in findings.",
         examples=[["row", "column"]],
     )
 
 
 class DeclaredProblem(Model):
-    """A problem described in the spec itself."""
+    """A problem declared in the spec: inputs, outputs and a reference."""
 
     inputs: dict[Identifier, InputDecl] = Field(
         min_length=1,
-        description="The input tensors, by name, in the order the reference takes them.",
+        description="The input tensors by name, in the order of the reference's parameters.",
         examples=[{"x": {"shape": ["rows", "cols"], "dtype": "$dtype", "grad": True}}],
     )
     outputs: Annotated[
@@ -190,16 +189,16 @@ class DeclaredProblem(Model):
         | Annotated[dict[Identifier, OutputDecl], Field(min_length=1), Tag("<mapping>")],
         Discriminator(lambda value: "<mapping>" if isinstance(value, dict) else "<list>"),
     ] = Field(
-        description="The output tensors in the order they are returned: their names, or a mapping "
-        "from name to shape, dtype and dims.",
+        description="The output tensors in the order of return: a list of names, or a mapping from "
+        "names to shape, dtype and dims.",
         examples=[["y"], {"y": {"shape": ["rows", "cols"], "dtype": "$dtype"}}],
     )
     reference: Reference | None = Field(
         default=None,
-        description="A function of PyTorch tensors, `package.module:function`, or a mapping that "
-        "says how it is called. It is called with the inputs (and the axes it has parameters for) "
-        "in float64, and in the kernel's precision. Without one, outputs need shapes, and the spec "
-        "names `relations` or `agree`.",
+        description="A function of PyTorch tensors, `package.module:function`, or a mapping with "
+        "its arguments and results. It is called in float64 and in the kernel's precision, with "
+        "the inputs and the axes that its parameters name. Without one, outputs need shapes, and "
+        "the spec needs `relations` or `agree`.",
         examples=[
             "mypkg.reference:rms_norm",
             {"function": "torch.nn.functional:layer_norm", "call": ["x", ["cols"], "w", "b"]},
@@ -208,12 +207,12 @@ class DeclaredProblem(Model):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The outputs, in the order they are returned, however they were declared."""
+        """The names of the outputs, in the order of return."""
         return tuple(self.outputs)
 
     @property
     def tensors(self) -> frozenset[str]:
-        """Names that findings may be about: outputs, and gradients of inputs."""
+        """The tensors that are checked: outputs, and gradients of inputs."""
         gradients = (f"d{name}" for name, each in self.inputs.items() if each.grad)
         return frozenset([*self.outputs, *gradients])
 
@@ -222,7 +221,7 @@ class DeclaredProblem(Model):
 
 
 class ConstraintDecl(ShortModel):
-    """What every case of the matrix satisfies. Text alone is short for `require`."""
+    """A condition that every case of the matrix satisfies. Text alone is short for `require`."""
 
     short = "require"
 
@@ -238,7 +237,7 @@ class ConstraintDecl(ShortModel):
     )
     because: str = Field(
         default="",
-        description="Why; shown with the number of cases the constraint removed.",
+        description="The reason, shown with the number of removed cases.",
         examples=["a window is causal by definition"],
     )
 
@@ -251,7 +250,7 @@ class ConstraintDecl(ShortModel):
 
     @property
     def text(self) -> str:
-        """The constraint as messages show it."""
+        """The constraint as text for messages."""
         return f"{self.require}" if self.when is None else f"{self.require} when {self.when}"
 
     @property
@@ -267,20 +266,20 @@ class Tier(ShortModel):
 
     strategy: Strategy = Field(
         description="`product`: all combinations. `zip`: the first values of all axes, then the "
-        "second, and so on. `pairwise`, `3-wise`, `t-wise` for any t: every combination of "
-        "values of any t axes occurs. `sample`: `size` random combinations. `first`: the first "
-        "`size` of the product.",
+        "second, and so on. `pairwise`, `3-wise`, `t-wise` for any t: a covering array, in which "
+        "every combination of values of any t axes occurs. `sample`: `size` random combinations. "
+        "`first`: the first `size` of the product.",
         examples=["pairwise", "3-wise", "product"],
     )
     size: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None,
-        description="How many cases; `sample` needs it, `first` may have it (1).",
+        description="The number of cases; required for `sample`, optional for `first` (1).",
         examples=[100],
     )
     seed: Annotated[int, Field(strict=True, ge=0)] = Field(
         default=0,
-        description="What `sample` and the t-wise strategies draw with. The same seed picks the "
-        "same cases.",
+        description="The random seed of `sample` and the t-wise strategies. The same seed picks "
+        "the same cases.",
         examples=[7],
     )
     axes: dict[str, tuple[AxisValue, ...]] | None = Field(
@@ -305,28 +304,27 @@ DEFAULT_TIERS = {
     "smoke": Tier(strategy="first"),
     "each": Tier(strategy="1-wise"),
 }
-"""The tiers that every spec has; its own come first, and replace those of the same name."""
+"""The tiers that every spec has; a spec may replace them."""
 
 
 def with_default_tiers(tiers: dict[str, Tier]) -> dict[str, Tier]:
-    """The tiers of a spec, and the default ones it does not have."""
+    """The tiers of a spec, followed by the default tiers that it does not replace."""
     return tiers | {name: tier for name, tier in DEFAULT_TIERS.items() if name not in tiers}
 
 
 class KnownBug(Model):
-    """Cases that are expected to fail, where that is tracked, and until when."""
+    """Cases that are expected to fail, with an issue and an expiry date."""
 
     when: ExpressionText = Field(
-        description="An expression over the axes, `arch` and `backend`: which cases it concerns.",
+        description="An expression over the axes, `arch` and `backend`: the cases that fail.",
         examples=["head_dim == 256 and arch == 'sm_80'"],
     )
     issue: Annotated[str, Field(min_length=1)] = Field(
-        description="Where it is tracked. Quote it: an unquoted `#` starts a comment.",
+        description="The issue that tracks it. Quote it: an unquoted `#` starts a comment.",
         examples=["#12"],
     )
     expires: Day = Field(
-        description="The last day of the entry. After it the entry is an error, so that no bug "
-        "is forgotten.",
+        description="The last day on which the entry is valid; after it, it is an error.",
         examples=[date(2027, 3, 1)],
     )
     mode: Literal["tolerate", "quarantine"] = Field(
@@ -341,26 +339,25 @@ class KnownBug(Model):
 
 
 class Bench(Model):
-    """What `tlmatrix bench` times."""
+    """The cases, baselines and configurations of `tlmatrix bench`."""
 
     cases: tuple[CaseValues, ...] = Field(
         min_length=1,
-        description="Values for some axes; the others take their first value. They need not be "
-        "values of the matrix.",
+        description="Values of axes, not only those that `axes` lists; other axes take their first "
+        "value.",
         examples=[[{"head_dim": 128, "causal": True}]],
     )
     baselines: tuple[Baseline, ...] = Field(
         default=(),
-        description="Other implementations to time beside the entry: PyTorch's SDPA by one of its "
-        "kernels (`sdpa_cudnn`, `sdpa_flash`, `sdpa_efficient`), its packed attention "
-        "(`torch_varlen`), its own operator for the problem (`torch`), the reference as "
-        "`torch.compile` makes it (`reference_compiled`), or another callable, "
-        "`package.module:name`, called like the entry.",
+        description="Implementations to compare with: a backend of PyTorch's SDPA (`sdpa_cudnn`, "
+        "`sdpa_flash`, `sdpa_efficient`), its packed attention (`torch_varlen`), its operator for "
+        "the problem (`torch`), the reference under `torch.compile` (`reference_compiled`), or a "
+        "callable, `package.module:name`, with the parameters of the entry.",
         examples=[["sdpa_cudnn", "sdpa_flash"], ["torch", "mypkg.other:rms_norm"]],
     )
     configs: dict[Identifier, Annotated[tuple[AxisValue, ...], Field(min_length=1)]] = Field(
         default={},
-        description="What `tlmatrix bench --sweep` tries, every combination: values for keyword "
-        "arguments of the entry, or of the factory.",
+        description="Values of keyword arguments of the entry or the factory; "
+        "`tlmatrix bench --sweep` times every combination.",
         examples=[{"block_m": [64, 128], "num_stages": [1, 2, 3]}],
     )

@@ -1,4 +1,4 @@
-"""Cases that once failed, as a spec keeps them: those that run, and those that no longer do."""
+"""The keys `regressions` and `retired`: cases that once failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from tlmatrix.spec.model.fields import CaseValues, Day, Model, also_written
+from tlmatrix.spec.model.fields import CaseValues, Day, Model, accept_also
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["Regression", "Retired"]
 
 
-class _Kept(Model):
+class _RecordedCase(Model):
     case: CaseValues = Field(
-        description="Values for axes, where the entry says more than these.",
+        description="Values of axes.",
         examples=[{"seqlens": {"q": [0, 5], "k": [7, 0]}}],
     )
     failed: str = Field(
         default="",
-        description="What failed when it was found.",
+        description="The failure when it was found.",
         examples=["numeric: out: rows 64-69 of sequence 1"],
     )
     issue: str = Field(
         default="",
-        description="Where it is tracked. Quote it: an unquoted `#` starts a comment.",
+        description="The issue that tracks it. Quote it: an unquoted `#` starts a comment.",
         examples=["#12"],
     )
     found: Day | None = Field(
@@ -36,18 +36,18 @@ class _Kept(Model):
     )
     seed: Annotated[int, Field(strict=True, ge=0)] = Field(
         default=0,
-        description="The `--seed` of the run that found it, where the case fails with that data "
-        "alone. A run with a seed of its own uses that.",
+        description="The `--seed` of the run that found it, if the case fails only with that data. "
+        "`--seed` of a run overrides it.",
         examples=[7],
     )
 
 
 _VALUES = ("type", "additionalProperties", "minProperties")
-"""Of the JSON Schema of a mapping of values: what says that it is one."""
+"""Keys of the JSON Schema of a mapping of values that the short form keeps."""
 
 
-class Regression(_Kept):
-    """A case that once failed: the values of its axes, alone or under `case` with what is known.
+class Regression(_RecordedCase):
+    """A case that once failed: values of axes, alone or under `case` beside other keys.
 
     Axes left out take their first value.
     """
@@ -66,14 +66,14 @@ class Regression(_Kept):
         full = handler.resolve_ref_schema(handler(core_schema))
         key = full["properties"]["case"]
         short = {word: part for word, part in key.items() if word in _VALUES}
-        return also_written(full, short, last=True)
+        return accept_also(full, short, last=True)
 
 
-class Retired(_Kept):
-    """A regression that is kept in the file and no longer run."""
+class Retired(_RecordedCase):
+    """A regression that no longer runs, kept with its reason."""
 
     because: Annotated[str, Field(min_length=1)] = Field(
-        description="Why it need not run any more.",
+        description="The reason.",
         examples=["the kernel it broke is gone"],
     )
     date: Day = Field(description="The day it was retired.", examples=[calendar_date(2027, 3, 1)])

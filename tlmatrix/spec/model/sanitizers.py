@@ -1,4 +1,4 @@
-"""What a spec says to the interpreter's sanitizers."""
+"""The key `sanitizers`: options of the interpreter's sanitizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PackedRows", "SanitizerOptions"]
 
 
 class PackedRows(ShortModel):
-    """Which rows of a kernel's parameter belong to which sequence.
+    """The dimension of a kernel's parameter with packed rows, and the sequence boundaries.
 
     `dk_sum: cu_seqlens_k` is short for `dk_sum: {boundaries: cu_seqlens_k}`.
     """
@@ -20,27 +20,27 @@ class PackedRows(ShortModel):
     short = "boundaries"
 
     boundaries: Identifier = Field(
-        description="The name of what holds the first row of each sequence and the number of "
-        "rows: a tensor of the problem, or an axis.",
+        description="The tensor of the problem, or the axis, with the first row of each sequence "
+        "and the number of rows.",
         examples=["cu_seqlens_k"],
     )
     dim: Annotated[int, Field(strict=True, ge=0)] = Field(
-        default=0, description="The dimension that counts the rows.", examples=[1]
+        default=0, description="The dimension of the packed rows.", examples=[1]
     )
 
 
 class SanitizerOptions(Model):
-    """How the check `sanitizers` watches the kernels of a case."""
+    """Options of the check `sanitizers`."""
 
     without: tuple[SanitizerName, ...] = Field(
         default=(),
-        description="Sanitizers to leave out.",
+        description="Sanitizers to disable.",
         examples=[["fragments"]],
     )
     also: tuple[SanitizerName, ...] = Field(
         default=(),
-        description="Sanitizers that are off unless they are asked for: `guarded` and "
-        "`overreads`, which report accesses that do no harm by themselves.",
+        description="Sanitizers to enable that are off by default: `guarded` and `overreads`, "
+        "which report accesses that are harmless by themselves.",
         examples=[["overreads"]],
     )
     sequences: dict[Identifier, PackedRows] = Field(

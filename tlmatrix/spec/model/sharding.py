@@ -1,4 +1,4 @@
-"""How tensors are shared out among ranks, as a spec says it."""
+"""The key `shards`: how tensors are split across ranks."""
 
 from __future__ import annotations
 
@@ -16,57 +16,56 @@ if TYPE_CHECKING:
 __all__ = ["WORLD", "Shard", "Uneven"]
 
 WORLD = "world"
-"""The axis that counts ranks."""
+"""The axis with the number of ranks."""
 
 Uneven = Literal["balanced", "ceil"]
 
 
 class Shard(Model):
-    """How one tensor is shared out among the ranks.
+    """How one tensor is split across ranks.
 
-    A tensor that is not listed every rank has whole: it is given to each, or returned by each and
-    must be alike on all. A gradient is shared out as its input, a cotangent as its output.
+    Tensors that are not listed are replicated: each rank gets or returns the whole tensor, equal on
+    all ranks. A gradient is split like its input, a cotangent like its output.
     """
 
     dim: ShardDim | None = Field(
         default=None,
-        description="The dimension that is split: its number, or its name as findings have it "
+        description="The dimension that is split: its number, or its name in findings "
         "(`position`, or `seqlen`, of attention, which is split inside each sequence; `m`, `n`, "
         "`k` of a GEMM).",
         examples=[0, "seqlen"],
     )
     order: ShardOrder = Field(
         default="contiguous",
-        description="Which part is whose. `contiguous`: rank r has the r-th of W parts. `zigzag`: "
-        "of 2 W chunks rank r has number r and number 2 W - 1 - r, so that causal attention costs "
-        "all ranks the same. `$axis`: what that axis says.",
+        description="The part of each rank. `contiguous`: rank r has part r of W. `zigzag`: rank r "
+        "has chunks r and 2 W - 1 - r of 2 W, which balances causal attention. `$axis`: the value "
+        "of that axis.",
         examples=["zigzag", "$sharding"],
     )
     uneven: Uneven | None = Field(
         default=None,
-        description="How a length is split that the parts do not divide, if the entry takes such: "
-        "`balanced` gives the first parts one element more, `ceil` gives every part the length "
-        "divided and rounded up, so that the last are shorter or empty. Without it such a case is "
-        "an error.",
+        description="How to split a length that the number of parts does not divide: `balanced` "
+        "gives the first parts one element more; `ceil` rounds the size of parts up, so that the "
+        "last are shorter or empty. By default such a case is an error.",
         examples=["balanced"],
     )
     own: bool = Field(
         default=False,
         strict=True,
-        description="Whether every rank has a tensor of its own, without the dimension `dim`, "
-        "which counts the ranks: the terms of a reduce-scatter.",
+        description="Whether `dim` is the dimension of ranks, which the tensor of each rank lacks: "
+        "the terms of a reduce-scatter.",
         examples=[True],
     )
     sum: bool = Field(
         default=False,
         strict=True,
-        description="Whether a result is the sum of what the ranks return (in place of `dim`): "
-        "the gradient of a tensor that every rank has whole.",
+        description="Whether a result is the sum of the ranks' results (instead of `dim`): the "
+        "gradient of a replicated tensor.",
         examples=[True],
     )
 
     def order_of(self, values: Mapping[str, Value]) -> str:
-        """The order in a case; where it is that of an axis, the value of the axis."""
+        """The order in a case: of `$axis`, the value of the axis."""
         if self.order.startswith("$"):
             return str(values[self.order[1:]])
         return self.order

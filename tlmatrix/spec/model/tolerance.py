@@ -1,4 +1,4 @@
-"""How alike results must be: to their reference (tolerances), and to each other (determinism)."""
+"""The keys `tolerance` (error bounds) and `determinism` (equality of two runs)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Allowance(Model):
-    """How far a tensor may lie from its reference, every part decided."""
+    """The tolerance of a tensor, with all parts set."""
 
     mode: Literal["reference_relative"] = "reference_relative"
     factor: Positive = 2.0
@@ -35,7 +35,7 @@ class Allowance(Model):
 
 
 class AllowanceChange(Model):
-    """How far a tensor may lie from its reference; what is left out comes from the broader one."""
+    """The tolerance of a tensor; keys left out come from the more general one."""
 
     mode: Literal["reference_relative"] | None = Field(
         default=None,
@@ -44,7 +44,7 @@ class AllowanceChange(Model):
         examples=["reference_relative"],
     )
     factor: Positive | None = Field(
-        default=None, description="How many times that error is allowed (2).", examples=[3]
+        default=None, description="The factor of that error (2).", examples=[3]
     )
     floor: (
         Annotated[
@@ -55,20 +55,20 @@ class AllowanceChange(Model):
         | None
     ) = Field(
         default=None,
-        description="What is allowed in any case. `auto`: what rounding the output alone can do.",
+        description="The least error bound. `auto`: the rounding error of the output.",
         examples=["auto", 1e-6],
     )
 
 
 def _arch_allowances(value: object) -> object:
-    """An allowance right under an architecture is short for one under `default`."""
+    """A tolerance without tensor names is short for one under `default`."""
     if isinstance(value, dict) and not any(isinstance(each, dict) for each in value.values()):
         return {"default": value}
     return value
 
 
 class _OrOneAllowance:
-    """Tells the JSON Schema about the short form."""
+    """Adds the short form to the JSON Schema."""
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -83,9 +83,9 @@ ArchAllowances = Annotated[
 
 
 class Tolerance(Model):
-    """Allowances: `default`, one a tensor by its name (`dq: {factor: 3}`), and `by_arch`.
+    """Tolerances: `default`, tensors by name (`dq: {factor: 3}`), and `by_arch`.
 
-    The last that says something wins: default, tensor, the architecture's default, its tensor.
+    The most specific wins: default, tensor, default of the architecture, its tensor.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -98,18 +98,18 @@ class Tolerance(Model):
     )
     by_arch: dict[Arch, ArchAllowances] = Field(
         default={},
-        description="For one architecture (`sm_90`, or `interpreter`): an allowance, or "
-        "allowances by tensor.",
+        description="For an architecture (`sm_90`, or `interpreter`): a tolerance, or tolerances "
+        "by tensor.",
         examples=[{"sm_100": {"factor": 4}}, {"sm_80": {"dq": {"factor": 4}}}],
     )
 
     @property
     def tensors(self) -> Mapping[str, AllowanceChange]:
-        """Allowances of single tensors, by name."""
+        """Tolerances of tensors by name."""
         return self.__pydantic_extra__
 
     def for_tensor(self, name: str, arch: str) -> Allowance:
-        """What holds for an output or gradient on an architecture."""
+        """The tolerance of an output or gradient on an architecture."""
         decided: dict[str, Any] = {}
         on_arch = self.by_arch.get(arch, {})
         for change in (
@@ -124,18 +124,18 @@ class Tolerance(Model):
 
 
 class DeterminismRule(Model):
-    """How alike two runs of the same case must be."""
+    """How closely two runs of the same case must match."""
 
     when: ExpressionText = Field(
         description="An expression over the axes, `arch` and `backend`.",
         examples=["backward == 'atomic'"],
     )
     mode: Literal["bitwise", "bounded"] = Field(
-        description="`bitwise`: every bit equal. `bounded`: both within the allowance.",
+        description="`bitwise`: every bit equal. `bounded`: both within the tolerance.",
         examples=["bounded"],
     )
 
 
 def determinism_rules(value: object) -> object:
-    """A mode alone is short for one rule that always holds."""
+    """A mode alone is short for one rule for all cases."""
     return [{"when": "true", "mode": value}] if isinstance(value, str) else value
