@@ -19,12 +19,6 @@ def test_import_rules_hold():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-KNOWN_CIRCLES = {
-    ("tlmatrix.spec.model.sharding", "tlmatrix.spec.model.spec"),
-}
-"""Imports that are ignored until they are removed."""
-
-
 @pytest.fixture(scope="module")
 def imports():
     """The modules that each module imports, also in functions and for type checking."""
@@ -35,11 +29,7 @@ def imports():
         if name != "tlmatrix" and not f"{name}.".startswith("tlmatrix.interpreter.")
     )
     return {
-        name: {
-            each
-            for each in graph.find_modules_directly_imported_by(name)
-            if each in modules and (name, each) not in KNOWN_CIRCLES
-        }
+        name: {each for each in graph.find_modules_directly_imported_by(name) if each in modules}
         for name in modules
     }
 

@@ -39,6 +39,7 @@ def test_a_search_without_failures_exits_with_0_and_records_every_example(projec
 
 def test_a_fault_is_reported_once_shrunk_and_saved(project: Project) -> None:
     path = project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
+    assert "regressions:" not in path.read_text()  # --save adds the key
     outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "1", "--save")
     assert outcome.code == 1, outcome.out
     assert "12 examples in" in outcome.out

@@ -600,6 +600,14 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "6:52: 2 names for 1 dimensions",
         ],
     ),
+    "inputs with the names of constants": (
+        DECL
+        + "problem:\n  inputs: {float16: {shape: [rows], dtype: $dtype}, none: {shape: [rows], dtype: $dtype}}\n  outputs: [y]\n  reference: a:b\n",
+        [
+            "5:12: an input cannot be called 'float16': expressions read that as a constant; rename the input",
+            "5:53: an input cannot be called 'none': expressions read that as a constant; rename the input",
+        ],
+    ),
     "a tolerance and a return that a declared problem does not have": (
         DECL
         + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype, grad: true}}\n  outputs: [y]\n  reference: a:b\nreturns: [z, y, y]\ntolerance: {dz: {factor: 3}, by_arch: {sm_90: {dxx: {factor: 3}}}}\n",

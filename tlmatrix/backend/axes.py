@@ -11,8 +11,8 @@ from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.model.calling import names_of
-from tlmatrix.spec.model.sharding import WORLD, has_ranks
-from tlmatrix.spec.model.spec import DeclaredProblem
+from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import DeclaredProblem, has_ranks
 from tlmatrix.spec.sources import parameters_in_source
 from tlmatrix.words import nearest
 

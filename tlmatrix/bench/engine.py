@@ -26,8 +26,7 @@ from tlmatrix.bench.timing import Clock, Schedule, interleaved
 from tlmatrix.problem import family_for
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.model.sharding import has_ranks
-from tlmatrix.spec.model.spec import DeclaredProblem
+from tlmatrix.spec.model.spec import DeclaredProblem, has_ranks
 from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.extensions import distributed
 from tlmatrix.run.outcome import Outcome, bug_words, combined, with_bug
 from tlmatrix.run.result import Status
-from tlmatrix.spec.model.sharding import has_ranks
+from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counting
 from tlmatrix.run.invalid_inputs import invalid_problem
 from tlmatrix.spec.importing import make_importable
-from tlmatrix.spec.model.sharding import has_ranks
+from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -13,7 +13,7 @@ from tlmatrix.problem import family_for
 from tlmatrix.problem.optional_axes import lint_optional_axes
 from tlmatrix.problem.relations.user import lint_relations
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.model.sharding import has_ranks
+from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.distributed.sharding.shards import Sharding
 from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.model.sharding import has_ranks
+from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

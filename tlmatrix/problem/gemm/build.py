@@ -18,7 +18,7 @@ from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.dtypes import dtype_named, torch_dtype
-from tlmatrix.spec.model.sharding import has_ranks
+from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.dtypes import DTYPES, dtype_meant
-from tlmatrix.spec.expr.expression import Expression
+from tlmatrix.spec.expr.expression import WORDS, Expression
 from tlmatrix.spec.issues import Fault
 from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.spec.lint.expressions import never_faults, unknown_names
@@ -39,6 +39,12 @@ def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
         path: tuple[str | int, ...] = ("problem", "inputs", name)
         if name in axes:
             yield Fault(path, f"the input {name!r} has the name of an axis", at_key=True)
+        elif name in WORDS:
+            message = (
+                f"an input cannot be called {name!r}: expressions read that as a constant; "
+                "rename the input"
+            )
+            yield Fault(path, message, at_key=True)
         yield from _input_faults(tensor, axes, spec, path)
         yield from _tensor_faults(tensor, axes, spec, path)
     for name in problem.output_names:

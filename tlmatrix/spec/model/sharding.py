@@ -11,20 +11,14 @@ from tlmatrix.spec.model.fields import Model, ShardDim, ShardOrder
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["WORLD", "Shard", "Uneven", "has_ranks"]
+__all__ = ["WORLD", "Shard", "Uneven"]
 
 WORLD = "world"
 """The axis that counts ranks."""
 
 Uneven = Literal["balanced", "ceil"]
-
-
-def has_ranks(spec: Spec) -> bool:
-    """Whether a spec's entry is called on several ranks."""
-    return WORLD in spec.axes
 
 
 class Shard(Model):

@@ -57,7 +57,7 @@ from tlmatrix.spec.model.parts import (
 from tlmatrix.spec.model.regressions import Regression, Retired
 from tlmatrix.spec.model.relations import Agreement, RelationDecl
 from tlmatrix.spec.model.sanitizers import PackedRows, SanitizerOptions
-from tlmatrix.spec.model.sharding import Shard
+from tlmatrix.spec.model.sharding import WORLD, Shard
 from tlmatrix.spec.model.tolerance import (
     Allowance,
     AllowanceChange,
@@ -103,6 +103,7 @@ __all__ = [
     "Spec",
     "Tier",
     "Tolerance",
+    "has_ranks",
 ]
 
 
@@ -374,3 +375,8 @@ class Spec(Model):
     def issue(self, path: tuple[str | int, ...], message: str) -> Issue:
         """Something wrong with the value at a path, at its place in the file."""
         return Issue(self.path, *self.location(*path), message)
+
+
+def has_ranks(spec: Spec) -> bool:
+    """Whether the entry of a spec runs on several ranks: the spec has the axis `world`."""
+    return WORLD in spec.axes
