@@ -10,7 +10,7 @@ import pytest
 
 from tlmatrix.fuzz.corpus import retire, save
 from tlmatrix.matrix import Case, expand, find_case
-from tlmatrix.matrix.fixed import fixed_cases
+from tlmatrix.matrix.listed_cases import listed_cases
 from tlmatrix.run.harness import case_seed
 from tlmatrix.spec import SpecError, load_spec
 
@@ -37,7 +37,7 @@ def file(tmp_path):
 
 
 def regressions(path):
-    return [case for case in fixed_cases(load_spec(path)) if case.origin == "regression"]
+    return [case for case in listed_cases(load_spec(path)) if case.origin == "regression"]
 
 
 def text(path):

@@ -18,7 +18,7 @@ from generated_specs import made_text
 
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.strategies import cases
-from tlmatrix.matrix.fixed import broken_constraints
+from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import SpecError, parse_spec
 

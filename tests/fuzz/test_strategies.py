@@ -15,7 +15,7 @@ from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.strategies import Configuration, case_domain, cases, configurations
 from tlmatrix.fuzz.worker import one_configuration
 from tlmatrix.matrix import Case, find_case
-from tlmatrix.matrix.fixed import broken_constraints
+from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from small_matrices import all_rows, every_tuple, held, rule, spaces
 
 from tlmatrix.matrix import covering
+from tlmatrix.matrix.coverage_proof import prove, tuples
 from tlmatrix.matrix.covering import complete, covering_rows, reduce_rows
-from tlmatrix.matrix.proof import prove, tuples
 from tlmatrix.matrix.space import Space
 
 
@@ -110,9 +110,9 @@ def test_a_tuple_that_is_missing_is_told():
     assert set(proof.missing) == {((0, 1), (1, 1)), ((0, 2), (1, 0)), ((1, 2), (1, 0))}
 
 
-def test_a_row_that_breaks_a_rule_is_no_proof():
+def test_a_row_that_violates_a_constraint_is_refused():
     space = Space({"a": (0, 1), "b": (0, 1)}, [rule("ab", [(1, 1)])])
-    with pytest.raises(ValueError, match="breaks a rule"):
+    with pytest.raises(ValueError, match="violates a constraint"):
         prove(space, [(1, 1)], 1)
 
 

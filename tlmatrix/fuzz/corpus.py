@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tlmatrix.matrix import Case
-from tlmatrix.matrix.fixed import completed, fixed_cases
+from tlmatrix.matrix.listed_cases import completed, listed_cases
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.loader import parse_spec
 from tlmatrix.spec.values import canonical, label
@@ -61,7 +61,7 @@ def save(
     with _locked(path):
         content = _read(path)
         spec = parse_spec(content, path)
-        known = {case for case in fixed_cases(spec) if case.origin == "regression"}
+        known = {case for case in listed_cases(spec) if case.origin == "regression"}
         new = tuple(case for case in dict.fromkeys(cases) if case not in known)
         entries = []
         for case in new:
@@ -184,7 +184,7 @@ def _first_valid(
         content = text.encode()
         try:
             # Raises if a constraint excludes a case, or two cases have the same id.
-            fixed_cases(parse_spec(content, path))
+            listed_cases(parse_spec(content, path))
             data = _data(content, path)
         except SpecError as error:
             problem = error

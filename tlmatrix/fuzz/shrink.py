@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.strategies.optional_axes import SIDES
-from tlmatrix.matrix.fixed import broken_constraints
+from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.lengths import sides_of
 from tlmatrix.spec.values import Value, canonical

@@ -1,6 +1,7 @@
-"""Spec -> cases: tiers, constraints, strategies, known bugs and invalid inputs."""
+"""Expands specs into cases: tiers, constraints, strategies, known bugs and invalid inputs."""
 
 from tlmatrix.matrix.case import Case, Origin
+from tlmatrix.matrix.coverage_proof import Proof
 from tlmatrix.matrix.expansion import Expansion, expand
 from tlmatrix.matrix.explain import (
     CaseNotFoundError,
@@ -10,8 +11,7 @@ from tlmatrix.matrix.explain import (
     find_case,
 )
 from tlmatrix.matrix.invalid_inputs import InvalidCase, invalid_cases
-from tlmatrix.matrix.ledger import expired, known_bug
-from tlmatrix.matrix.proof import Proof
+from tlmatrix.matrix.known_bugs import expired, known_bug
 
 __all__ = [
     "Case",

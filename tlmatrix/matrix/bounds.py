@@ -1,8 +1,8 @@
-"""What an expression can still be, and what is left of it, while some of its axes are open.
+"""Bounds and residuals of expressions over partial rows.
 
-A rule over twelve axes of ten values has 10^12 combinations, so it is solved and not enumerated:
-interval arithmetic shows that a partial row cannot be completed, and equal residuals (the
-expression with the bound axes put in) have equally many solutions. Where a piece of an expression
+A constraint over twelve axes of ten values has 10^12 combinations, so it is solved, not enumerated:
+interval arithmetic proves that a partial row cannot be completed, and equal residuals (partial
+evaluations with the bound axes) have equally many solutions. Where a piece of an expression
 is not modelled, its value is unknown: bounds then exclude less, and never too much.
 """
 
@@ -48,7 +48,7 @@ _Residual = tuple["Hashable", Any]
 
 @dataclass(frozen=True, eq=False)
 class _Node:
-    """A piece of an expression: its bounds and its residual, both over a partial row."""
+    """A subexpression: its bounds and its residual, both functions of a partial row."""
 
     bounds: Callable[[Sequence[int]], _Bounds]
     residual: Callable[[Sequence[int]], _Residual]
@@ -56,17 +56,17 @@ class _Node:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One operand of the outermost `and` of a rule; `positions` are the axes that it names."""
+    """A conjunct of a constraint; `positions` are those of its axes."""
 
     positions: tuple[int, ...]
     _node: _Node
 
     def possible(self, row: Sequence[int]) -> bool:
-        """Whether some values of the open axes may satisfy the part; False is a proof of none."""
+        """Whether values of the unbound axes may satisfy the conjunct; False is a proof."""
         return _truths(self._node.bounds(row))[0]
 
     def rest(self, row: Sequence[int]) -> Hashable:
-        """True or False where the part is decided, else a key of what is left of it."""
+        """True or False if the conjunct is decided, otherwise a key of its residual."""
         may_hold, may_fail = _truths(self._node.bounds(row))
         if not may_hold:
             return False
@@ -79,7 +79,7 @@ class Part:
 def parts_of(
     text: str, places: Mapping[str, int], axes: Mapping[str, Sequence[Value]]
 ) -> tuple[Part, ...]:
-    """The operands of the outermost `and` of an expression over `axes`; () if it is not modelled.
+    """The conjuncts of an expression over `axes`; () if it cannot be parsed.
 
     `places` gives the position of each axis in a row.
     """
@@ -109,7 +109,7 @@ def parts_of(
 def _is_exact(
     root: ast.expr, places: Mapping[str, int], axes: Mapping[str, Sequence[Value]]
 ) -> bool:
-    """Whether numbers are whole, so that sums may be added up in any order."""
+    """Whether all numbers are integers, so that addition is associative."""
     numbers = [each.value for each in ast.walk(root) if isinstance(each, ast.Constant)]
     values = [value for name in places for value in axes[name]]
     divides = any(isinstance(each, ast.Div) for each in ast.walk(root))
@@ -144,7 +144,7 @@ _SIGNS: Mapping[type[ast.AST], str] = {
 
 
 class _Builder:
-    """Turns Python's tree of an expression, which has the same grammar, into nodes."""
+    """Builds nodes from Python's AST; the expression language is a subset of its grammar."""
 
     def __init__(
         self, places: Mapping[str, int], axes: Mapping[str, Sequence[Value]], *, exact: bool
@@ -203,7 +203,7 @@ class _Builder:
 
 
 def _gathered(sign: str, key: Any) -> Hashable:  # noqa: ANN401 - a key of a residual, nested
-    """A sum or product with its numbers in one: equal for 1 + x + 2 and 3 + x."""
+    """A sum or product with its constants folded: equal for 1 + x + 2 and 3 + x."""
     operands: list[Any] = list(key[1:])
     number = 0 if sign == "+" else 1
     left: list[Hashable] = []
@@ -256,7 +256,7 @@ def _axis(position: int, values: Sequence[Value]) -> _Node:
 
 
 def _unknown(text: str, tree: ast.expr, places: Mapping[str, int]) -> _Node:
-    """A piece that is not modelled: what is left of it is its text and its values."""
+    """An unsupported subexpression; its residual is its text and the values of its axes."""
     names = [each.id for each in ast.walk(tree) if isinstance(each, ast.Name)]
     mine = [places[name] for name in names if name in places]
     return _Node(lambda _row: None, lambda row: ((text, *(row[at] for at in mine)), _OPEN))
@@ -296,7 +296,7 @@ def _applied(
             try:
                 return _known(apply(*(value for _, value in given)))
             except (Failed, *_NO_VALUE):
-                pass  # An error is told by the rule itself, once every axis is bound.
+                pass  # The constraint itself raises, once all axes are bound.
         return (name, *(key for key, _ in given)), _OPEN
 
     return _Node(bounds, residual)
@@ -324,7 +324,7 @@ def _compared(sign: str, left: _Node, right: _Node) -> _Node:
 
 
 def _chosen(either: bool, nodes: Sequence[_Node]) -> _Node:
-    """`or` and `and`: the first operand that decides, or else the last."""
+    """`or` and `and`: the first operand that decides, otherwise the last."""
 
     def join(left: _Bounds, right: _Bounds) -> _Bounds:
         if left is None:
@@ -373,7 +373,7 @@ def _chosen(either: bool, nodes: Sequence[_Node]) -> _Node:
 
 
 def _truths(bounds: _Bounds) -> tuple[bool, bool]:
-    """Whether it may be true, and whether it may be false or without a value."""
+    """Whether a value may be true, and whether it may be false or undefined."""
     if bounds is None:
         return True, True
     if isinstance(bounds, _Range):
@@ -396,7 +396,7 @@ def _no(_: object, a: _Range) -> _Bounds:
 
 
 def _monotone(name: str) -> Callable[..., _Bounds] | None:
-    """How an operation maps ranges: its extremes are among those of its operands."""
+    """The interval extension of an operation that is monotone in each operand."""
     match name:
         case "+" | "-" | "*" | "min" | "max":
             return _of_corners

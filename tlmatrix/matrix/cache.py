@@ -1,8 +1,7 @@
-"""Covering rows kept on disk, so that a spec pays for its t-wise tiers once.
+"""Caches covering arrays on disk.
 
-The file is named by a hash of everything the rows depend on, so nothing in it ever goes stale.
-It is still not trusted: a file that is damaged, or whose rows are not a covering, is ignored
-and written again. A cache that cannot be read or written costs time, never a run.
+A file's name is a hash of everything its rows depend on. Damaged files, and rows that are no
+covering array, are ignored and written again; a cache that cannot be read or written is no error.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.matrix.coverage_proof import Proof, prove
 from tlmatrix.matrix.covering import covering_rows
-from tlmatrix.matrix.proof import Proof, prove
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "cached_covering_rows"]
 
-_FORMAT = 1  # raise it when covering.py changes the rows it makes
+_FORMAT = 1  # increment when covering.py makes other rows
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -45,12 +44,13 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 def cached_covering_rows(
     space: Space, strength: int, seed: int = 0, folder: Path | None = None
 ) -> tuple[tuple[Row, ...], Proof]:
-    """`covering_rows(space, strength, seed)`, from `folder` if it is there; proven in either case.
+    """`covering_rows(space, strength, seed)`, from the cache in `folder` if present; always proven.
 
-    The text of the space's constraints must say all that they do: it is part of the key.
+    The texts of the space's constraints are part of the key, so equal texts must mean equal
+    constraints.
     """
     if strength >= len(space.sizes):
-        return covering_rows(space, strength, seed)  # a product: nothing worth keeping
+        return covering_rows(space, strength, seed)  # a product, quick to make
     path = (folder or cache_folder()) / "covering" / f"{_key(space, strength, seed)}.json"
     rows = _read(path, space)
     if rows is not None:
@@ -80,7 +80,7 @@ def _key(space: Space, strength: int, seed: int) -> str:
 
 
 def _read(path: Path, space: Space) -> tuple[Row, ...] | None:
-    """The rows in the file, or None unless they are rows of the space."""
+    """The rows in the file; None if it has none, or others than rows of the space."""
     try:
         held = json.loads(path.read_text(encoding="ascii"))
     except (OSError, ValueError, RecursionError):
@@ -98,7 +98,7 @@ def _read(path: Path, space: Space) -> tuple[Row, ...] | None:
 
 
 def _write(path: Path, rows: tuple[Row, ...]) -> None:
-    """Write by renaming, so that another process sees the whole file or none."""
+    """Write to a temporary file and rename it, so that no process reads a partial one."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")

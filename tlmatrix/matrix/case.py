@@ -1,4 +1,4 @@
-"""A case: one value for every axis of a spec, with an id a person can read and select by."""
+"""A case: one value for every axis of a spec, with a readable id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Origin = Literal["tier", "extra", "regression", "invalid", "fuzz"]
 
 
 def seed_from(text: str) -> int:
-    """A 63-bit seed that depends on the text alone, the same in every process."""
+    """A 63-bit seed that depends on the text alone and is the same in every process."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
@@ -27,9 +27,14 @@ def seed_from(text: str) -> int:
 class Case:
     """One point of a spec's matrix.
 
-    `values` maps each axis to its value. Two cases are equal when spec and values are; the
-    order of the axes does not matter, neither here nor in the id. `run_seed` is the seed of the
-    run that a regression was found in, where its data are needed; 0 is the case's own.
+    Two cases are equal if their specs and values are; the order of axes does not matter.
+
+    Attributes:
+        spec: the name of the spec.
+        values: the value of each axis.
+        origin: how the case came about.
+        run_seed: the seed of the run that found a regression, if its data are needed; 0: the
+            case's own seed.
     """
 
     spec: str
@@ -43,12 +48,12 @@ class Case:
 
     @cached_property
     def id(self) -> str:
-        """`k=v` joined by `-`, axes in alphabetical order, so that reordering a spec keeps it."""
+        """`axis=value` joined by `-`, axes in alphabetical order."""
         return "-".join(f"{name}={label(value)}" for name, value in self.values.items())
 
     @cached_property
     def key(self) -> str:
-        """What identifies the case exactly, where two values could share a label."""
+        """An exact identity: two values may share a label in `id`."""
         return f"{self.spec}:{canonical(dict(self.values))}"
 
     @cached_property

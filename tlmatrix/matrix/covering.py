@@ -1,10 +1,9 @@
-"""Rows that hold every feasible tuple of `strength` values: pairwise, 3-wise, t-wise.
+"""Makes covering arrays: rows with every feasible tuple of `strength` values (pairwise, t-wise).
 
-The rows come from the library covertable. It is told which partial rows can be completed by an
-oracle that searches the whole space, so it neither starts a row that cannot be finished nor drops
-a tuple that looks impossible. What it gives is still proven, and where it is too slow (its
-time grows with the square of the number of tuples) or leaves something out, `complete` goes
-on. The rows depend on axes, values and rules alone: no clock, no randomness.
+The library covertable makes the rows, with an oracle that decides by search whether a partial row
+can be completed. Its result is proven; where it is too slow (its time is quadratic in the number of
+tuples) or incomplete, a greedy algorithm (`complete`) adds rows. The rows depend on axes, values,
+constraints and the seed alone.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.proof import Proof, prove, tuples
+from tlmatrix.matrix.coverage_proof import Proof, prove, tuples
 from tlmatrix.matrix.rules import UNBOUND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tlmatrix.matrix.proof import Tuple
+    from tlmatrix.matrix.coverage_proof import Tuple
     from tlmatrix.matrix.rules import Row
     from tlmatrix.matrix.space import Space
 
@@ -28,17 +27,19 @@ _LIBRARY_LIMIT = 20_000  # tuples; covertable took 3 s for 12,000 of them and 23
 
 
 def covering_rows(space: Space, strength: int, seed: int = 0) -> tuple[tuple[Row, ...], Proof]:
-    """Rows of `space` that hold every feasible tuple of `strength` values, and the proof of it.
+    """A covering array of `space`, and its proof.
 
-    Another `seed` gives other rows, as good a cover. With as many axes as `strength`, or fewer,
-    that is every row. An empty space has no rows.
+    Another `seed` gives another covering array. With at most `strength` axes, it is every row.
+
+    Raises:
+        ValueError: `strength` is less than 1.
     """
     if strength < 1:
         raise ValueError(f"strength is {strength}, must be at least 1")
     if strength >= len(space.sizes):
         rows = tuple(space)
         return rows, prove(space, rows, len(space.sizes))
-    # The library asks the oracle a hundred times as often as `complete`: too often of large rules.
+    # The library calls the oracle 100 times as often as `complete`: too slow for large constraints.
     small = tuples(space, strength) <= _LIBRARY_LIMIT and not space.solves
     found = library_rows(space, strength, seed) if small else ()
     proof = prove(space, found, strength)
@@ -47,7 +48,7 @@ def covering_rows(space: Space, strength: int, seed: int = 0) -> tuple[tuple[Row
 
 
 def library_rows(space: Space, strength: int, seed: int = 0) -> tuple[Row, ...]:
-    """The rows that covertable makes; those that break a rule, were there any, are left out."""
+    """The rows that covertable makes, without any that violate a constraint."""
     from covertable import make, sorters
 
     if not space.extensible([UNBOUND] * len(space.sizes)):
@@ -59,14 +60,14 @@ def library_rows(space: Space, strength: int, seed: int = 0) -> tuple[Row, ...]:
             row[at] = index
         if not space.extensible(row):
             return False
-        return True if UNBOUND not in row else None  # None: nothing against it so far
+        return True if UNBOUND not in row else None  # None: undecided
 
     rows = make(
         [list(range(size)) for size in space.sizes],
         strength=strength,
         sorter=sorters.hash,
         salt=str(seed) if seed else "",
-        # `requires` is empty so that it is asked about partial rows too.
+        # With an empty `requires`, covertable evaluates it for partial rows, too.
         constraints=[{"operator": "fn", "requires": [], "evaluate": possible}],
     )
     return tuple(row for row in map(tuple, rows) if space.allows(row))
@@ -75,22 +76,22 @@ def library_rows(space: Space, strength: int, seed: int = 0) -> tuple[Row, ...]:
 def complete(
     space: Space, rows: Sequence[Row], missing: Sequence[Tuple], strength: int, seed: int = 0
 ) -> tuple[Row, ...]:
-    """`rows` and as many more as it takes to hold the `missing` tuples, each of them feasible.
+    """Add rows to `rows` until they have all `missing` tuples, which must be feasible.
 
-    Greedy, a row at a time: a row starts from a missing tuple, then every other axis takes the
-    value that brings in the most missing tuples among those that leave the row completable.
+    Greedy: a row starts from a missing tuple, then each other axis takes the value that adds the
+    most missing tuples and leaves the row extensible.
     """
-    wanted = _Wanted(missing)
+    uncovered = _Uncovered(missing)
     added = list(rows)
     for axes, values in missing:
-        if not wanted.has(axes, values):
+        if not uncovered.has(axes, values):
             continue
         row = [UNBOUND] * len(space.sizes)
         for at, index in zip(axes, values, strict=True):
             row[at] = index
-        for at in _fullest_first(space, axes):
-            gains = wanted.gains(row, at, strength, space.sizes[at])
-            # Ties go to a value that depends on the row number, so that fillers vary.
+        for at in _largest_first(space, axes):
+            gains = uncovered.gains(row, at, strength, space.sizes[at])
+            # Break ties by the row number, so that values vary.
             turn = len(added) + seed
             for index in sorted(
                 range(space.sizes[at]),
@@ -100,18 +101,18 @@ def complete(
                 if space.extensible_at(row, at):
                     break
         added.append(tuple(row))
-        wanted.discard_all(row, strength)
+        uncovered.discard_all(row, strength)
     return tuple(added)
 
 
-def _fullest_first(space: Space, bound: Row) -> list[int]:
-    """The axes not in `bound`, those with the most values first."""
+def _largest_first(space: Space, bound: Row) -> list[int]:
+    """The axes not in `bound`, by number of values, largest first."""
     left = [at for at in range(len(space.sizes)) if at not in bound]
     return sorted(left, key=lambda at: (-space.sizes[at], at))
 
 
-class _Wanted:
-    """The tuples still to be covered, as bit masks over the values of each axis in turn."""
+class _Uncovered:
+    """The tuples still to cover, as bit masks over the values of each axis."""
 
     def __init__(self, missing: Sequence[Tuple]) -> None:
         self._masks: dict[tuple[int, Row, Row], int] = {}
@@ -128,7 +129,7 @@ class _Wanted:
         return bool(self._masks.get((axes[0], axes[1:], values[1:]), 0) >> values[0] & 1)
 
     def gains(self, row: Sequence[int], at: int, strength: int, size: int) -> list[int]:
-        """For each value of the axis `at`, how many wanted tuples it would add to `row`."""
+        """For each value of the axis `at`, the number of uncovered tuples that it adds to `row`."""
         gains = [0] * size
         bound = [each for each, index in enumerate(row) if index != UNBOUND]
         for axes in combinations(bound, strength - 1):
@@ -149,9 +150,9 @@ class _Wanted:
 
 
 def reduce_rows(rows: Sequence[Row], strength: int) -> tuple[Row, ...]:
-    """`rows` without those whose every tuple another row holds too; the order is kept.
+    """Remove rows whose tuples are all in other rows, in order from the last.
 
-    Later rows go first: a greedy builder's last rows are its poorest.
+    The last rows of a greedy algorithm cover the fewest tuples.
     """
     if not rows:
         return ()

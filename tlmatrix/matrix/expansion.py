@@ -1,7 +1,6 @@
-"""Spec -> cases: what a tier holds, lazily, with the count of what each rule removed.
+"""Expands a tier of a spec into its cases, lazily, and counts what each constraint removes.
 
-The order is fixed: regressions first (what failed before fails first), then the extra cases,
-then the tier's own, none of them twice.
+The order is fixed: regressions, extra cases, then the tier's own cases, each once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.cache import cached_covering_rows
 from tlmatrix.matrix.case import Case
-from tlmatrix.matrix.fixed import fixed_cases, same_id
+from tlmatrix.matrix.listed_cases import listed_cases, same_id
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import Plan, Strategy, plan_of
 from tlmatrix.spec.issues import SpecError
@@ -23,7 +22,7 @@ from tlmatrix.spec.values import canonical, label
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tlmatrix.matrix.proof import Proof
+    from tlmatrix.matrix.coverage_proof import Proof
     from tlmatrix.matrix.rules import Row
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
@@ -32,19 +31,19 @@ if TYPE_CHECKING:
 __all__ = ["Expansion", "expand"]
 
 _DRAWS = 10
-"""Draws for each row of a sample whose rows cannot be counted; some come twice."""
+"""Rows drawn per row of a sample whose space cannot be counted; duplicates are dropped."""
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """The cases of one tier of a spec, not yet made.
+    """The cases of one tier of a spec, made on demand.
 
-    `proof` accounts for every tuple of a t-wise tier, and is None for other strategies.
+    `proof` is the proof of a t-wise tier's covering array, None for other strategies.
     """
 
     spec: Spec
     plan: Plan
-    fixed: tuple[Case, ...]
+    listed: tuple[Case, ...]
     proof: Proof | None
     _space: Space
     _rows: tuple[Row, ...] | None  # None: every row of the space, which may be millions
@@ -61,9 +60,9 @@ class Expansion:
 
     @property
     def cases(self) -> Iterator[Case]:
-        """A fresh iterator over the cases; each is made when it is asked for."""
-        yield from self.fixed
-        skip = self._fixed_rows
+        """A new iterator over the cases, which makes each on demand."""
+        yield from self.listed
+        skip = self._listed_rows
         for row in self._space if self._rows is None else self._rows:
             if row not in skip:
                 yield Case(self.spec.name, self._space.values(row))
@@ -72,19 +71,19 @@ class Expansion:
         return self.cases
 
     def count(self) -> int:
-        """How many cases there are, without making them; at most so many where not `counted`."""
+        """The number of cases, without making them; an upper bound if not `counted`."""
         own = self._space.most if self._rows is None else len(self._rows)
-        return len(self.fixed) + own - len(self._fixed_rows)
+        return len(self.listed) + own - len(self._listed_rows)
 
     @property
     def counted(self) -> bool:
-        """Whether `count` is exact: large rules can leave too many cases to count."""
+        """Whether `count` is exact: large constraints may leave too many cases to count."""
         return self._rows is not None or self._space.counts
 
     def some(self, most: int) -> list[Case]:
-        """All cases if there are at most `most`, else as many of the tier's own; always the same.
+        """All cases if there are at most `most`, otherwise `most` of the tier's own, deterministic.
 
-        A product's are spread over all of it: its first ones hardly differ.
+        Those of a product are a sample of it: its first cases hardly differ.
         """
         if self.count() <= most:
             return list(self)
@@ -100,7 +99,7 @@ class Expansion:
 
     @property
     def combinations(self) -> int:
-        """How many combinations the rules were applied to: the product, or the rows of a zip."""
+        """The number of combinations before constraints: the product, or the rows of a zip."""
         if self.plan.strategy is Strategy.ZIP:
             return max(map(len, self.plan.axes.values()), default=1)
         return self._space.products
@@ -109,9 +108,8 @@ class Expansion:
     def removed(self) -> Mapping[ConstraintDecl, int | None]:
         """For each constraint alone, how many of the `combinations` it removes.
 
-        Each count is as if there were no other rule: a combination that two rules forbid is
-        counted by both, so the sum may exceed what is missing. Exact, and found from the few axes
-        that a rule names times the sizes of the rest; None: too many to count.
+        Counts are independent of each other: a combination that violates two constraints is in
+        both. None: too many to count.
         """
         counts: list[int | None]
         if self.plan.strategy is Strategy.ZIP:
@@ -124,9 +122,9 @@ class Expansion:
         return dict(zip(self.spec.constraints, counts, strict=True))
 
     def holds(self, case: Case) -> bool:
-        """Whether the case is one of this expansion's."""
+        """Whether the expansion has the case."""
         row = self._by_value(case.values)
-        return (row is not None and self._picks(row)) or case in self.fixed
+        return (row is not None and self._picks(row)) or case in self.listed
 
     @cached_property
     def _chosen(self) -> frozenset[Row]:
@@ -140,15 +138,15 @@ class Expansion:
         return _Index(self._space, canonical)
 
     @cached_property
-    def _fixed_rows(self) -> frozenset[Row]:
-        """The rows that a regression or an extra case is in place of."""
-        rows = (self._by_value(case.values) for case in self.fixed)
+    def _listed_rows(self) -> frozenset[Row]:
+        """The rows of the tier that are listed as regressions or extra cases."""
+        rows = (self._by_value(case.values) for case in self.listed)
         return frozenset(row for row in rows if row is not None and self._picks(row))
 
     def same_id(self) -> tuple[Case, Case] | None:
-        """A written case and a case of the tier that differ and yet read the same."""
+        """A listed case and a different case of the tier with the same id, if there are any."""
         by_label = _Index(self._space, label)
-        for case in self.fixed:
+        for case in self.listed:
             row = by_label(case.values)
             if row is not None and self._picks(row):
                 other = Case(self.spec.name, self._space.values(row))
@@ -158,7 +156,7 @@ class Expansion:
 
 
 class _Index:
-    """Finds the row of a space whose values read the same, if the axes have them."""
+    """Finds the row of a space by the texts of its values."""
 
     def __init__(self, space: Space, text: Callable[[Value], str]) -> None:
         self._text = text
@@ -178,24 +176,23 @@ class _Index:
 def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expansion:
     """The cases of a tier of `spec`.
 
-    `seed` replaces the tier's own, which a sample and t-wise draw with. Everything else about the
-    cases depends on the spec alone, so that two expansions are equal; the order of the axes
-    changes neither ids nor what t-wise and sample pick.
+    `seed` replaces the tier's own seed, of a sample or a covering array. Otherwise the cases depend
+    on the spec alone; the order of axes changes neither ids nor the choice of t-wise and sample.
 
     Raises:
         ValueError: the spec has no such tier.
-        SpecError: no case is left, two cases have one id, a written case is excluded by a rule, a
-            rule has no answer for some values, or the strategy cannot be applied to the axes.
+        SpecError: no case is left, two cases have one id, a constraint excludes a listed case or
+            cannot be evaluated for some values, or the strategy does not fit the axes.
     """
     plan = plan_of(spec, tier, seed)
-    # Reordering axes must not change what is picked; of a product only the order is at stake.
+    # Reordering axes must not change which rows are picked.
     ordered = plan.strategy in (Strategy.COVERING, Strategy.SAMPLE)
     names = sorted(plan.axes) if ordered else list(plan.axes)
     space = Space({name: plan.axes[name] for name in names}, plan.constraints)
     rows, proof = _picked(spec, plan, space)
-    expansion = Expansion(spec, plan, fixed_cases(spec), proof, space, rows)
+    expansion = Expansion(spec, plan, listed_cases(spec), proof, space, rows)
     if next(expansion.cases, None) is None:
-        raise SpecError([_nothing_left(expansion)])
+        raise SpecError([_no_cases(expansion)])
     if same := expansion.same_id():
         raise SpecError([spec.issue(("axes",), same_id(*same))])
     return expansion
@@ -204,7 +201,7 @@ def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expan
 def _picked(spec: Spec, plan: Plan, space: Space) -> tuple[tuple[Row, ...] | None, Proof | None]:
     some = plan.strategy in (Strategy.FIRST, Strategy.SAMPLE)
     if some and space.counts and plan.size >= space.count:
-        return None, None  # the product itself, which may be too large to be made at once
+        return None, None  # the whole product, which may be too large to list
     match plan.strategy:
         case Strategy.PRODUCT:
             return None, None
@@ -217,12 +214,12 @@ def _picked(spec: Spec, plan: Plan, space: Space) -> tuple[tuple[Row, ...] | Non
             return _sample(space, plan.size, plan.seed), None
         case Strategy.COVERING:
             if plan.strength >= len(space.sizes):
-                return None, None  # the product itself, where nothing needs a proof
+                return None, None  # the whole product
             return cached_covering_rows(space, plan.strength, plan.seed)
 
 
 def _zip_rows(space: Space) -> Iterator[Row]:
-    """The first value of every axis, then the second, ...; an axis of one value repeats it."""
+    """Rows of the first values of all axes, of the second, ...; a single value repeats."""
     for at in range(max(space.sizes, default=1)):
         yield tuple(0 if size == 1 else at for size in space.sizes)
 
@@ -230,13 +227,13 @@ def _zip_rows(space: Space) -> Iterator[Row]:
 def _check_zip(spec: Spec, plan: Plan) -> None:
     lengths = {name: len(values) for name, values in plan.axes.items() if len(values) != 1}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        message = f"zip needs axes of one length (or of one value, which repeats); {told}"
+        lengths_text = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        message = f"zip needs axes of one length (or of one value, which repeats); {lengths_text}"
         raise SpecError([spec.issue(("tiers", plan.tier), message)])
 
 
 def _sample(space: Space, size: int, seed: int) -> tuple[Row, ...]:
-    """`size` rows of more; uniform if they can be counted, and a larger one begins with this."""
+    """A sample of `size` rows, uniform if rows can be counted; a prefix of any larger sample."""
     generator = random.Random(seed)  # noqa: S311 - reproducible, not secret
     if not space.counts:
         found = islice(space.spread(generator), _DRAWS * size)
@@ -247,18 +244,21 @@ def _sample(space: Space, size: int, seed: int) -> tuple[Row, ...]:
     return tuple(space[index] for index in drawn)
 
 
-def _nothing_left(expansion: Expansion) -> Issue:
-    """The error of an expansion without cases, with what emptied it."""
+def _no_cases(expansion: Expansion) -> Issue:
+    """The error of an expansion without cases, with what each constraint removes."""
     spec, tier = expansion.spec, expansion.tier
     for name, values in expansion.plan.axes.items():
         if not values:
-            return spec.issue(("axes", name), f"the axis {name} has no value, so there is no case")
-    told = "; ".join(
+            return spec.issue(
+                ("axes", name),
+                f"the axis {name} has no value, so there is no case; list at least one",
+            )
+    removed = "; ".join(
         f"{rule.text!r}{rule.reason} removes {'some' if count is None else count}"
         for rule, count in expansion.removed.items()
         if count != 0
     )
     return spec.issue(
         ("constraints",),
-        f"no case is left in the tier {tier}: of {expansion.combinations} combinations {told}",
+        f"no case is left in the tier {tier}: of {expansion.combinations} combinations {removed}",
     )

@@ -1,4 +1,4 @@
-"""Why a case runs or does not, and the way back from an id to its case."""
+"""Explains why a tier has a case or not, and finds cases by id."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case, Origin
 from tlmatrix.matrix.expansion import expand
-from tlmatrix.matrix.fixed import broken_constraints, completed, fixed_cases
 from tlmatrix.matrix.invalid_inputs import invalid_cases
-from tlmatrix.matrix.ledger import concerns
-from tlmatrix.matrix.reading import read_drawn
+from tlmatrix.matrix.known_bugs import applies
+from tlmatrix.matrix.labels import parse_label
+from tlmatrix.matrix.listed_cases import broken_constraints, completed, listed_cases
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 from tlmatrix.spec.values import canonical, label
@@ -27,12 +27,12 @@ __all__ = ["CaseNotFoundError", "Explanation", "Membership", "explain", "find_ca
 
 
 class CaseNotFoundError(LookupError):
-    """An id that stands for no case of a spec."""
+    """An id of no case of a spec."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Whether a tier runs a case, and why, in words that follow "because"."""
+    """Whether a tier has a case; `reason` completes a sentence after "because"."""
 
     included: bool
     reason: str
@@ -40,11 +40,14 @@ class Membership:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What there is to know about a case before it runs.
+    """What is known about a case before it runs.
 
-    `removed_by` are the constraints that it violates, each with its reason. `known_bugs` are the
-    entries of the ledger that it falls under in the environment given, and `undecided` those that
-    depend on names (`arch`, `backend`) which were not given.
+    Attributes:
+        case: the case.
+        tiers: for each tier, whether it has the case.
+        removed_by: the constraints that the case violates.
+        known_bugs: the known bugs that apply in the given environment.
+        undecided: known bugs that depend on names (`arch`, `backend`) that were not given.
     """
 
     case: Case
@@ -64,10 +67,12 @@ def explain(
     case: Case | str | Mapping[str, Value],
     environment: Mapping[str, object] | None = None,
 ) -> Explanation:
-    """Which tiers hold a case and why, and what the rules and the ledger say of it.
+    """Explain which tiers have a case and why, its violated constraints and its known bugs.
 
-    `case` is a case, an id, or values by axis (those left out take the first value of the axis).
-    Raises CaseNotFoundError for what cannot be a case of the spec.
+    `case` is a case, an id, or values by axis (missing axes take their first value).
+
+    Raises:
+        CaseNotFoundError: the spec cannot have such a case.
     """
     case = _as_case(spec, case)
     removed_by = broken_constraints(spec, case)
@@ -81,22 +86,24 @@ def explain(
         known_bugs=tuple(
             bug
             for number, bug in enumerate(spec.known_bugs)
-            if bug not in undecided and concerns(spec, number, case, given)
+            if bug not in undecided and applies(spec, number, case, given)
         ),
         undecided=tuple(undecided),
     )
 
 
 def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
-    """The case that an id names, whether or not a tier holds it.
+    """The case with an id, whether or not a tier has it.
 
-    Written cases (regressions, extra cases, invalid inputs) come first; else each
-    `name=label` is looked up among the values of its axis in `tier`, or in the spec and all its
-    tiers; of an axis that fuzzing draws from a range, any value is read. Raises
-    CaseNotFoundError, with the nearest word, where an axis or a value does not exist, and
-    ValueError for a tier the spec does not have.
+    Listed cases (regressions, extra cases, invalid inputs) come first. Otherwise each `axis=label`
+    is looked up among the values of the axis in `tier`, or in the spec and all its tiers; axes that
+    fuzzing generates from a range accept any value.
+
+    Raises:
+        CaseNotFoundError: an axis or a value does not exist; the message has the nearest one.
+        ValueError: the spec has no such tier.
     """
-    written = [*fixed_cases(spec), *(each.case for each in invalid_cases(spec))]
+    written = [*listed_cases(spec), *(each.case for each in invalid_cases(spec))]
     for case in written:
         if case.id == case_id:
             return case
@@ -122,7 +129,7 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
 
 def _drawn(spec: Spec, name: str, text: str) -> Value | None:
     try:
-        return read_drawn(spec, name, text)
+        return parse_label(spec, name, text)
     except LookupError:
         return None
 
@@ -146,7 +153,7 @@ def _no_axis(spec: Spec, name: str) -> str:
 def _membership(
     spec: Spec, tier: str, case: Case, removed_by: tuple[ConstraintDecl, ...]
 ) -> Membership:
-    for written in fixed_cases(spec):
+    for written in listed_cases(spec):
         if written == case:
             return Membership(included=True, reason=f"it is written in the spec ({written.origin})")
     if removed_by:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case
-from tlmatrix.matrix.fixed import broken_constraints
+from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.matrix.rules import Constraint
 from tlmatrix.matrix.space import Space
 from tlmatrix.spec.expr.expression import ExpressionError

@@ -1,7 +1,7 @@
-"""Rules over positions, and the groups of axes that rules connect.
+"""Constraints over positions of axes, and the groups of axes that constraints connect.
 
-A rule is asked at most once about each combination of its own axes; a group is searched and counted
-by itself, for no rule reaches out of it.
+A constraint is evaluated at most once for each combination of its axes. Groups are independent, so
+each is searched and counted alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["UNBOUND", "Constraint", "Group", "Row", "Rule", "TooManyError", "con
 
 Row = tuple[int, ...]
 UNBOUND = -1
-"""Stands in a partial row for an axis that has no value yet."""
+"""In a partial row, an axis without a value."""
 
 _TABLE_LIMIT = 1 << 16  # combinations of one rule evaluated up front, so that errors show at once
 _MEMO_LIMIT = 1 << 24  # combinations of one rule remembered, a byte each
@@ -36,15 +36,18 @@ _PASSES, _FAILS = 1, 2  # what is remembered of a combination; 0 where it was no
 
 
 class TooManyError(Exception):
-    """Rules have more solutions than can be counted in a few seconds."""
+    """The solutions are too many to count in a few seconds."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A rule over the axes in `names`: `allows` gets their values by name, True keeps the case.
+    """A constraint over axes.
 
-    `text` is what tells two rules apart in the cache; equal text must mean an equal rule. With
-    `solvable` it is an expression, which is solved where it has too many combinations.
+    Attributes:
+        names: the axes.
+        allows: a predicate over their values, by name.
+        text: the identity of the constraint in the cache.
+        solvable: whether `text` is an expression, which is solved if it has too many combinations.
     """
 
     names: tuple[str, ...]
@@ -68,7 +71,7 @@ class Rule:
         self._pick = _picker(positions)
         self._memo = bytearray(self.size if self.size <= _MEMO_LIMIT else 0)
         self.parts: tuple[Part, ...] = ()
-        """What a large rule is solved by; none where it is enumerated."""
+        """Conjuncts of a large constraint, for solving; empty if it is enumerated."""
         if self.size <= _TABLE_LIMIT:
             for key in _mixed_radix(sizes):
                 self._verdict(key)
@@ -77,16 +80,17 @@ class Rule:
             axes = dict(zip(constraint.names, domains, strict=True))
             self.parts = parts_of(constraint.text, places, axes)
         self.scopes = tuple(filter(None, (part.positions for part in self.parts))) or (positions,)
-        """The axes of each part, or of the whole rule."""
+        """The axes of each conjunct, or of the whole constraint."""
 
     def allows(self, row: Sequence[int]) -> bool:
-        """Whether a row that binds every axis of the rule passes it."""
+        """Whether a row that binds all axes of the constraint satisfies it."""
         return self._verdict(self._pick(row))
 
     def removed(self) -> int:
-        """How many combinations of the rule's own axes fail it.
+        """The number of combinations of the constraint's axes that violate it.
 
-        Raises TooManyError where they can be neither enumerated nor counted.
+        Raises:
+            TooManyError: they can be neither enumerated nor counted.
         """
         if self.parts:
             sizes = [0] * (1 + max(self.positions))
@@ -113,7 +117,7 @@ class Rule:
 
 
 class Group:
-    """Axes that rules connect, directly or through one another; searched apart from the rest."""
+    """Axes that constraints connect, directly or through each other."""
 
     def __init__(self, positions: Row, sizes: Sequence[int], rules: Sequence[Rule]) -> None:
         self.positions = _elimination_order(positions, sizes, rules)
@@ -132,7 +136,7 @@ class Group:
             for position in positions
         }
         listed = [rule for rule in rules if not rule.parts]
-        # What a later rule can still see of the positions bound before each depth.
+        # Bound positions at each depth on which later constraints still depend.
         self._frontier = [
             _picker(
                 tuple(
@@ -162,7 +166,7 @@ class Group:
         self._solved = 0
 
     def extensible(self, row: Sequence[int]) -> bool:
-        """Whether the group's unbound axes can be given values so that every rule passes."""
+        """Whether values of the unbound axes exist that satisfy every constraint."""
         key = self.pick(row)
         known = self._found.get(key)
         if known is not None:
@@ -185,7 +189,7 @@ class Group:
         return answer
 
     def _witnessed(self, row: Sequence[int]) -> bool:
-        """Whether a solution that was found before agrees with a row; a bit for each solution."""
+        """Whether an earlier solution agrees with a row; solutions are bits of a mask."""
         agreeing = (1 << min(self._solved, _WITNESSES)) - 1
         for position in self.positions:
             if agreeing and row[position] != UNBOUND:
@@ -207,7 +211,7 @@ class Group:
         self._found[key] = answer
 
     def _search(self, row: list[int]) -> bool:
-        """Backtracking: `row` breaks no rule that it binds; is there a way to go on?"""
+        """Whether a partial row, which violates no constraint yet, can be completed."""
         position = self._next_axis(row)
         if position is None:
             if self._parts:
@@ -220,7 +224,7 @@ class Group:
             return known
         answer = False
         size = self._sizes[position]
-        # Solutions that differ answer more questions.
+        # Varied solutions answer more queries.
         start = self._solved % size if self._parts else 0
         for turn in range(size):
             row[position] = (start + turn) % size
@@ -237,7 +241,7 @@ class Group:
         return answer
 
     def _left(self, row: Sequence[int]) -> Hashable:
-        """What the rules still ask of the open axes: rows with equal keys have equal answers."""
+        """A key of the residual constraints: rows with equal keys have equal answers."""
         return (self._pick_listed(row), *(part.rest(row) for part in self._parts))
 
     def _passes(self, row: Sequence[int], position: int) -> bool:
@@ -248,7 +252,7 @@ class Group:
         )
 
     def _next_axis(self, row: Sequence[int]) -> int | None:
-        """The unbound axis nearest to completing a rule, so that dead ends show early."""
+        """The unbound axis of the constraint with the fewest unbound axes, to fail early."""
         best: tuple[int, int, int] | None = None
         for rule in self._rules:
             for scope in rule.scopes:
@@ -260,9 +264,10 @@ class Group:
         return None if best is None else best[2]
 
     def count(self) -> int:
-        """How many ways there are to give every axis of the group a value.
+        """The number of assignments of the group's axes.
 
-        Raises TooManyError where large rules leave too many partial assignments to tell apart.
+        Raises:
+            TooManyError: there are too many distinct partial assignments.
         """
         return self._count(0, [UNBOUND] * self._width)
 
@@ -274,7 +279,7 @@ class Group:
         if False in rests:
             return 0
         key: Hashable = (frontier, *(rest for rest in rests if rest is not True))
-        # Remembered only where two prefixes can meet: otherwise the memory is the whole product.
+        # Memoize only where two prefixes can share a key, or memory grows as the product.
         shared = bool(self._parts) or len(frontier) < depth or depth == 0
         if shared and key in self._counts[depth]:
             return self._counts[depth][key]
@@ -309,7 +314,7 @@ class Group:
 
 
 def _picker(positions: Row) -> Callable[[Sequence[int]], Row]:
-    """`itemgetter` that gives a tuple for any number of positions."""
+    """An `itemgetter` that returns a tuple for any number of positions."""
     match positions:
         case ():
             return lambda _: ()
@@ -324,7 +329,7 @@ def _mixed_radix(sizes: Sequence[int]) -> Iterator[Row]:
 
 
 def connected(rules: Sequence[Rule]) -> list[Row]:
-    """The positions that rules name, split into the parts that no rule connects."""
+    """The connected components of the positions that constraints name."""
     parts: list[set[int]] = []
     for rule in rules:
         merged = set(rule.positions)
@@ -339,10 +344,9 @@ def connected(rules: Sequence[Rule]) -> list[Row]:
 
 
 def _elimination_order(positions: Row, sizes: Sequence[int], rules: Sequence[Rule]) -> Row:
-    """An order that keeps few axes in view of the rules still to come (greedy).
+    """A greedy elimination order: few bound axes on which later constraints depend.
 
-    Counting remembers one number for each combination of the axes in view, so a bad order costs
-    memory, never the answer.
+    Counting memoizes a number for each combination of these, so the order affects memory alone.
     """
     order: list[int] = []
     left = list(positions)

@@ -1,10 +1,7 @@
-"""The set of cases that axes and rules allow, searched and counted without listing it.
+"""The set of rows that axes and constraints allow, searched and counted without listing it.
 
-A spec's product may hold millions of cases, and most questions about it (how many are there, which
-come first, does any case hold this pair) have answers that do not depend on walking it: rules
-name few axes, so axes fall into groups that no rule connects, and each group is small. This
-module works on positions (a row is one value index per axis), knows nothing of specs, and is
-what every strategy and the proof of coverage stand on.
+A product may have millions of rows. Constraints name few axes each, so the axes fall into
+independent groups, and each group is searched alone. A row has one value index per axis.
 """
 
 from __future__ import annotations
@@ -35,9 +32,8 @@ __all__ = ["Space"]
 class Space:
     """All rows over `axes` that pass every constraint.
 
-    `axes` maps a name to its values; rows index into them in the order of the mapping. Every
-    combination of the axes that a constraint names is evaluated here, up to 65,536 of them and
-    later ones when they are met, so whatever a constraint raises is raised early.
+    Rows index into the values of `axes`, in the order of the mapping. Constraints with up to
+    65,536 combinations of their axes are evaluated at once, so that their errors are raised early.
     """
 
     def __init__(
@@ -67,17 +63,17 @@ class Space:
 
     @property
     def solves(self) -> bool:
-        """Whether a rule is too large to be enumerated, and so is solved."""
+        """Whether a constraint is too large to enumerate, so that it is solved."""
         return any(rule.parts for rule in self._rules)
 
     @property
     def products(self) -> int:
-        """How many rows there would be without constraints."""
+        """The number of rows without constraints."""
         return prod(self.sizes)
 
     @cached_property
     def most(self) -> int:
-        """`count`, or `products` where large rules leave too many rows to count."""
+        """`count`, or `products` if there are too many rows to count."""
         try:
             return self.count
         except TooManyError:
@@ -85,7 +81,7 @@ class Space:
 
     @cached_property
     def counts(self) -> bool:
-        """Whether `count` can be found."""
+        """Whether rows can be counted."""
         try:
             return self.count >= 0
         except TooManyError:
@@ -93,9 +89,10 @@ class Space:
 
     @cached_property
     def count(self) -> int:
-        """How many rows pass every constraint; exact, and found without walking them.
+        """The exact number of rows, without listing them.
 
-        Raises TooManyError where large rules leave too many to count in a few seconds.
+        Raises:
+            TooManyError: there are too many to count in a few seconds.
         """
         if not self._constant:
             return 0
@@ -103,10 +100,9 @@ class Space:
         return free and free * prod(group.count() for group in self._groups)
 
     def removed(self) -> tuple[int | None, ...]:
-        """For each constraint alone, how many rows of the whole product fail it.
+        """For each constraint alone, the number of rows of the product that violate it.
 
-        The counts are independent of one another: a row that two constraints fail is in both, so
-        their sum may exceed `products - count`. None: too many to count in a few seconds.
+        None: too many to count in a few seconds.
         """
         return tuple(map(self._removed_by, self._rules))
 
@@ -118,7 +114,7 @@ class Space:
             return None
 
     def enumerated(self, number: int) -> bool:
-        """Whether a constraint is asked about each combination, and not solved."""
+        """Whether a constraint is evaluated for each combination, and not solved."""
         return not self._rules[number].parts
 
     def allows(self, row: Sequence[int]) -> bool:
@@ -126,14 +122,13 @@ class Space:
         return all(rule.allows(row) for rule in self._rules)
 
     def failing(self, row: Sequence[int]) -> tuple[int, ...]:
-        """The constraints, by number, that a full row fails."""
+        """Indices of the constraints that a full row violates."""
         return tuple(at for at, rule in enumerate(self._rules) if not rule.allows(row))
 
     def extensible(self, row: Sequence[int]) -> bool:
-        """Whether some full row agrees with `row` wherever it is bound.
+        """Whether a partial row can be completed to a full one, decided by backtracking.
 
-        A search by backtracking over everything that the bound axes are connected with; its answer
-        is exact both ways, so False is a proof that no case holds these values.
+        The answer is exact: False proves that no row has these values.
         """
         return (
             self._constant
@@ -147,7 +142,7 @@ class Space:
         return group is None or group.extensible(row)
 
     def __iter__(self) -> Iterator[Row]:
-        """Every allowed row, the last axis fastest; nothing is held, no dead end is entered."""
+        """All rows, the last axis fastest, in constant memory and without dead ends."""
         width = len(self.names)
         row = [UNBOUND] * width
         if not self.extensible(row):
@@ -168,7 +163,7 @@ class Space:
                     depth += 1
 
     def __getitem__(self, index: int) -> Row:
-        """The `index`-th allowed row, in an order of its own: for sampling."""
+        """The row with an index, in another order than iteration: for sampling."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         row = [UNBOUND] * len(self.names)
@@ -180,7 +175,7 @@ class Space:
         return tuple(row)
 
     def spread(self, pick: Random) -> Iterator[Row]:
-        """Allowed rows without end, drawn axis by axis, so not uniform; none if there is none."""
+        """An endless stream of random rows, drawn axis by axis, so not uniform."""
         while self.extensible(row := [UNBOUND] * len(self.names)):
             for at in pick.sample(range(len(row)), len(row)):
                 for value in pick.sample(range(self.sizes[at]), self.sizes[at]):
@@ -190,7 +185,7 @@ class Space:
             yield tuple(row)
 
     def values(self, row: Sequence[int]) -> dict[str, Value]:
-        """The values that a row stands for, by axis."""
+        """The values of a row, by axis."""
         return {
             name: values[index]
             for (name, values), index in zip(self.axes.items(), row, strict=True)

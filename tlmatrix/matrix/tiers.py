@@ -1,7 +1,6 @@
-"""What a tier asks for: its axes, its rules and its strategy, taken out of a spec.
+"""Turns a tier of a spec into a `Plan`: axes, constraints and strategy as plain data.
 
-The one boundary where the text of a spec becomes the plain data that the search works on, and
-the one place that turns what goes wrong in a rule into an error at its line.
+Errors in the evaluation of a constraint become a `SpecError` with its location.
 """
 
 from __future__ import annotations
@@ -39,8 +38,15 @@ class Strategy(Enum):
 class Plan:
     """A tier, ready to expand.
 
-    `text` is the strategy as the spec writes it, `strength` the t of t-wise, and `size` how many
-    cases a sample (or `first`) takes at most.
+    Attributes:
+        tier: the name of the tier.
+        text: the strategy as the spec writes it.
+        strategy: the strategy.
+        axes: the values of each axis.
+        constraints: what every row satisfies.
+        strength: the t of t-wise.
+        size: the maximum number of cases of `sample` and `first`.
+        seed: the seed of `sample` and t-wise.
     """
 
     tier: str
@@ -56,8 +62,9 @@ class Plan:
 def plan_of(spec: Spec, tier: str, seed: int | None = None) -> Plan:
     """The plan of a tier of `spec`; `seed` overrides the tier's own.
 
-    Raises ValueError for a tier the spec does not have, and SpecError for a rule that has no answer
-    for some values of the tier.
+    Raises:
+        ValueError: the spec has no such tier.
+        SpecError: a constraint cannot be evaluated for some values of the tier.
     """
     if tier not in spec.tiers:
         hint = suggestion(tier, spec.tiers, "Tiers")

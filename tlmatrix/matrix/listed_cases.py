@@ -1,4 +1,4 @@
-"""Cases that a spec writes out itself: regressions first, then the extra cases."""
+"""Cases that a spec lists: regressions first, then extra cases."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["broken_constraints", "completed", "fixed_cases", "same_id"]
+__all__ = ["broken_constraints", "completed", "listed_cases", "same_id"]
 
 
-def fixed_cases(spec: Spec) -> tuple[Case, ...]:
+def listed_cases(spec: Spec) -> tuple[Case, ...]:
     """The regressions of a spec, then its extra cases, each once.
 
-    An axis that an entry leaves out takes the axis's first value. Raises SpecError for a case that
-    a constraint excludes, and for two cases
-    with one id.
+    An axis without a value in an entry takes its first value.
+
+    Raises:
+        SpecError: a constraint excludes a case, or two cases have one id.
     """
     issues: list[Issue] = []
     found: dict[str, Case] = {}
-    written: list[tuple[str, int, Mapping[str, Value], Origin, int]] = [
+    entries: list[tuple[str, int, Mapping[str, Value], Origin, int]] = [
         ("regressions", number, entry.case, "regression", entry.seed)
         for number, entry in enumerate(spec.regressions)
     ]
-    written += [
+    entries += [
         ("extra_cases", number, entry, "extra", 0) for number, entry in enumerate(spec.extra_cases)
     ]
-    for key, number, entry, origin, seed in written:
+    for key, number, entry, origin, seed in entries:
         case = Case(spec.name, completed(spec, entry), origin, seed)
         if case in found.values():
             continue
@@ -48,12 +49,12 @@ def fixed_cases(spec: Spec) -> tuple[Case, ...]:
 
 
 def same_id(one: Case, other: Case) -> str:
-    """The message about two different cases that read the same."""
+    """The error message for two different cases with the same id."""
     return f"two cases have the id {one.id}: {dict(one.values)} and {dict(other.values)}"
 
 
 def completed(spec: Spec, entry: Mapping[str, Value]) -> dict[str, Value]:
-    """The values of an entry; an axis that it leaves out takes its first value."""
+    """The values of an entry; an axis without a value takes its first one."""
     return {**{name: values[0] for name, values in spec.axes.items()}, **entry}
 
 

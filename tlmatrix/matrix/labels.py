@@ -1,7 +1,7 @@
-"""The value that a label stands for, of an axis whose values are drawn and not listed.
+"""Parses labels in case ids, of axes whose values fuzzing generates.
 
-Ids of drawn cases must lead back to their cases. What the spec lists shows the form: lengths as
-`{q: [17, 64], k: same}` in one spec, as `{q: 1, k: [17, 64]}` in another, read differently.
+The listed values of an axis give the form: lengths may be `{q: [17, 64], k: same}` in one spec and
+`{q: 1, k: [17, 64]}` in another.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from tlmatrix.spec.values import Value, label
 if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["read_drawn"]
+__all__ = ["parse_label"]
 
 
-def read_drawn(spec: Spec, axis: str, text: str) -> Value | None:
-    """The value of a drawn axis that has the label `text`; None where none has.
+def parse_label(spec: Spec, axis: str, text: str) -> Value | None:
+    """The value of a generated axis with the label `text`, or None if no value has it.
 
     Raises:
-        LookupError: values of the axis are not drawn.
+        LookupError: fuzzing does not generate values of the axis.
     """
     ranged = () if spec.fuzz is None else spec.fuzz.axes
     if axis not in {"seqlens", *packed_axes(spec), *ranged, *OPTIONAL_AXES}:
         raise LookupError(axis)
     if axis in OPTIONAL_AXES and axis not in ranged:
-        # A number, or a name that only the problem's family knows.
+        # A number, or a name that the problem family defines.
         return int(text) if re.fullmatch(r"\d+", text) else text
     for like in spec.axes.get(axis, ()):
-        value = _read(text, like)
+        value = _parse(text, like)
         if value is not None and label(value) == text:
             return value
     return None
 
 
-def _read(text: str, like: Value) -> Value | None:
-    """The value in the form of another that reads as `text`."""
+def _parse(text: str, like: Value) -> Value | None:
+    """The value with the label `text` in the form of the value `like`."""
     if isinstance(like, Mapping):
         pattern = "_".join(f"{re.escape(label(key))}(.*?)" for key in like)
         found = re.fullmatch(pattern, text)
         if found is None:
             return None
         parts = {
-            key: _read(part, like[key]) for key, part in zip(like, found.groups(), strict=True)
+            key: _parse(part, like[key]) for key, part in zip(like, found.groups(), strict=True)
         }
         # A word (`same`) may stand for a list, and a list for it.
         return {

@@ -1,7 +1,6 @@
-"""The ledger of a spec: failures that are known, each with an issue and a date by which it ends.
+"""Known bugs of a spec: tracked failures, each with a condition, an issue and an expiry date.
 
-A known bug without an end is a test that was switched off. So every entry has a date, and past it
-the spec is in error until somebody looks.
+After its expiry date an entry is an error, so that no test stays disabled forever.
 """
 
 from __future__ import annotations
@@ -18,42 +17,44 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.case import Case
     from tlmatrix.spec.model.spec import KnownBug, Spec
 
-__all__ = ["concerns", "expired", "known_bug"]
+__all__ = ["applies", "expired", "known_bug"]
 
 
 def known_bug(spec: Spec, case: Case, environment: Mapping[str, object]) -> KnownBug | None:
-    """The first entry of the ledger that the case falls under, or None.
+    """The first known bug whose condition the case satisfies, or None.
 
-    `environment` gives the names of where the case runs, at least `arch` and `backend`; an axis
-    of the same name comes first. Raises SpecError where a predicate has no answer.
+    `environment` has the names of the backend, at least `arch` and `backend`; axes take precedence.
+
+    Raises:
+        SpecError: a condition cannot be evaluated.
     """
     for number, bug in enumerate(spec.known_bugs):
-        if concerns(spec, number, case, environment):
+        if applies(spec, number, case, environment):
             return bug
     return None
 
 
-def concerns(spec: Spec, number: int, case: Case, environment: Mapping[str, object]) -> bool:
-    """Whether the case falls under one entry of the ledger; see `known_bug`."""
+def applies(spec: Spec, number: int, case: Case, environment: Mapping[str, object]) -> bool:
+    """Whether the condition of one known bug holds for the case; see `known_bug`."""
     names = {**environment, **case.values}
     bug = spec.known_bugs[number]
     try:
         return bool(bug.when.evaluate(names))
     except ExpressionError as error:
         if case.origin == "invalid":
-            return False  # its values are wrong on purpose, so no entry is about it
+            return False  # its values may be of other types than conditions expect
         message = f"{bug.when.text!r} has no value for {case.id}: {error.reason}"
         raise SpecError([spec.issue(("known_bugs", number, "when"), message)]) from error
 
 
 def expired(spec: Spec, today: date | None = None) -> tuple[Issue, ...]:
-    """An error for each entry whose date lies before `today` (the day itself still counts)."""
-    today = today or date.today()  # noqa: DTZ011 - a deadline is a day where the user is
+    """An error for each known bug that expired before `today`."""
+    today = today or date.today()  # noqa: DTZ011 - the local date of the user
     return tuple(
         spec.issue(
             ("known_bugs", number, "expires"),
             f"the known bug {bug.issue} ({bug.when.text}) expired on {bug.expires}: "
-            "fix it and remove the entry, or look at it again and set a later date",
+            "fix it and remove the entry, or set a later date",
         )
         for number, bug in enumerate(spec.known_bugs)
         if bug.expires < today

@@ -1,8 +1,7 @@
-"""Proof that a set of rows covers every tuple of values that any case can hold.
+"""Proves that rows cover every feasible tuple of `strength` values.
 
-A covering array that silently lacks a tuple is a test that silently does not run, and libraries
-have lost some. So nothing is taken on trust, neither a library nor the cache: each tuple of
-`strength` values is either in a row, or a search of the whole space shows that no case holds it.
+Neither the library that makes the rows nor the cache is trusted: each tuple is either in a row, or
+an exhaustive search shows that no row of the space has it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["Proof", "Tuple", "prove", "tuples"]
 
 Tuple = tuple[Row, Row]
-"""Some axes, by position in the space, and a value index for each of them."""
+"""Positions of axes in the space, and a value index for each of them."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of every tuple of `strength` values: covered + infeasible + missing = total."""
+    """The tuples of `strength` values, counted: covered + infeasible + missing = total."""
 
     space: Space
     strength: int
@@ -38,12 +37,12 @@ class Proof:
 
     @property
     def total(self) -> int:
-        """How many tuples there are, feasible or not."""
+        """The number of tuples, feasible or not."""
         return tuples(self.space, self.strength)
 
     @property
     def feasible(self) -> int:
-        """How many tuples some case holds."""
+        """The number of tuples that some row of the space has."""
         return self.covered + len(self.missing)
 
     @property
@@ -53,18 +52,19 @@ class Proof:
 
 
 def tuples(space: Space, strength: int) -> int:
-    """How many tuples of `strength` values there are, feasible or not."""
+    """The number of tuples of `strength` values, feasible or not."""
     return sum(prod(sizes) for sizes in combinations(space.sizes, strength))
 
 
 def prove(space: Space, rows: Sequence[Row], strength: int) -> Proof:
-    """Account for every tuple of `strength` values, `1 <= strength <= number of axes`.
+    """Classify every tuple of `strength` values, `1 <= strength <= number of axes`.
 
-    Raises ValueError for a row that is not in the space: it would make a tuple look feasible.
+    Raises:
+        ValueError: a row is not in the space; its tuples would count as feasible.
     """
     for row in rows:
         if not space.allows(row):
-            raise ValueError(f"the row {space.values(row)} breaks a rule")
+            raise ValueError(f"the row {space.values(row)} violates a constraint")
     covered = 0
     infeasible: list[Tuple] = []
     missing: list[Tuple] = []
