@@ -218,7 +218,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a date on an axis": (
         HEAD.replace("[float16]", "[2027-03-01]"),
-        ["4:16: 'axes.dtype[0]': 2027-03-01 is a date; quote it if text is meant"],
+        ["4:16: 'axes.dtype[0]': 2027-03-01 is a date; quote it to make it text"],
     ),
     "an expression that does not parse": (
         HEAD + "constraints:\n  - {require: window is none or or causal, because: of that}\n",
