@@ -1,4 +1,4 @@
-"""The three example specs of the design, the last two with the axes that they leave open."""
+"""Three example specs: packed attention, a declared problem and a factory."""
 
 VARLEN = """\
 # yaml-language-server: $schema=../tlmatrix/spec/schema.json

@@ -1,4 +1,4 @@
-"""As much of JSON Schema (draft 7) as the schema of a spec uses, to check it as an editor would."""
+"""A validator for the subset of JSON Schema (draft 7) that the schema of specs uses."""
 
 from __future__ import annotations
 

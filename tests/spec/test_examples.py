@@ -1,4 +1,4 @@
-"""The three example specs of the design load as they are documented, attribute by attribute."""
+"""Loading the example specs, attribute by attribute."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def varlen(tmp_path: Path) -> Spec:
     return load_spec(path)
 
 
-def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
+def test_packed_attention_spec_loads_with_all_attributes(varlen: Spec, tmp_path: Path) -> None:
     spec = varlen
     assert spec.path == tmp_path / "gqa_varlen.yaml"
     assert spec.name == "gqa_varlen"
@@ -105,7 +105,7 @@ def test_the_packed_attention_example(varlen: Spec, tmp_path: Path) -> None:
     assert spec.location("bench", "cases", 0, "head_dim") == (47, 59)
 
 
-def test_the_last_allowance_that_says_something_wins(varlen: Spec) -> None:
+def test_the_most_specific_tolerance_wins(varlen: Spec) -> None:
     tolerance = varlen.tolerance
     assert tolerance.for_tensor("out", "sm_90") == Allowance(factor=2)
     assert tolerance.for_tensor("dq", "sm_90") == Allowance(factor=3)
@@ -127,12 +127,12 @@ tolerance:
     assert list(tolerance.tensors) == ["dq"]
 
 
-def test_without_a_tolerance_twice_the_error_is_allowed() -> None:
+def test_the_default_tolerance_factor_is_two() -> None:
     allowance = parse_spec(NORM).tolerance.for_tensor("y", "interpreter")
     assert (allowance.mode, allowance.factor, allowance.floor) == ("reference_relative", 2, "auto")
 
 
-def test_the_declared_example() -> None:
+def test_declared_problem_loads_with_all_attributes() -> None:
     spec = parse_spec(NORM)
     problem = spec.problem
     assert isinstance(problem, DeclaredProblem)
@@ -149,7 +149,7 @@ def test_the_declared_example() -> None:
     assert spec.checks == CHECKS
 
 
-def test_outputs_may_be_declared_in_full() -> None:
+def test_outputs_may_have_shape_dtype_and_dims() -> None:
     output = "{y: {shape: [2 * rows, 3], dtype: float32, dims: [row, part]}, z: {}}"
     problem = parse_spec(NORM.replace("[y]", output)).problem
     assert isinstance(problem, DeclaredProblem)
@@ -160,7 +160,7 @@ def test_outputs_may_be_declared_in_full() -> None:
     assert problem.output_names == ("y", "z")
 
 
-def test_the_factory_example() -> None:
+def test_factory_spec_loads_with_its_arguments() -> None:
     spec = parse_spec(FACTORY)
     assert spec.factory_args == {
         "batch": "batch",
@@ -175,7 +175,7 @@ def test_the_factory_example() -> None:
     assert (spec.call, spec.returns) == (("q", "k", "v"), ("out",))
 
 
-def test_short_forms_mean_their_long_forms() -> None:
+def test_short_forms_equal_their_long_forms() -> None:
     short = parse_spec(
         FACTORY.replace("seq_len: seqlen_q, ", "").replace(
             "seqlen_q: [1, 64, 200]", "seqlens: [[7]], window: [1]"
@@ -199,11 +199,11 @@ fuzz: {seqlens: {sequences: [1, 3], length: 7}, axes: {window: 1..9}}
     ("strategy", "strength"),
     [("pairwise", 2), ("2-wise", 2), ("5-wise", 5), ("product", None), ("sample", None)],
 )
-def test_the_strength_of_a_strategy(strategy: str, strength: int | None) -> None:
+def test_strategy_has_its_strength(strategy: str, strength: int | None) -> None:
     assert Tier(strategy=strategy).strength == strength
 
 
-def test_nothing_of_a_spec_can_be_changed(varlen: Spec) -> None:
+def test_a_spec_is_frozen(varlen: Spec) -> None:
     for model, key in (
         (varlen, "name"),
         (varlen.constraints[0], "because"),

@@ -1,4 +1,4 @@
-"""Specs are found among the files of a folder, and nothing else is."""
+"""Discovery of spec files in folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SPEC = "name: trial\nproblem: gemm\nentry: a:b\naxes: {m: [1]}\n"
 
 
-def test_specs_are_found_all_the_way_down_in_order(tmp_path: Path) -> None:
+def test_specs_are_found_recursively_in_order(tmp_path: Path) -> None:
     files = {
         "b.yaml": SPEC,
         "a.yml": SPEC,
@@ -38,7 +38,7 @@ def test_specs_are_found_all_the_way_down_in_order(tmp_path: Path) -> None:
     assert found == ["a.yml", "b.yaml", "broken.yaml", "quoted.yaml", "deep/er/c.yaml"]
 
 
-def test_a_file_that_is_named_is_taken_as_it_is_and_once(tmp_path: Path) -> None:
+def test_a_named_file_is_returned_unchecked_and_once(tmp_path: Path) -> None:
     path = tmp_path / "any.txt"
     path.write_text("not a spec")
     spec = tmp_path / "spec.yaml"

@@ -1,4 +1,4 @@
-"""What is wrong with a spec is said in words, all at once, each at its line and column."""
+"""Malformed specs: every error in one load, each with line, column and message."""
 # ruff: noqa: E501 - a message stands on one line here, as it does where it is printed
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "an expression that does not parse": (
         HEAD + "constraints:\n  - {require: window is none or or causal, because: of that}\n",
         [
-            "6:33: 'constraints[0].require': 'or' stands where a value is needed: 'window is none or or causal'",
+            "6:33: 'constraints[0].require': expected a value, got 'or': 'window is none or or causal'",
         ],
     ),
     "an expression with an unknown name": (
@@ -623,7 +623,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         + "call: [q, 2k]\nfactory_args: {M: rows +, 2N: 1, K: [1]}\n",
         [
             "5:11: 'call[1]': '2k' is neither a number nor a name: '2k'",
-            "6:25: 'factory_args.M': the expression ends where a value is needed: 'rows +'",
+            "6:25: 'factory_args.M': expected a value, but the expression ends: 'rows +'",
             "6:27: the name '2N' in 'factory_args' must be a name: letters, digits and '_', not a digit first",
             "6:37: 'factory_args.K' must be a number, true, false, none or an expression; got [1]",
         ],
@@ -632,7 +632,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD + "tile: {q: 0, k: 64 *, m: -3}\n",
         [
             "5:11: 'tile.q' must be 1 or more; got 0",
-            "5:21: 'tile.k': the expression ends where a value is needed: '64 *'",
+            "5:21: 'tile.k': expected a value, but the expression ends: '64 *'",
             "5:26: 'tile.m' must be 0 or more; got -3",
         ],
     ),
@@ -757,11 +757,11 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         ["1:1: the file is UTF-16 text; save it as UTF-8"],
     ),
 }
-"""What each text is, and all that must be said about it."""
+"""Malformed specs by description, each with all of its errors."""
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_all_that_is_wrong_is_said_at_its_place(name: str, tmp_path: Path) -> None:
+def test_every_error_is_reported_at_its_location(name: str, tmp_path: Path) -> None:
     text, expected = MALFORMED[name]
     path = tmp_path / "spec.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

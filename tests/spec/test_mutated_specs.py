@@ -1,4 +1,4 @@
-"""Whatever is done to a spec, it loads or every error has a place; nothing else is ever raised."""
+"""Mutated specs load or raise SpecError with locations, and no other exception."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def mutated(text: str, draw: random.Random) -> str:
 
 
 @pytest.mark.parametrize("base", [VARLEN, NORM, FACTORY], ids=["varlen", "norm", "factory"])
-def test_a_mutated_spec_loads_or_says_where_it_is_wrong(base: str) -> None:
+def test_a_mutated_spec_loads_or_has_located_errors(base: str) -> None:
     draw = random.Random(20270301)
     outcomes = {"loaded": 0, "refused": 0}
     for _ in range(400):
@@ -80,7 +80,7 @@ def test_a_mutated_spec_loads_or_says_where_it_is_wrong(base: str) -> None:
     assert min(outcomes.values()) > 10, outcomes  # both ways were tried
 
 
-def test_random_bytes_are_refused_with_a_place() -> None:
+def test_random_bytes_have_located_errors() -> None:
     draw = random.Random(3)
     for _ in range(300):
         content = draw.randbytes(draw.randrange(60))

@@ -1,4 +1,4 @@
-"""Packed axes in a declared problem: what is wrong is said at its place, by `tlmatrix check`."""
+"""Packed axes in declared problems: derived inputs, and located errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(given: str = GOOD, axis: str = "[[17, 0], [5]]") -> list[str]:
         ('offsets_of: "ceildiv(seqlens, 8) * 8"', ["len(ceildiv(seqlens, 8) * 8) + 1"]),
     ],
 )
-def test_an_input_that_follows_has_a_shape_and_integers(given: str, shape: list[str]) -> None:
+def test_a_derived_input_has_a_shape_and_an_integer_dtype(given: str, shape: list[str]) -> None:
     spec = parse_spec(TEXT.replace("INPUT", given))
     decl = spec.problem.inputs["y"]
     assert [str(size) for size in decl.sizes] == shape
@@ -74,7 +74,7 @@ def test_an_input_that_follows_has_a_shape_and_integers(given: str, shape: list[
         ),
     ],
 )
-def test_a_malformed_input_is_an_error_at_its_place(given: str, message: str) -> None:
+def test_a_malformed_input_is_an_error_at_its_location(given: str, message: str) -> None:
     assert any(each.startswith(message) for each in check(given)), check(given)
 
 
@@ -87,21 +87,21 @@ def test_a_malformed_input_is_an_error_at_its_place(given: str, message: str) ->
         ("[[3], []]", "11:18: seqlens is empty; at least one sequence is needed"),
     ],
 )
-def test_a_value_that_packs_nothing_is_an_error_at_its_place(axis: str, message: str) -> None:
+def test_an_invalid_packed_value_is_an_error_at_its_location(axis: str, message: str) -> None:
     assert any(each.startswith(message) for each in check(axis=axis)), check(axis=axis)
 
 
-def test_what_is_wrong_for_some_values_alone_is_left_to_the_case() -> None:
+def test_an_expression_invalid_for_some_values_only_is_accepted() -> None:
     assert check('offsets_of: "seqlens - 4"', "[[17, 5], [3]]") == []
 
 
-def test_packed_axes_are_those_that_lists_of_lengths_are_made_of() -> None:
+def test_packed_axes_are_the_axes_in_lists_of_lengths() -> None:
     text = TEXT.replace("INPUT", 'offsets_of: "ceildiv(counts, dim) * dim"')
     text += "  counts: [[1, 2]]\n  tiles: [[64, 32]]\n"
     assert packed_axes(parse_spec(text)) == ("seqlens", "counts")
 
 
-def test_a_call_is_read_as_one_only_where_it_is_the_whole_expression() -> None:
+def test_call_of_needs_the_whole_expression_to_be_a_call() -> None:
     assert call_of("sum(seqlens)") == ("sum", (Expression("seqlens"),))
     assert call_of("pages(ceildiv(a, 2), max(b, c))") == (
         "pages",
@@ -111,7 +111,7 @@ def test_a_call_is_read_as_one_only_where_it_is_the_whole_expression() -> None:
         assert call_of(text) is None
 
 
-def test_properties_of_batches_may_be_named_where_the_problem_is_packed() -> None:
+def test_batch_relations_need_a_packed_problem() -> None:
     text = TEXT.replace("INPUT", GOOD) + "relations: [batch_split, finite]\n"
     assert [each.name for each in parse_spec(text).relations] == ["batch_split", "finite"]
     plain = text.replace("sum(seqlens)", "dim").replace(GOOD, "shape: [dim], dtype: int32")

@@ -1,4 +1,4 @@
-"""The JSON Schema accepts what the loader accepts, and refuses what a schema can refuse."""
+"""The JSON Schema of specs agrees with the loader."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ SHORT_LENGTHS = VARLEN.replace(
 
 
 @pytest.mark.parametrize("text", [VARLEN, SHORT_LENGTHS, NORM, FACTORY, FACTORY + SHORT_FORMS])
-def test_it_accepts_the_examples_and_the_short_forms(text: str) -> None:
+def test_schema_accepts_examples_and_short_forms(text: str) -> None:
     parse_spec(text)
     assert accepts(SCHEMA, data(text), SCHEMA)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_it_accepts_the_specs_of_the_product(path: Path) -> None:
+def test_schema_accepts_the_specs_of_this_project(path: Path) -> None:
     assert accepts(SCHEMA, data(path.read_text()), SCHEMA)
 
 
@@ -83,7 +83,7 @@ def test_it_accepts_the_specs_of_the_product(path: Path) -> None:
         ("cases: [{", "cases: [[{"),
     ],
 )
-def test_it_refuses_what_the_loader_refuses(old: str, new: str) -> None:
+def test_schema_rejects_errors_that_the_loader_rejects(old: str, new: str) -> None:
     assert VARLEN.count(old) == 1
     text = VARLEN.replace(old, new).replace("causal: true}]\n  base", "causal: true}]]\n  base")
     text = text if "[[{" in text else text.replace("]]\n  base", "]\n  base")
@@ -100,7 +100,7 @@ def keys(schema: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "model", [model for _, model in SECTIONS], ids=lambda model: model.__name__
 )
-def test_every_key_is_described_with_examples_that_it_accepts(model: type) -> None:
+def test_every_key_has_a_description_and_valid_examples(model: type) -> None:
     schema = SCHEMA if model.__name__ == "Spec" else SCHEMA["$defs"][model.__name__]
     for key, part in keys(schema).items():
         assert part.get("description") or "allOf" in part, key
@@ -109,7 +109,7 @@ def test_every_key_is_described_with_examples_that_it_accepts(model: type) -> No
             assert accepts(part, example, SCHEMA), (key, example)
 
 
-def test_every_model_of_the_schema_has_a_section() -> None:
+def test_every_model_of_the_schema_has_a_reference_section() -> None:
     assert {model.__name__ for _, model in SECTIONS} == {"Spec", "Range", *SCHEMA["$defs"]} - {
         "Range"
     }
@@ -137,7 +137,7 @@ def test_every_model_of_the_schema_has_a_section() -> None:
         *([], {}, [[1], {"a": None}], {"q": [17, 64], "k": "same", "no": "yes", "1": 2}),
     ],
 )
-def test_a_value_written_on_one_line_reads_back_the_same(value: Any) -> None:
+def test_flow_style_values_round_trip(value: Any) -> None:
     text = flow({"axis": [value]})
     assert "\n" not in text
     assert repr(data(text)) == repr({"axis": [value]})

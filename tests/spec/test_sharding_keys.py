@@ -1,4 +1,4 @@
-"""The axis `world`, `shards` and `context`: what may be said, and what is refused in which words."""
+"""The axis `world`, `shards` and `context`: loading, and located errors."""
 # ruff: noqa: E501 - a message stands on one line here, as it does where it is printed
 
 import pytest
@@ -25,7 +25,7 @@ def issues(text):
     return [f"{each.line}:{each.column}: {each.message}" for each in caught.value.issues]
 
 
-def test_what_is_said_of_shards_is_read():
+def test_shards_and_context_load():
     spec = parse_spec(
         GEMM
         + "shards: {a: {dim: 0, order: $sharding, uneven: balanced}, b: {dim: n}, c: {sum: true}}\n"
@@ -113,5 +113,5 @@ def test_what_is_said_of_shards_is_read():
         ),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_where_it_stands(text, found):
+def test_an_error_in_the_rank_keys_has_its_location(text, found):
     assert issues(text) == found

@@ -1,4 +1,4 @@
-"""YAML means in a spec what a person expects, and a hostile file is refused at once."""
+"""The YAML parser of specs: scalars, aliases, locations and limits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def message(text: str | bytes) -> str:
         ("'caf\u00e9'", "caf\u00e9"),
     ],
 )
-def test_a_scalar_means_what_it_says(written: str, value: object) -> None:
+def test_an_unquoted_scalar_has_its_value(written: str, value: object) -> None:
     (found,) = values(written)
     assert found == value
     assert type(found) is type(value)
@@ -93,7 +93,7 @@ tiers:
     assert (spec.tiers["full"].size, spec.tiers["full"].seed) == (3, 4)
 
 
-def test_an_aliased_value_is_located_where_it_is_written() -> None:
+def test_an_aliased_value_has_the_location_of_its_anchor() -> None:
     spec = parse_spec(HEAD + "axes:\n  m: &sizes [1, 64]\n  n: *sizes\n")
     assert spec.location("axes", "n", 1) == spec.location("axes", "m", 1) == (5, 17)
     assert spec.key_location("axes", "n") == (6, 3)
@@ -126,27 +126,27 @@ def test_columns_count_characters_not_bytes() -> None:
         'require: "windw == 1"',
     ],
 )
-def test_a_name_is_found_inside_quotes(written: str) -> None:
+def test_an_unknown_name_is_located_inside_quotes(written: str) -> None:
     text = f"{HEAD}axes: {{window: [1]}}\nconstraints: [{{because: x, {written}}}]\n"
     column = text.splitlines()[4].index("windw") + 1
     assert message(text).startswith(f"trial.yaml:5:{column}: unknown name 'windw'")
 
 
 @pytest.mark.parametrize("style", [">", "|"])
-def test_a_name_in_folded_text_is_located_at_the_text(style: str) -> None:
+def test_an_unknown_name_in_folded_text_has_the_location_of_the_text(style: str) -> None:
     rule = f"  - because: x\n    require: {style}\n      w == 1\n      or v\n"
     text = f"{HEAD}axes: {{w: [1]}}\nconstraints:\n{rule}"
     assert message(text).startswith("trial.yaml:7:14: unknown name 'v'")
 
 
-def test_an_expiry_may_be_quoted_or_not() -> None:
+def test_a_date_may_be_quoted() -> None:
     for written in ("2027-03-01", "'2027-03-01'"):
         bug = f"{{when: true, issue: '#1', expires: {written}}}"
         spec = parse_spec(f"{HEAD}axes: {{m: [1]}}\nknown_bugs: [{bug}]\n")
         assert spec.known_bugs[0].expires == date(2027, 3, 1)
 
 
-def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_huge_file_is_an_error_before_it_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "huge.yaml"
     path.write_bytes(HEAD.encode() + b"# " + b"x" * (2 * MAX_BYTES))
     with pytest.raises(SpecError, match=r"huge\.yaml:1:1: the file is too large for a spec; the"):
@@ -164,11 +164,11 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
         "- " * 10_000,
     ],
 )
-def test_a_deeply_nested_file_is_refused(text: str) -> None:
+def test_a_deeply_nested_file_is_an_error(text: str) -> None:
     assert "nested more than 50 levels deep" in message(text) or "plain name" in message(text)
 
 
-def test_an_alias_bomb_is_refused_at_once() -> None:
+def test_an_alias_bomb_is_an_error_at_once() -> None:
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 40)]
     began = time.perf_counter()
@@ -177,7 +177,7 @@ def test_an_alias_bomb_is_refused_at_once() -> None:
     assert time.perf_counter() - began < 1
 
 
-def test_a_merge_bomb_is_refused_at_once() -> None:
+def test_a_merge_bomb_is_an_error_at_once() -> None:
     lines = ["a0: &a0 {" + ", ".join(f"k{n}: 1" for n in range(1000)) + "}"]
     lines += [f"a{n}: &a{n} {{<<: [{', '.join(['*a0'] * 50)}]}}" for n in range(1, 40)]
     began = time.perf_counter()
@@ -185,18 +185,18 @@ def test_a_merge_bomb_is_refused_at_once() -> None:
     assert time.perf_counter() - began < 1
 
 
-def test_a_file_of_very_many_values_is_refused() -> None:
+def test_a_file_with_too_many_values_is_an_error() -> None:
     text = "axes: {m: [" + "1," * (MAX_NODES + 1) + "]}"
     assert "more than 100000 values" in message(text)
 
 
 @pytest.mark.parametrize("digits", [500, 10_000])
-def test_a_number_too_long_to_read_is_refused(digits: int) -> None:
+def test_a_too_long_number_is_an_error(digits: int) -> None:
     text = f"{HEAD}axes: {{m: [{'9' * digits}]}}\n"
     assert message(text) == "trial.yaml:4:12: the number 99999999999999999... is too long"
 
 
-def test_a_file_that_cannot_be_read_is_an_error_of_the_spec(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_spec_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(tmp_path / "absent.yaml")
     assert str(caught.value) == (
@@ -206,11 +206,11 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_spec(tmp_path: Path) -> N
         load_spec(tmp_path)
 
 
-def test_text_that_is_not_unicode_is_refused() -> None:
+def test_text_that_is_not_unicode_is_an_error() -> None:
     assert message("name: \udcff").endswith("is not UTF-8 text; save the file as UTF-8")
 
 
-def test_where_a_spec_is_written_is_known() -> None:
+def test_a_loaded_spec_has_path_and_locations() -> None:
     spec = parse_spec(HEAD + "axes: {m: [1, 2]}\nextra_cases:\n  - {m: 3}\n", "folder/trial.yaml")
     assert spec.path == Path("folder/trial.yaml")
     assert spec.location("axes", "m", 1) == (4, 15)
@@ -220,7 +220,7 @@ def test_where_a_spec_is_written_is_known() -> None:
     assert spec.location("tiers", "quick") == (1, 1)  # not in the file: where it would belong
 
 
-def test_a_spec_made_in_python_has_no_place() -> None:
+def test_a_spec_made_in_python_has_default_locations() -> None:
     spec = Spec.model_validate(
         {"name": "made", "problem": "gemm", "entry": "a:b", "axes": {"m": [1, 2]}}
     )

@@ -1,4 +1,4 @@
-"""What the dtypes of a spec are worth: unit roundoff and range, known without importing torch."""
+"""Dtypes of specs with unit roundoff and range, without importing torch."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ DTYPES = {
 }
 
 
-_SHORT = {
+_ALIASES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
     "float": "float32", "fp32": "float32", "f32": "float32", "double": "float64",
     "fp8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
 }  # fmt: skip
-"""Names that people use, to point from at PyTorch's."""
+"""Common aliases of dtype names, for suggestions."""
 
 
 def explain_dtype(name: object, *, floating: bool = False) -> str | None:
-    """Why `name` is not the name of a (floating) dtype, or None where it is one."""
+    """The error of a name that is not a (floating) dtype, or None."""
     if isinstance(name, str) and name in DTYPES and (DTYPES[name].floating or not floating):
         return None
     names = [dtype.name for dtype in DTYPES.values() if dtype.floating or not floating]
@@ -73,19 +73,19 @@ def explain_dtype(name: object, *, floating: bool = False) -> str | None:
 
 
 def dtype_meant(name: object) -> object:
-    """PyTorch's name for a short one (`half`, `bf16`), to look for the nearest; else `name`."""
-    return _SHORT.get(str(name), name)
+    """PyTorch's name of an alias (`half`, `bf16`), else `name`."""
+    return _ALIASES.get(str(name), name)
 
 
 def dtype_named(name: object, *, floating: bool = False) -> DType:
-    """The dtype of that name; ValueError naming the nearest one otherwise."""
+    """The dtype of a name; raises ValueError with a suggestion."""
     if reason := explain_dtype(name, floating=floating):
         raise ValueError(reason)
     return DTYPES[str(name)]
 
 
 def torch_dtype(name: object, *, floating: bool = False) -> torch.dtype:
-    """The `torch.dtype` of that name; ValueError naming the nearest one otherwise."""
+    """The `torch.dtype` of a name; raises ValueError with a suggestion."""
     import torch
 
     found: torch.dtype = getattr(torch, dtype_named(name, floating=floating).name)

@@ -1,7 +1,7 @@
-"""From `package.module:attribute` in a spec to the object, with an error a user can act on.
+"""Imports of the objects that a spec names as `package.module:attribute`.
 
-A spec may stand beside the file it names, with no packaging: the spec's own folder comes first
-on the import path, then the working directory and the root of the project.
+The spec's folder comes first on the import path, then the working directory and the project's root,
+so that kernels need no package.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["load", "make_importable", "refuse"]
 
 
 def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
-    """Put the spec's folder, the working directory and `roots` on the import path.
+    """Add the spec's folder, the working directory and `roots` to the import path.
 
-    They stay there: code under test may import its neighbours at any time.
+    They stay there, because code under test may import modules later.
     """
     for folder in (*roots, Path.cwd(), spec_path.resolve().parent):
         text = str(folder)
@@ -35,7 +35,7 @@ def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
 
 
 def refuse(spec: Spec, path: tuple[str | int, ...], message: str) -> SpecError:
-    """One issue at a place of the spec, as an error to raise."""
+    """An error with one issue at a path of the spec."""
     return SpecError([spec.issue(path, message)])
 
 
@@ -94,7 +94,7 @@ def _missing_module(spec: Spec, name: str) -> str:
 
 
 def _refuse_namesake(spec: Spec, module_name: str, wrong: Callable[[str], SpecError]) -> None:
-    """Two folders with a `kernel.py` each: Python would quietly give the first to both specs."""
+    """Raise if another folder's module of the same name is loaded; Python would reuse it."""
     top = module_name.partition(".")[0]
     loaded = sys.modules.get(top)
     origin = getattr(loaded, "__file__", None)
@@ -106,5 +106,5 @@ def _refuse_namesake(spec: Spec, module_name: str, wrong: Callable[[str], SpecEr
     if here is not None and Path(origin).resolve() != here.resolve():
         raise wrong(
             f"the module {top!r} is already loaded from {origin}, and {here} has the same name; "
-            "rename one of them, or run the two specs apart"
+            "rename one of them, or run the two specs separately"
         )

@@ -14,10 +14,7 @@ __all__ = ["Fault", "Issue", "SpecError"]
 
 @dataclass(frozen=True, order=True)
 class Issue:
-    """One thing wrong with a spec file.
-
-    `line` and `column` count from 1, as editors do.
-    """
+    """An error in a spec file; `line` and `column` count from 1."""
 
     path: Path
     line: int
@@ -35,7 +32,7 @@ class Fault:
     Attributes:
         path: keys and list positions from the root of the file.
         message: what is wrong, what was expected, what to do.
-        offset: position inside the text of the value, of an expression.
+        offset: index into the text of an expression.
         at_key: whether the error is at the key itself and not at its value.
     """
 
@@ -46,7 +43,7 @@ class Fault:
 
 
 class SpecError(ValueError):
-    """A spec that cannot be used; `issues` holds everything wrong with it, in file order."""
+    """An invalid spec; `issues` has all of its errors, in file order."""
 
     def __init__(self, issues: Iterable[Issue]) -> None:
         self.issues = tuple(sorted(set(issues)))

@@ -1,7 +1,4 @@
-"""Sequence lengths of a packed axis: one list, or a list for each side (`{q: [17, 64], k: same}`).
-
-The attention problem and declared problems read the values of packed axes here.
-"""
+"""Sequence lengths of a packed axis: a list, or one for each side (`{q: [17, 64], k: same}`)."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ if TYPE_CHECKING:
 __all__ = ["SIDES", "explain_lengths", "lengths_of", "sides_of"]
 
 SIDES = ("q", "k")
-"""The sides that a packed axis may tell apart."""
+"""The sides of a packed axis."""
 _FORM = "write {q: [17, 64], k: same}, {q: [17, 64], k: [20, 64]} or a list for both"
 
 
 def sides_of(value: Value, axis: str = "seqlens") -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Lengths of the sides q and k, of one sequence at each index.
+    """The sequence lengths of the sides q and k.
 
     A plain list holds for both sides. `k: same` repeats q; a number on one side is the length of
     every sequence: `{q: 1, k: [3, 9]}`.
@@ -49,7 +46,7 @@ def sides_of(value: Value, axis: str = "seqlens") -> tuple[tuple[int, ...], tupl
 
 
 def lengths_of(value: Value, axis: str = "seqlens") -> tuple[int, ...]:
-    """Lengths of a packed axis without sides; ValueError where it has two that differ."""
+    """Lengths of a packed axis with equal sides; raises ValueError if they differ."""
     q, k = sides_of(value, axis)
     if q != k:
         raise ValueError(f"the sides q and k differ; name one, as in {axis}.q")
@@ -57,7 +54,7 @@ def lengths_of(value: Value, axis: str = "seqlens") -> tuple[int, ...]:
 
 
 def explain_lengths(value: Value, axis: str = "seqlens") -> str | None:
-    """Why a value is not one of a packed axis, or None where it is."""
+    """The error of a value that is invalid for a packed axis, or None."""
     try:
         sides_of(value, axis)
     except ValueError as error:

@@ -1,7 +1,6 @@
-"""From a file to a `Spec`, or to everything that is wrong with it, each at its line and column.
+"""The loader of specs: from a file to a `Spec`, or to all of its errors with line and column.
 
-Errors are not found one at a time: the parts that are malformed are set aside, and what is
-left is still checked for names that do not exist and the like.
+Malformed parts are removed and the rest is still checked, so that one load reports all errors.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["find_specs", "load_spec", "parse_spec"]
 
 
 def load_spec(path: str | os.PathLike[str]) -> Spec:
-    """The spec in a file. Raises `SpecError` with every issue, also where it cannot be read."""
+    """Load the spec in a file; raises `SpecError` with every issue."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -43,7 +42,7 @@ def load_spec(path: str | os.PathLike[str]) -> Spec:
 
 
 def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") -> Spec:
-    """The spec in a text; `path` is what its errors call it. Raises `SpecError`."""
+    """Load the spec in a text; `path` is its name in errors. Raises `SpecError`."""
     content = content.encode(errors="surrogatepass") if isinstance(content, str) else content
     document = read_document(content, Path(path))
     root = document.root
@@ -59,23 +58,23 @@ def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") ->
         )
         for fault in faults(spec, written):
             if _encloses(fault.path, malformed):
-                continue  # It lacks what is malformed inside of it, which is an error already.
-            # What was removed from the rest is still in the document.
+                continue  # A malformed part inside is already reported.
+            # Parts removed from the rest are still in the document.
             is_left = rest.written(*fault.path) == fault.path
             found.append(_issue(fault, rest if is_left else document))
-    # A scalar that YAML parsers disagree on is usually also of the wrong type: once is enough.
+    # An ambiguous scalar usually has the wrong type, too: report it once.
     taken = {(issue.line, issue.column) for issue in document.issues}
     found = [issue for issue in found if (issue.line, issue.column) not in taken]
     if spec is None or found or document.issues:
         raise SpecError([*document.issues, *found])
-    spec._path = document.path  # noqa: SLF001 - no keys of the file, so set from outside
+    spec._path = document.path  # noqa: SLF001 - not keys of the file
     spec._document = document  # noqa: SLF001
     return spec
 
 
 _Path = tuple[str | int, ...]
 
-_STAND_INS: Mapping[str, Any] = {
+_PLACEHOLDERS: Mapping[str, Any] = {
     "name": "nameless",
     "problem": "attention",
     "axes": {"nothing_left": [None]},
@@ -89,11 +88,9 @@ def _encloses(place: _Path, malformed: Iterable[_Path]) -> bool:
 
 
 def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, frozenset[_Path]]:
-    """The spec, made of what is well formed, and what is not.
+    """The spec of the well-formed parts, the issues, and what was removed.
 
-    With it come the document less all that is malformed, where the paths of the spec lead to, and
-    the paths of what is malformed. Removing a value may leave its surroundings without a key that
-    they need; then they go, too.
+    Returns the spec, the issues, the document without malformed parts, and their paths. If a mapping lacks a required key after a removal, it is removed, too.
     """
     issues: list[Issue] = []
     broken: set[_Path] = set()
@@ -108,20 +105,20 @@ def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, 
             issues = [
                 issue_of(each, document)
                 for each in errors
-                # Of a list whose entries are malformed, pydantic also says that it lacks entries.
+                # Pydantic also reports a list as too short if its entries are malformed.
                 if each["type"] != "too_short" or not _encloses(_malformed(each, document), paths)
             ]
         broken |= paths
-        if paths == {()} and set(_STAND_INS) <= data.keys():
+        if paths == {()} and set(_PLACEHOLDERS) <= data.keys():
             return None, issues, document, frozenset(broken)
         document = document.without(paths)
-        data = {**_STAND_INS, **plain(document.root)}
+        data = {**_PLACEHOLDERS, **plain(document.root)}
 
 
 def _malformed(error: ErrorDetails, document: Document) -> tuple[str | int, ...]:
-    """The path of what has to go for an error to go; empty for a key that the root lacks."""
+    """The path to remove to resolve an error; empty for a missing root key."""
     path = document.written(*(part for part in error["loc"] if part != "[key]"))
-    # A tier without the size that was malformed would only get another error for that.
+    # Removing a malformed size alone would cause another error of its tier.
     return path[:2] if path[:1] == ("tiers",) else path
 
 
@@ -140,12 +137,13 @@ def _issue(fault: Fault, document: Document) -> Issue:
 
 
 def find_specs(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The specs among files and, all the way down, in folders; each once, sorted by folder.
+    """The spec files among files and, recursively, in folders; unique, sorted by folder.
 
-    A file given by name is taken as it is. In a folder, hidden files and folders are passed
-    over, and so is every YAML file that is no spec: it has `axes`, and one of `problem`,
-    `entry` and `factory`, as keys of its root. Raises `FileNotFoundError` for a path that does
-    not exist.
+    Files given by name are returned unchecked. In folders, hidden files and folders are skipped,
+    and so are YAML files without the root keys `axes` and one of `problem`, `entry` and `factory`.
+
+    Raises:
+        FileNotFoundError: a path does not exist.
     """
     found: dict[Path, None] = {}
     for path in map(Path, paths):
@@ -169,7 +167,7 @@ def _specs_under(folder: Path) -> Iterator[Path]:
 
 
 def is_spec(path: Path) -> bool:
-    """Whether a file's root has the keys that make a spec; looks at line starts, not at YAML."""
+    """Whether a file has the root keys of a spec, by its line starts, without parsing."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES)

@@ -1,6 +1,6 @@
-"""Writes `docs/reference/spec-keys.md` from the models of the spec language.
+"""Generates `docs/reference/spec-keys.md` from the models of the spec language.
 
-`python -m tlmatrix.spec.reference` writes it anew, from the root of a checkout.
+Run `python -m tlmatrix.spec.reference` in a checkout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLE", "REFERENCE_PATH", "SECTIONS", "example_yaml", "reference"]
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "reference" / "spec-keys.md"
-"""The file, in a checkout."""
+"""The generated file in a checkout."""
 
 SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The keys of a spec", models.Spec),
@@ -98,7 +98,7 @@ def reference() -> str:
 
 
 def _properties(schema: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a model's schema, which a short form may have put one level down."""
+    """The keys of a model's schema, nested one level deeper if it has a short form."""
     if "properties" not in schema:
         schema = next(part for part in schema["anyOf"] if "properties" in part)
     properties: dict[str, Any] = schema["properties"]
@@ -136,7 +136,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def in_words(schema: dict[str, Any]) -> str:
-    """What a key holds: "a list of text"."""
+    """The type of a key in words: "a list of text"."""
     if "$ref" in schema or "allOf" in schema:
         model = schema.get("$ref", schema.get("allOf", [{}])[0].get("$ref")).rpartition("/")[2]
         return _MODEL_WORDS[model]
@@ -185,7 +185,7 @@ _MODEL_WORDS = {
 
 
 def example_yaml(key: str, example: Any) -> str:  # noqa: ANN401 - a value of a spec
-    """An example of a key as it would stand in a spec, on one line."""
+    """An example of a key as one line of a spec."""
     return f"{key}: {flow(example)}\n"
 
 

@@ -1,12 +1,11 @@
-"""The JSON Schema of a spec, so that editors complete keys and check values while one types.
+"""The JSON Schema of a spec, for completion and validation in editors.
 
-It is generated from the models and shipped as `tlmatrix/spec/schema.json`;
-`python -m tlmatrix.spec.schema` writes that file anew. A spec names it in its first line:
+`python -m tlmatrix.spec.schema` generates `tlmatrix/spec/schema.json` from the models. A spec names
+it in its first line:
 
     # yaml-language-server: $schema=../tlmatrix/spec/schema.json
 
-What a schema cannot say (that a name in an expression is an axis, that no value is given twice)
-only the loader checks.
+The loader also checks what a schema cannot express, such as names in expressions.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tlmatrix.spec.model.spec import Spec
 __all__ = ["SCHEMA_PATH", "json_schema", "json_schema_text"]
 
 SCHEMA_PATH = Path(__file__).with_name("schema.json")
-"""The shipped file."""
+"""The installed schema file."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -40,28 +39,28 @@ def json_schema() -> dict[str, Any]:
 
 
 def json_schema_text() -> str:
-    """What `schema.json` must hold."""
+    """The text of `schema.json`."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 _NAMED = ("properties", "patternProperties", "$defs")
 """Keys of a schema whose values are schemas by name."""
 _DATA = ("examples", "enum", "const", "required")
-"""Keys whose values are no schemas."""
+"""Keys whose values are data."""
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """Titles would only repeat the keys."""
+    """Omits titles, which would repeat the keys."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ANN401, ARG002 - pydantic's
         return False
 
 
 def _tidy(schema: Any) -> Any:  # noqa: ANN401 - any part of a schema
-    """The schema as editors need it, part by part.
+    """The schema adapted to editors, recursively.
 
-    A key that matches no pattern is an error; `$ref` stands alone, for draft 7 ignores what is
-    beside it; defaults that only say "absent" are left out.
+    Keys that match no pattern are errors; `$ref` stands alone, because draft 7 ignores its
+    siblings; defaults that mean "absent" are omitted.
     """
     if isinstance(schema, list):
         return [_tidy(part) for part in schema]

@@ -1,8 +1,7 @@
-"""The parameters of a function that a spec names, read in its source: nothing is imported.
+"""Parameters of a function that a spec names, from its source code, without importing it.
 
-`check` has to be quick, and importing an entry imports PyTorch and TileLang. What the source does
-not show plainly (classes, decorators that may change a signature, names made at run time) has no
-answer here.
+`tlmatrix check` uses it to avoid importing PyTorch and TileLang. Classes, unknown decorators and
+names that are created at run time are not resolved.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from pathlib import Path
 
 __all__ = ["Parameters", "parameters_in_source"]
 
-_HOPS = 5
-"""Modules that may hand a name on, one to the next."""
-_KEEPING = frozenset({"torch", "tilelang", "T"})
-"""Packages whose decorators leave the parameters as they are written."""
+_MAX_REEXPORTS = 5
+"""The longest chain of re-exports to follow."""
+_TRANSPARENT = frozenset({"torch", "tilelang", "T"})
+"""Packages whose decorators keep the signature."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The names of parameters; `anything` if there is a `**` that takes any other name."""
+    """Names of parameters; `anything` is whether a `**` parameter accepts any name."""
 
     names: frozenset[str]
     anything: bool
 
 
 def parameters_in_source(target: str, folder: Path) -> Parameters | None:
-    """The parameters of `package.module:name`, or None where the source does not show them.
+    """The parameters of `package.module:name`, or None if they cannot be resolved.
 
-    Modules in `folder`, that of the spec, come before those that are installed.
+    Modules in `folder`, the spec's, take precedence over installed ones.
     """
     module, _, name = target.partition(":")
-    return _found(module, name, folder, _HOPS) if name.isidentifier() else None
+    return _found(module, name, folder, _MAX_REEXPORTS) if name.isidentifier() else None
 
 
 def _found(module: str, name: str, folder: Path, hops: int) -> Parameters | None:
@@ -59,7 +58,7 @@ def _found(module: str, name: str, folder: Path, hops: int) -> Parameters | None
             isinstance(each, ast.Name) and each.id == name for each in node.targets
         ):
             return None
-    if not isinstance(last, ast.FunctionDef) or not all(map(_keeps, last.decorator_list)):
+    if not isinstance(last, ast.FunctionDef) or not all(map(_keeps_signature, last.decorator_list)):
         return None
     given = last.args
     names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
@@ -71,10 +70,10 @@ def _parsed(path: Path, _changed: int) -> list[ast.stmt]:
     return ast.parse(path.read_text(encoding="utf-8")).body
 
 
-def _keeps(decorator: ast.expr) -> bool:
+def _keeps_signature(decorator: ast.expr) -> bool:
     while isinstance(decorator, ast.Call | ast.Attribute):
         decorator = decorator.func if isinstance(decorator, ast.Call) else decorator.value
-    return isinstance(decorator, ast.Name) and decorator.id in _KEEPING
+    return isinstance(decorator, ast.Name) and decorator.id in _TRANSPARENT
 
 
 def _absolute(node: ast.ImportFrom, module: str, *, package: bool) -> str:
@@ -100,7 +99,7 @@ def _file_of(module: str, folder: Path) -> Path | None:
 
 
 def _below(path: Path, parts: list[str]) -> Path | None:
-    """The file of a module inside of the package whose `__init__.py` is `path`."""
+    """The file of a submodule of the package with the `__init__.py` at `path`."""
     for part in parts:
         if path.name != "__init__.py":
             return None

@@ -1,4 +1,4 @@
-"""The plain data an axis may hold, how two values are told apart, and how an id writes one."""
+"""Values of axes: their type, canonical text for comparison, and labels in case ids."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Value = type_of_scalar | Sequence["Value"] | Mapping[str, "Value"]
 
 
 def canonical(value: Value) -> str:
-    """Text that is equal exactly when two values are (JSON; `1`, `1.0` and `true` differ)."""
+    """Canonical JSON, equal if and only if two values are; `1`, `1.0` and `true` differ."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def label(value: Value) -> str:
-    """How a value reads in a case id: `64`, `true`, `none`, `q17.64.1_ksame`."""
+    """The label of a value in a case id: `64`, `true`, `none`, `q17.64.1_ksame`."""
     match value:
         case None:
             return "none"

@@ -1,9 +1,8 @@
-"""How the pieces of an expression are evaluated: one closure for each.
+"""Evaluation of expressions: one closure for each node of the tree.
 
-A closure takes the names and gives the value; what cannot be evaluated raises `Failed`. Values
-are Python's, but arithmetic takes numbers, and lists of them element by element. Powers, and lists
-that are computed with, are bounded: a hostile expression must be able neither to hang a run nor to
-fill the memory.
+A closure maps names to the value, or raises `Failed`. Values are Python's; arithmetic takes
+numbers, and lists of numbers element by element. Powers and lists are bounded, so that no expression can
+hang a run or exhaust memory.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ __all__ = [
 ]
 
 Evaluate = Callable[[Mapping[str, Any]], Any]
-"""A piece of an expression: from the names to the value."""
+"""An evaluator of a node: from names to the value."""
 
 MAX_POWER_BITS = 4096
-"""Bits an integer power may have."""
+"""The most bits of an integer power."""
 MAX_LIST = 1 << 14
-"""Elements of a list that is computed with."""
+"""The most elements of a list in arithmetic."""
 _MAX_ELEMENT = 1 << 62
-"""No whole number in a computed list is this large: its elements are lengths."""
+"""The limit of whole numbers in a computed list."""
 
 
 class Failed(Exception):  # noqa: N818 - `ExpressionError` is what users see
-    """Why evaluation stopped, before the text of the expression is known."""
+    """An evaluation error, without the text of the expression."""
 
     def __init__(self, reason: str, offset: int) -> None:
         self.reason = reason
@@ -55,7 +54,7 @@ class Failed(Exception):  # noqa: N818 - `ExpressionError` is what users see
 
 
 def shorten(text: str, width: int = 80) -> str:
-    """`text`, or its beginning where it is too long for one line of a message."""
+    """`text`, truncated to one line of a message."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
@@ -64,12 +63,12 @@ _LISTS = (list, tuple)
 
 
 def constant(value: object) -> Evaluate:
-    """What is written out."""
+    """A constant."""
     return lambda _names: value
 
 
 def fixed(evaluate: Evaluate) -> Evaluate:
-    """The closure of a piece that looks up no name, evaluated now (later if that fails)."""
+    """A node without names, evaluated once; on failure, evaluated at each call."""
     try:
         return constant(evaluate({}))
     except Failed:
@@ -77,12 +76,12 @@ def fixed(evaluate: Evaluate) -> Evaluate:
 
 
 def negated(evaluate: Evaluate) -> Evaluate:
-    """`not`."""
+    """The operator `not`."""
     return lambda names: not evaluate(names)
 
 
 def first_true(parts: list[Evaluate]) -> Evaluate:
-    """`or`: the first operand that is true, else the last one."""
+    """The operator `or`: the first true operand, else the last."""
     if len(parts) == 2:
         left, right = parts
         return lambda names: left(names) or right(names)
@@ -98,7 +97,7 @@ def first_true(parts: list[Evaluate]) -> Evaluate:
 
 
 def first_false(parts: list[Evaluate]) -> Evaluate:
-    """`and`: the first operand that is false, else the last one."""
+    """The operator `and`: the first false operand, else the last."""
     if len(parts) == 2:
         left, right = parts
         return lambda names: left(names) and right(names)
@@ -114,19 +113,19 @@ def first_false(parts: list[Evaluate]) -> Evaluate:
 
 
 def collected(parts: list[Evaluate]) -> Evaluate:
-    """A list."""
+    """A list of several operands."""
     return lambda names: [part(names) for part in parts]
 
 
 def compared(left: Evaluate, compare: Callable[[Any, Any], Any], right: Evaluate) -> Evaluate:
-    """One comparison."""
+    """A comparison of two operands."""
     return lambda names: compare(left(names), right(names))
 
 
 def chained(
     first: Evaluate, links: list[tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]]
 ) -> Evaluate:
-    """`a < b < c`: every operand evaluated at most once, and none after the first failure."""
+    """`a < b < c`: each operand is evaluated at most once, until a comparison is false."""
 
     def evaluate(names: Any) -> Any:  # noqa: ANN401
         left = first(names)
@@ -143,7 +142,7 @@ def chained(
 
 
 def comparison(name: str, offset: int) -> Callable[[Any, Any], Any]:
-    """A comparison of two values; identity and equality cannot fail, order and `in` can."""
+    """The function of a comparison operator; order and `in` may raise `Failed`."""
     match name:
         case "is":
             return operator.is_
@@ -168,7 +167,7 @@ def comparison(name: str, offset: int) -> Callable[[Any, Any], Any]:
 
 
 def _equal(left: Any, right: Any) -> bool:  # noqa: ANN401
-    """`==`, where a list from YAML equals the same values in a tuple from Python."""
+    """Equality; lists and tuples with equal elements are equal."""
     if (
         type(left) is not type(right)
         and type(left) in (list, tuple)
@@ -185,14 +184,14 @@ def _membership(name: str, offset: int) -> Callable[[Any, Any], Any]:
         try:
             return (left in right) is wanted
         except TypeError:
-            reason = f"{_show(right)} is no list to look for {_show(left)} in"
+            reason = f"{name!r} needs a list, not {_show(right)}"
             raise Failed(reason, offset) from None
 
     return contained
 
 
 def one_side(name: str, side: str, offset: int) -> Evaluate:
-    """`seqlens.q`: the lengths of one side of a packed axis."""
+    """The lengths of one side of a packed axis, `seqlens.q`."""
 
     def evaluate(names: Any) -> Any:  # noqa: ANN401
         if side not in SIDES:
@@ -206,7 +205,7 @@ def one_side(name: str, side: str, offset: int) -> Evaluate:
 
 
 def signed(sign: str, offset: int, evaluate: Evaluate) -> Evaluate:
-    """`-x` and `+x`."""
+    """The unary operators `-` and `+`."""
     apply = operator.neg if sign == "-" else operator.pos
 
     def evaluated(names: Any) -> Any:  # noqa: ANN401
@@ -219,9 +218,9 @@ def signed(sign: str, offset: int, evaluate: Evaluate) -> Evaluate:
 
 
 def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evaluate:
-    """A binary operator on numbers, or on lists of them element by element.
+    """A binary operator on numbers, or on lists of numbers element by element.
 
-    Python's own would eat all memory: `'%999999999d' % 1`, `[0] * 10**9`.
+    Text is excluded, since it could exhaust memory: `'%999999999d' % 1`.
     """
     apply: Callable[[Any, Any], Any] = {
         "+": operator.add,
@@ -258,9 +257,10 @@ def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evalu
 
 
 def _elementwise(apply: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:  # noqa: ANN401
-    """`apply`, for each element where one operand or both are lists: lengths of sequences.
+    """`apply` on numbers, or element by element if an operand is a list.
 
-    Raises ValueError for lists of different lengths, and for more than is computed with.
+    Raises:
+        ValueError: the lists have different lengths, or exceed a limit.
     """
     a, b = (lengths_of(each) if isinstance(each, Mapping) else each for each in (a, b))
     if not isinstance(a, _LISTS) and not isinstance(b, _LISTS):
@@ -300,7 +300,7 @@ def called(name: str, offset: int, parts: list[Evaluate]) -> Evaluate:
         except _NoValueError as problem:
             reason = str(problem)
         except (TypeError, ValueError, OverflowError):
-            reason = "has no such value"
+            reason = "is not defined"
         shown = ", ".join(_show(value) for value in values)
         raise Failed(f"{name}({shown}) {reason}", offset)
 
@@ -308,7 +308,7 @@ def called(name: str, offset: int, parts: list[Evaluate]) -> Evaluate:
 
 
 def _ceildiv(total: Any, step: Any) -> Any:  # noqa: ANN401
-    """How many steps cover the total: `ceildiv(65, 64)` is 2; for each element of a list."""
+    """Division rounded up, `ceildiv(65, 64)` is 2; element by element for lists."""
 
     def one(total: Any, step: Any) -> Any:  # noqa: ANN401
         if not (isinstance(total, _NUMBERS) and isinstance(step, _NUMBERS)):
@@ -319,7 +319,7 @@ def _ceildiv(total: Any, step: Any) -> Any:  # noqa: ANN401
 
 
 class _NoValueError(ValueError):
-    """Why a function has no value, in words that follow the call."""
+    """An error of a function; its text follows the call in the message."""
 
 
 def _sum(values: Any) -> Any:  # noqa: ANN401
@@ -327,7 +327,7 @@ def _sum(values: Any) -> Any:  # noqa: ANN401
 
 
 def _extreme(best: Callable[..., Any]) -> Callable[..., Any]:
-    """`min` or `max` of several values, or of one list: 0 where that is empty."""
+    """`min` or `max` of several values or of one list; 0 for an empty list."""
 
     def found(*values: Any) -> Any:  # noqa: ANN401
         one = values[0] if len(values) == 1 else None
@@ -339,13 +339,13 @@ def _extreme(best: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _len(value: Any) -> int:  # noqa: ANN401
-    """How many elements; of a packed axis with sides, how many sequences."""
+    """The number of elements; of a packed axis with sides, the number of sequences."""
     count: int = len(sides_of(value)[0]) if isinstance(value, Mapping) else len(value)
     return count
 
 
 def _pages(lengths: Any, page_size: Any) -> Any:  # noqa: ANN401
-    """Pages of a pool: those that hold the sequences, and `SPARE_PAGES` that none owns."""
+    """The number of pages of a pool: those of the sequences, and `SPARE_PAGES`."""
     if type(page_size) is not int or page_size < 1:
         raise _NoValueError("needs a page size of 1 or more")
     owned: int = sum(-(-length // page_size) for length in _numbers(lengths))
@@ -366,7 +366,7 @@ def _numbers(values: Any) -> Any:  # noqa: ANN401
 
 _MANY = 1 << 20
 SPARE_PAGES = 3
-"""Pages of a pool that no sequence owns, so that reading one shows."""
+"""Pages of a pool that no sequence owns, to detect reads of them."""
 
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
     "sum": (_sum, 1, 1),
@@ -377,11 +377,11 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
     "ceildiv": (_ceildiv, 2, 2),
     "pages": (_pages, 2, 2),
 }
-"""Functions an expression may call: what runs, and the least and most values it takes."""
+"""Functions of the language, each with its least and most arguments."""
 
 
 def _show(value: object) -> str:
-    """A value as a spec writes it, and never more than a line of it."""
+    """A value in YAML syntax, truncated to one line."""
     match value:
         case None:
             return "none"

@@ -1,16 +1,14 @@
 """The expression language of specs: `require`, `when`, `factory_args`, `call` and shapes.
 
-A spec must not be able to run code, and a hostile one must not be able to hang a test run, so
-this is a language of our own and never `eval`. What there is: names, numbers, quoted text, lists,
-`none`/`null`, `true`/`false` (and Python's spellings), comparison (chained as in Python, `in`,
-`not in`, and `is` against none, true and false), `and`/`or`/`not`, `+ - * / // % **`, one side
-of a packed axis (`seqlens.q`), and calls of `sum`, `min`, `max`, `abs`, `len`, `ceildiv` and
-`pages`. Values are Python's: `or` returns an operand, `/` is true division. Arithmetic takes
-numbers, and lists of numbers element by element.
+Expressions cannot run code or hang: the language has its own parser and limits. It has names,
+numbers, quoted text, lists, `none`/`null`, `true`/`false` (and Python's spellings), comparison
+(chained as in Python, `in`, `not in`, and `is` against none, true and false), `and`/`or`/`not`, `+
+- * / // % **`, one side of a packed axis (`seqlens.q`), and calls of `sum`, `min`, `max`, `abs`,
+`len`, `ceildiv` and `pages`. Values are Python's: `or` returns an operand, `/` is true division.
+Arithmetic takes numbers, and lists of numbers element by element.
 
-Parsing (`grammar`) builds closures (`closures`), so that evaluating
-`a is none or b` costs well under a microsecond: a matrix of a million cases asks each rule a
-million times.
+Parsing (`grammar`) builds closures (`closures`), because a large matrix evaluates each constraint
+millions of times.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ __all__ = ["FUNCTIONS", "WORDS", "Expression", "ExpressionError", "shorten"]
 
 
 class Expression:
-    """An expression that was read once and can be evaluated often.
+    """A parsed expression; expressions are equal if their texts are.
 
-    Two expressions are equal when their texts are. Raises `ExpressionError` when the text is
-    not in the language.
+    Raises:
+        ExpressionError: the text is not in the language.
     """
 
     __slots__ = ("_evaluate", "_offsets", "names", "text")
@@ -48,7 +46,7 @@ class Expression:
         self._evaluate = root
 
     def evaluate(self, names: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the value decides
-        """The value over `names`; raises `ExpressionError` where there is none."""
+        """The value for `names`; raises `ExpressionError` if it has none."""
         try:
             return self._evaluate(names)
         except Failed as failed:
@@ -60,7 +58,7 @@ class Expression:
             raise
 
     def offset_of(self, name: str) -> int:
-        """Where `name` first stands in the text, in characters from 0."""
+        """The index of the first occurrence of `name` in the text."""
         return self._offsets[name]
 
     def __str__(self) -> str:
@@ -76,4 +74,4 @@ class Expression:
         return hash(self.text)
 
     def __reduce__(self) -> tuple[type[Expression], tuple[str]]:
-        return (Expression, (self.text,))  # closures do not pickle; the text says it all
+        return (Expression, (self.text,))  # closures do not pickle

@@ -1,7 +1,6 @@
-"""The grammar of expressions: text to tokens to closures, by recursive descent.
+"""The recursive-descent parser of expressions, from tokens to closures.
 
-The parser is our own so that errors can say what a person should have written, and so that
-length and depth are bounded before anything recurses.
+Length and depth are bounded.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DEPTH", "MAX_LENGTH", "parse"]
 
 MAX_LENGTH = 2000
-"""Characters in an expression."""
+"""The most characters of an expression."""
 MAX_DEPTH = 40
-"""Levels of the tree; chains of `and`, `or` and comparisons count as one level."""
+"""The most levels of the tree; chains of `and`, `or` and comparisons count as one level."""
 
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> tuple[Evaluate, Mapping[str, int]]:
-    """The closure of a text, and each name with the offset where it first stands."""
+    """The closure of a text, and the offset of the first occurrence of each name."""
     if len(text) > MAX_LENGTH:
         reason = f"an expression of {len(text)} characters; the limit is {MAX_LENGTH}"
         raise ExpressionError(reason, text, MAX_LENGTH)
@@ -61,7 +60,7 @@ def parse(text: str) -> tuple[Evaluate, Mapping[str, int]]:
 
 
 class _Part(NamedTuple):
-    """A parsed piece: how to evaluate it, how deep it is, and whether it looks up no name."""
+    """A parsed node: its closure, its depth, and whether it has no names."""
 
     evaluate: Evaluate
     depth: int
@@ -69,7 +68,7 @@ class _Part(NamedTuple):
 
     @property
     def is_singleton(self) -> bool:
-        """Whether the piece is none, true or false, written out: what `is` may compare with."""
+        """Whether the node is the constant none, true or false, which `is` accepts."""
         if not self.constant or self.depth > 1:
             return False
         value = self.evaluate({})
@@ -77,7 +76,7 @@ class _Part(NamedTuple):
 
 
 class _Parser:
-    """Recursive descent, one method for each level of precedence, loosest first."""
+    """A recursive-descent parser with one method for each level of precedence."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -86,14 +85,14 @@ class _Parser:
         self.level = 0
         self.offsets: dict[str, int] = {}
 
-    # The token at hand.
+    # The current token.
 
     @property
     def token(self) -> Token:
         return self.tokens[self.index]
 
     def take(self, *texts: str) -> Token | None:
-        """The token at hand, consumed, if it is one of these signs or words."""
+        """Consume and return the current token if it is one of `texts`."""
         token = self.token
         if token.kind in ("sign", "name") and token.text in texts:
             self.index += 1
@@ -110,14 +109,14 @@ class _Parser:
         return ExpressionError(reason, self.text, self.token.offset if offset is None else offset)
 
     def part(self, evaluate: Evaluate, *inner: _Part) -> _Part:
-        """A piece made of smaller ones."""
+        """A node with children."""
         depth = 1 + max((part.depth for part in inner), default=0)
         if depth > MAX_DEPTH:
             raise self.error(f"nested more than {MAX_DEPTH} levels deep")
         return _Part(evaluate, depth, constant=all(part.constant for part in inner))
 
     def deeper(self) -> None:
-        """Counts a level of recursion, so that the parser itself cannot overflow the stack."""
+        """Count a level of recursion; raises before the stack overflows."""
         self.level += 1
         if self.level > MAX_DEPTH:
             raise self.error(f"nested more than {MAX_DEPTH} levels deep")
@@ -133,7 +132,7 @@ class _Parser:
         return part
 
     def describe_stray(self) -> str:
-        """Why the token after a complete expression cannot stand there."""
+        """The error for a token after a complete expression."""
         text = self.token.text
         if text in FOREIGN_SIGNS:
             return f"{text!r} is not part of the expression language; {FOREIGN_SIGNS[text]}"
@@ -145,7 +144,7 @@ class _Parser:
             return "only " + ", ".join(FUNCTIONS) + " can be called"
         if text in FOREIGN_WORDS:
             return f"{text!r} is not part of the expression language"
-        return f"{text!r} does not belong here; an operator is missing before it"
+        return f"an operator is missing before {text!r}"
 
     def disjunction(self) -> _Part:
         self.deeper()
@@ -189,7 +188,7 @@ class _Parser:
                 reason = f"'{name}' compares with none, true and false only; write '=='"
                 raise self.error(reason, offset)
             parts.append(right)
-            # A list written out is built once, not once a case.
+            # A constant list is built once.
             is_list = name in ("in", "not in") and right.constant
             value_of = fixed(right.evaluate) if is_list else right.evaluate
             links.append((comparison(name, offset), value_of))
@@ -264,9 +263,9 @@ class _Parser:
             items, _ = self.items("]", token)
             return self.part(collected([item.evaluate for item in items]), *items)
         if token.kind == "end":
-            raise self.error("the expression ends where a value is needed")
+            raise self.error("expected a value, but the expression ends")
         hint = f"; {FOREIGN_SIGNS[token.text]}" if token.text in FOREIGN_SIGNS else ""
-        raise self.error(f"{token.text!r} stands where a value is needed{hint}")
+        raise self.error(f"expected a value, got {token.text!r}{hint}")
 
     def number(self) -> _Part:
         token = self.token
@@ -314,7 +313,7 @@ class _Parser:
         return self.part(collected([item.evaluate for item in items]), *items)
 
     def items(self, closing: str, opened: Token) -> tuple[list[_Part], bool]:
-        """What stands between commas up to `closing`, and whether a comma came last."""
+        """The items up to `closing`, and whether the last has a trailing comma."""
         found: list[_Part] = []
         while not self.take(closing):
             found.append(self.disjunction())

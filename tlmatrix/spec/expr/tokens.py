@@ -1,4 +1,4 @@
-"""The words of expressions: text to tokens, and what is no word of theirs."""
+"""The lexer of expressions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 
 
 class ExpressionError(ValueError):
-    """An expression that cannot be read, or has no value for the names it was given.
+    """An expression that cannot be parsed or evaluated.
 
-    `offset` counts characters of `text` from 0, to where the reason lies.
+    `offset` is the index of the error in `text`, from 0.
     """
 
     def __init__(self, reason: str, text: str, offset: int) -> None:
@@ -48,13 +48,13 @@ WORDS: Mapping[str, Any] = {
     "False": False,
     **{name: name for name in DTYPES},
 }
-"""Words that stand for a value: those of YAML, and the names of dtypes for themselves."""
+"""Constants by name: those of YAML, and dtype names, which are text."""
 OPERATOR_WORDS = frozenset({"and", "or", "not", "in", "is"})
-"""Words that stand between values."""
+"""Operators that are words."""
 FOREIGN_WORDS = frozenset(
     {"if", "else", "for", "lambda", "while", "await", "yield", "import", "def", "class", "return"}
 )
-"""Words of Python that no name may be, for a person may think that they work here."""
+"""Keywords of Python that are not in the language and cannot be names."""
 FOREIGN_SIGNS = {
     "&&": "write 'and'",
     "||": "write 'or'",
@@ -63,7 +63,7 @@ FOREIGN_SIGNS = {
     "<>": "write '!='",
     "?": "write 'and' and 'or'",
 }
-"""Signs of other languages, and what to write in their place."""
+"""Operators of other languages, with a hint."""
 _TOKEN = re.compile(
     r"""
       (?P<space>\s+)
@@ -77,7 +77,7 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """A word of an expression, or its `end`: `kind` is a group of `_TOKEN`, `offset` from 0."""
+    """A token: `kind` is a group of `_TOKEN` or `end`, `offset` its index from 0."""
 
     kind: str
     text: str
@@ -85,7 +85,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The words of a text, `end` last; ExpressionError at the first character that is in none."""
+    """The tokens of a text, `end` last; raises ExpressionError at an invalid character."""
     found = []
     position = 0
     while position < len(text):
@@ -94,7 +94,7 @@ def tokens_of(text: str) -> list[Token]:
             sign = text[position]
             reason = f"{sign!r} is not part of the expression language"
             if sign in "'\"":
-                reason = f"text that opens with {sign} never closes, or holds a backslash"
+                reason = f"text in {sign} is not closed, or has a backslash"
             raise ExpressionError(reason, text, position)
         kind = match.lastgroup or ""
         if kind != "space":
