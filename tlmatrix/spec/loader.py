@@ -90,7 +90,8 @@ def _encloses(place: _Path, malformed: Iterable[_Path]) -> bool:
 def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, frozenset[_Path]]:
     """The spec of the well-formed parts, the issues, and what was removed.
 
-    Returns the spec, the issues, the document without malformed parts, and their paths. If a mapping lacks a required key after a removal, it is removed, too.
+    Returns the spec, the issues, the document without malformed parts, and their paths. If a
+    mapping lacks a required key after a removal, it is removed, too.
     """
     issues: list[Issue] = []
     broken: set[_Path] = set()

@@ -1,8 +1,8 @@
 """Evaluation of expressions: one closure for each node of the tree.
 
 A closure maps names to the value, or raises `Failed`. Values are Python's; arithmetic takes
-numbers, and lists of numbers element by element. Powers and lists are bounded, so that no expression can
-hang a run or exhaust memory.
+numbers, and lists of numbers element by element. Powers and lists are bounded, so that no
+expression can hang a run or exhaust memory.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Expressions cannot run code or hang: the language has its own parser and limits. It has names,
 numbers, quoted text, lists, `none`/`null`, `true`/`false` (and Python's spellings), comparison
-(chained as in Python, `in`, `not in`, and `is` against none, true and false), `and`/`or`/`not`, `+
-- * / // % **`, one side of a packed axis (`seqlens.q`), and calls of `sum`, `min`, `max`, `abs`,
+(chained as in Python, `in`, `not in`, and `is` against none, true and false), `and`/`or`/`not`,
+`+ - * / // % **`, one side of a packed axis (`seqlens.q`), and calls of `sum`, `min`, `max`, `abs`,
 `len`, `ceildiv` and `pages`. Values are Python's: `or` returns an operand, `/` is true division.
 Arithmetic takes numbers, and lists of numbers element by element.
 
