@@ -30,7 +30,7 @@ _TABLE_LIMIT = 1 << 16  # combinations of one rule evaluated up front, so that e
 _MEMO_LIMIT = 1 << 24  # combinations of one rule remembered, a byte each
 _SEARCH_MEMO_LIMIT = 1 << 18  # partial assignments remembered by the search of one group
 _WITNESSES = 1 << 12  # solutions remembered by the search of one group
-_COUNTED = 1 << 14  # partial assignments that counting solves before it gives up
+_COUNTED = 1 << 12  # partial assignments that counting solves, in about 2 s, before it gives up
 
 _PASSES, _FAILS = 1, 2  # what is remembered of a combination; 0 where it was not asked yet
 
