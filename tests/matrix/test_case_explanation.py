@@ -131,21 +131,21 @@ def explained(**values):
     return explain(SPEC, {"head_dim": 64, **values})
 
 
-def test_a_case_a_rule_removes_is_in_no_tier_and_the_rule_says_why():
+def test_a_case_that_violates_a_constraint_is_in_no_tier_with_the_reason():
     found = explained(window=64)
     assert [rule.because for rule in found.removed_by] == ["a window is causal"]
     assert {each.included for each in found.tiers.values()} == {False}
-    assert "where removes it: window is none or causal (a window is causal)" in (
+    assert "it violates the constraint window is none or causal (a window is causal)" in (
         found.tiers["full"].reason
     )
 
 
-def test_a_tier_says_whether_it_picks_a_case_and_why_not():
+def test_a_tier_reports_whether_it_selects_a_case_and_why_not():
     first, other, wide = explained(), explained(causal=True), explained(head_dim=96)
     assert first.tiers["quick"].included
-    assert first.tiers["full"].reason == "product picks it"
+    assert first.tiers["full"].reason == "product selects it"
     assert not other.tiers["quick"].included
-    assert other.tiers["quick"].reason == "first does not pick it"
+    assert other.tiers["quick"].reason == "first does not select it"
     assert other.tiers["full"].included
     assert wide.tiers["full"].reason == "the tier has no head_dim=96, only 64, 256"
     assert not wide.tiers["full"].included
@@ -158,13 +158,13 @@ def test_a_t_wise_tier_agrees_with_its_expansion():
             assert explain(SPEC, case).tiers["nightly"].included is (case in picked)
 
 
-def test_a_written_case_is_in_every_tier():
+def test_a_listed_case_is_in_every_tier():
     found = explained(head_dim=40)
     assert {each.included for each in found.tiers.values()} == {True}
-    assert found.tiers["quick"].reason == "it is written in the spec (extra)"
+    assert found.tiers["quick"].reason == "the spec lists it (extra)"
 
 
-def test_the_ledger_says_what_it_can_without_knowing_where_the_case_runs():
+def test_known_bugs_that_depend_on_the_backend_are_undecided_without_it():
     found = explained(head_dim=256)
     assert [bug.issue for bug in found.known_bugs] == ["#1"]
     assert [bug.issue for bug in found.undecided] == ["#2"]

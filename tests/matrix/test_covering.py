@@ -67,7 +67,7 @@ def test_a_strength_below_one_is_refused():
         covering_rows(Space({"a": (0, 1)}), 0)
 
 
-def test_what_the_library_leaves_out_is_added(monkeypatch):
+def test_tuples_that_the_library_misses_are_added(monkeypatch):
     space = Space(dict.fromkeys("abcd", (0, 1, 2)), [rule("abc", [(0, 0, 0), (1, 1, 1)])])
     library = covering.library_rows
 
@@ -92,7 +92,7 @@ def test_too_many_tuples_for_the_library_are_still_covered(monkeypatch):
     assert len(rows) < 2 * 400
 
 
-def test_a_tuple_that_only_rules_together_forbid_is_shown_infeasible():
+def test_a_tuple_that_constraints_exclude_together_is_proven_infeasible():
     """a=0 needs b=1, and b=1 needs c=1: no rule names a and c, yet a=0, c=0 cannot be."""
     space = Space(
         {"a": (0, 1), "b": (0, 1), "c": (0, 1)},
@@ -103,7 +103,7 @@ def test_a_tuple_that_only_rules_together_forbid_is_shown_infeasible():
     assert len(proof.infeasible) == 3
 
 
-def test_a_tuple_that_is_missing_is_told():
+def test_a_missing_tuple_is_reported():
     space = Space({"a": (0, 1), "b": (0, 1), "c": (0, 1)})
     proof = prove(space, [(0, 0, 0), (0, 1, 1), (1, 0, 1)], 2)
     assert not proof.holds

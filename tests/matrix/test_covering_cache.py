@@ -90,7 +90,7 @@ def test_a_damaged_file_is_ignored_and_written_again(tmp_path, computed, damage)
     assert len(list(path.parent.iterdir())) == 1  # nothing temporary stays
 
 
-def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, computed):
+def test_an_unwritable_cache_folder_is_no_error(tmp_path, computed):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     assert cached_covering_rows(made(), 2, folder=blocked)[1].holds

@@ -28,7 +28,7 @@ def test_an_id_of_a_drawn_case_leads_back_to_it(path):
 
 
 @pytest.mark.parametrize("label", ["q3.4", "q3.4_k", "q3_k5.x", "3.4_k5", "q3.4_k5.6_z1"])
-def test_what_reads_as_no_batch_is_no_case(label):
+def test_a_label_of_no_batch_is_no_case(label):
     spec = load_spec(next(path for path in _SPECS if path.stem == "gqa_varlen"))
     (case,) = generate_cases(cases(spec, "quick"), count=1, first=5)
     parts = [part for part in case.id.split("-") if not part.startswith("seqlens=")]

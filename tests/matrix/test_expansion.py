@@ -31,7 +31,7 @@ def values(expansion):
 # Strategies -----------------------------------------------------------------------------------
 
 
-def test_product_is_every_combination_that_obeys_the_rules():
+def test_product_is_every_combination_that_satisfies_the_constraints():
     spec = spec_from(AXES, ["a <= 2 or b", "c == 'x' or d != 0"])
     expected = [
         dict(zip(AXES, each, strict=True))
@@ -86,7 +86,7 @@ def test_t_wise_over_all_axes_or_more_is_the_product(strategy):
     assert ids(expand(spec)) == ids(expand(spec, "full"))
 
 
-def test_a_sample_is_drawn_from_what_rules_leave_and_grows_by_adding():
+def test_a_sample_satisfies_the_constraints_and_is_a_prefix_of_larger_ones():
     def sample(size, seed=0):
         spec = spec_from(
             AXES, ["a <= 2 or b"], tiers={"quick": {"strategy": "sample", "size": size}}
@@ -140,7 +140,7 @@ def test_the_seed_of_the_tier_is_what_expand_uses_by_default():
     )
 
 
-def test_first_takes_the_first_that_rules_leave():
+def test_first_takes_the_first_rows_that_satisfy_the_constraints():
     spec = spec_from(AXES, ["a > 1"], tiers={"quick": "first"})
     assert values(expand(spec)) == [{"a": 2, "b": False, "c": "x", "d": 0}]
     spec = spec_from(AXES, ["a > 1"], tiers={"quick": {"strategy": "first", "size": 5}})
@@ -163,7 +163,7 @@ def test_a_tier_that_does_not_exist_is_named_with_the_nearest():
 
 @given(st.data())
 @settings(deadline=None, max_examples=50)
-def test_each_rule_is_counted_alone_over_the_whole_product(data):
+def test_each_constraint_is_counted_alone_over_the_whole_product(data):
     axes = {
         name: list(range(data.draw(st.integers(1, 4), label=name)))
         for name in data.draw(
@@ -205,7 +205,7 @@ def test_each_rule_is_counted_alone_over_the_whole_product(data):
         assert expand(spec, tier).removed == expansion.removed
 
 
-def test_no_case_left_is_an_error_that_says_which_rules_removed_what():
+def test_no_case_left_is_an_error_with_the_count_of_each_constraint():
     spec = spec_of(
         """
         axes: {a: [1, 2, 3], b: [1, 2]}
@@ -223,7 +223,7 @@ def test_no_case_left_is_an_error_that_says_which_rules_removed_what():
         expand(spec)
 
 
-def test_a_rule_without_an_answer_for_values_of_a_tier_is_an_error_at_the_rule():
+def test_a_constraint_without_a_value_for_a_tier_is_a_located_error():
     spec = spec_of(
         """
         axes: {window: [1, 2], a: [1]}
@@ -257,14 +257,14 @@ def test_regressions_come_first_then_extra_cases_and_nothing_twice():
     assert expansion.count() == 36 + 2
 
 
-def test_a_case_written_as_regression_and_as_extra_runs_once_as_regression():
+def test_a_case_listed_as_regression_and_as_extra_runs_once_as_regression():
     spec = spec_from(AXES, regressions=[{"a": 2}], extra_cases=[{"a": 2, "b": False}])
     cases = list(expand(spec, "full").cases)
     assert [case.origin for case in cases[:2]] == ["regression", "tier"]
     assert len(cases) == 36
 
 
-def test_a_written_case_that_a_rule_excludes_is_an_error_at_the_case():
+def test_a_listed_case_that_violates_a_constraint_is_a_located_error():
     spec = spec_of(
         """
         axes: {a: [1, 2, 3], b: [1, 2]}
@@ -280,13 +280,13 @@ def test_a_written_case_that_a_rule_excludes_is_an_error_at_the_case():
         expand(spec)
 
 
-def test_two_written_cases_with_one_id_are_an_error_that_names_both():
+def test_two_listed_cases_with_one_id_are_an_error_that_names_both():
     spec = spec_from(AXES, regressions=[{"a": "7"}], extra_cases=[{"a": 7}])
     with pytest.raises(SpecError, match=r"two cases have the id a=7-.*'a': '7'.*'a': 7,"):
         expand(spec)
 
 
-def test_a_written_case_that_reads_as_one_of_the_tier_is_an_error_that_names_both():
+def test_a_listed_case_with_the_id_of_another_case_is_an_error_that_names_both():
     spec = spec_from(AXES, extra_cases=[{"a": "2"}])
     with pytest.raises(SpecError, match=r"two cases have the id a=2-.*'a': '2'.*'a': 2,"):
         expand(spec, "full")
@@ -297,7 +297,7 @@ def test_a_written_case_that_reads_as_one_of_the_tier_is_an_error_that_names_bot
 
 @given(st.permutations(list(AXES)), st.permutations(["a <= 2 or b", "c == 'x' or d != 0"]))
 @settings(deadline=None, max_examples=20)
-def test_order_of_axes_and_rules_changes_no_id_and_nothing_that_is_picked(order, rules):
+def test_order_of_axes_and_constraints_changes_neither_ids_nor_selection(order, rules):
     tiers = {"some": {"strategy": "sample", "size": 9}}
     plain = spec_from(AXES, ["a <= 2 or b", "c == 'x' or d != 0"], tiers=tiers)
     other = spec_from({name: AXES[name] for name in order}, rules, tiers=tiers)

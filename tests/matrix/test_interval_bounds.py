@@ -155,7 +155,7 @@ def test_a_limit_over_twelve_axes_of_ten_values_is_solved_and_its_cover_proven()
     assert expand(spec, "full").count() == 10**12 - 843067282960
 
 
-def test_what_cannot_be_counted_has_a_largest_count():
+def test_an_uncountable_space_has_an_upper_bound():
     text = " + ".join(f"{left} * {right}" for left, right in zip("abcdef", "ghijkl", strict=True))
     axes = {name: [each * 7919 % 1009 for each in range(1, 11)] for name in "abcdefghijkl"}
     spec = spec_from(axes, [f"{text} <= 900000"])

@@ -10,7 +10,7 @@ from tlmatrix.matrix.space import Space
 
 
 @given(spaces())
-def test_rows_are_the_product_without_what_rules_forbid_in_its_order(space):
+def test_rows_are_the_constrained_product_in_its_order(space):
     assert list(space) == all_rows(space)
 
 
@@ -20,7 +20,7 @@ def test_count_is_the_number_of_rows(space):
 
 
 @given(spaces())
-def test_removed_counts_each_rule_alone(space):
+def test_removed_counts_each_constraint_alone(space):
     everything = [space.values(row) for row in product(*map(range, space.sizes))]
     assert space.removed() == tuple(
         sum(not each.allows(values) for values in everything) for each in space.constraints
@@ -44,7 +44,7 @@ def test_rows_by_index_are_every_row_once(space):
 
 
 @given(spaces())
-def test_failing_names_the_rules_that_a_row_breaks(space):
+def test_failing_lists_the_violated_constraints(space):
     for row in product(*map(range, space.sizes)):
         values = space.values(row)
         expected = [at for at, each in enumerate(space.constraints) if not each.allows(values)]
@@ -60,7 +60,7 @@ def test_an_index_outside_is_an_error():
             space[index]
 
 
-def test_a_rule_about_no_axis_keeps_or_removes_everything():
+def test_a_constant_constraint_keeps_or_removes_everything():
     never = Constraint((), lambda _: False, "false")
     always = Constraint((), lambda _: True, "true")
     space = Space({"a": (1, 2), "b": (1, 2, 3)}, [never, always])
@@ -113,7 +113,7 @@ def test_dead_ends_are_not_entered():
     assert space.count == 3**30
 
 
-def test_a_rule_is_asked_once_for_each_combination():
+def test_a_constraint_is_evaluated_once_for_each_combination():
     asked = []
 
     def allows(values):
@@ -128,7 +128,7 @@ def test_a_rule_is_asked_once_for_each_combination():
     assert len(asked) == len(set(asked)) == 9
 
 
-def test_what_a_rule_raises_is_raised_when_the_space_is_made():
+def test_errors_of_constraints_are_raised_when_the_space_is_made():
     def allows(values):
         return values["a"] < 5
 

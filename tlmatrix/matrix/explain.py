@@ -153,22 +153,22 @@ def _no_axis(spec: Spec, name: str) -> str:
 def _membership(
     spec: Spec, tier: str, case: Case, removed_by: tuple[ConstraintDecl, ...]
 ) -> Membership:
-    for written in listed_cases(spec):
-        if written == case:
-            return Membership(included=True, reason=f"it is written in the spec ({written.origin})")
+    for listed in listed_cases(spec):
+        if listed == case:
+            return Membership(included=True, reason=f"the spec lists it ({listed.origin})")
     if removed_by:
-        told = "; ".join(f"{rule.text}{rule.reason}" for rule in removed_by)
-        return Membership(included=False, reason=f"where removes it: {told}")
+        violated = "; ".join(f"{each.text}{each.reason}" for each in removed_by)
+        return Membership(included=False, reason=f"it violates the constraint {violated}")
     plan = plan_of(spec, tier)
     for name, values in plan.axes.items():
         value = canonical(case.values[name])
         if value not in map(canonical, values):
-            told = ", ".join(map(label, values))
-            reason = f"the tier has no {name}={label(case.values[name])}, only {told}"
+            offered = ", ".join(map(label, values))
+            reason = f"the tier has no {name}={label(case.values[name])}, only {offered}"
             return Membership(included=False, reason=reason)
     if expand(spec, tier).holds(case):
-        return Membership(included=True, reason=f"{plan.text} picks it")
-    return Membership(included=False, reason=f"{plan.text} does not pick it")
+        return Membership(included=True, reason=f"{plan.text} selects it")
+    return Membership(included=False, reason=f"{plan.text} does not select it")
 
 
 def _parsed(case_id: str) -> dict[str, str]:
