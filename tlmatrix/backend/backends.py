@@ -152,6 +152,10 @@ class InterpreterBackend:
         gc.collect()
 
 
+_MULTIPROCESSORS = 4
+"""Few, so that blocks of persistent kernels compute several tiles of small shapes."""
+
+
 def _stand_in(backend: InterpreterBackend | CompileBackend) -> AbstractContextManager[None]:
     """`torch.cuda` reports a GPU of the target architecture, as for `tlmatrix exec`.
 
@@ -162,7 +166,7 @@ def _stand_in(backend: InterpreterBackend | CompileBackend) -> AbstractContextMa
 
     if backend.name == "processes" or here.rank() is not None:
         return nullcontext()
-    return stand_in(arch=backend.target)
+    return stand_in(arch=backend.target, sms=_MULTIPROCESSORS)
 
 
 def _stand_in_without_gpu(
