@@ -162,7 +162,7 @@ def _stand_in(backend: InterpreterBackend | CompileBackend) -> AbstractContextMa
     Simulated ranks have a stand-in of their own, and rank processes need none.
     """
     from tlmatrix.interpreter.device import stand_in
-    from tlmatrix.interpreter.distributed import here
+    from tlmatrix.interpreter.ranks import here
 
     if backend.name == "processes" or here.rank() is not None:
         return nullcontext()

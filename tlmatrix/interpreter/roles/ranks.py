@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tlmatrix.interpreter.distributed import here
 from tlmatrix.interpreter.errors import DeadlockError, Unsupported
+from tlmatrix.interpreter.ranks import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable

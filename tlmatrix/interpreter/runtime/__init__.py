@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.distributed.blocks import block_launch
 from tlmatrix.interpreter.externs import Pointer, call_extern
+from tlmatrix.interpreter.ranks.blocks import block_launch
 from tlmatrix.interpreter.roles.clocks import row_cells
 from tlmatrix.interpreter.roles.scheduler import launch
 

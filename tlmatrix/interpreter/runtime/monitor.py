@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.distributed import here
-from tlmatrix.interpreter.distributed.seen import Seen
+from tlmatrix.interpreter.ranks import here
+from tlmatrix.interpreter.ranks.seen import Seen
 from tlmatrix.interpreter.reports import Party, Report
 
 from .memory import outside
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tlmatrix.interpreter.codegen import Location, Program, Site
-    from tlmatrix.interpreter.distributed.accesses import View
+    from tlmatrix.interpreter.ranks.accesses import View
     from tlmatrix.interpreter.reports import Sequences as Declared
     from tlmatrix.interpreter.roles.clocks import Clock
     from tlmatrix.interpreter.session import Session
@@ -347,7 +347,7 @@ class Monitor:
 
     def _flag_abroad(self, how: Site, name: str, offsets: list[int]) -> None:
         """The same for other launches and ranks: T.atomic_* are of device scope."""
-        from tlmatrix.interpreter.distributed.flags import atomic
+        from tlmatrix.interpreter.ranks.flags import atomic
 
         tensor = self._tensors[name]
         place = (how.location.file, how.location.line) if how.location is not None else ("", 0)
