@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .coverage import Coverage, Feature
-    from .distributed.simulation import Simulation, simulate
     from .errors import (
         ArgumentError,
         DeadlockError,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from .externs import Pointer, model_extern, until
     from .intercept import interpret, interpreted
     from .kernel import InterpretedKernel
+    from .ranks.simulation import Simulation, simulate
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .roles import SCHEDULES, run_ranks, scheduled

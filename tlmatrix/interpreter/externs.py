@@ -69,7 +69,7 @@ class Pointer:
 
 def _owner(array: Any) -> str:
     """Whose symmetric memory an array is, in words; empty where it is none."""
-    from .distributed import here
+    from .ranks import here
 
     world = here.world()
     if world is None or world.memory is None:
@@ -100,7 +100,7 @@ def model_extern(name: str, model: Callable[..., Any]) -> None:
 
 def is_modelled(name: str) -> bool:
     """Whether there is a model of a function."""
-    from .distributed import flags  # noqa: F401  # the models of its functions
+    from .ranks import flags  # noqa: F401  # the models of its functions
 
     return name in _models
 
@@ -115,6 +115,6 @@ def call_extern(name: str, *args: Any) -> Generator[Any, Any, Any]:
 
 def until(condition: Callable[[], bool], what: str = "a condition") -> Any:
     """What a model yields to wait until `condition()` holds; `what` it waits for is reported."""
-    from .distributed.tasks import Until
+    from .ranks.tasks import Until
 
     return Until(condition, what)

@@ -16,10 +16,10 @@ from torch.utils import _python_dispatch
 from . import runtime
 from .codegen import generate, kernel_usage, widened
 from .descriptors import described, may_be_described
-from .distributed import here
-from .distributed.launches import enqueue_kernel
 from .errors import EMPTY_TENSOR, ArgumentError, InterpreterError, LaunchError, Unsupported
 from .layouts import positions
+from .ranks import here
+from .ranks.launches import enqueue_kernel
 from .runtime.tiles import FLOAT8_BITS, TF32
 from .runtime.tracer import Born
 from .sanitize import launch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from .codegen import Location, Parameter, Program, Record
-    from .distributed.blocks import BlockLaunch
+    from .ranks.blocks import BlockLaunch
     from .session import Session
 
 __all__ = ["InterpretedKernel", "environment", "load_program", "unseen"]

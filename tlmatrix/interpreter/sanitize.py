@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .codegen import Location, Program, Site
-    from .distributed.blocks import BlockLaunch
     from .kernel import InterpretedKernel
+    from .ranks.blocks import BlockLaunch
     from .session import Session
 
 __all__ = ["launch"]
