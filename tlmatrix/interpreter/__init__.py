@@ -26,7 +26,7 @@ Importing the package imports nothing else until a name is used. What to know of
   `RaceError` under `scheduled`. The barriers that TileLang puts between accesses to shared memory
   are put there too. Fences and the register budget have no meaning.
 - A block that spins on a flag lets others run. `simulate` runs a program on several ranks, with
-  streams, symmetric memory and flags of the scope of a system (`distributed`); `run_ranks` runs
+  streams, symmetric memory and flags of the scope of a system (`ranks`); `run_ranks` runs
   programs that share what they are given.
 - An index that is provably negative counts from the end, as TileLang has it.
 - Clusters, pairs of blocks and inline code are refused (`Unsupported`).
@@ -116,7 +116,7 @@ _HOMES = {
     "SanitizerError": "reports",
     "Sequences": "reports",
     "Session": "session",
-    "Simulation": "distributed.simulation",
+    "Simulation": "ranks.simulation",
     "SynchronizationError": "errors",
     "Trace": "explain",
     "TracedKernel": "tracing",
@@ -126,7 +126,7 @@ _HOMES = {
     "model_extern": "externs",
     "run_ranks": "roles",
     "scheduled": "roles",
-    "simulate": "distributed.simulation",
+    "simulate": "ranks.simulation",
     "traced": "tracing",
     "until": "externs",
 }
