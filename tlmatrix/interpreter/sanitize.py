@@ -20,9 +20,10 @@ from .runtime.tracer import Born, Tracer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+
     from .codegen import Location, Program, Site
     from .kernel import InterpretedKernel
-    from .ranks.blocks import BlockLaunch
     from .session import Session
 
 __all__ = ["launch"]
