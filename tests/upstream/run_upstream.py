@@ -23,6 +23,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -114,6 +115,11 @@ def run(program: Program, copy: Path, limit: float, fault: str | None = None) ->
                 if before is None or before["state"] == "skipped":
                     merged[outcome["name"]] = outcome
         outcomes = list(merged.values())
+    for outcome in outcomes:
+        for pattern, reason in program.theirs.items():
+            known = fnmatch(outcome["name"], pattern) and outcome["state"] in ("wrong", "crashed")
+            if known:
+                outcome.update(state="theirs", detail=reason)
     counts = Counter(o["state"] for o in outcomes)
     state = next(state for state in WORST_FIRST if counts[state])
     detail = next((o["detail"] for o in outcomes if o["state"] == state), "")

@@ -189,3 +189,14 @@ def test_constructs_are_counted_without_their_place():
     assert refusals(results) == [("the operation tl.f", 2, ["examples/0.py", "examples/1.py"])]
     assert summary(results) == "examples: 2 refused"
     assert "| the operation tl.f | 2 |" in page(results, "TileLang 0", "2026-01-01")
+
+
+def test_failures_that_are_not_the_interpreters_are_named(checkout):
+    table = checkout.parent / "overrides.yaml"
+    table.write_text('testing/: {theirs: {"test_wrong": rounds, "test_crash*": no attribute}}')
+    code, results, _ = run(checkout, "test_kernels")
+    tests = results["testing/python/test_kernels.py"]
+    assert code == 0
+    assert tests["state"] == "right"
+    assert tests["counts"]["theirs"] == 2
+    assert ["test_wrong", "theirs", "rounds"] in tests["tests"]

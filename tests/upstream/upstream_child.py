@@ -13,12 +13,13 @@ import resource
 import signal
 import sys
 import time
+import traceback
 import types
 from pathlib import Path
 
 MEMORY = 8 << 30
 TEST_SECONDS = 60
-WRONG = re.compile(r"not close|[Mm]ismatch|!=|==|incorrect|differ", re.IGNORECASE)
+SOURCE = re.compile(r"#if defined\(|__global__|get_kernel_source|from tvm.script import")
 
 
 class Outcomes:
@@ -110,15 +111,28 @@ def judged(error, kernels):
         return "refused", construct(str(cause))
     if isinstance(error, TooSlow):
         return "slow", str(error)
-    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+    if isinstance(error, MemoryError) or "allocate memory" in text:
         return "slow", "more memory than the limit"
     if isinstance(error, ModuleNotFoundError):
         return "skipped", f"needs {error.name}"
     if type(error).__name__ == "Skipped":
         return "skipped", str(error)
-    if isinstance(error, AssertionError) and (kernels or WRONG.search(text)):
+    if type(error).__name__ == "AcceleratorError" or "no CUDA-capable device" in text:
+        return "skipped", "uses a GPU beside TileLang"
+    if SOURCE.search(text) or (not kernels and not _of_interpreter(error, text)):
+        return "no kernel", text[:300]
+    if isinstance(error, AssertionError) or "DID NOT RAISE" in text:
         return "wrong", text[:300]
     return "crashed", text[:300]
+
+
+def _of_interpreter(error, text):
+    """Whether the interpreter raised an exception, or lacks what a program asks of it."""
+    last = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        last = frame.f_code.co_filename
+    inside = f"{os.sep}tlmatrix{os.sep}interpreter{os.sep}" in (last or "")
+    return inside or "InterpretedKernel" in text or "DID NOT RAISE" in text
 
 
 def construct(message):

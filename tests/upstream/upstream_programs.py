@@ -12,7 +12,7 @@ __all__ = ["OVERRIDES", "Program", "load_programs", "read_overrides", "working_c
 
 OVERRIDES = Path(__file__).with_name("overrides.yaml")
 FOLDERS = ("examples", "testing")
-KEYS = {"arguments", "arch", "replace", "skip", "seconds", "lower"}
+KEYS = {"arguments", "arch", "replace", "skip", "seconds", "lower", "theirs"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Program:
         skip: the reason why it does not run.
         seconds: its time limit, if not that of all.
         lower: whether TileLang lowers each kernel as well.
+        theirs: by pattern of names of tests, why a failure is not the interpreter's.
     """
 
     path: str
@@ -37,6 +38,7 @@ class Program:
     skip: str = ""
     seconds: float | None = None
     lower: bool = False
+    theirs: dict[str, str] = field(default_factory=dict)
 
 
 def read_overrides(path: Path = OVERRIDES) -> dict[str, dict]:

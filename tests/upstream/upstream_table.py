@@ -7,9 +7,9 @@ __all__ = ["STATES", "Result", "page", "refusals", "summary"]
 
 from dataclasses import dataclass, field
 
-STATES = ("right", "refused", "wrong", "crashed", "slow", "skipped", "no kernel")
-"""From `wrong` up to `right` the worst test counts; `skipped` and `no kernel` say nothing."""
-WORST_FIRST = ("crashed", "wrong", "refused", "slow", "right", "no kernel", "skipped")
+STATES = ("right", "refused", "wrong", "crashed", "slow", "theirs", "skipped", "no kernel")
+WORST_FIRST = ("crashed", "wrong", "refused", "slow", "right", "theirs", "no kernel", "skipped")
+"""A file has the state of its worst test; the last three say nothing of the interpreter."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ def page(results: list[Result], versions: str, date: str) -> str:
         "public repository on the interpreter, each in a process of its own, with the small shapes",
         "of `tests/upstream/overrides.yaml`. *Right*: its own assertions hold. *Refused*:",
         "`Unsupported`, by name. *Slow*: over the time or memory limit. *Skipped*: needs another",
-        "library, GPU vendor or host. *No kernel*: passes without launching one. A file has the",
-        "state of its worst test.",
+        "library, GPU vendor or host. *No kernel*: no kernel ran, or CUDA source is compared.",
+        "*Theirs*: fails for a reason that is not the interpreter's, which the table names.",
+        "A file has the state of its worst test.",
         "",
     ]
     for label, chosen in _parts(results):
