@@ -1,13 +1,8 @@
-"""Warp roles: blocks whose threads do different things, run as coroutines under a schedule.
+"""Warp specialization: blocks whose threads run different code, each part a coroutine.
 
-`generate` writes a generator function for each role of a block, `scheduler` runs them with the
-block's barriers and asynchronous work, `clocks` finds accesses that nothing orders, and `ranks`
-runs the programs of several simulated ranks in turns.
+`generate` writes a generator function for each warp role of a block; `sync` runs them.
 """
 
 from __future__ import annotations
 
-from .ranks import run_ranks
-from .settings import SCHEDULES, scheduled
-
-__all__ = ["SCHEDULES", "run_ranks", "scheduled"]
+__all__: list[str] = []
