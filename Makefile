@@ -6,6 +6,7 @@
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
 #               (TIER=quick: with every two values of axes, hours of a core)
 # make mutants  mutation testing: runs specs on mutants of the kernels, reports how many they find
+# make upstream TILELANG=DIR  TileLang's own examples and tests on the interpreter, from a checkout
 # make fuzz-framework  5,000 made-up specs through load, expand and draw: cases or located errors
 # make lint   ruff, mypy and the import rules
 # make docs   the documentation as a site, in build/site
@@ -24,13 +25,17 @@ endif
 JOBS ?= auto
 TIER ?= each
 
+# Of make upstream: a checkout of TileLang's repository, and further arguments such as `--write`.
+TILELANG ?=
+UPSTREAM ?=
+
 # Of make fuzz-framework: how many specs.
 SPECS ?= 5000
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-fast bytecode compile mutants fuzz-framework lint docs setup clean
+.PHONY: run test test-fast bytecode compile mutants upstream fuzz-framework lint docs setup clean
 
 run: setup
 	$(BIN)/tlmatrix run specs
@@ -56,6 +61,10 @@ compile: setup
 # Goes on where it was stopped, as long as neither kernels nor the framework change.
 mutants: setup
 	$(BIN)/python tests/mutants/run_mutants.py
+
+# Goes on where it was stopped, as long as the interpreter does not change.
+upstream: setup
+	$(BIN)/python tests/upstream/run_upstream.py $(TILELANG) $(UPSTREAM)
 
 fuzz-framework: setup
 	TLMATRIX_FRAMEWORK_SPECS=$(SPECS) $(BIN)/python -m pytest tests/fuzz/test_framework.py

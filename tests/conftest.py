@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import preloaded_python
 from slow_tests import SLOW, slow_rank
 
 # Before anything imports numpy or torch: workers share the cores, so each has one thread.
@@ -13,6 +14,12 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 
 collect_ignore = ["strangers/project"]
 """Specs that `strangers/test_strangers.py` runs."""
+
+
+def pytest_configure(config):
+    """Start the server of preloaded processes while workers start; else its first user does."""
+    if config.getoption("numprocesses", None):
+        preloaded_python.start()
 
 
 def pytest_collection_modifyitems(items):

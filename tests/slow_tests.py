@@ -28,6 +28,7 @@ SLOW = (
     "fuzz/test_fuzz_lost_cases.py",
     "matrix/test_interval_bounds.py",
     "run/test_faults.py",
+    "upstream",
     "bench/test_bench_runs.py",
     "bench/test_bench_ranks.py",
     "benchmarks",

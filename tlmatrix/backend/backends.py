@@ -162,9 +162,9 @@ def _stand_in(backend: InterpreterBackend | CompileBackend) -> AbstractContextMa
     Simulated ranks have a stand-in of their own, and rank processes need none.
     """
     from tlmatrix.interpreter.device import stand_in
-    from tlmatrix.interpreter.distributed import here
+    from tlmatrix.interpreter.sync import context
 
-    if backend.name == "processes" or here.rank() is not None:
+    if backend.name == "processes" or context.rank() is not None:
         return nullcontext()
     return stand_in(arch=backend.target, sms=_MULTIPROCESSORS)
 

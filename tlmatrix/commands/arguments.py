@@ -451,9 +451,10 @@ def _add_new(commands: _Commands) -> None:
 def _add_exec(commands: _Commands) -> None:
     program = commands.add_parser(
         "exec",
-        help="run a GPU script, unchanged, on the interpreter",
-        description="Run a script like `python SCRIPT.py`, with TileLang kernels and cuda tensors "
-        "on the CPU. Nothing is timed: TileLang's benchmarks return NaN.",
+        help="run a GPU script or module, unchanged, on the interpreter",
+        description="Run a script like `python SCRIPT.py`, or a module like `python -m MODULE`, "
+        "with TileLang kernels and cuda tensors on the CPU. Nothing is timed: benchmarks call "
+        "their function once and return NaN.",
     )
     program.add_argument(
         "--arch",
@@ -476,9 +477,20 @@ def _add_exec(commands: _Commands) -> None:
         help="with --sanitize: all sanitizers but these (docs/explanation/sanitizers.md lists "
         "them), such as unwritten if the padding of outputs stays unwritten",
     )
-    program.add_argument("script", metavar="SCRIPT.py", help="the script")
     program.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments"
+        "--lower",
+        action="store_true",
+        help="lower every kernel with TileLang as well, so that errors of its compiler are raised",
+    )
+    program.add_argument(
+        "-m",
+        dest="module",
+        action="store_true",
+        help="PROGRAM is a module, as in `python -m`: `tlmatrix exec -m pytest test_kernel.py`",
+    )
+    program.add_argument("script", metavar="PROGRAM", help="the script, or with -m the module")
+    program.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments"
     )
     program.set_defaults(command="exec:execute")
 

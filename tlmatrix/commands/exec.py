@@ -1,7 +1,8 @@
-"""`tlmatrix exec`: runs a script written for a GPU on the interpreter, unchanged."""
+"""`tlmatrix exec`: runs a script or module written for a GPU on the interpreter, unchanged."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import traceback
 from pathlib import Path
@@ -18,16 +19,19 @@ __all__ = ["execute"]
 
 
 def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
-    """Run the script; print its exceptions as Python does.
+    """Run the program; print its exceptions as Python does.
 
     Sanitizers log their findings as they occur; the exit code is then FINDINGS.
 
     Raises:
-        UsageError: the script or a sanitizer does not exist.
-        SystemExit: raised by the script.
+        UsageError: the program or a sanitizer does not exist.
+        SystemExit: raised by the program.
     """
     path = Path(arguments.script)
-    if not path.is_file():
+    if arguments.module:
+        if not _module_exists(arguments.script):
+            raise UsageError(f"no such module: {arguments.script}")
+    elif not path.is_file():
         raise UsageError(f"no such script: {path}")
     from tlmatrix.interpreter import Unsupported
     from tlmatrix.interpreter.program import run_program
@@ -35,8 +39,10 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     sanitizers = _sanitizers(arguments)
     try:
         session = run_program(
-            path,
+            arguments.script,
             arguments.arguments,
+            module=arguments.module,
+            lower=arguments.lower,
             arch=arguments.arch,
             sms=arguments.sms,
             sanitize=sanitizers,
@@ -51,6 +57,17 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
         print("".join(shown.format()), end="", file=sys.stderr)
         return ExitCode.FINDINGS
     return ExitCode.FINDINGS if session.reports else ExitCode.OK
+
+
+def _module_exists(name: str) -> bool:
+    """Whether `python -m` would find the module, in the working folder first."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
+    finally:
+        sys.path.pop(0)
 
 
 def _sanitizers(arguments: argparse.Namespace) -> bool | frozenset[str] | None:

@@ -26,7 +26,7 @@ Importing the package imports nothing else until a name is used. What to know of
   `RaceError` under `scheduled`. The barriers that TileLang puts between accesses to shared memory
   are put there too. Fences and the register budget have no meaning.
 - A block that spins on a flag lets others run. `simulate` runs a program on several ranks, with
-  streams, symmetric memory and flags of the scope of a system (`distributed`); `run_ranks` runs
+  streams, symmetric memory and flags of the scope of a system (`ranks`); `run_ranks` runs
   programs that share what they are given.
 - An index that is provably negative counts from the end, as TileLang has it.
 - Clusters, pairs of blocks and inline code are refused (`Unsupported`).
@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .coverage import Coverage, Feature
-    from .distributed.simulation import Simulation, simulate
     from .errors import (
         ArgumentError,
         DeadlockError,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from .externs import Pointer, model_extern, until
     from .intercept import interpret, interpreted
     from .kernel import InterpretedKernel
+    from .ranks.simulation import Simulation, simulate
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .roles import SCHEDULES, run_ranks, scheduled
@@ -116,7 +116,7 @@ _HOMES = {
     "SanitizerError": "reports",
     "Sequences": "reports",
     "Session": "session",
-    "Simulation": "distributed.simulation",
+    "Simulation": "ranks.simulation",
     "SynchronizationError": "errors",
     "Trace": "explain",
     "TracedKernel": "tracing",
@@ -126,7 +126,7 @@ _HOMES = {
     "model_extern": "externs",
     "run_ranks": "roles",
     "scheduled": "roles",
-    "simulate": "distributed.simulation",
+    "simulate": "ranks.simulation",
     "traced": "tracing",
     "until": "externs",
 }

@@ -347,11 +347,21 @@ def _torch_answers(properties: DeviceProperties, note: _Note) -> Iterator[tuple[
         yield torch.cuda.nvtx, name, always(None)
     yield torch.cuda.profiler, "start", always(None)
     yield torch.cuda.profiler, "stop", always(None)
+    yield torch.profiler, "profile", _HostProfile
     # PyTorch looks at the class of the stream before anybody else is asked.
     yield torch.Tensor, "record_stream", always(None)
     yield torch, "Generator", _Generator
     # Compiling a reference for a CPU takes longer than it saves.
     yield torch, "compile", _uncompiled
+
+
+class _HostProfile(torch.profiler.profile):
+    """`torch.profiler.profile` of the host: there are no activities of a GPU to record."""
+
+    def __init__(self, *, activities: Any = None, **options: Any) -> None:
+        del activities
+        options.pop("use_cuda", None)
+        super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **options)
 
 
 def _uncompiled(function: Any = None, **_options: Any) -> Any:
@@ -376,10 +386,13 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
     from tilelang.autotuner.param import AutotuneResult
     from tilelang.carver.arch.driver import cuda_driver
     from tilelang.contrib import nvcc
+    from tilelang.cuda import target as cuda_target
     from tilelang.utils import device
 
     def do_bench(fn: Any = None, *_args: Any, quantiles: Any = None, **_kwargs: Any) -> Any:
-        del fn
+        """Call the function once: a benchmark that fails on a GPU fails here too."""
+        if fn is not None:
+            fn()
         return note.nan(quantiles)
 
     def tuned(self: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -394,7 +407,7 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
             latency=note.nan(),
             config=config,
             ref_latency=math.nan,
-            libcode=kernel.get_kernel_source(),
+            libcode=kernel.source,
             func=kernel.prim_func,
             kernel=kernel,
         )
@@ -409,6 +422,7 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
     yield device, "get_current_device", lambda: "cuda:0"
     yield device, "device_synchronize", lambda *_args: None
     yield cuda_driver, "get_device_attribute", lambda attr, *_args: attributes.get(int(attr), 0)
+    yield from _tvm_answers(properties)
     compute_version = nvcc.get_target_compute_version
 
     def version(target: Any = None) -> Any:
@@ -416,8 +430,38 @@ def _tilelang_answers(properties: DeviceProperties, note: _Note) -> Iterator[tup
 
     yield nvcc, "get_target_compute_version", version
     yield AutoTuner, "run", tuned
+    yield cuda_target, "check_cuda_availability", lambda: True
     # The function is imported under its name into several modules.
     for module in list(sys.modules.values()):
         found = getattr(module, "__dict__", {}).get("do_bench")
         if getattr(found, "__module__", None) == "tilelang.profiler.bench":
             yield module, "do_bench", do_bench
+
+
+def _tvm_answers(properties: DeviceProperties) -> Iterator[tuple[Any, str, Any]]:
+    """What `tvm.cuda(0)` says: tests ask it whether to skip, and for the compute version."""
+    from tilelang import tvm
+
+    cuda = tvm.cuda(0).dlpack_device_type()
+    ask = tvm.runtime.Device._GetDeviceAttr  # noqa: SLF001 - all of its properties end here
+    # By TVM's DeviceAttrKind.
+    attributes = {
+        0: 1,
+        1: properties.max_threads_per_block,
+        2: properties.warp_size,
+        3: properties.shared_memory_per_block,
+        4: f"{properties.major}.{properties.minor}",
+        5: properties.name,
+        7: properties.multi_processor_count,
+        8: "[1024, 1024, 64]",
+        13: properties.L2_cache_size,
+        14: properties.total_memory,
+        15: properties.total_memory,
+    }
+
+    def answer(self: Any, kind: int, index: int, attribute: int) -> Any:
+        if kind == cuda and index == 0 and attribute in attributes:
+            return attributes[attribute]
+        return ask(self, kind, index, attribute)
+
+    yield tvm.runtime.Device, "_GetDeviceAttr", answer

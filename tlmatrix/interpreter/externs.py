@@ -69,9 +69,9 @@ class Pointer:
 
 def _owner(array: Any) -> str:
     """Whose symmetric memory an array is, in words; empty where it is none."""
-    from .distributed import here
+    from tlmatrix.interpreter.sync import context
 
-    world = here.world()
+    world = context.world()
     if world is None or world.memory is None:
         return ""
     address = array.__array_interface__["data"][0]
@@ -100,8 +100,6 @@ def model_extern(name: str, model: Callable[..., Any]) -> None:
 
 def is_modelled(name: str) -> bool:
     """Whether there is a model of a function."""
-    from .distributed import flags  # noqa: F401  # the models of its functions
-
     return name in _models
 
 
@@ -115,6 +113,6 @@ def call_extern(name: str, *args: Any) -> Generator[Any, Any, Any]:
 
 def until(condition: Callable[[], bool], what: str = "a condition") -> Any:
     """What a model yields to wait until `condition()` holds; `what` it waits for is reported."""
-    from .distributed.tasks import Until
+    from tlmatrix.interpreter.sync.tasks import Until
 
     return Until(condition, what)

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch.utils import _python_dispatch
 
+from tlmatrix.interpreter.sync import context
+
 from . import runtime
 from .codegen import generate, kernel_usage, widened
 from .descriptors import described, may_be_described
-from .distributed import here
-from .distributed.launches import enqueue_kernel
 from .errors import EMPTY_TENSOR, ArgumentError, InterpreterError, LaunchError, Unsupported
 from .layouts import positions
+from .ranks.launches import enqueue_kernel
 from .runtime.tiles import FLOAT8_BITS, TF32
 from .runtime.tracer import Born
 from .sanitize import launch
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+
     from .codegen import Location, Parameter, Program, Record
-    from .distributed.blocks import BlockLaunch
     from .session import Session
 
 __all__ = ["InterpretedKernel", "environment", "load_program", "unseen"]
@@ -188,7 +190,7 @@ class InterpretedKernel:
             LaunchError: for a launch that TileLang's host code refuses, of nothing.
             InterpreterError: for an access outside unguarded memory and the like.
         """
-        if here.rank() is not None:
+        if context.rank() is not None:
             return self._called(args)
         # No question about a tensor is a program's: what stands in for a GPU need not answer.
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - has no public name
@@ -212,7 +214,7 @@ class InterpretedKernel:
             outputs.append(values[k])
         self._check_described(values)
         session = current()
-        rank = here.rank()
+        rank = context.rank()
         if rank is not None:
             lend = rank.world.memory.borrowed
             values = [lend(v) if isinstance(v, torch.Tensor) else v for v in values]

@@ -20,8 +20,9 @@ from .runtime.tracer import Born, Tracer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+
     from .codegen import Location, Program, Site
-    from .distributed.blocks import BlockLaunch
     from .kernel import InterpretedKernel
     from .session import Session
 

@@ -6,7 +6,7 @@
             yield from call_extern('tlm_wait_ge_acquire_sys', Pointer(flags, (bx,), 'flags'), 1)
         return block_launch('main', block, (4, 2), LOCATIONS)
 
-Where it waits others run; see `distributed.blocks`.
+Where it waits others run; see `sync.blocks`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def calls_models(func: Any) -> bool:
 
 
 def is_flag_call(node: Any) -> bool:
-    """Whether an expression is a call of one of the functions for flags (`distributed.flags`)."""
+    """Whether an expression is a call of one of the functions for flags (`sync.flags`)."""
     if type(node).__name__ != "Call" or op_name(node) not in _CALLS:
         return False
     name = extern_name(node)

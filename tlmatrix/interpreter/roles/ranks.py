@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tlmatrix.interpreter.distributed import here
 from tlmatrix.interpreter.errors import DeadlockError, Unsupported
+from tlmatrix.interpreter.sync import context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def stuck(*, moving: bool) -> bool:
         moving: whether this rank did something since its last turn.
     """
     world = _local.world
-    if here.world() is not None:
+    if context.world() is not None:
         raise Unsupported(
             "a kernel spins on a flag that only another stream or rank can raise, with an atomic "
             "load; under simulate() the interpreter models waits by tlm_wait_* and tlm_load_* "

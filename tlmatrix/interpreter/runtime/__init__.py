@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.distributed.blocks import block_launch
 from tlmatrix.interpreter.externs import Pointer, call_extern
 from tlmatrix.interpreter.roles.clocks import row_cells
 from tlmatrix.interpreter.roles.scheduler import launch
+from tlmatrix.interpreter.sync.blocks import block_launch
 
 from . import atomics, counting, lanes, launching, mathematics, memory, tiles, turns, warps
 from .codecs import CODECS, F32, Codec

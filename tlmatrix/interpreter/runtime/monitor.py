@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.distributed import here
-from tlmatrix.interpreter.distributed.seen import Seen
 from tlmatrix.interpreter.reports import Party, Report
+from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.sync.seen import Seen
 
 from .memory import outside
 from .packed import Boundaries, Packed
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tlmatrix.interpreter.codegen import Location, Program, Site
-    from tlmatrix.interpreter.distributed.accesses import View
     from tlmatrix.interpreter.reports import Sequences as Declared
     from tlmatrix.interpreter.roles.clocks import Clock
     from tlmatrix.interpreter.session import Session
+    from tlmatrix.interpreter.sync.accesses import View
 
     from .codecs import Array
     from .masks import Dim
@@ -208,14 +208,14 @@ class Monitor:
 
     def _view(self, name: str) -> View | None:
         """What simulated ranks and streams do to a parameter's memory."""
-        world = here.world()
+        world = context.world()
         if world is None or world.accesses is None or name not in self._tensors:
             return None
         return world.accesses.view(self._tensors[name])
 
     def abroad(self, view: View, site: int, place: Any, name: str, action: str) -> None:
         """An access of memory that other simulated ranks and streams reach."""
-        world = here.world()
+        world = context.world()
         if world is None or world.running is None:
             return
         task = world.running
@@ -330,7 +330,7 @@ class Monitor:
         flat = np.arange(int(np.prod(shape))).reshape(shape)[memory]
         if mask is not None:
             flat = flat[np.broadcast_to(mask, np.shape(flat))]
-        if here.world() is not None and name in self._tensors:
+        if context.world() is not None and name in self._tensors:
             self._flag_abroad(how, name, np.atleast_1d(flat).ravel().tolist())
         for offset in np.atleast_1d(flat).ravel().tolist():
             if self._stretches is not None:
@@ -347,7 +347,7 @@ class Monitor:
 
     def _flag_abroad(self, how: Site, name: str, offsets: list[int]) -> None:
         """The same for other launches and ranks: T.atomic_* are of device scope."""
-        from tlmatrix.interpreter.distributed.flags import atomic
+        from tlmatrix.interpreter.sync.flags import atomic
 
         tensor = self._tensors[name]
         place = (how.location.file, how.location.line) if how.location is not None else ("", 0)

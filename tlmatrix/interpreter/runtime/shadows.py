@@ -15,7 +15,7 @@ from .memory import clip, load_block, store_block
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.interpreter.distributed.accesses import View
+    from tlmatrix.interpreter.sync.accesses import View
 
     from .codecs import Array
     from .monitor import Monitor

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import DeadlockError
 from tlmatrix.interpreter.reports import Party, Report
 
 from .flags import FlagWait, last_write
-from .places import spelled
-from .rooms import Room
+from .residency import Slot
 
 if TYPE_CHECKING:
     from .tasks import Task
@@ -25,7 +25,7 @@ _SHOWN = 16
 def _weight(task: Task) -> tuple[int, int, str]:
     """Flags come first: the rest waits for them."""
     request = task.request
-    kinds = (FlagWait, Room)
+    kinds = (FlagWait, Slot)
     kind = next((k for k, one in enumerate(kinds) if isinstance(request, one)), len(kinds))
     return kind, task.rank, task.name
 
@@ -40,7 +40,7 @@ def deadlock(world: World) -> DeadlockError:
         assert task.request is not None
         groups.setdefault((task.name, task.kernel, task.request.describe()), []).append(task)
     for (name, kernel, what), tasks in list(groups.items())[:_SHOWN]:
-        place = spelled(tasks[0].place())
+        place = rendered(tasks[0].place())
         lines.append(f"  {name}{_blocks(kernel, tasks)} waits {what}, at {place}")
         request = tasks[0].request
         assert request is not None

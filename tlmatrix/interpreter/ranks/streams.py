@@ -7,18 +7,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.locks import tracing
-
-from . import here
-from .tasks import Request, Task
+from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.sync.blocks import Dispatcher
+from tlmatrix.interpreter.sync.tasks import Request, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tlmatrix.interpreter.roles.clocks import Clock
+    from tlmatrix.interpreter.sync.world import Rank
 
     from .graphs import Capture
-    from .world import Rank
 
 __all__ = ["Done", "Event", "Operation", "Stream", "enqueue", "synchronize", "waiting"]
 
@@ -82,7 +83,7 @@ class Done(Request):
         return self.what
 
 
-class Stream(Task):
+class Stream(Dispatcher):
     """A simulated stream of a rank.
 
     Attributes:
@@ -92,17 +93,14 @@ class Stream(Task):
     """
 
     def __init__(self, rank: Rank, label: str) -> None:
-        world = rank.world
-        super().__init__(rank.number, f"rank {rank.number}, stream {label}", world.agent())
-        self.world = world
-        self.host = rank
+        super().__init__(rank, label)
         self.label = label
         self.queue: deque[Operation] = deque()
         self.capture: Capture | None = None
         self.generator = self._run()
         self.request = _Work(self)
         rank.streams.append(self)
-        world.tasks.append(self)
+        self.world.tasks.append(self)
         next(self.generator)
 
     def place(self) -> tuple[str, int]:
@@ -205,21 +203,21 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         """It happens when all is over that `stream` has been given."""
-        stream = stream if stream is not None else _rank().stream
-        self._of = f"an event of {stream.name} recorded at {_spelled(_caller())}"
+        stream = stream if stream is not None else context.hosted("streams").stream
+        self._of = f"an event of {stream.name} recorded at {rendered(caller())}"
         self.operation = enqueue("event", lambda _stream: None, stream)
 
     def wait(self, stream: Stream | None = None) -> None:
         """What `stream` is given from now on waits for it."""
-        (stream if stream is not None else _rank().stream).wait_event(self)
+        (stream if stream is not None else context.hosted("streams").stream).wait_event(self)
 
     def synchronize(self) -> None:
         """The host waits for it."""
         if self.operation is not None:
             if self.operation.capture is not None:
                 self.operation.capture.refuse("waiting for an event")
-            rank = _rank()
-            rank.here = _caller()
+            rank = context.hosted("streams")
+            rank.here = caller()
             rank.world.wait(rank, Done(self.operation, f"for {self}"))
 
     def query(self) -> bool:
@@ -235,35 +233,18 @@ class Event:
         return self._of or "an event that was never recorded"
 
 
-def _rank() -> Rank:
-    rank = here.rank()
-    if rank is None:
-        raise RuntimeError("streams are simulated only inside of tlmatrix.simulate()")
-    return rank
-
-
-def _spelled(place: tuple[str, int]) -> str:
-    return f"{place[0]}:{place[1]}"
-
-
-def _caller() -> tuple[str, int]:
-    from .places import caller
-
-    return caller()
-
-
 def enqueue(
     what: str,
     work: Callable[[Stream], Iterator[Request | None] | None],
     stream: Stream | None = None,
 ) -> Operation:
     """Enqueue an operation on a stream of this thread's rank; now and then others run meanwhile."""
-    rank = _rank()
+    rank = context.hosted("streams")
     stream = stream if stream is not None else rank.stream
     world = rank.world
     if world.memory is not None:
         world.memory.free(rank)
-    operation = Operation(what, work, _caller(), dict(rank.clock))
+    operation = Operation(what, work, caller(), dict(rank.clock))
     if stream.capture is not None:
         return stream.capture.note(stream, operation)
     stream.queue.append(operation)
@@ -276,13 +257,13 @@ def enqueue(
 
 def synchronize(stream: Stream | None = None) -> None:
     """The host waits for a stream, or for all streams of its rank."""
-    rank = _rank()
+    rank = context.hosted("streams")
     for each in [stream] if stream is not None else list(rank.streams):
         if each.capture is not None:
             each.capture.refuse("waiting for a stream")
         last = each.last()
         if last is not None:
-            rank.here = _caller()
+            rank.here = caller()
             rank.world.wait(rank, Done(last, f"for {each.name} to finish its work"))
         else:
             rank.learn(each.clock)

@@ -1,4 +1,4 @@
-"""Room on a rank's multiprocessors: blocks that wait for flags keep theirs until they end."""
+"""Residency: a block that waits for flags occupies an SM slot of its rank until it ends."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .tasks import Request
 if TYPE_CHECKING:
     from .world import Rank
 
-__all__ = ["Room"]
+__all__ = ["Slot"]
 
 
 @dataclass
-class Room(Request):
-    """A wait for room for a block.
+class Slot(Request):
+    """Waits until a rank has a free SM slot.
 
     Attributes:
         rank: the rank.
-        what: what needs it: "a block of kernel gemm", "a fill".
+        what: what needs the slot: "a block of kernel gemm", "a fill".
     """
 
     rank: Rank
@@ -34,7 +34,7 @@ class Room(Request):
         return f"for a free multiprocessor, to run {self.what}"
 
     def why(self) -> list[str]:
-        """What takes them."""
+        """What occupies the slots, and what to do."""
         advice = (
             "blocks that wait for flags take all of them: signal without a kernel "
             "(stream_write_value32), launch what signals first, or launch fewer blocks"

@@ -18,24 +18,25 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tlmatrix.interpreter import session as sessions
+from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import InterpreterError, SynchronizationError
 from tlmatrix.interpreter.externs import Pointer
 from tlmatrix.interpreter.runtime.memory import poison
+from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.sync.flags import FlagWait, access, last_write, wait_for, zero
+from tlmatrix.interpreter.sync.meetings import meet
+from tlmatrix.interpreter.sync.residency import Slot
 
-from . import here
-from .flags import FlagWait, access, last_write, wait_for, zero
-from .meetings import meet
-from .places import spelled
-from .rooms import Room
 from .streams import Done, enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tlmatrix.interpreter.sync.tasks import Request
+    from tlmatrix.interpreter.sync.world import Rank
+
     from .allocations import Allocation
     from .streams import Stream
-    from .tasks import Request
-    from .world import Rank
 
 __all__ = [
     "Handle",
@@ -54,7 +55,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _rank() -> Rank:
-    rank = here.rank()
+    rank = context.rank()
     if rank is None:
         raise RuntimeError("symmetric memory is simulated only inside of tlmatrix.simulate()")
     return rank
@@ -176,7 +177,7 @@ class _Signals:
         if sent is not None and sent.rank != meant:
             raise SynchronizationError(
                 f"rank {self.host.number} takes a signal of rank {sent.rank} (set by {sent.who}, "
-                f"at {spelled(sent.place)}) for one of rank {meant}: all groups that meet over a "
+                f"at {rendered(sent.place)}) for one of rank {meant}: all groups that meet over a "
                 "buffer share its signal pads, and each counts its own ranks "
                 "(https://github.com/pytorch/pytorch/issues/192581); give each group a buffer of "
                 "its own, or channels that no other one uses"
@@ -293,7 +294,7 @@ class Handle:
         signals.slot(rank, channel, world - 1)
 
         def work(_stream: Stream) -> Iterator[Request]:
-            yield Room(signals.host, f"barrier on channel {channel}")
+            yield Slot(signals.host, f"barrier on channel {channel}")
             for step in range(1, world):
                 yield from signals.put((rank + step) % world, channel)
             for step in range(1, world):

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
 
+    from tlmatrix.interpreter.sync.world import Rank
+
     from .streams import Operation
     from .symmetric import Handle
-    from .world import Rank
 
 __all__ = ["Allocation", "Memory"]
 

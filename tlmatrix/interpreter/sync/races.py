@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.reports import Party, Report
 
-from .places import spelled as place_of
 from .seen import FREE, UNZEROED, ZERO
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Races:
         heard = task.heard.get(old.agent)
         if heard is not None and old.action != "read":
             name, place = heard
-            where = place_of(place)
+            where = rendered(place)
             return (
                 f": {name} is set at {where} before that; set it behind what it stands for, unless "
                 f"{_AGAIN}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .rooms import Room
+from tlmatrix.interpreter.sync.residency import Slot
+
 from .streams import enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .blocks import BlockLaunch
+    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+    from tlmatrix.interpreter.sync.tasks import Request
+
     from .streams import Stream
-    from .tasks import Request
 
 __all__ = ["enqueue_kernel"]
 
@@ -27,7 +29,7 @@ def enqueue_kernel(kernel: Any, running: Callable[[], Iterator[BlockLaunch]]) ->
 
     def work(stream: Stream) -> Iterator[Request | None]:
         if not kernel.waits:
-            yield Room(stream.host, f"kernel {kernel.name}")
+            yield Slot(stream.host, f"kernel {kernel.name}")
         stream.kernel = kernel.name
         for blocks in running():
             yield from blocks.run(stream)

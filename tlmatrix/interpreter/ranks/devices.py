@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import here, symmetric
+from tlmatrix.interpreter.sync import context
+
+from . import symmetric
 from .graphs import Capturing, Graph
 from .records import ThreadsWorld
 from .streams import Event, Stream, synchronize
@@ -24,7 +26,7 @@ from .streams import Event, Stream, synchronize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .world import Rank
+    from tlmatrix.interpreter.sync.world import Rank
 
 __all__ = ["answering"]
 
@@ -36,7 +38,7 @@ _made: list[str] = []
 
 
 def _rank() -> Rank:
-    rank = here.rank()
+    rank = context.rank()
     assert rank is not None
     return rank
 
@@ -119,7 +121,7 @@ def _answer(owner: Any, name: str, simulated: Callable[..., Any]) -> None:
     original = getattr(owner, name)
 
     def answer(*args: Any, **kwargs: Any) -> Any:
-        return (original if here.rank() is None else simulated)(*args, **kwargs)
+        return (original if context.rank() is None else simulated)(*args, **kwargs)
 
     answer.__name__ = name
     _replace(owner, name, staticmethod(answer) if isinstance(owner, type) else answer)
@@ -138,7 +140,7 @@ def _class(original: Any, make: Callable[..., Any], kind: type) -> Any:
             return isinstance(value, (original, kind))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return (original if here.rank() is None else make)(*args, **kwargs)
+            return (original if context.rank() is None else make)(*args, **kwargs)
 
     return _Kind(original.__name__, (), {"__doc__": kind.__doc__})
 

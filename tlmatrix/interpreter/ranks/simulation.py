@@ -16,22 +16,21 @@ from tlmatrix.interpreter.errors import SynchronizationError
 from tlmatrix.interpreter.intercept import interpret
 from tlmatrix.interpreter.kernel import environment
 from tlmatrix.interpreter.roles import settings
+from tlmatrix.interpreter.sync.accesses import Accesses
+from tlmatrix.interpreter.sync.world import World
 
-from .accesses import Accesses
 from .allocations import Memory
 from .devices import answering
 from .operations import HostReads, on_streams
 from .records import join_world, leave_world
 from .streams import Stream, synchronize
-from .world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from tlmatrix.interpreter.reports import Report
     from tlmatrix.interpreter.session import Session
-
-    from .world import Rank
+    from tlmatrix.interpreter.sync.world import Rank
 
 __all__ = ["Simulation", "simulate"]
 

@@ -1,4 +1,4 @@
-"""The blocks of kernels that use flags: each is a task, and only so many are resident at once."""
+"""The blocks of kernels that use flags: each is a task; only so many are resident at once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,34 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import here
-from .rooms import Room
+from . import context
+from .residency import Slot
 from .tasks import Request, Task
 from .world import Stopped, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .streams import Stream
+    from .world import Rank
 
-__all__ = ["BlockLaunch", "block_launch"]
+__all__ = ["BlockLaunch", "Dispatcher", "block_launch"]
 
 _RESIDENT = 132
-"""Blocks that are resident at once where no simulation says otherwise: the SMs of an H200."""
+"""Blocks that are resident at once outside a simulation: the SMs of an H200."""
+
+
+class Dispatcher(Task):
+    """A task that dispatches blocks: a stream, or one launch outside a simulation.
+
+    Attributes:
+        host: its rank.
+        world: its world.
+    """
+
+    def __init__(self, host: Rank, label: str) -> None:
+        super().__init__(host.number, f"rank {host.number}, stream {label}", host.world.agent())
+        self.host = host
+        self.world = host.world
 
 
 @dataclass
@@ -31,11 +45,11 @@ class BlockLaunch:
         kernel: the kernel's name.
         function: makes the generator of a block from its index.
         grid: extents of the grid.
-        locations: for each line of the generated source the user's.
+        locations: the user's location of each line of the generated source.
         watch: the monitor of a sanitized launch.
-        located: gives an error its place in the user's source.
+        located: adds the user's location to an error.
         around: the context that its blocks run in.
-        after: what is done when all blocks are over.
+        after: called when all blocks have ended.
     """
 
     kernel: str
@@ -47,12 +61,12 @@ class BlockLaunch:
     around: Callable[[], Any] = nullcontext
     after: list[Callable[[], None]] = field(default_factory=list)
 
-    def run(self, stream: Stream) -> Iterator[Request | None]:
-        """As an operation of a stream: dispatch the blocks in order, and wait for all of them."""
+    def run(self, stream: Dispatcher) -> Iterator[Request | None]:
+        """Dispatch the blocks in order, and wait for all of them."""
         rank, world = stream.host, stream.world
         blocks: list[_Block] = []
         for index in itertools.product(*(range(int(n)) for n in self.grid)):
-            yield Room(rank, f"a block of kernel {self.kernel}")
+            yield Slot(rank, f"a block of kernel {self.kernel}")
             rank.free -= 1
             block = _Block(self, stream, index)
             blocks.append(block)
@@ -66,32 +80,28 @@ class BlockLaunch:
             act()
 
     def run_alone(self) -> None:
-        """Run all blocks now, where there is no simulation."""
+        """Run all blocks now, outside a simulation."""
         world = World(1, blocks=_RESIDENT)
-        from .streams import Operation, Stream
-
-        rank = world.ranks[0]
-        world.tasks.clear()
-        stream = Stream(rank, "default")
-        operation = Operation(f"kernel {self.kernel}", self.run, ("", 0), {})
-        stream.queue.append(operation)
-        before = here.enter(world, None)
+        stream = Dispatcher(world.ranks[0], "default")
+        stream.generator = self.run(stream)
+        world.tasks[:] = [stream]
+        before = context.enter(world, None)
         try:
             with self.around():
-                world.finish(lambda: operation.done)
+                world.finish(lambda: stream not in world.tasks)
         except Stopped:
             assert world.failed is not None
             raise world.failed from None
         finally:
-            here.enter(*before)
+            context.enter(*before)
 
 
 class _Block(Task):
     """A resident block."""
 
-    def __init__(self, launch: BlockLaunch, stream: Stream, index: tuple[int, ...]) -> None:
+    def __init__(self, launch: BlockLaunch, stream: Dispatcher, index: tuple[int, ...]) -> None:
         super().__init__(stream.rank, stream.name, stream.world.agent())
-        self.launch = launch
+        self.launch: BlockLaunch = launch
         self.kernel = launch.kernel
         self.stream = stream
         self.index = index
@@ -106,30 +116,30 @@ class _Block(Task):
         """The user's line where the block is."""
         frame = getattr(self.frame, "gi_frame", None)
         line = frame.f_lineno if frame is not None else 0
-        known = self.launch.locations  # type: ignore[attr-defined]
+        known = self.launch.locations
         location = known[line - 1] if 0 < line <= len(known) else None
         return (location.file, location.line) if location is not None else ("", 0)
 
     def tick(self) -> None:
-        """What comes now is not known to those who were told until now; nor to the monitor."""
+        """Advance the block's clock, and the monitor's view of it, after a release."""
         super().tick()
-        launch = self.launch
-        assert isinstance(launch, BlockLaunch)
-        if launch.watch is not None and self._started:
-            launch.watch.work_as(self._running, self.clock, self.agent, self.clock[self.agent])
+        if self._started:
+            self._watched()
+
+    def _watched(self) -> None:
+        """Let the monitor attribute accesses to this block."""
+        if self.launch.watch is not None:
+            self.launch.watch.work_as(self._running, self.clock, self.agent, self.clock[self.agent])
 
     def step(self) -> bool:
-        """Run to the next request, watched."""
+        """Run to the next request; False at the end."""
         launch = self.launch
-        assert isinstance(launch, BlockLaunch)
-        watch = launch.watch
         if self.request is not None:
             self.request.finish(self)
             self.request = None
-        if watch is not None:
-            if not self._started:
-                self._running = watch.enter(self.index)
-            watch.work_as(self._running, self.clock, self.agent, self.clock[self.agent])
+        if launch.watch is not None and not self._started:
+            self._running = launch.watch.enter(self.index)
+        self._watched()
         self._started = True
         try:
             going = super().step()
@@ -143,20 +153,20 @@ class _Block(Task):
         self.over = True
         stream = self.stream
         stream.host.free += 1
-        # Whoever knows the end of the kernel knows the block.
+        # A clock that has the end of the kernel has the block.
         stream.world.retired[self.agent] = (stream.agent, stream.clock[stream.agent] + 1)
         del self.clock[self.agent]
 
 
 @dataclass
 class _Ended(Request):
-    """A wait for all blocks of a launch."""
+    """Waits for all blocks of a launch."""
 
     blocks: list[_Block]
     kernel: str
 
     def ready(self) -> bool:
-        """Whether all are over."""
+        """Whether all have ended."""
         return all(block.over for block in self.blocks)
 
     def describe(self) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import DeadlockError
 
-from . import here
+from . import context
 from .tasks import Request, Task
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from .accesses import Accesses
     from .flags import Flag
-    from .streams import Stream
 
 __all__ = ["Rank", "Stopped", "World"]
 
@@ -59,8 +58,8 @@ class Rank(Task):
         self.number = number
         self.world = world
         self.free = blocks
-        self.streams: list[Stream] = []
-        self.current: list[Stream] = []
+        self.streams: list[Any] = []
+        self.current: list[Any] = []
         self.done = False
         self.wake = threading.Semaphore(0)
         self.here: tuple[str, int] = ("", 0)
@@ -71,7 +70,7 @@ class Rank(Task):
         return self.here
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> Any:
         """The current stream."""
         return self.current[-1] if self.current else self.streams[0]
 
@@ -259,7 +258,7 @@ class World:
     def host(self, rank: Rank, program: Callable[[], None]) -> None:
         """The body of a host's thread."""
         rank.wake.acquire()
-        here.enter(self, rank)
+        context.enter(self, rank)
         try:
             if self.failed is None:
                 self.running = rank
@@ -272,7 +271,7 @@ class World:
             rank.done = True
             self.tasks.remove(rank)
             self._leave(rank)
-            here.enter(None, None)
+            context.enter(None, None)
 
     def _leave(self, rank: Rank) -> None:
         """Hand on to another host; the last one ends the simulation."""

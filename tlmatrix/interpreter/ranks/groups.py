@@ -14,16 +14,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from . import here
-from .meetings import Met, arrive
-from .places import caller
+from tlmatrix.interpreter.callsite import caller
+from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.sync.meetings import Met, arrive
+
 from .streams import Done, Operation, enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tlmatrix.interpreter.sync.tasks import Request
+
     from .streams import Stream
-    from .tasks import Request
 
 __all__ = ["BACKEND", "SimulatedGroup"]
 
@@ -40,7 +42,7 @@ class _Work:
     def wait(self, timeout: Any = None) -> bool:
         """The current stream waits for it, as NCCL's does."""
         del timeout
-        rank = here.rank()
+        rank = context.rank()
         assert rank is not None
         rank.stream.wait_for(self.operation, f"for {self.operation.what}")
         return True
@@ -123,7 +125,7 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
         reads: Any = (),
         writes: Any = (),
     ) -> Any:
-        rank = here.rank()
+        rank = context.rank()
         assert rank is not None
         members = tuple(dist.get_process_group_ranks(self))
         name = f"the group {self.pg_name}" if len(members) < rank.world.size else "all ranks"

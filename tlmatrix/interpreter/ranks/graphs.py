@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from . import here
-from .places import caller
+from tlmatrix.interpreter.callsite import caller
+from tlmatrix.interpreter.sync import context
+
 from .streams import Done, Operation, Stream, enqueue, synchronize, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .tasks import Request
-    from .world import Rank
+    from tlmatrix.interpreter.sync.tasks import Request
+    from tlmatrix.interpreter.sync.world import Rank
 
 __all__ = ["Capture", "Capturing", "Graph", "captured_at_once"]
 
@@ -115,7 +116,7 @@ class Capture:
 
 
 def _rank() -> Rank:
-    rank = here.rank()
+    rank = context.rank()
     if rank is None:
         raise RuntimeError("CUDA graphs are simulated only inside of tlmatrix.simulate()")
     return rank

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .places import caller
+from tlmatrix.interpreter.callsite import caller
+
 from .races import Races
 from .seen import FREE, ZERO, Seen
 from .tasks import Task
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.externs import Pointer
     from tlmatrix.interpreter.reports import Report
 
-    from .streams import Stream
     from .world import Rank, World
 
 __all__ = ["Accesses", "View"]
@@ -140,7 +140,7 @@ class Accesses:
         host.learn(rank.clock)
         self._write(tensor, host, Seen.of(host, "write", *caller(), FREE))
 
-    def zero(self, tensor: torch.Tensor, stream: Stream) -> None:
+    def zero(self, tensor: torch.Tensor, stream: Task) -> None:
         """A stream writes all of a piece of symmetric memory, which is new."""
         self._write(tensor, stream, Seen.of(stream, "write", *stream.place(), ZERO))
 

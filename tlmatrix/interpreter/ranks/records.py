@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from . import here
+from tlmatrix.interpreter.sync import context
+
 from .groups import BACKEND, SimulatedGroup
 
 if TYPE_CHECKING:
-    from .world import Rank
+    from tlmatrix.interpreter.sync.world import Rank
 
 __all__ = ["ThreadsWorld", "join_world", "leave_world"]
 
@@ -52,7 +53,7 @@ class ThreadsWorld:
         object.__setattr__(self, "_original", original)
 
     def __getattr__(self, name: str) -> Any:
-        rank = here.rank()
+        rank = context.rank()
         if rank is None or name not in _NAMES:
             return getattr(object.__getattribute__(self, "_original"), name)
         if name == "pg_config_info":
@@ -60,7 +61,7 @@ class ThreadsWorld:
         return rank.state.setdefault("groups", _blank())[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        rank = here.rank()
+        rank = context.rank()
         if rank is None or name not in _NAMES:
             setattr(object.__getattribute__(self, "_original"), name, value)
         else:

@@ -11,18 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.externs import Pointer, model_extern
 from tlmatrix.interpreter.roles.clocks import Clock, join
 
-from . import here
-from .places import spelled
+from . import context
 from .seen import UNZEROED
 from .tasks import Request, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from .streams import Stream
     from .world import World
 
 __all__ = [
@@ -144,7 +143,7 @@ class Flag:
 
 
 def _here() -> tuple[World, Task]:
-    world = here.world()
+    world = context.world()
     if world is None or world.running is None:
         raise RuntimeError("a flag was used outside of a kernel")
     return world, world.running
@@ -162,7 +161,7 @@ def acquire(heads: Heads, task: Task, scope: str, name: str, *, acquires: bool) 
             task.learn(head.clock)
             task.heard[head.last.agent] = (name, head.last.place)
             continue
-        where = spelled(head.last.place)
+        where = rendered(head.last.place)
         if not releases:
             reason = f"{name} is set relaxed at {where}; release it"
         elif not acquires:
@@ -290,10 +289,10 @@ def flag_history(world: World, pointer: Pointer) -> list[str]:
     if flag.last is None:
         return [f"nobody has ever written it{_elsewhere(world, pointer)}"]
     last = flag.last
-    lines = [f"written last by {last.who}, with {last.value}, at {spelled(last.place)}"]
+    lines = [f"written last by {last.who}, with {last.value}, at {rendered(last.place)}"]
     if flag.lost is not None:
         lost = flag.lost
-        lines.append(f"zeroed after that by {lost.who}, at {spelled(lost.place)}: {UNZEROED}")
+        lines.append(f"zeroed after that by {lost.who}, at {rendered(lost.place)}: {UNZEROED}")
     absent = [str(r.number) for r in world.ranks if r.number not in flag.writes]
     if absent and world.size > 1:
         lines.append(f"never written by rank{'s' * (len(absent) > 1)} {', '.join(absent)}")
@@ -305,7 +304,7 @@ def last_write(world: World, pointer: Pointer) -> Write | None:
     return _flag(world, pointer).last
 
 
-def zero(world: World, memory: Any, stream: Stream) -> None:
+def zero(world: World, memory: Any, stream: Task) -> None:
     """A stream zeroes the memory that flags lie in; the writes before are lost."""
     memory[...] = 0
     begin = memory.__array_interface__["data"][0]

@@ -15,17 +15,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tlmatrix.interpreter.callsite import caller
+from tlmatrix.interpreter.sync.residency import Slot
+
 from .graphs import captured_at_once
-from .places import caller
-from .rooms import Room
 from .streams import Done, enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tlmatrix.interpreter.sync.tasks import Request
+    from tlmatrix.interpreter.sync.world import Rank
+
     from .streams import Stream
-    from .tasks import Request
-    from .world import Rank
 
 __all__ = ["HostReads", "on_streams"]
 
@@ -153,7 +155,7 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
 
         def work(stream: Stream) -> Iterator[Request]:
             if not engine:
-                yield Room(stream.host, f"a {what}")
+                yield Slot(stream.host, f"a {what}")
             if world.accesses is not None:
                 for tensor in args[1:]:
                     if isinstance(tensor, torch.Tensor):

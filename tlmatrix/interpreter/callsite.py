@@ -1,19 +1,19 @@
-"""The user's line that is running on the host."""
+"""The line of the user's program that is running."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-__all__ = ["caller", "spelled"]
+__all__ = ["caller", "rendered"]
 
-_OWN = f"{Path(__file__).resolve().parents[2]}/"
-"""Of the whole package: its guards stand between an operation and the user's line as well."""
+_OWN = f"{Path(__file__).resolve().parents[1]}/"
+"""The whole package: its guards, too, stand between an operation and the user's line."""
 _LIBRARIES = ("/site-packages/torch/", "/lib/python3", _OWN)
 
 
 def caller() -> tuple[str, int]:
-    """File and line of the innermost frame that is neither this package's nor a library's."""
+    """File and line of the innermost frame outside this package and the libraries it knows."""
     frame = sys._getframe(1)  # noqa: SLF001  # much cheaper than inspect
     while frame is not None:
         name = frame.f_code.co_filename
@@ -25,6 +25,6 @@ def caller() -> tuple[str, int]:
     return "", 0
 
 
-def spelled(place: tuple[str, int]) -> str:
-    """A place as a person writes it."""
-    return f"{place[0]}:{place[1]}" if place[0] else "an unknown line"
+def rendered(location: tuple[str, int]) -> str:
+    """A location as `file:line`."""
+    return f"{location[0]}:{location[1]}" if location[0] else "an unknown line"

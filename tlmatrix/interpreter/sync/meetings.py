@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.errors import SynchronizationError
 from tlmatrix.interpreter.roles.clocks import Clock, join
 
-from . import here
-from .places import caller, spelled
+from . import context
 from .tasks import Request, Task
 
 if TYPE_CHECKING:
@@ -87,16 +87,16 @@ def arrive(
     if meeting.members != members:
         raise SynchronizationError(
             f"ranks do not mean the same by {meeting.group}: rank {rank.number} calls {what} at "
-            f"{spelled(place)} of {_listed(members)}, where rank {meeting.first} calls "
-            f"{meeting.what} at {spelled(meeting.place)} of {_listed(meeting.members)}; every "
+            f"{rendered(place)} of {_listed(members)}, where rank {meeting.first} calls "
+            f"{meeting.what} at {rendered(meeting.place)} of {_listed(meeting.members)}; every "
             "process must call torch.distributed.new_group for all groups, in the same order"
         )
     if meeting.what != what:
         raise SynchronizationError(
             f"ranks call different collectives: rank {rank.number} calls {what} at "
-            f"{spelled(place)}, where rank {meeting.first} calls {meeting.what} at "
-            f"{spelled(meeting.place)} (number {number} of {meeting.group}); every rank of a group "
-            "must call the same ones in the same order"
+            f"{rendered(place)}, where rank {meeting.first} calls {meeting.what} at "
+            f"{rendered(meeting.place)} (number {number} of {meeting.group}); every rank of a "
+            "group must call the same ones in the same order"
         )
     meeting.brought[rank.number] = data
     join(meeting.clocks, task.clock)
@@ -118,7 +118,7 @@ def meet(key: tuple[Any, ...], what: str, members: tuple[int, ...], data: Any) -
     Raises:
         RuntimeError: its stream is being captured.
     """
-    rank = here.rank()
+    rank = context.rank()
     assert rank is not None
     rank.here = caller()
     if rank.stream.capture is not None:

@@ -1,0 +1,143 @@
+"""`tlmatrix exec` of modules, and what TileLang's own tests ask of a device."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tlmatrix.cli import main
+
+TEST_FILE = """
+import pytest
+import tilelang
+import tilelang.language as T
+import tilelang.testing
+import torch
+
+
+@tilelang.jit(out_idx=[-1])
+def double(n):
+    @T.prim_func
+    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 64), threads=64) as b:
+            for i in T.Parallel(64):
+                Y[b * 64 + i] = X[b * 64 + i] * 2.0
+
+    return main
+
+
+@tilelang.testing.requires_cuda
+def test_double():
+    x = torch.randn(100, device="cuda")
+    torch.testing.assert_close(double(100)(x), 2 * x)
+
+
+@tilelang.testing.requires_cuda_compute_version_ge(9, 0)
+def test_hopper():
+    assert "__global__" in double(64).get_kernel_source()
+
+
+@tilelang.testing.requires_cuda_compute_version_ge(10, 0)
+def test_blackwell():
+    pass
+
+
+@tilelang.testing.requires_rocm
+def test_rocm():
+    pass
+
+
+def test_that_fails():
+    assert double(64)(torch.ones(64, device="cuda")).sum() == 0
+"""
+
+
+def test_pytest_runs_the_tests_that_need_a_device(tmp_path):
+    (tmp_path / "test_file.py").write_text(TEST_FILE)
+    command = [sys.executable, "-m", "tlmatrix", "exec", "-m", "pytest", "-q", "-rA"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "test_file.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "1 failed, 2 passed, 2 skipped" in done.stdout
+    assert "Requires CUDA compute ge 10.0, but have 9.0" in done.stdout
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Write a module into the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+
+    return write
+
+
+def test_a_module_of_the_working_folder(program, capsys):
+    program("exec_package/__init__.py", "")
+    program(
+        "exec_package/__main__.py",
+        "import sys, torch\nprint(__name__, torch.ones(1, device='cuda').device, sys.argv[1:])",
+    )
+    assert main(["exec", "-m", "exec_package", "-m", "x"]) == 0
+    assert capsys.readouterr().out == "__main__ cuda:0 ['-m', 'x']\n"
+
+
+@pytest.mark.parametrize("name", ["exec_nothing", "exec_nothing.part"])
+def test_a_module_that_does_not_exist(name, capsys):
+    assert main(["exec", "-m", name]) == 2
+    assert f"no such module: {name}" in capsys.readouterr().err
+
+
+REFUSED_BY_TILELANG = """
+    import tilelang
+    import tilelang.language as T
+
+    @tilelang.jit
+    def summed():
+        @T.prim_func
+        def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=128):
+                a = T.alloc_fragment((64,), "float32")
+                T.copy(X, a)
+                for i in T.serial(64):
+                    a[i] = a[i] + 1.0
+                T.copy(a, Y)
+
+        return main
+
+    summed()
+    """
+
+
+def test_errors_of_tilelangs_compiler_are_raised_on_request(program, capsys):
+    program("exec_serial.py", REFUSED_BY_TILELANG)
+    assert main(["exec", "exec_serial.py"]) == 0
+    capsys.readouterr()
+    assert main(["exec", "--lower", "exec_serial.py"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_profiler_records_the_host(program, capsys):
+    program(
+        "exec_profile.py",
+        """
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        x = torch.ones(8, 8, device="cuda")
+        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+            x @ x
+        print(recorded.key_averages().table(sort_by="cuda_time_total"))
+        """,
+    )
+    assert main(["exec", "exec_profile.py"]) == 0
+    assert "aten::mm" in capsys.readouterr().out
