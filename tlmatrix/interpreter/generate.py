@@ -135,15 +135,17 @@ class Options:
     arch: str = "sm_90a"
 
 
-def usage_of(func: Any) -> dict[str, frozenset[str]]:
-    """What a PrimFunc does with its tensors, by name of the parameter (`analysis.usage`)."""
+def usage_of(func: Any) -> tuple[frozenset[str], ...]:
+    """What a PrimFunc does with each parameter (`analysis.usage`); nothing with a scalar."""
     kernel = read_all(saved(func))
     usage = kernel_usage(kernel)
-    return {
-        param.name: usage.get(kernel.buffer_map[param].data, frozenset())
-        for param in kernel.params
+    nothing: frozenset[str] = frozenset()
+    return tuple(
+        usage.get(kernel.buffer_map[param].data, nothing)
         if param in kernel.buffer_map
-    }
+        else nothing
+        for param in kernel.params
+    )
 
 
 def generate(func: Any, options: Options) -> Program:
