@@ -312,9 +312,9 @@ def _recorded_flags() -> Any:
             e.expr(call)
 
     def value(e: Emitter, call: ir.Call) -> Val:
+        if call.op == "tirx.call_extern":
+            return CALLS[call.op](e, call)
         if not is_flag(call):
-            if call.op == "tirx.call_extern":
-                return CALLS[call.op](e, call)
             raise e.refuse(f"the operation {call.op} of {extern_name(call)}")
         return e.expr(call.args[3])  # `tlm_given_*`: the number that it gives
 

@@ -30,7 +30,7 @@ def text_of(node: Any) -> str:
     if isinstance(node, ir.Var):
         return node.name
     if isinstance(node, ir.Compare):
-        return f"{_part(node.a)} {node.symbol} {_part(node.b)}"
+        return f"{text_of(node.a)} {node.symbol} {text_of(node.b)}"
     if type(node) in _SYMBOLS:
         return f"{_part(node.a)} {_SYMBOLS[type(node)]} {_part(node.b)}"
     if isinstance(node, ir.Binary):
