@@ -141,9 +141,7 @@ def usage_of(func: Any) -> tuple[frozenset[str], ...]:
     usage = kernel_usage(kernel)
     nothing: frozenset[str] = frozenset()
     return tuple(
-        usage.get(kernel.buffer_map[param].data, nothing)
-        if param in kernel.buffer_map
-        else nothing
+        usage.get(kernel.buffer_map[param].data, nothing) if param in kernel.buffer_map else nothing
         for param in kernel.params
     )
 

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .generate import Options, generate
 from .errors import Unsupported
 from .explain import LaunchLog
+from .generate import Options, generate
 from .kernel import InterpretedKernel, Loaded, load_program, unseen
 from .locks import TRACING
 from .recorder import Recorder

@@ -16,13 +16,13 @@ from torch.utils import _python_dispatch
 from tlmatrix.interpreter.sync import context
 
 from . import runtime
-from .generate import Options, generate, usage_of
 from .descriptors import described, may_be_described
 from .errors import EMPTY_TENSOR, ArgumentError, InterpreterError, LaunchError, Unsupported
+from .generate import Options, generate, usage_of
 from .layouts import positions
-from .ranks.launches import enqueue_kernel
 from .ops import FUNCTIONS
 from .ops.gemm import FLOAT8_BITS, TF32
+from .ranks.launches import enqueue_kernel
 from .runtime.tracer import Born
 from .sanitize import launch
 from .session import current

@@ -32,7 +32,11 @@ class LayoutError(InterpreterError):
 
 
 def positions(
-    layout: GlobalLayout, shape: tuple[int, ...], name: str, symbols: Mapping[str, int], together: int = 1
+    layout: GlobalLayout,
+    shape: tuple[int, ...],
+    name: str,
+    symbols: Mapping[str, int],
+    together: int = 1,
 ) -> np.ndarray[Any, Any]:
     """Where each logical element lies: flat offsets, an array of `shape`.
 

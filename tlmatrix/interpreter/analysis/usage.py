@@ -61,7 +61,7 @@ def is_read_only(load: ir.BufferLoad, usage: Mapping[ir.Var, frozenset[str]]) ->
     return (
         load.buffer.scope == "global"
         and load.predicate is None
-        and usage.get(load.buffer.data) == {"read"}
+        and usage.get(load.buffer.data) == frozenset({"read"})
     )
 
 

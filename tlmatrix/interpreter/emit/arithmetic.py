@@ -14,6 +14,8 @@ from .integers import combine, settle
 from .values import Val, is_float, literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .emitter import Emitter
 
 __all__ = ["RULES"]
@@ -130,7 +132,7 @@ def _extreme(e: Emitter, node: ir.Binary) -> Val:
     return pure(e, f"{call}({a.code}, {b.code})", dtype, (a, b), lo=lo, hi=hi)
 
 
-RULES = {
+RULES: dict[type, Callable[[Emitter, Any], Val]] = {
     ir.IntImm: _number,
     ir.FloatImm: _number,
     ir.StringImm: _string,

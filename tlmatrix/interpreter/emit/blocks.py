@@ -144,4 +144,4 @@ def poison_code(np_dtype: str, *, packed: bool = False) -> str:
     return "NAN" if is_float(np_dtype) else repr(value.item() if hasattr(value, "item") else value)
 
 
-RULES = {ir.Block: emit_block}
+RULES: dict[type, Callable[[Emitter, Any], None]] = {ir.Block: emit_block}

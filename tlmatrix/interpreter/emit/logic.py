@@ -168,4 +168,9 @@ def _difference(e: Emitter, a: Val, b: Val) -> tuple[Val, Val] | None:
     return low, high
 
 
-RULES = {ir.Compare: _compare, ir.And: _connective, ir.Or: _connective, ir.Not: _not}
+RULES: dict[type, Callable[[Emitter, Any], Val]] = {
+    ir.Compare: _compare,
+    ir.And: _connective,
+    ir.Or: _connective,
+    ir.Not: _not,
+}

@@ -14,6 +14,8 @@ from .parallel import emit_parallel
 from .values import Val
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .emitter import Emitter
 
 __all__ = [
@@ -191,4 +193,4 @@ def break_unless(e: Emitter, condition: Any, outer: Val | None) -> None:
         e.w.line("break")
 
 
-RULES = {ir.For: emit_for, ir.While: emit_while}
+RULES: dict[type, Callable[[Emitter, Any], None]] = {ir.For: emit_for, ir.While: emit_while}

@@ -20,7 +20,7 @@ from .integers import add
 from .values import LOW_PRECISION, Val, is_float, is_int, literal, memory_name, numpy_type
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .buffers import Buf
     from .emitter import Emitter
@@ -224,4 +224,4 @@ def _alias(e: Emitter, code: str, access: Access) -> Val:
     return Val(code, buf.dtype, access.axes, alias=buf.code)
 
 
-RULES = {ir.BufferLoad: emit_load}
+RULES: dict[type, Callable[[Emitter, Any], Val]] = {ir.BufferLoad: emit_load}

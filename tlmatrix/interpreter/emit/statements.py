@@ -15,6 +15,8 @@ from .logic import both, invert, uniform
 from .masks import keep_mask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .emitter import Emitter
     from .values import Val
 
@@ -152,7 +154,7 @@ def emit_call(e: Emitter, node: ir.Call) -> Val:
     return rule(e, node)
 
 
-RULES = {
+RULES: dict[type, Callable[[Emitter, Any], None]] = {
     ir.SeqStmt: emit_sequence,
     ir.Bind: emit_bind,
     ir.IfThenElse: emit_branch,

@@ -18,7 +18,7 @@ from .memory import buffer, to_dims, view
 from .values import Val, numpy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .buffers import Buf
     from .emitter import Emitter
@@ -196,4 +196,4 @@ def _store_inside(e: Emitter, access: Access, value: Val) -> None:
         e.w.line(f"np.copyto({target}, {rounded(e, value).code}{where})")
 
 
-RULES = {ir.BufferStore: emit_store}
+RULES: dict[type, Callable[[Emitter, Any], None]] = {ir.BufferStore: emit_store}

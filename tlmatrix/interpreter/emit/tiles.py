@@ -63,6 +63,7 @@ class TileOperation:
     def overwritten(call: Call) -> Region | None:
         """The region that a call writes whole whatever was in it, if any."""
         del call
+        return None
 
     @property
     def effects(self) -> Sequence[Effect]:

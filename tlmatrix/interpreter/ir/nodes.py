@@ -13,57 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "PARALLEL",
-    "SERIAL",
-    "THREAD_BINDING",
-    "UNROLLED",
-    "VECTORIZED",
-    "Add",
-    "And",
-    "AssertStmt",
-    "AttrStmt",
-    "Binary",
-    "Bind",
-    "Block",
-    "Broadcast",
-    "Buffer",
-    "BufferLoad",
-    "BufferStore",
-    "Call",
-    "Cast",
-    "CommReducer",
-    "Compare",
-    "Div",
-    "Evaluate",
-    "Expr",
-    "FloatImm",
-    "FloorDiv",
-    "FloorMod",
-    "For",
-    "IfThenElse",
-    "IntImm",
-    "Kernel",
-    "Layout",
-    "Let",
-    "Location",
-    "Max",
-    "Min",
-    "Mod",
-    "Mul",
-    "Not",
-    "Or",
-    "Ramp",
-    "Region",
-    "Select",
-    "SeqStmt",
-    "Stmt",
-    "StringImm",
-    "Sub",
-    "Var",
-    "While",
-]
-
 SERIAL, PARALLEL, VECTORIZED, UNROLLED, THREAD_BINDING = range(5)
 """Kinds of loops, numbered as in TVM."""
 
@@ -200,6 +149,10 @@ class Or(Binary):
     """Either condition; `b` is evaluated only where `a` does not hold."""
 
     __slots__ = ()
+
+
+BINARY = (Add, Sub, Mul, Div, Mod, FloorDiv, FloorMod, Min, Max, And, Or)
+"""Operations of two operands and nothing else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,11 +21,7 @@ __all__ = ["read_all", "read_kernel", "saved"]
 # TileLang's own macros (reductions, scans) carry lines of its library.
 _LIBRARY = "/site-packages/tilelang/"
 _REGIONS = ("tl.region", "tl.tileop.region")
-_BINARY: dict[str, type[ir.Binary]] = {
-    f"tirx.{kind.__name__}": kind
-    for kind in (ir.Add, ir.Sub, ir.Mul, ir.Div, ir.Mod, ir.FloorDiv, ir.FloorMod)
-    + (ir.Min, ir.Max, ir.And, ir.Or)
-}
+_BINARY: dict[str, type[ir.Binary]] = {f"tirx.{kind.__name__}": kind for kind in ir.BINARY}
 _SYMBOLS = {
     "tirx.EQ": "==",
     "tirx.NE": "!=",

@@ -23,11 +23,7 @@ _EXPRESSIONS: dict[type, tuple[str, ...]] = {
     ir.BufferLoad: ("indices", "predicate"),
     ir.Region: ("indices", "extents"),
     ir.Call: ("args",),
-    **dict.fromkeys(
-        (ir.Add, ir.Sub, ir.Mul, ir.Div, ir.Mod, ir.FloorDiv, ir.FloorMod, ir.Min, ir.Max)
-        + (ir.And, ir.Or, ir.Compare),
-        ("a", "b"),
-    ),
+    **dict.fromkeys((*ir.BINARY, ir.Compare), ("a", "b")),
 }
 _STATEMENTS: dict[type, tuple[str, ...]] = {
     ir.SeqStmt: ("seq",),

@@ -41,7 +41,8 @@ class Copy(TileOperation):
         for key in _REFUSED if self.name == "copy" else ():
             if key in call.annotations:
                 raise e.refuse(f"T.copy with {key}")
-        self.src, self.dst = matched(e, *(region(e, arg) for arg in call.args[:2]), what="T.copy")
+        src, dst = (region(e, arg) for arg in call.args[:2])
+        self.src, self.dst = matched(e, src, dst, "T.copy")
 
     @staticmethod
     def overwritten(call: Call) -> Region | None:

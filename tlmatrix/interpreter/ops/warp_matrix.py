@@ -16,7 +16,6 @@ import numpy as np
 from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
-
 from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.runtime.memory import outside
 

@@ -407,6 +407,7 @@ class Threads(Agents):
 
     def fold(self, e: Emitter, node: Any) -> Val | None:
         """The value of an expression of the thread index that is the same in the whole role."""
+        del e
         if not self._in_block or not isinstance(node, _FOLDED):
             return None
         elects = isinstance(node, ir.Call) and node.op == "tl.tl_shuffle_elect"
