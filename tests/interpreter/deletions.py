@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tlmatrix.interpreter import interpret, interpreted
+from tlmatrix.interpreter import interpret, interpreted, scheduled
 from tlmatrix.interpreter.errors import SynchronizationError
-from tlmatrix.interpreter.roles import scheduled
 
 SCHEDULES = 50
 SYNCHRONIZING = frozenset(

@@ -9,7 +9,7 @@ from .clocks import join
 
 if TYPE_CHECKING:
     from .barriers import Mbarrier, Meeting, ThreadBarrier
-    from .block import Operation, Role
+    from .roles import Operation, Role
 
 __all__ = ["Finish", "Meet", "Phase", "Request", "Spin", "Together"]
 

@@ -11,7 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tlmatrix.interpreter.errors import DeadlockError, Unsupported
-from tlmatrix.interpreter.sync import context
+
+from . import context
 
 if TYPE_CHECKING:
     from collections.abc import Callable

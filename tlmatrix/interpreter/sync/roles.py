@@ -16,7 +16,7 @@ from .requests import Finish, Meet, Phase, Request, Spin, Together
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from .scheduler import Launch
+    from .launches import Launch
 
 __all__ = ["Block", "Operation", "Role"]
 

@@ -22,10 +22,10 @@ from tlmatrix.interpreter.errors import DeadlockError, RaceError, Synchronizatio
 from tlmatrix.interpreter.reports import Party, Report
 from tlmatrix.interpreter.runtime.monitor import Monitor
 
-from . import ranks, settings
+from . import settings, turns
 from .barriers import ThreadBarrier
-from .block import Block, Operation, Role
 from .requests import Phase, Spin, Together
+from .roles import Block, Operation, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -214,7 +214,7 @@ class Launch:
             idle = idle + 1 if self.progress == seen else 0
             seen = self.progress
             if idle > _TURNS:
-                if not ranks.stuck(moving=self.progress != self._passed):
+                if not turns.stuck(moving=self.progress != self._passed):
                     raise self._stuck(live[0])
                 self._passed = self.progress
                 idle = 0

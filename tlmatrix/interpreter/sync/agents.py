@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.roles.clocks import Clock, join
+from .clocks import Clock, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Request", "Task", "Until"]
+__all__ = ["Agent", "Request", "Until"]
 
 
 class Request:
@@ -23,7 +23,7 @@ class Request:
         """Whether the task may go on."""
         raise NotImplementedError
 
-    def finish(self, task: Task) -> Any:
+    def finish(self, task: Agent) -> Any:
         """What the task learns and gets as it goes on."""
         del task
 
@@ -52,7 +52,7 @@ class Until(Request):
         return f"for {self.what}"
 
 
-class Task:
+class Agent:
     """What can be scheduled by itself.
 
     Attributes:
