@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import preloaded_python
 from slow_tests import SLOW, slow_rank
 
 # Before anything imports numpy or torch: workers share the cores, so each has one thread.
@@ -13,6 +14,19 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 
 collect_ignore = ["strangers/project"]
 """Specs that `strangers/test_strangers.py` runs."""
+
+
+def pytest_configure(config):
+    """Start the server of preloaded processes while workers start; else its first user does."""
+    if config.getoption("numprocesses", None):
+        preloaded_python.start()
+
+
+@pytest.fixture(scope="module")
+def preloaded():
+    """Processes that a module's tests start have their imports from the start."""
+    with preloaded_python.used_by_this_process():
+        yield
 
 
 def pytest_collection_modifyitems(items):

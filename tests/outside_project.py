@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import preloaded_python
 from tlmatrix import cli
 
 if TYPE_CHECKING:
@@ -131,11 +132,12 @@ class Project:
         """The command line in this process."""
         return command_line(*arguments)
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, executable: str = "") -> subprocess.Popen[str]:
         """A command in a process group of its own; Ctrl-C stops it even where it is ignored here.
 
         (A shell's background jobs ignore it, and so does what they start.)
         """
+        executable = executable or preloaded_python.python()
         code = (
             "import runpy, signal, sys; sys.argv.pop(0); "
             "signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -143,7 +145,7 @@ class Project:
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         return subprocess.Popen(
-            [sys.executable, "-c", code, *words],
+            [executable, "-c", code, *words],
             cwd=self.folder,
             env=environment,
             start_new_session=True,
@@ -169,7 +171,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
-    yield Project(tmp_path)
+    with preloaded_python.used_by_this_process():
+        yield Project(tmp_path)
     for name in set(sys.modules) - before:
         if name.startswith("outside_kernel_"):
             del sys.modules[name]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import preloaded_python
 from outside_project import Project, project
 from tlmatrix.plugin.controller import deferred_interrupt
 from tlmatrix.run import Status, read_records
@@ -389,7 +390,8 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
 def test_an_interrupted_case_is_not_a_failure(project: Project, workers: str) -> None:
     project.spec(how="[compiling]", rows="[1, 2, 3]")
     process = project.start(
-        "tlmatrix", "run", ".", "-n", workers, "--results", "out.jsonl", "--backend", "interpreter"
+        "tlmatrix", "run", ".", "-n", workers, "--results", "out.jsonl", "--backend", "interpreter",
+        executable=preloaded_python.PLAIN,  # so that the whole process group gets the signal
     )  # fmt: skip
     file = project.folder / "out.jsonl"
     deadline = time.monotonic() + 60

@@ -8,6 +8,8 @@ import pytest
 
 from tlmatrix.cli import main
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 TEST_FILE = """
 import pytest
 import tilelang

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import preloaded_python
 from outside_project import Project, project
 from tlmatrix.run import Status, read_records
 from tlmatrix.spec.loader import load_spec
@@ -78,7 +79,8 @@ def test_a_case_that_hangs_is_ended_by_the_timeout(project: Project) -> None:
 def test_ctrl_c_keeps_the_records_and_reports_the_faults(project: Project) -> None:
     project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     words = ("tlmatrix", "fuzz", "scale.yaml", "-n", "1", "--minutes", "5")
-    process = project.start(*words)
+    # Not preloaded: the whole process group gets the signal.
+    process = project.start(*words, executable=preloaded_python.PLAIN)
     try:
         for _ in range(600):
             time.sleep(0.1)

@@ -59,7 +59,7 @@ def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(
     project: Project, how: str
 ) -> None:
     project.spec(how=f"[right, {how}, wrong]", rows="[5]")
-    code, out = _run(project, ".", "--results", "out.jsonl", "--timeout", "2")
+    code, out = _run(project, ".", "--results", "out.jsonl", "--timeout", "1")
     assert code == ExitCode.FINDINGS, out
     ended = "crashed" if how == "exit" else "timeout"
     assert f"2 passed, 2 failed, 2 {ended}" in out
@@ -125,7 +125,7 @@ def test_workers_are_used_if_they_save_time(
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_recorded_durations_determine_the_number_of_workers(project: Project) -> None:
-    project.spec(how="[slow]", rows="[1, 2, 3, 4]")
+    project.spec(rows="[1, 2, 3, 4]")
     workers = []
     for _ in range(2):
         code, out = _run(project, ".")
@@ -133,6 +133,9 @@ def test_recorded_durations_determine_the_number_of_workers(project: Project) ->
         newest = max((project.folder / ".tlmatrix").glob("*.jsonl"), key=lambda file: file.name)
         lines = _recorded(newest)
         workers.append({each["worker"] for each in lines if each["record"] == "start"})
+        # As if each case had taken a second.
+        slow = [line | ({"seconds": 1.0} if "status" in line else {}) for line in lines]
+        newest.write_text("".join(f"{json.dumps(line)}\n" for line in slow))
     assert workers[0] == {"main"}
     assert {"gw0", "gw1"} <= workers[1]
 

@@ -10,20 +10,21 @@ from pathlib import Path
 import pytest
 from documents import blocks, play
 
+import preloaded_python
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def env():
     """A reader's shell: the environment's scripts on the path, one thread, at 80 columns."""
-    scripts = Path(sys.executable).parent
+    scripts = os.pathsep.join([preloaded_python.scripts(), str(Path(sys.executable).parent)])
     return {
         **os.environ,
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "80",
         "OMP_NUM_THREADS": "1",
-        # What `-n auto` is: the tests beside this one have the other cores, and each worker pays
-        # seven seconds of a core for its imports.
+        # What `-n auto` is: the tests beside this one have the other cores.
         "PYTEST_XDIST_AUTO_NUM_WORKERS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }

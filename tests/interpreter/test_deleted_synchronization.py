@@ -8,8 +8,7 @@ import torch
 from deletions import fates, schedules
 from role_kernels import EXAMPLES
 
-from tlmatrix.interpreter import interpret, interpreted
-from tlmatrix.interpreter.roles import scheduled
+from tlmatrix.interpreter import interpret, interpreted, scheduled
 
 # Deletions that change nothing, by kernel: what they waited for has always happened.
 HARMLESS = {"tma one iteration": 2}

@@ -5,9 +5,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
 from tlmatrix.interpreter.errors import DeadlockError
-from tlmatrix.interpreter.roles import SCHEDULES, scheduled
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tlmatrix.interpreter import interpret, scheduled
-from tlmatrix.interpreter.roles import SCHEDULES
+from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
 from tlmatrix_kernels.gemm import gemm
 
 

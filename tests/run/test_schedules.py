@@ -11,7 +11,7 @@ CODE = """
 import tilelang
 import tilelang.language as T
 import torch
-from tlmatrix.interpreter.roles.settings import current
+from tlmatrix.interpreter.sync.settings import current
 
 SEEN = []
 

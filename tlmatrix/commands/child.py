@@ -49,8 +49,17 @@ _DIE_WITH_PARENT = 1
 
 
 def can_fork() -> bool:
-    """Whether this process can be forked: it has one thread and has not imported PyTorch."""
-    return hasattr(os, "fork") and threading.active_count() == 1 and "torch" not in sys.modules
+    """Whether this process can be forked: it has one thread and has not used a GPU.
+
+    Threads of libraries count too, so where they cannot be counted, PyTorch must not be imported.
+    """
+    tasks = Path("/proc/self/task")
+    if not hasattr(os, "fork"):
+        return False
+    if not tasks.exists():
+        return threading.active_count() == 1 and "torch" not in sys.modules
+    torch = sys.modules.get("torch")
+    return len(list(tasks.iterdir())) == 1 and not (torch and torch.cuda.is_initialized())
 
 
 def run_in_child(

@@ -1,11 +1,11 @@
 """TileLang kernels on the CPU: the traced tile IR run as generated Python.
 
-`with interpret():` redirects TileLang's entry points; see `intercept` for how, `codegen` for
+`with interpret():` redirects TileLang's entry points; see `intercept` for how, `generate` for
 what is generated and `runtime` for what it calls. `kernel.source` shows the generated source;
 with TLMATRIX_DUMP set to a folder every source is written there, annotated with the user's lines.
 
 `interpret(sanitize=True)` runs a second variant of each program, with shadows of its memory; see
-`reports` for what it finds and `codegen.sanitized` for how.
+`reports` for what it finds and `instruments` for how.
 
 Importing the package imports nothing else until a name is used. What to know of the results:
 
@@ -21,7 +21,7 @@ Importing the package imports nothing else until a name is used. What to know of
   outside rather than negative.
 - Kernels that use the thread index run their threads as lanes, statement by statement; blocks
   whose warps have different roles, mbarriers or asynchronous copies and products run as coroutines
-  (`roles`), under a schedule that `scheduled` chooses. Waits that cannot end raise
+  (`sync`), under a schedule that `scheduled` chooses. Waits that cannot end raise
   `DeadlockError`; accesses that nothing orders are reports of the sanitizer `races`, and raise
   `RaceError` under `scheduled`. The barriers that TileLang puts between accesses to shared memory
   are put there too. Fences and the register budget have no meaning.
@@ -54,8 +54,9 @@ if TYPE_CHECKING:
     from .ranks.simulation import Simulation, simulate
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
-    from .roles import SCHEDULES, run_ranks, scheduled
     from .session import Session
+    from .sync.settings import SCHEDULES, scheduled
+    from .sync.turns import run_ranks
     from .tracing import TracedKernel, traced
 
 __all__ = [
@@ -112,7 +113,7 @@ _HOMES = {
     "Recorder": "recorder",
     "Report": "reports",
     "SANITIZERS": "reports",
-    "SCHEDULES": "roles",
+    "SCHEDULES": "sync.settings",
     "SanitizerError": "reports",
     "Sequences": "reports",
     "Session": "session",
@@ -124,8 +125,8 @@ _HOMES = {
     "interpret": "intercept",
     "interpreted": "intercept",
     "model_extern": "externs",
-    "run_ranks": "roles",
-    "scheduled": "roles",
+    "run_ranks": "sync.turns",
+    "scheduled": "sync.settings",
     "simulate": "ranks.simulation",
     "traced": "tracing",
     "until": "externs",

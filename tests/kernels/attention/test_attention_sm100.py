@@ -4,8 +4,7 @@ import pytest
 import torch
 from attention_reference import dense as reference
 
-from tlmatrix.interpreter import interpret, scheduled
-from tlmatrix.interpreter.roles import SCHEDULES
+from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
 from tlmatrix_kernels.attention import sm100_attention
 from tlmatrix_kernels.attention.sm100 import kernels
 from tlmatrix_kernels.attention.sm100.tiles import sm100_tiles

@@ -24,7 +24,7 @@ from .streams import Done, Operation, Stream, enqueue, synchronize, waiting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tlmatrix.interpreter.sync.tasks import Request
+    from tlmatrix.interpreter.sync.agents import Request
     from tlmatrix.interpreter.sync.world import Rank
 
 __all__ = ["Capture", "Capturing", "Graph", "captured_at_once"]

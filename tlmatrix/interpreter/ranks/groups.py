@@ -23,7 +23,7 @@ from .streams import Done, Operation, enqueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tlmatrix.interpreter.sync.tasks import Request
+    from tlmatrix.interpreter.sync.agents import Request
 
     from .streams import Stream
 

@@ -11,8 +11,8 @@ from .streams import enqueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tlmatrix.interpreter.sync.agents import Request
     from tlmatrix.interpreter.sync.blocks import BlockLaunch
-    from tlmatrix.interpreter.sync.tasks import Request
 
     from .streams import Stream
 

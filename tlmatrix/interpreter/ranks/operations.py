@@ -24,7 +24,7 @@ from .streams import Done, enqueue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tlmatrix.interpreter.sync.tasks import Request
+    from tlmatrix.interpreter.sync.agents import Request
     from tlmatrix.interpreter.sync.world import Rank
 
     from .streams import Stream

@@ -15,7 +15,7 @@ from tlmatrix.interpreter import session as sessions
 from tlmatrix.interpreter.errors import SynchronizationError
 from tlmatrix.interpreter.intercept import interpret
 from tlmatrix.interpreter.kernel import environment
-from tlmatrix.interpreter.roles import settings
+from tlmatrix.interpreter.sync import settings
 from tlmatrix.interpreter.sync.accesses import Accesses
 from tlmatrix.interpreter.sync.world import World
 

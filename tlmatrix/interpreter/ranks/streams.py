@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.locks import tracing
 from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.sync.agents import Agent, Request
 from tlmatrix.interpreter.sync.blocks import Dispatcher
-from tlmatrix.interpreter.sync.tasks import Request, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tlmatrix.interpreter.roles.clocks import Clock
+    from tlmatrix.interpreter.sync.clocks import Clock
     from tlmatrix.interpreter.sync.world import Rank
 
     from .graphs import Capture
@@ -74,7 +74,7 @@ class Done(Request):
         """Whether it is over."""
         return self.operation.done
 
-    def finish(self, task: Task) -> None:
+    def finish(self, task: Agent) -> None:
         """Know what it did."""
         task.learn(self.operation.clock)
 

@@ -32,7 +32,7 @@ from .streams import Done, enqueue
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tlmatrix.interpreter.sync.tasks import Request
+    from tlmatrix.interpreter.sync.agents import Request
     from tlmatrix.interpreter.sync.world import Rank
 
     from .allocations import Allocation

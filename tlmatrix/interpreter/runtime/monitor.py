@@ -20,11 +20,13 @@ from .stretches import Stretches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.interpreter.codegen import Location, Program, Site
+    from tlmatrix.interpreter.generate import Program
+    from tlmatrix.interpreter.instruments.sites import Site
+    from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.reports import Sequences as Declared
-    from tlmatrix.interpreter.roles.clocks import Clock
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.accesses import View
+    from tlmatrix.interpreter.sync.clocks import Clock
 
     from .codecs import Array
     from .masks import Dim

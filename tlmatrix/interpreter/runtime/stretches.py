@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tlmatrix.interpreter.roles.clocks import Clock, join
+from tlmatrix.interpreter.sync.clocks import Clock, join
 
 if TYPE_CHECKING:
     from .codecs import Array

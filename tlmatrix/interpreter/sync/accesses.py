@@ -16,9 +16,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tlmatrix.interpreter.callsite import caller
 
+from .agents import Agent
 from .races import Races
 from .seen import FREE, ZERO, Seen
-from .tasks import Task
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,7 @@ class View:
         writes, reads = self.writes.reshape(full), self.reads.reshape(full)
         return View(self.owner, self.name, writes, reads, self.wide)
 
-    def note(self, place: tuple[Any, Any], seen: Seen, task: Task, name: str) -> None:
+    def note(self, place: tuple[Any, Any], seen: Seen, task: Agent, name: str) -> None:
         """Note an access of a place: an index into the tensor, and a mask or None."""
         memory, mask = place
         if mask is not None and self.wide:
@@ -136,15 +136,15 @@ class Accesses:
 
     def free(self, tensor: torch.Tensor, rank: Rank) -> None:
         """A rank gives up a piece of symmetric memory: all of it is as if written by its host."""
-        host = Task(rank.number, f"rank {rank.number}", self.world.agent())
+        host = Agent(rank.number, f"rank {rank.number}", self.world.agent())
         host.learn(rank.clock)
         self._write(tensor, host, Seen.of(host, "write", *caller(), FREE))
 
-    def zero(self, tensor: torch.Tensor, stream: Task) -> None:
+    def zero(self, tensor: torch.Tensor, stream: Agent) -> None:
         """A stream writes all of a piece of symmetric memory, which is new."""
         self._write(tensor, stream, Seen.of(stream, "write", *stream.place(), ZERO))
 
-    def _write(self, tensor: torch.Tensor, task: Task, seen: Seen) -> None:
+    def _write(self, tensor: torch.Tensor, task: Agent, seen: Seen) -> None:
         shadow = self._shadows[tensor.untyped_storage()._cdata]  # noqa: SLF001  # its identity
         view = View(self, shadow.name, shadow.writes, shadow.reads, False)
         view.note((slice(0, len(shadow.writes), 1), None), seen, task, "")
@@ -191,7 +191,7 @@ class Accesses:
         action: str,
         what: str,
         *,
-        task: Task | None = None,
+        task: Agent | None = None,
         place: tuple[str, int] | None = None,
     ) -> None:
         """An operation of PyTorch reads or writes a tensor."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import context
+from .agents import Agent, Request
 from .residency import Slot
-from .tasks import Request, Task
 from .world import Stopped, World
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _RESIDENT = 132
 """Blocks that are resident at once outside a simulation: the SMs of an H200."""
 
 
-class Dispatcher(Task):
+class Dispatcher(Agent):
     """A task that dispatches blocks: a stream, or one launch outside a simulation.
 
     Attributes:
@@ -96,7 +96,7 @@ class BlockLaunch:
             context.enter(*before)
 
 
-class _Block(Task):
+class _Block(Agent):
     """A resident block."""
 
     def __init__(self, launch: BlockLaunch, stream: Dispatcher, index: tuple[int, ...]) -> None:

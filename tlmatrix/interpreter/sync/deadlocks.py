@@ -12,7 +12,7 @@ from .flags import FlagWait, last_write
 from .residency import Slot
 
 if TYPE_CHECKING:
-    from .tasks import Task
+    from .agents import Agent
     from .world import World
 
 __all__ = ["deadlock"]
@@ -22,7 +22,7 @@ _SHOWN = 16
 """How many different waits are told."""
 
 
-def _weight(task: Task) -> tuple[int, int, str]:
+def _weight(task: Agent) -> tuple[int, int, str]:
     """Flags come first: the rest waits for them."""
     request = task.request
     kinds = (FlagWait, Slot)
@@ -35,7 +35,7 @@ def deadlock(world: World) -> DeadlockError:
     waiting = [t for t in world.tasks if t.request is not None and not t.request.idle]
     count = f"{world.size} simulated rank{'s' * (world.size != 1)}"
     lines = [f"deadlock: every task of {count} waits, and nothing is in flight"]
-    groups: dict[tuple[Any, ...], list[Task]] = {}
+    groups: dict[tuple[Any, ...], list[Agent]] = {}
     for task in sorted(waiting, key=_weight):
         assert task.request is not None
         groups.setdefault((task.name, task.kernel, task.request.describe()), []).append(task)
@@ -54,7 +54,7 @@ def deadlock(world: World) -> DeadlockError:
     return error
 
 
-def _blocks(kernel: str, tasks: list[Task]) -> str:
+def _blocks(kernel: str, tasks: list[Agent]) -> str:
     indices = [str(getattr(t, "index", "")) for t in tasks]
     if not any(indices):
         return ""
@@ -62,7 +62,7 @@ def _blocks(kernel: str, tasks: list[Task]) -> str:
     return f", kernel {kernel}, block{'s' * (len(indices) > 1)} {shown}"
 
 
-def _report(world: World, task: Task, lines: list[str]) -> Report:
+def _report(world: World, task: Agent, lines: list[str]) -> Report:
     file, line = task.place()
     request = task.request
     name, index, last = "", tuple[int, ...](), None

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.externs import Pointer, model_extern
-from tlmatrix.interpreter.roles.clocks import Clock, join
 
 from . import context
+from .agents import Agent, Request
+from .clocks import Clock, join
 from .seen import UNZEROED
-from .tasks import Request, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -142,7 +142,7 @@ class Flag:
         return heads
 
 
-def _here() -> tuple[World, Task]:
+def _here() -> tuple[World, Agent]:
     world = context.world()
     if world is None or world.running is None:
         raise RuntimeError("a flag was used outside of a kernel")
@@ -153,7 +153,7 @@ def _flag(world: World, pointer: Pointer) -> Flag:
     return world.flags.setdefault(pointer.address, Flag())
 
 
-def acquire(heads: Heads, task: Task, scope: str, name: str, *, acquires: bool) -> None:
+def acquire(heads: Heads, task: Agent, scope: str, name: str, *, acquires: bool) -> None:
     """A task has read a flag: it learns what releases of sufficient scope made known."""
     for (rank, written, releases), head in heads.items():
         same = rank == task.rank
@@ -179,7 +179,7 @@ def acquire(heads: Heads, task: Task, scope: str, name: str, *, acquires: bool) 
         join(task.doubts.setdefault(reason, {}), head.clock)
 
 
-def release(flag: Flag, task: Task, write: Write, *, releases: bool, atomic: bool) -> None:
+def release(flag: Flag, task: Agent, write: Write, *, releases: bool, atomic: bool) -> None:
     """A task has written a flag: what it knows is made known; a plain store forgets the rest."""
     if not atomic:
         flag.heads = {}
@@ -304,7 +304,7 @@ def last_write(world: World, pointer: Pointer) -> Write | None:
     return _flag(world, pointer).last
 
 
-def zero(world: World, memory: Any, stream: Task) -> None:
+def zero(world: World, memory: Any, stream: Agent) -> None:
     """A stream zeroes the memory that flags lie in; the writes before are lost."""
     memory[...] = 0
     begin = memory.__array_interface__["data"][0]

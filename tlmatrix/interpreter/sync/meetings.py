@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.errors import SynchronizationError
-from tlmatrix.interpreter.roles.clocks import Clock, join
 
 from . import context
-from .tasks import Request, Task
+from .agents import Agent, Request
+from .clocks import Clock, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ class Met(Request):
         """Whether all have come."""
         return self.meeting.over
 
-    def finish(self, task: Task) -> None:
+    def finish(self, task: Agent) -> None:
         """Know what all knew."""
         task.learn(self.meeting.clocks)
 
@@ -68,7 +68,7 @@ class Met(Request):
 
 def arrive(
     rank: Rank,
-    task: Task,
+    task: Agent,
     key: tuple[Any, ...],
     what: str,
     members: tuple[int, ...],

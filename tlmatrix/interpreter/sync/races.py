@@ -13,8 +13,8 @@ from tlmatrix.interpreter.reports import Party, Report
 from .seen import FREE, UNZEROED, ZERO
 
 if TYPE_CHECKING:
+    from .agents import Agent
     from .seen import Seen
-    from .tasks import Task
     from .world import World
 
 __all__ = ["Races"]
@@ -47,7 +47,7 @@ class Races:
             self._sets.append(members)
         return found
 
-    def joined(self, numbers: Any, seen: Seen, task: Task) -> Any:
+    def joined(self, numbers: Any, seen: Seen, task: Agent) -> Any:
         """The sets with one access more, without those that it comes after."""
         low, high = int(np.min(numbers)), int(np.max(numbers))
         if low == high:
@@ -56,7 +56,7 @@ class Races:
         new = np.array([self._with(int(v), seen, task) for v in values], np.int32)
         return new[places].reshape(np.shape(numbers))
 
-    def _with(self, number: int, seen: Seen, task: Task) -> int:
+    def _with(self, number: int, seen: Seen, task: Agent) -> int:
         key = number, self.number((seen,))
         made = self._made.get(key)
         if made is not None:
@@ -72,7 +72,7 @@ class Races:
         self._made[key] = made = self.number((*dict.fromkeys(members), seen))
         return made
 
-    def check(self, numbers: Any, mask: Any, seen: Seen, task: Task, where: Where) -> None:
+    def check(self, numbers: Any, mask: Any, seen: Seen, task: Agent, where: Where) -> None:
         """Look for accesses that nothing orders before `seen`."""
         numbers = np.asarray(numbers)
         if numbers.size == 0:
@@ -96,7 +96,7 @@ class Races:
                 self._note(old, seen, task, bad, where)
                 return
 
-    def _conflict(self, number: int, seen: Seen, task: Task) -> Seen | None:
+    def _conflict(self, number: int, seen: Seen, task: Agent) -> Seen | None:
         for old in self._sets[number]:
             if old.action == "read" and seen.action == "read":
                 continue
@@ -110,7 +110,7 @@ class Races:
             return old
         return None
 
-    def _note(self, old: Seen, seen: Seen, task: Task, bad: Any, where: Where) -> None:
+    def _note(self, old: Seen, seen: Seen, task: Agent, bad: Any, where: Where) -> None:
         name, storage, memory, wide = where
         key = (seen.file, seen.line, seen.action, old.file, old.line, old.action, storage == "")
         known = self._found.get(key)
@@ -147,7 +147,7 @@ class Races:
             rank=seen.rank,
         )
 
-    def _advice(self, old: Seen, seen: Seen, task: Task) -> str:
+    def _advice(self, old: Seen, seen: Seen, task: Agent) -> str:
         """What would order the two."""
         for reason, clock in task.doubts.items():
             if self._world.knows(clock, old.agent, old.time):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .tasks import Request
+from .agents import Request
 
 if TYPE_CHECKING:
     from .world import Rank

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .tasks import Task
+    from .agents import Agent
 
 __all__ = ["FREE", "UNZEROED", "ZERO", "Seen"]
 
@@ -53,7 +53,7 @@ class Seen:
     launch: int = field(default=0, compare=False)
 
     @classmethod
-    def of(cls, task: Task, action: str, file: str, line: int, what: str, scope: str = "") -> Seen:
+    def of(cls, task: Agent, action: str, file: str, line: int, what: str, scope: str = "") -> Seen:
         """An access that a task makes now."""
         launch = id(task.launch) if task.launch is not None else 0
         block = getattr(task, "index", None)

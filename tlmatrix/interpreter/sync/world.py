@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import DeadlockError
 
 from . import context
-from .tasks import Request, Task
+from .agents import Agent, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tlmatrix.interpreter.roles.clocks import Clock
-
     from .accesses import Accesses
+    from .clocks import Clock
     from .flags import Flag
 
 __all__ = ["Rank", "Stopped", "World"]
@@ -43,7 +42,7 @@ class Stopped(BaseException):  # no error of this rank, and not for it to catch
     """Another rank failed."""
 
 
-class Rank(Task):
+class Rank(Agent):
     """A rank: its host is a thread, which this task stands for.
 
     Attributes:
@@ -93,8 +92,8 @@ class World:
         self.random = random.Random(seed)  # noqa: S311  # a schedule is no secret
         self.stragglers = stragglers
         self.ranks = [Rank(self, k, blocks) for k in range(size)]
-        self.tasks: list[Task] = list(self.ranks)
-        self.running: Task | None = None
+        self.tasks: list[Agent] = list(self.ranks)
+        self.running: Agent | None = None
         self.failed: BaseException | None = None
         self.failed_rank: int | None = None
         self.over = threading.Event()
@@ -131,14 +130,14 @@ class World:
 
     # -- choosing
 
-    def pick(self) -> Task | None:
+    def pick(self) -> Agent | None:
         """A task that can go on; None if there is none."""
         tasks = self.tasks
         if self.urgency:
             return self._most_urgent()
         count = len(tasks)
         start = self.random.randrange(count) if count else 0
-        asleep: Task | None = None
+        asleep: Agent | None = None
         for offset in range(count):
             task = tasks[(start + offset) % count]
             if not task.ready:
@@ -155,13 +154,13 @@ class World:
             return task
         return asleep
 
-    def _most_urgent(self) -> Task | None:
+    def _most_urgent(self) -> Agent | None:
         """The ready task of the highest priority; priorities change at random points.
 
         So some tasks lag far behind (probabilistic concurrency testing, Burckhardt et al. 2010).
         """
-        best: Task | None = None
-        asleep: Task | None = None
+        best: Agent | None = None
+        asleep: Agent | None = None
         for task in self.tasks:
             if not task.ready:
                 continue
@@ -231,7 +230,7 @@ class World:
             else:
                 self.step(task)
 
-    def step(self, task: Task) -> None:
+    def step(self, task: Agent) -> None:
         """Run a stream or a block to its next request."""
         self.running = task
         try:
