@@ -59,7 +59,7 @@ class Outcomes:
         signal.alarm(0)
         kernels = self._kernels.count - self._before
         state, detail = judged(error, kernels, test=True)
-        if state == "wrong" and self._kernels.compiled == self._compiled:
+        if state == "wrong" and not kernels and self._kernels.compiled == self._compiled:
             state = "no kernel"
         expected = item.get_closest_marker("xfail")
         if expected is not None and error is not None:
