@@ -179,6 +179,10 @@ class InterpretedKernel:
         supply = tensor_supply_type or TensorSupplyType.Auto
         return Profiler(self.params, self.out_idx, supply).with_default_adapter(self)
 
+    def run_once(self, func: Any = None) -> Any:
+        """Run on inputs that TileLang's profiler makes."""
+        return self.get_profiler().run_once(func)
+
     def __repr__(self) -> str:
         return f"<InterpretedKernel {self._program.name}>"
 
