@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
     from .codegen import Location, Parameter, Program, Record
     from .session import Session

@@ -6,7 +6,7 @@
             yield from call_extern('tlm_wait_ge_acquire_sys', Pointer(flags, (bx,), 'flags'), 1)
         return block_launch('main', block, (4, 2), LOCATIONS)
 
-Where it waits others run; see `sync.blocks`.
+Where it waits others run; see `sync.dispatch`.
 """
 
 from __future__ import annotations
