@@ -22,6 +22,13 @@ def pytest_configure(config):
         preloaded_python.start()
 
 
+@pytest.fixture(scope="module")
+def preloaded():
+    """Processes that a module's tests start have their imports from the start."""
+    with preloaded_python.used_by_this_process():
+        yield
+
+
 def pytest_collection_modifyitems(items):
     """Mark slow tests and start them first; skip what needs a GPU where there is none."""
     ranks = {item: slow_rank(item.path) for item in items}

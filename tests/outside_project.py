@@ -170,10 +170,9 @@ def command_line(*arguments: str) -> Outcome:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # Of workers that a run in this process starts.
-    monkeypatch.setattr(sys, "executable", preloaded_python.python())
     before = set(sys.modules)
-    yield Project(tmp_path)
+    with preloaded_python.used_by_this_process():
+        yield Project(tmp_path)
     for name in set(sys.modules) - before:
         if name.startswith("outside_kernel_"):
             del sys.modules[name]

@@ -13,7 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from multiprocessing import spawn
 from pathlib import Path
 
 PLAIN = sys.executable
@@ -38,6 +41,19 @@ def python() -> str:
 def script(name: str) -> str:
     """The command `name`, which is `python`, `pytest` or `tlmatrix`."""
     return str(Path(scripts()) / name)
+
+
+@contextmanager
+def used_by_this_process() -> Iterator[None]:
+    """Have this process start preloaded processes: `sys.executable`, and by `multiprocessing`."""
+    before = sys.executable, spawn.get_executable()
+    sys.executable = python()
+    spawn.set_executable(sys.executable)
+    try:
+        yield
+    finally:
+        sys.executable = before[0]
+        spawn.set_executable(before[1])
 
 
 @cache

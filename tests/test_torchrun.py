@@ -5,6 +5,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 SPEC = """
 name: all_gather_gemm
 problem: gemm

@@ -12,6 +12,7 @@ import torch
 from shared_lowering import SharingAssembler, lowerer, shared_lowering
 from tilelang import tvm
 
+import preloaded_python
 import tlmatrix
 from tlmatrix.backend import ArchitectureError, CompileBackend
 from tlmatrix.backend.assembly import Assembler, CompiledKernel, find_toolkit
@@ -24,6 +25,8 @@ from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.norm import rms_norm
 
 __all__ = ["lowerer", "shared_lowering"]
+
+pytestmark = pytest.mark.usefixtures("preloaded")
 
 HERE = Path(__file__).parent
 nvcc = pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
@@ -261,7 +264,9 @@ def test_the_next_kernel_is_lowered_after_a_compiler_crash():
         lowerer.close()
 
 
-def test_a_hanging_compiler_is_killed():
+def test_a_hanging_compiler_is_killed(monkeypatch):
+    # Its imports take longer than this.
+    monkeypatch.setattr(sys, "executable", preloaded_python.PLAIN)
     lowerer = Lowerer(seconds=0.1)
     with pytest.raises(LoweringError, match=r"did not end in 0\.1 s"):
         lowerer.lower("{}", "sm_90a", {})

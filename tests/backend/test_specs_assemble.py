@@ -10,6 +10,8 @@ from tlmatrix.backend.assembly import find_toolkit
 from tlmatrix.backend.backends import ARCHITECTURES
 from tlmatrix.run.runner import Runner
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 FOLDER = Path(__file__).parents[2] / "specs"
 FAMILIES = {
     "gqa_dense": "mha_dense attention_forward_kernel",

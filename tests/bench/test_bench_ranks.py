@@ -10,6 +10,8 @@ from tlmatrix.bench.ranks import _slowest, variants_on_ranks
 from tlmatrix.bench.results import State
 from tlmatrix.bench.timing import Samples, Schedule, Timing, interleaved
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 CODE = """
 import time
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["project"]
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 _CODE = """
 from dataclasses import dataclass
 

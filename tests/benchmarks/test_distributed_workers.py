@@ -3,10 +3,13 @@
 import sys
 from pathlib import Path
 
+import pytest
 import worker_steps
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from distributed_workers import Step, efficiency, run_steps
+
+pytestmark = pytest.mark.usefixtures("preloaded")
 
 
 def test_failing_or_hanging_step_leaves_the_others():

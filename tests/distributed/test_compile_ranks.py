@@ -8,6 +8,8 @@ import tlmatrix
 from tlmatrix.backend.assembly import find_toolkit
 from tlmatrix.backend.backends import CompileBackend
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 HERE = Path(__file__).parents[1] / "backend"
 nvcc = pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
 

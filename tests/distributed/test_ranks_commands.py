@@ -18,6 +18,8 @@ from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import SpecError, parse_spec
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 BESIDE = Path(__file__).with_name("ranks.yaml")
 GEMM = """
 name: all_gather_gemm

@@ -13,6 +13,8 @@ from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import parse_spec
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 HERE = Path(__file__).parent
 GEMM = """
 name: all_gather_gemm

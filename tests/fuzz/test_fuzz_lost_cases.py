@@ -21,6 +21,8 @@ from tlmatrix.fuzz.worker import spawn_child
 from tlmatrix.matrix import Case
 from tlmatrix.run import Status
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 
 @pytest.fixture
 def line():

@@ -15,6 +15,8 @@ import mutant_reach
 import mutant_score
 import pytest
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 MUTANTS = mutant_catalog.load_mutants()
 SCORE = mutant_catalog.FOLDER / "score.json"
 # Of different kinds, and each found within a few cases.

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["project"]
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 _NO_MEMORY = (
     "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.81 GiB of "
     "which 5.31 GiB is free. Including non-PyTorch memory, this process has 134.49 GiB memory in "

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
-    from .codegen import Location, Program, Site
+    from .generate import Program
+    from .instruments.sites import Site
+    from .ir.nodes import Location
     from .kernel import InterpretedKernel
     from .session import Session
 

@@ -13,6 +13,8 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.overlap import MIN_FLOP, overlap_pays, should_overlap
 from tlmatrix_kernels.distributed.partition import row_range
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 M, N, K = 12, 24, 40
 LINES = {
     # Between the products of the ranks with the most and with the fewest columns or k.

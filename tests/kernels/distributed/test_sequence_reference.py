@@ -14,6 +14,8 @@ from tlmatrix_kernels.distributed.attention.reference import (
     in_sequence_order,
 )
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 
 def of_rank(case):
     """What a rank does: packed, then dense, forward and backward."""
