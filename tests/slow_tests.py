@@ -21,7 +21,6 @@ SLOW = (
     "interpreter/test_sanitized_kernels.py",
     "kernels",
     "interpreter/test_role_mutants.py",
-    "interpreter/test_row_cuts.py",
     "interpreter/test_attention.py",
     "commands",
     "fuzz/test_fuzz_items.py",

@@ -143,3 +143,30 @@ def test_the_profiler_records_the_host(program, capsys):
     )
     assert main(["exec", "exec_profile.py"]) == 0
     assert "aten::mm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("target", "code"), [("sm_86", 1), ("sm_90a", 0)])
+def test_a_kernel_is_lowered_for_the_target_that_it_names(program, target, code):
+    program(
+        "exec_barrier.py",
+        f"""
+        import tilelang
+        import tilelang.language as T
+
+        @T.prim_func
+        def main(C: T.Tensor((1,), "float32")):
+            with T.Kernel(1, threads=1):
+                T.alloc_barrier(1)
+                C[0] = 0.0
+
+        tilelang.compile(main, target={{"kind": "cuda", "arch": "{target}"}})
+        """,
+    )
+    assert main(["exec", "--lower", "exec_barrier.py"]) == code
+
+
+def test_a_kernel_runs_once_on_inputs_of_the_profiler(program, capsys):
+    lines = TEST_FILE.split("@tilelang.testing", maxsplit=1)[0]
+    program("exec_once.py", lines + "print(double(64).run_once().shape)")
+    assert main(["exec", "exec_once.py"]) == 0
+    assert capsys.readouterr().out == "torch.Size([64])\n"

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from tlmatrix.interpreter import interpret, interpreted, scheduled
-from tlmatrix.interpreter.codegen.source import location_of
 from tlmatrix.interpreter.errors import SynchronizationError
 
 SCHEDULES = 50
@@ -62,6 +61,13 @@ def _name(statement):
     return str(getattr(getattr(call, "op", None), "name", ""))
 
 
+def _line_of(statement):
+    import tilelang.ir
+
+    span = tilelang.ir.get_stmt_span(statement)
+    return "None" if span is None else f"{span.source_name.name}:{span.line}"
+
+
 def synchronizations(func, names=SYNCHRONIZING):
     """The synchronizing statements of a PrimFunc, in the order of its source."""
     from tilelang import tvm
@@ -70,7 +76,7 @@ def synchronizations(func, names=SYNCHRONIZING):
 
     def visit(node):
         if isinstance(node, tvm.tirx.Evaluate) and _name(node) in names:
-            found.append(Deletion(len(found), _name(node), str(location_of(node))))
+            found.append(Deletion(len(found), _name(node), _line_of(node)))
 
     tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
     return found

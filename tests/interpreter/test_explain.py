@@ -225,7 +225,7 @@ def test_kernels_whose_threads_play_roles_are_named_not_traced():
     with interpret(trace=Trace("C", (0, 0))) as run:
         tma_gemm(32, 32, 32, 2)(a, b)
     assert run.traces == []
-    assert "threads play roles" in run.untraced["main"]
+    assert "threads have warp roles" in run.untraced["main"]
 
 
 def test_nothing_is_kept_unless_asked_for():

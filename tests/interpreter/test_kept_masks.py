@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tlmatrix.interpreter import interpret
-from tlmatrix.interpreter.codegen.keptmasks import form_of_mask
+from tlmatrix.interpreter.emit.masks import form_of_mask
 from tlmatrix.interpreter.runtime import masks
 from tlmatrix_kernels.attention import varlen_attention
 

@@ -332,19 +332,20 @@ def test_fills_and_copies_of_a_threads_own_memory():
     assert torch.equal(rows()(x), x.float() * torch.arange(64.0)[:, None])
 
 
-def test_a_reduction_over_one_dimension_of_the_threads():
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int32"])
+def test_a_reduction_over_one_dimension_of_the_threads(dtype):
     @tilelang.jit(out_idx=[-1])
     def columns():
         @T.prim_func
-        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8,), "float32")):
+        def main(X: T.Tensor((8, 16), dtype), Y: T.Tensor((8,), dtype)):
             with T.Kernel(1, threads=(8, 16)):
                 tn = T.get_thread_binding(0)
                 tk = T.get_thread_binding(1)
-                mine = T.alloc_local((1,), "float32")
-                total = T.alloc_local((1,), "float32")
+                mine = T.alloc_local((1,), dtype)
+                total = T.alloc_local((1,), dtype)
                 mine[0] = X[tn, tk]
                 with T.attr(
-                    T.comm_reducer(lambda x, y: x + y, [T.cast(0, "float32")]),
+                    T.comm_reducer(lambda x, y: x + y, [T.cast(0, dtype)]),
                     "reduce_scope",
                     T.reinterpret(T.uint64(0), dtype="handle"),
                 ):
@@ -357,8 +358,8 @@ def test_a_reduction_over_one_dimension_of_the_threads():
 
         return main
 
-    x = torch.randn(8, 16)
-    torch.testing.assert_close(columns()(x), x.sum(1))
+    x = (torch.randn(8, 16) * 100).to(getattr(torch, dtype))
+    torch.testing.assert_close(columns()(x), x.sum(1).to(x.dtype))  # integers wrap
 
 
 def test_threads_leave_a_loop_one_by_one():

@@ -8,7 +8,7 @@ import torch
 from problem_cases import CPU, make_spec
 
 from tlmatrix.check.tolerance import error_bound
-from tlmatrix.interpreter.runtime.tiles import FLOAT8_BITS, gemm_float8
+from tlmatrix.interpreter.ops.gemm import FLOAT8_BITS, gemm_float8
 from tlmatrix.problem import family_for
 from tlmatrix.spec.model.spec import Allowance
 

@@ -58,7 +58,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="results and working copy")
     parser.add_argument("--overrides", type=Path, default=OVERRIDES)
     parser.add_argument("--write", nargs="?", const=PAGE, type=Path, help=f"write {PAGE.name}")
-    asked = parser.parse_args(words)
+    asked = parser.parse_intermixed_args(words)
     if not asked.checkout:
         print(HELP.format(version=_version("tilelang")))
         return 2

@@ -19,7 +19,9 @@ from pathlib import Path
 
 MEMORY = 8 << 30
 TEST_SECONDS = 60
-SOURCE = re.compile(r"#if defined\(|__global__|get_kernel_source|from tvm.script import")
+SOURCE = re.compile(
+    r"#if defined\(|__global__|get_(kernel|host)_source|from tvm.script import|attribute 'adapter'"
+)
 
 
 class Outcomes:
@@ -29,7 +31,7 @@ class Outcomes:
         self._path = Path(path)
         self._kernels = kernels
         self._start = 0.0
-        self._before = 0
+        self._before = self._compiled = 0
 
     def record(self, name, state, detail, start, kernels):
         """Append one line."""
@@ -46,7 +48,7 @@ class Outcomes:
     def pytest_runtest_logstart(self, nodeid, location):
         """Start the clock of a test."""
         self._start = time.monotonic()
-        self._before = self._kernels.count
+        self._before, self._compiled = self._kernels.count, self._kernels.compiled
         signal.alarm(TEST_SECONDS)
 
     def pytest_runtest_makereport(self, item, call):
@@ -56,7 +58,9 @@ class Outcomes:
             return
         signal.alarm(0)
         kernels = self._kernels.count - self._before
-        state, detail = judged(error, kernels)
+        state, detail = judged(error, kernels, test=True)
+        if state == "wrong" and not kernels and self._kernels.compiled == self._compiled:
+            state = "no kernel"
         expected = item.get_closest_marker("xfail")
         if expected is not None and error is not None:
             state, detail = "skipped", f"xfail: {expected.kwargs.get('reason', '')}"
@@ -75,29 +79,35 @@ class Outcomes:
 
 
 class Kernels:
-    """Counts the interpreted kernels that are called."""
+    """Counts the interpreted kernels that are compiled, and those that are called."""
 
     def __init__(self):
         self.count = 0
+        self.compiled = 0
 
     def install(self):
         """Count from now on."""
         from tlmatrix.interpreter import InterpretedKernel
 
-        call = InterpretedKernel.__call__
+        call, create = InterpretedKernel.__call__, InterpretedKernel.__init__
+
+        def compiled(kernel, *args, **kwargs):
+            self.compiled += 1
+            create(kernel, *args, **kwargs)
 
         def counted(kernel, *args):
             self.count += 1
             return call(kernel, *args)
 
         InterpretedKernel.__call__ = counted
+        InterpretedKernel.__init__ = compiled
 
 
 class TooSlow(BaseException):
     """A test takes longer than its limit."""
 
 
-def judged(error, kernels):
+def judged(error, kernels, *, test):
     """State and detail of what ended with this exception, or without one."""
     from tlmatrix.interpreter import Unsupported
 
@@ -119,7 +129,7 @@ def judged(error, kernels):
         return "skipped", str(error)
     if type(error).__name__ == "AcceleratorError" or "no CUDA-capable device" in text:
         return "skipped", "uses a GPU beside TileLang"
-    if SOURCE.search(text) or (not kernels and not _of_interpreter(error, text)):
+    if test and (SOURCE.search(text) or (not kernels and not _of_interpreter(error, text))):
         return "no kernel", text[:300]
     if isinstance(error, AssertionError) or "DID NOT RAISE" in text:
         return "wrong", text[:300]
@@ -175,7 +185,7 @@ def main():
         error = caught
         raise
     finally:
-        state, detail = judged(error, kernels.count)
+        state, detail = judged(error, kernels.count, test=False)
         recorder.record(program, state, detail, start, kernels.count)
 
 

@@ -1,11 +1,11 @@
 """TileLang kernels on the CPU: the traced tile IR run as generated Python.
 
-`with interpret():` redirects TileLang's entry points; see `intercept` for how, `codegen` for
+`with interpret():` redirects TileLang's entry points; see `intercept` for how, `generate` for
 what is generated and `runtime` for what it calls. `kernel.source` shows the generated source;
 with TLMATRIX_DUMP set to a folder every source is written there, annotated with the user's lines.
 
 `interpret(sanitize=True)` runs a second variant of each program, with shadows of its memory; see
-`reports` for what it finds and `codegen.sanitized` for how.
+`reports` for what it finds and `instruments` for how.
 
 Importing the package imports nothing else until a name is used. What to know of the results:
 

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .codegen import generate
 from .errors import Unsupported
 from .explain import LaunchLog
+from .generate import Options, generate
 from .kernel import InterpretedKernel, Loaded, load_program, unseen
 from .locks import TRACING
 from .recorder import Recorder
@@ -182,7 +182,8 @@ def interpreted(
         if loaded is None:
             # What this context will run; another generates its own variant.
             covered = bool(_local.stack) and _local.stack[-1].recorder is not None
-            program = generate(prim_func, guard=guard, covered=covered)
+            arch = _local.stack[-1].arch if _local.stack else "sm_90a"
+            program = generate(prim_func, Options(guard=guard, covered=covered, arch=arch))
             loaded = load_program(program, str(next(_numbers)), guard=guard)
             known.append((prim_func, loaded))
             _dump(loaded)

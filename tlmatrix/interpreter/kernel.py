@@ -16,12 +16,13 @@ from torch.utils import _python_dispatch
 from tlmatrix.interpreter.sync import context
 
 from . import runtime
-from .codegen import generate, kernel_usage, widened
 from .descriptors import described, may_be_described
 from .errors import EMPTY_TENSOR, ArgumentError, InterpreterError, LaunchError, Unsupported
+from .generate import Options, generate, usage_of
 from .layouts import positions
+from .ops import FUNCTIONS
+from .ops.gemm import FLOAT8_BITS, TF32
 from .ranks.launches import enqueue_kernel
-from .runtime.tiles import FLOAT8_BITS, TF32
 from .runtime.tracer import Born
 from .sanitize import launch
 from .session import current
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
-    from .codegen import Location, Parameter, Program, Record
+    from .generate import Parameter, Program
+    from .instruments.recording import Record
+    from .ir.nodes import Location
     from .session import Session
 
 __all__ = ["InterpretedKernel", "environment", "load_program", "unseen"]
@@ -82,7 +85,7 @@ def load_program(program: Program, number: str, *, guard: bool) -> Loaded:
         program.source.splitlines(keepends=True),
         filename,
     )
-    namespace = runtime.environment()
+    namespace = {**runtime.environment(), **FUNCTIONS}
     namespace["LOCATIONS"] = program.locations
     exec(compile(program.source, filename, "exec"), namespace)  # noqa: S102  # our own source
     return Loaded(program, namespace["kernel"], filename, guard)
@@ -175,6 +178,10 @@ class InterpretedKernel:
 
         supply = tensor_supply_type or TensorSupplyType.Auto
         return Profiler(self.params, self.out_idx, supply).with_default_adapter(self)
+
+    def run_once(self, func: Any = None) -> Any:
+        """Run on inputs that TileLang's profiler makes."""
+        return self.get_profiler().run_once(func)
 
     def __repr__(self) -> str:
         return f"<InterpretedKernel {self._program.name}>"
@@ -416,10 +423,13 @@ class InterpretedKernel:
         if found is None:
             program = generate(
                 self.prim_func,
-                guard=base.guard,
-                sanitizers=sanitizers or None,
-                traced=traced,
-                covered=covered,
+                Options(
+                    guard=base.guard,
+                    sanitizers=sanitizers or None,
+                    traced=traced,
+                    covered=covered,
+                    arch=self._arch or "sm_90a",
+                ),
             )
             words = {"sanitized": bool(sanitizers), "traced": traced, "covered": covered}
             kinds = " ".join(word for word, holds in words.items() if holds) or "plain"
@@ -483,16 +493,9 @@ class InterpretedKernel:
     @cached_property
     def usage(self) -> dict[str, frozenset[str]]:
         """What the kernel does with each parameter: "read", "write", "atomic"."""
-        found = kernel_usage(self.prim_func)
         outputs = {str(self._parameters[k].name): frozenset({"write"}) for k in self.out_idx}
-        buffers = self.prim_func.buffer_map
-        return outputs | {
-            parameter.name: frozenset(
-                next((v for data, v in found.items() if data.same_as(buffers[key].data)), set())
-            )
-            for key, parameter in zip(self.prim_func.params, self._parameters, strict=True)
-            if key in buffers
-        }
+        found = zip(self._parameters, usage_of(self.prim_func), strict=True)
+        return outputs | {p.name: actions for p, actions in found if p.shape is not None}
 
     def recorded(self, *, wide: bool) -> Record:
         """What a recorder of this kernel needs to know; `wide` as in `run_recorded`.
@@ -507,8 +510,8 @@ class InterpretedKernel:
     def _recorded(self, *, wide: bool) -> Loaded:
         found = self._loaded.recorded.get(wide)
         if found is None:
-            func = widened(self.prim_func) if wide else self.prim_func
-            program = generate(func, guard=self._loaded.guard, recorded=True)
+            options = Options(guard=self._loaded.guard, recorded=True, wide=wide)
+            program = generate(self.prim_func, options)
             number = f"{self._loaded.filename.rstrip('>').split()[-1]} recorded"
             found = load_program(
                 program, f"{number} wide" if wide else number, guard=self._loaded.guard

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import InterpreterError, Unsupported
-from .indexing import ARITHMETIC, BITS
+from .analysis.evaluate import evaluate
+from .analysis.thread_order import placeholders
+from .errors import InterpreterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LayoutError", "evaluate", "positions"]
+    from .generate import GlobalLayout
+
+__all__ = ["LayoutError", "positions"]
 
 
 class LayoutError(InterpreterError):
@@ -28,46 +31,17 @@ class LayoutError(InterpreterError):
         self.buffer = buffer
 
 
-def evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
-    """The values of an index expression, of arrays of values of its variables.
-
-    Args:
-        node: the expression.
-        variables: arrays by variable, or by name for those that go by their names.
-
-    Raises:
-        Unsupported: for a variable that has no value, and for what layouts do not contain.
-    """
-    kind = type(node).__name__
-    if kind == "IntImm":
-        return int(node.value)
-    if kind in ("Var", "SizeVar"):
-        if node in variables:
-            return variables[node]
-        # A symbolic dimension, by the name that the kernel's parameters gave it.
-        if str(node.name) not in variables:
-            raise Unsupported(
-                f"the interpreter does not model a layout over the symbolic dimension {node.name}, "
-                "which no parameter binds"
-            )
-        return variables[str(node.name)]
-    if kind in ARITHMETIC:
-        return ARITHMETIC[kind](evaluate(node.a, variables), evaluate(node.b, variables))
-    if kind == "Cast":
-        return evaluate(node.value, variables)
-    name = str(getattr(getattr(node, "op", None), "name", kind))
-    if name in BITS:
-        return BITS[name](*(evaluate(a, variables) for a in node.args))
-    raise Unsupported(f"the interpreter does not model {name} in a layout")
-
-
 def positions(
-    layout: Any, shape: tuple[int, ...], name: str, symbols: Mapping[str, int], together: int = 1
+    layout: GlobalLayout,
+    shape: tuple[int, ...],
+    name: str,
+    symbols: Mapping[str, int],
+    together: int = 1,
 ) -> np.ndarray[Any, Any]:
     """Where each logical element lies: flat offsets, an array of `shape`.
 
     Args:
-        layout: TileLang's layout.
+        layout: the layout.
         shape: of the buffer.
         name: of the buffer, for messages.
         symbols: the values of symbolic dimensions.
@@ -79,9 +53,9 @@ def positions(
     """
     grid = np.indices(shape, sparse=True)
     variables: dict[Any, Any] = {**symbols}
-    variables.update(zip(layout.get_forward_vars(), grid, strict=True))
-    index = [evaluate(e, variables) for e in layout.get_forward_index()]
-    extents = [int(evaluate(e, symbols)) for e in layout.get_output_shape()]
+    variables.update(zip(placeholders(layout.layout), grid, strict=True))
+    index = [evaluate(e, variables) for e in layout.layout.index]
+    extents = [int(evaluate(e, symbols)) for e in layout.shape]
     offset: Any = 0
     for i, n in zip(index, extents, strict=True):
         offset = offset * n + i

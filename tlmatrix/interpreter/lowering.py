@@ -45,7 +45,7 @@ def lowering(arch: str, *, every: bool) -> Iterator[None]:
 
 def _lowered_first(compile_one: Callable[..., Any], arch: str) -> Callable[..., Any]:
     def cached(func: Any = None, *args: Any, **kwargs: Any) -> Any:
-        _cuda(func, arch, kwargs.get("pass_configs") or {})
+        _lower(func, arch, kwargs)
         return compile_one(func, *args, **kwargs)
 
     return cached
@@ -55,10 +55,22 @@ def _all_lowered_first(compile_all: Callable[..., Any], arch: str) -> Callable[.
     def par_compile(funcs: Any, *args: Any, **kwargs: Any) -> Any:
         funcs = list(funcs)
         for func in funcs:
-            _cuda(func, arch, kwargs.get("pass_configs") or {})
+            _lower(func, arch, kwargs)
         return compile_all(funcs, *args, **kwargs)
 
     return par_compile
+
+
+def _lower(prim_func: Any, arch: str, options: Mapping[str, Any]) -> None:
+    """Lower a kernel for the CUDA architecture that `tilelang.compile` is given, or for `arch`."""
+    from tilelang import tvm
+
+    target = options.get("target")
+    if isinstance(target, dict):
+        target = tvm.target.Target(target)
+    if isinstance(target, tvm.target.Target) and target.kind.name == "cuda":
+        arch = str(target.attrs.get("arch", arch))
+    _cuda(prim_func, arch, options.get("pass_configs") or {})
 
 
 def _cuda(prim_func: Any, arch: str, configs: Mapping[Any, Any]) -> str:

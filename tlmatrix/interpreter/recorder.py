@@ -10,7 +10,8 @@ from .coverage import Coverage, Feature, Guard, Loop, LoopSite
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .codegen import Counted, Program
+    from .generate import Program
+    from .instruments.coverage import Counted
 
 __all__ = ["Counts", "Recorder"]
 

@@ -20,9 +20,11 @@ from .runtime.tracer import Born, Tracer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
-    from .codegen import Location, Program, Site
+    from .generate import Program
+    from .instruments.sites import Site
+    from .ir.nodes import Location
     from .kernel import InterpretedKernel
     from .session import Session
 

@@ -120,7 +120,7 @@ class Session:
         Raises:
             ValueError: the context keeps no launches (`interpret(trace=True)` does).
             NotMadeError: no kernel wrote the element (a LookupError).
-            Unsupported: the kernel cannot be traced; its threads play roles.
+            Unsupported: the kernel cannot be traced; its threads have warp roles.
         """
         from .explain import explain_element
 

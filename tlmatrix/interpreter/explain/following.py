@@ -26,7 +26,7 @@ from .spelling import place_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.interpreter.codegen import Record
+    from tlmatrix.interpreter.instruments.recording import Record
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import BlockRun, Turn, Write
 
@@ -49,7 +49,7 @@ def mapped(launch: Launch, target: tuple[str, int] | None = None) -> Mapper:
     """Run a launch again, for who wrote what.
 
     Raises:
-        Unsupported: the kernel's threads play roles, its blocks tell each other by flags what
+        Unsupported: the kernel's threads have warp roles, its blocks tell each other by flags what
             they have written, or its arguments have been changed since.
     """
     changed = launch.changed_since()
@@ -87,7 +87,7 @@ def explain_element(
     Raises:
         ValueError: there is no such parameter, element or block.
         NotMadeError: the launch did not write the element.
-        Unsupported: the kernel's threads play roles, or its arguments have been changed since.
+        Unsupported: the kernel's threads have warp roles, or its arguments have been changed since.
     """
     tensor = launch.live.get(buffer)
     if buffer not in launch.written or not isinstance(tensor, torch.Tensor):

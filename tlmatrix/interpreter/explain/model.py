@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tlmatrix.interpreter.codegen import Location
+    from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.runtime.codecs import Array
 
 __all__ = [

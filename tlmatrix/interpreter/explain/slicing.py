@@ -19,7 +19,7 @@ from tlmatrix.interpreter.runtime.places import Lanes, Tile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tlmatrix.interpreter.codegen import Spot
+    from tlmatrix.interpreter.instruments.recording import Spot
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import Event
 

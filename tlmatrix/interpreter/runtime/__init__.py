@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from tlmatrix.interpreter.externs import Pointer, call_extern
-from tlmatrix.interpreter.sync.blocks import block_launch
-from tlmatrix.interpreter.sync.clocks import row_cells
+from tlmatrix.interpreter.sync.dispatch import block_launch
 from tlmatrix.interpreter.sync.launches import launch
+from tlmatrix.interpreter.sync.regions import row_cells
 
-from . import atomics, counting, lanes, launching, mathematics, memory, tiles, turns, warps
+from . import atomics, counting, lanes, launching, mathematics, memory, turns
 from .codecs import CODECS, F32, Codec
 from .masks import KEPT, kept
 from .memory import poison
@@ -28,7 +28,7 @@ __all__ = ["CODECS", "Codec", "environment", "poison"]
 def environment() -> dict[str, Any]:
     """The names that generated source may use."""
     found: dict[str, Any] = {}
-    for module in (memory, tiles, atomics, mathematics, lanes, counting, turns, warps, launching):
+    for module in (memory, atomics, mathematics, lanes, counting, turns, launching):
         found.update({name: getattr(module, name) for name in module.__all__})
     found.update(CODECS)
     found.update(

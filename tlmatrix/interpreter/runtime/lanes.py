@@ -143,7 +143,8 @@ def match_lanes(kind: str, value: Any, mask: Any, threads: int) -> Any:
 def over_threads(combine: Any, value: Any, groups: Any) -> Any:
     """`T.tvm_thread_allreduce`: a value combined over the threads of each group."""
     count = int(groups.max()) + 1
-    out = np.array([combine.reduce(value[groups == g]) for g in range(count)], value.dtype)
+    parts = [combine.reduce(value[groups == g], dtype=value.dtype) for g in range(count)]
+    out = np.array(parts, value.dtype)
     return out[groups]
 
 

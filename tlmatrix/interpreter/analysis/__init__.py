@@ -1,0 +1,1 @@
+"""Facts about a kernel, each a pure function of its IR."""

@@ -1,0 +1,99 @@
+"""Operations on arrays, written into memory that is free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .values import Val, numpy_name
+
+if TYPE_CHECKING:
+    from .emitter import Emitter
+
+__all__ = ["apply", "axes_of", "consume", "free_dest", "is_last_use", "named", "pure", "result"]
+
+# Functions that torch computes faster than NumPy on the memory of a tile.
+_TORCH = {name: f"torch.{name}" for name in ("exp2", "log2", "log", "tanh", "sigmoid", "rsqrt")}
+
+
+def axes_of(values: tuple[Val, ...]) -> frozenset[int]:
+    """The axes over which some of the values vary."""
+    return frozenset[int]().union(*(v.axes for v in values))
+
+
+def consume(e: Emitter, *values: Val) -> None:
+    """Note that views of the destination were used up."""
+    if e.dest is not None:
+        for value in values:
+            if value.alias == e.dest.name:
+                e.dest.live -= 1
+
+
+def free_dest(e: Emitter, axes: frozenset[int], np_dtype: str) -> str | None:
+    """The destination's view, where a result of this kind may be written to it now."""
+    dest = e.dest
+    if (
+        dest is not None
+        and dest.axes == axes
+        and dest.np_dtype == np_dtype
+        and dest.reads_left == 0
+        and dest.live == 0
+    ):
+        return dest.view
+    return None
+
+
+def is_last_use(e: Emitter, value: Val) -> bool:
+    """Whether a value is the last user of the destination's memory."""
+    dest = e.dest
+    return dest is not None and value.code == dest.view and dest.live == 1 and dest.reads_left == 0
+
+
+def result(e: Emitter, code: str, dtype: str, axes: frozenset[int], *, exact: bool) -> Val:
+    """A value that an operation has just written to `code`."""
+    dest = e.dest
+    if dest is not None and code == dest.view:
+        dest.live += 1
+        return Val(code, dtype, axes, exact=exact, owned=True, alias=dest.name)
+    return Val(code, dtype, axes, exact=exact, owned=True)
+
+
+def apply(
+    e: Emitter, function: str, args: tuple[Val, ...], dtype: str, *, exact: bool = True
+) -> Val:
+    """Write `function(*args)` into a place that is free: the destination or a temporary."""
+    axes = axes_of(args)
+    codes = ", ".join(a.code for a in args)
+    consume(e, *args)
+    np_dtype = numpy_name(dtype)
+    out = free_dest(e, axes, np_dtype)
+    if out is None:
+        for a in args:
+            same = a.axes == axes and numpy_name(a.dtype) == np_dtype
+            if a.owned and same and a.alias is None:
+                out = a.code
+                break
+    in_torch = _TORCH.get(function)
+    if out is not None and in_torch and out in e.fixed and args[0].code in e.fixed:
+        e.w.line(f"{in_torch}({e.tensor(args[0].code)}, out={e.tensor(out)})")
+    elif out is not None:
+        e.w.line(f"{function}({codes}, out={out})")
+    else:
+        out = e.temp()
+        e.w.line(f"{out} = {function}({codes})")
+    return result(e, out, dtype, axes, exact=exact)
+
+
+def named(e: Emitter, code: str, dtype: str, args: tuple[Val, ...], *, exact: bool = True) -> Val:
+    """Evaluate `code` now, so that later stores do not change what it reads."""
+    consume(e, *args)
+    name = e.temp()
+    e.w.line(f"{name} = {code}")
+    return Val(name, dtype, axes_of(args), exact=exact, owned=True)
+
+
+def pure(e: Emitter, code: str, dtype: str, args: tuple[Val, ...], **known: Any) -> Val:
+    """An integer or boolean expression: left inline unless it reads memory."""
+    axes = axes_of(args)
+    if axes and any(a.alias is not None for a in args):
+        return named(e, code, dtype, args)
+    return Val(code, dtype, axes, **known)

@@ -1,0 +1,335 @@
+"""The emitter: the state of one emission, and dispatch to the rules for each kind of node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.ir.text import text_of
+from tlmatrix.interpreter.remedies import remedy
+
+from .source import Writer
+from .values import Affine, Val, literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tlmatrix.interpreter.ir.nodes import Buffer, Call, Kernel, Layout, Var
+
+    from .agents import Agents
+    from .buffers import Buf
+    from .instrument import Instrument
+    from .invariants import Invariants
+
+__all__ = ["Axis", "Dest", "Emitter", "Facts", "Rules"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What to write for each kind of node.
+
+    Attributes:
+        statements: by class of the statement.
+        expressions: by class of the expression.
+        calls: by operation, for a call whose value is used, or nothing else is known of.
+        effects: by operation, for a call that is a statement.
+    """
+
+    statements: Mapping[type, Callable[[Emitter, Any], None]]
+    expressions: Mapping[type, Callable[[Emitter, Any], Val]]
+    calls: Mapping[str, Callable[[Emitter, Call], Val]]
+    effects: Mapping[str, Callable[[Emitter, Call], None]]
+
+    def overlaid(self, other: Rules) -> Rules:
+        """These rules, with those of `other` in place of them where it has some."""
+        return Rules(
+            {**self.statements, **other.statements},
+            {**self.expressions, **other.expressions},
+            {**self.calls, **other.calls},
+            {**self.effects, **other.effects},
+        )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What analyses found of a kernel.
+
+    Attributes:
+        usage: what it does with each memory (`analysis.usage`).
+        addressed: buffers that a tile operation or a pointer refers to, which must be arrays.
+        mixed_views: data accessed under several dtypes, one of them a low-precision one.
+        initialized: data of buffers that are written whole before anything reads them.
+        loop_layout: gives the threads of a parallel loop in which iterations meet, if known.
+    """
+
+    usage: Mapping[Var, frozenset[str]]
+    addressed: frozenset[Buffer]
+    mixed_views: frozenset[Var]
+    initialized: frozenset[Var]
+    loop_layout: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A parallel loop in force: a dimension of every array its body computes."""
+
+    position: int
+    extent: Val
+    iota: Val
+
+
+@dataclass
+class Dest:
+    """The view a statement stores to, while its value may still be computed into it."""
+
+    view: str
+    name: str
+    np_dtype: str
+    axes: frozenset[int]
+    reads_left: int
+    live: int = 0
+
+
+@dataclass
+class Atomic:
+    """The atomic operation that is being written.
+
+    Attributes:
+        is_access: whether it is an atomic load or store.
+        order: what it orders: "acquire", "release", "both", "neither"; "unsaid" where it does
+            not say.
+    """
+
+    is_access: bool = False
+    order: str = ""
+
+
+@dataclass
+class Emitter:
+    """The state of one emission.
+
+    Attributes:
+        kernel: what is emitted.
+        rules: what to write for each kind of node.
+        instruments: what is woven into the program.
+        agents: how the threads of a block run.
+        facts: what analyses found of the kernel.
+        guard: whether TileLang guards global accesses.
+        invariants: shares integers that stay the same while a block runs; None where nothing is.
+        w: the lines of the program; `prologue` those before the grid, or a block.
+        vars: the values of variables; a string says what is refused at a use of one.
+        deferred: expressions that are evaluated where a variable is used.
+        axes: the parallel loops in force; `rank` how many dimensions their arrays have.
+        mask: the iterations that are active; None for all.
+        dest: the view that the value at hand is stored to.
+        stored: of the value at hand, the iterations whose value is stored; None for all.
+        host_integers: whether integers have 64 bits, as shapes and strides on the host.
+        atomic: the atomic operation at hand.
+        safe_values: safe values that a block annotates for buffers it allocates.
+        layouts: global buffers with an annotated layout.
+        vector_atomics: how many elements of a row a vector atomic takes, by buffer.
+        reducers: how reducers combine contributions, by buffer.
+        fixed: arrays and views made once, before the grid.
+        from_zero: a fill with zeros and the product after it that starts from them.
+    """
+
+    kernel: Kernel
+    rules: Rules
+    instruments: Sequence[Instrument]
+    agents: Agents
+    facts: Facts
+    guard: bool
+    invariants: Invariants | None = None
+    w: Writer = field(default_factory=Writer)
+    vars: dict[Any, Any] = field(default_factory=dict)
+    deferred: dict[Any, Any] = field(default_factory=dict)
+    buffers: dict[Buffer, Buf] = field(default_factory=dict)
+    axes: list[Axis] = field(default_factory=list)
+    rank: int = 0
+    mask: Val | None = None
+    dest: Dest | None = None
+    stored: Val | None = None
+    host_integers: bool = False
+    atomic: Atomic = field(default_factory=Atomic)
+    safe_values: dict[str, Any] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    vector_atomics: dict[str, int] = field(default_factory=dict)
+    reducers: dict[str, str] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)
+    from_zero: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.prologue = self.w.sharing_names()
+        self.launch_prologue = self.prologue
+        """Before the grid, where `prologue` is before each block."""
+        self.iotas: dict[tuple[str, int, int], str] = {}
+        self.reports_bounds = any(i.reports_bounds for i in self.instruments)
+        self.may_shorten = not self.agents.several and not any(
+            i.sees_writes for i in self.instruments
+        )
+        self.decides_comparisons = not any(i.sees_comparisons for i in self.instruments)
+        self.reuses_stores = not any(i.sees_values for i in self.instruments)
+        self._tensors: dict[str, str] = {}
+        self._transposed: dict[str, str] = {}
+
+    # -- dispatch
+
+    def stmt(self, node: Any) -> None:
+        """Write one statement."""
+        for instrument in self.instruments:
+            instrument.before_statement(self, node)
+        self.agents.statement(self, node, write_statement)
+        for instrument in self.instruments:
+            instrument.after_statement(self, node)
+
+    def expr(self, node: Any) -> Val:
+        """The value of an expression."""
+        folded = self.agents.fold(self, node)
+        if folded is not None:
+            return folded
+        rule = self.rules.expressions.get(type(node))
+        if rule is None:
+            raise self.refuse(f"the expression {type(node).__name__}: {text_of(node)}")
+        value = rule(self, node)
+        return value if self.invariants is None else self.invariants.shared(self, node, value)
+
+    def scalar(self, node: Any, what: str) -> Val:
+        """The value of an expression that must be the same in every iteration."""
+        value = self.expr(node)
+        return value if value.scalar else self.agents.uniform(self, value, what)
+
+    # -- names and errors
+
+    def refuse(self, what: str) -> Unsupported:
+        """The error for an operation that is not modelled, with the user's line."""
+        location = self.w.location
+        where = f" ({location})" if location is not None else f", in kernel {self.kernel.name}"
+        return Unsupported(f"the interpreter does not model {what}{where}{remedy(what)}")
+
+    def temp(self, stem: str = "t") -> str:
+        """A fresh name."""
+        return self.w.fresh(stem)
+
+    @property
+    def mask_code(self) -> str:
+        """Code of the mask in force, or None."""
+        return self.mask.code if self.mask is not None else "None"
+
+    # -- arrays that are made once
+
+    def tensor(self, code: str) -> str:
+        """Code of torch's view of an array, made once where the array is."""
+        if code not in self.fixed:
+            return f"torch.from_numpy({code})"
+        if code not in self._tensors:
+            name = self._tensors[code] = self.prologue.fresh(f"{code}_t")
+            self.prologue.line(f"{name} = torch.from_numpy({code})")
+        return self._tensors[code]
+
+    def transposed(self, code: str) -> str | None:
+        """Code of torch's transposed view of an array; None where it would be made at every use."""
+        if code not in self.fixed:
+            return None
+        if code not in self._transposed:
+            name = self._transposed[code] = self.prologue.fresh(f"{code}_turned")
+            self.prologue.line(f"{name} = {self.tensor(code)}.t()")
+        return self._transposed[code]
+
+    def hoisted(self, buf: Buf, code: str) -> str:
+        """A view that never changes, made once."""
+        if buf.is_global or buf.private_axes or code == buf.code:
+            return code
+        name = buf.views.get(code)
+        if name is None:
+            name = buf.views[code] = self.prologue.fresh(f"{buf.code}_v")
+            self.prologue.line(f"{name} = {code}")
+            self.fixed.add(name)
+        return name
+
+    # -- axes
+
+    def axis_at(self, position: int) -> Axis:
+        """The axis in force at a position."""
+        for axis in self.axes:
+            if axis.position == position:
+                return axis
+        raise self.refuse("a value of an inner parallel loop used outside of it")
+
+    def push_axis(self, extent: Val) -> Axis:
+        """Enter a parallel loop."""
+        position = len(self.axes)
+        if extent.lit is not None:
+            key = (extent.code, position, self.rank)
+            if key not in self.iotas:
+                name = self.iotas[key] = self.prologue.fresh(f"i{position}_{extent.code}")
+                self.prologue.line(f"{name} = iota({extent.code}, {position}, {self.rank})")
+            code = self.iotas[key]
+        else:
+            code = self.temp(f"i{position}")
+            self.w.line(f"{code} = iota({extent.code}, {position}, {self.rank})")
+        iota = Val(
+            code,
+            "int32",
+            frozenset({position}),
+            affine=Affine(literal(0, "int32"), ((position, 1),)),
+            lo=0,
+            hi=extent.hi - 1 if extent.hi is not None else None,
+            below=extent.code,
+        )
+        axis = Axis(position, extent, iota)
+        self.axes.append(axis)
+        return axis
+
+    def shape_of(self, axes: frozenset[int]) -> str:
+        """Code of the broadcast shape of a value that varies over `axes`."""
+        extents = [self.axis_at(p).extent.code if p in axes else "1" for p in range(self.rank)]
+        return "(" + ", ".join(extents) + ("," if len(extents) == 1 else "") + ")"
+
+    @property
+    def all_axes(self) -> frozenset[int]:
+        """The axes in force."""
+        return frozenset(axis.position for axis in self.axes)
+
+    @property
+    def mask_axes(self) -> frozenset[int]:
+        """The axes over which the mask in force varies."""
+        return self.mask.axes if self.mask is not None else frozenset()
+
+    # -- repeated emission
+
+    def snapshot(self) -> Any:
+        """The state to go back to, where code is emitted a second time."""
+        return (
+            dict(self.buffers),
+            dict(self.vars),
+            dict(self.deferred),
+            set(self.fixed),
+            dict(self._tensors),
+            dict(self._transposed),
+            dict(self.iotas),
+            len(self.prologue.lines),
+            [(buf, dict(buf.views)) for buf in self.buffers.values()],
+            [instrument.snapshot() for instrument in self.instruments],
+        )
+
+    def restore(self, saved: Any) -> None:
+        """Go back to a state."""
+        self.buffers, self.vars, self.deferred = map(dict, saved[:3])
+        self.fixed, self._tensors = set(saved[3]), dict(saved[4])
+        self._transposed, self.iotas = dict(saved[5]), dict(saved[6])
+        self.prologue.take(saved[7])
+        for buf, views in saved[8]:
+            buf.views = dict(views)
+        for instrument, state in zip(self.instruments, saved[9], strict=True):
+            instrument.restore(state)
+
+
+def write_statement(e: Emitter, node: Any) -> None:
+    """Write a statement by its rule."""
+    if node.location is not None:
+        e.w.location = node.location
+    rule = e.rules.statements.get(type(node))
+    if rule is None:
+        raise e.refuse(f"the statement {type(node).__name__}")
+    rule(e, node)

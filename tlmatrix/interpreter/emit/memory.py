@@ -1,0 +1,227 @@
+"""Loads, and the NumPy views that loads and stores of a block share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.ir import nodes as ir
+
+from .access import (
+    Access,
+    access_at,
+    check_constants,
+    is_guarded,
+    is_unchanging,
+    skips_outside,
+)
+from .arrays import consume
+from .integers import add
+from .values import LOW_PRECISION, Val, is_float, is_int, literal, memory_name, numpy_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .buffers import Buf
+    from .emitter import Emitter
+
+__all__ = ["buffer", "gather", "load", "load_access", "to_dims", "view"]
+
+
+def buffer(e: Emitter, node: ir.Buffer) -> Buf:
+    """The record of a buffer of the IR."""
+    found = e.buffers.get(node)
+    return found if found is not None else _view_of(e, node)
+
+
+def _view_of(e: Emitter, node: ir.Buffer) -> Buf:
+    """A `T.reshape` or `T.view` of a buffer: another shape or dtype of the same memory."""
+    whole = next((b for k, b in e.buffers.items() if k.data is node.data), None)
+    if whole is None:
+        raise e.refuse(f"the buffer {node.name}, which is not allocated where it is used")
+    dtype = node.dtype
+    offset = e.scalar(node.offset, "an offset") if node.offset is not None else None
+    if whole.variable or whole.private_axes or (offset is not None and offset.lit != 0):
+        raise e.refuse(f"a view of {whole.name} ({node.name})")
+    low = dtype in LOW_PRECISION or whole.dtype in LOW_PRECISION
+    unpacked = low and not whole.is_global and node.data not in e.facts.mixed_views
+    if dtype != whole.dtype and (dtype == "bool" or unpacked):
+        raise e.refuse(f"a view of {whole.name} ({whole.dtype}) as {dtype}")
+    shape = tuple(e.scalar(n, "a buffer shape") for n in node.shape)
+    code = e.prologue.fresh(whole.code + "_as")
+    held = memory_name(dtype) if dtype in LOW_PRECISION else dtype
+    cast = "" if dtype == whole.dtype else f".view(np.{held})"
+    extents = ", ".join(n.code for n in shape)
+    e.prologue.line(f"{code} = {whole.code}{cast}.reshape({extents})")
+    if whole.code in e.fixed:
+        e.fixed.add(code)
+    found = replace(whole, code=code, dtype=dtype, shape=shape, views={})
+    if dtype != whole.dtype:
+        found = replace(found, codec=LOW_PRECISION.get(dtype), rounding=None, safe="0")
+    e.buffers[node] = found
+    for instrument in e.instruments:
+        instrument.viewed(e, whole, found)
+    return found
+
+
+def emit_load(e: Emitter, node: ir.BufferLoad) -> Val:
+    """A `BufferLoad`."""
+    buf = buffer(e, node.buffer)
+    if node.predicate is not None:
+        raise e.refuse(f"a predicated load of {buf.name}")
+    return load(e, buf, node.indices)
+
+
+def load(e: Emitter, buf: Buf, nodes: Sequence[Any]) -> Val:
+    """The value at indices of a buffer."""
+    if buf.variable:
+        code = buf.code
+        for instrument in reversed(e.instruments):
+            code = instrument.read_variable(e, buf, code)
+        return Val(code, buf.dtype, mutable=True)
+    return load_access(e, access_at(e, buf, nodes))
+
+
+def load_access(e: Emitter, access: Access) -> Val:
+    """The value of an access."""
+    if not access.axes:
+        return _load_scalar(e, access)
+    for instrument in e.instruments:
+        instrument.read(e, access)
+    if not access.block:
+        consume(e, *(d.value for d in access.dims))
+    check_constants(e, access)
+    return _load_block(e, access) if access.block else gather(e, access)
+
+
+def gather(e: Emitter, access: Access) -> Val:
+    """The elements of an access, one for each active iteration."""
+    buf = access.buf
+    name = e.temp()
+    e.w.line(
+        f"{name} = gather({buf.code}, {buf.codec}, {access.index_code}, {e.mask_code}, "
+        f"{buf.safe}, {buf.name!r}, {skips_outside(e, buf)})"
+    )
+    return Val(name, buf.dtype, access.axes, owned=True)
+
+
+def _load_scalar(e: Emitter, access: Access) -> Val:
+    buf = access.buf
+    lo, hi = (0, 1) if buf.dtype == "bool" else (None, None)
+    index = access.element
+    skips = skips_outside(e, buf)
+    if is_guarded(e, buf) and access.conditions and any(d.constant for d in access.dims):
+        check_constants(e, access)
+    if not access.conditions and buf.codec is None:
+        code = f"{buf.code}[{index}]" if is_float(buf.dtype) else f"{buf.code}.item({index})"
+    elif len(access.dims) == 1 and skips and is_int(buf.dtype):
+        code = f"item({buf.code}, {index}, {buf.safe})"
+    else:
+        code = f"at({buf.code}, {buf.codec}, ({index},), {buf.safe}, {buf.name!r}, {skips})"
+        if is_float(buf.dtype) and buf.codec is None and skips:
+            code = f"np.{numpy_type(buf.dtype)}({code})"
+    for instrument in reversed(e.instruments):
+        code = instrument.read_scalar(e, access, code)
+    return Val(code, buf.dtype, lo=lo, hi=hi)
+
+
+def view(e: Emitter, access: Access) -> str:
+    """Code of the NumPy view of a block that is inside, aligned to the axes in force."""
+    buf = access.buf
+    parts: list[str] = []
+    whole = True
+    for dim, n in zip(access.dims, access.shape, strict=True):
+        if dim.extent is None:
+            parts.append(dim.base.code)
+            whole = False
+        elif dim.base.lit == 0 and dim.step == 1 and dim.extent.code == n.code:
+            parts.append(":")
+        else:
+            whole = False
+            stop = add(dim.last, literal(1, "int32"))
+            step = f":{dim.step}" if dim.step != 1 else ""
+            parts.append(f"{dim.base.code}:{stop.code}{step}")
+    axes = [d.axis for d in access.dims if d.axis is not None]
+    if axes == sorted(axes):
+        if whole and axes == list(range(e.rank)):
+            return buf.code
+        code = f"{buf.code}[{', '.join(_with_missing_axes(e, parts, access))}]"
+    else:
+        code = f"{buf.code}[{', '.join(parts)}]{_aligned(e, axes)}"
+    fixed = is_unchanging(access.dims) and buf.static_shape is not None
+    return e.hoisted(buf, code) if fixed else code
+
+
+def _with_missing_axes(e: Emitter, parts: list[str], access: Access) -> list[str]:
+    out: list[str] = []
+    position = 0
+    for text, dim in zip(parts, access.dims, strict=True):
+        if dim.axis is not None:
+            out += ["None"] * (dim.axis - position)
+            position = dim.axis + 1
+        out.append(text)
+    return out + ["None"] * (e.rank - position)
+
+
+def _aligned(e: Emitter, axes: list[int]) -> str:
+    """Code that aligns an array of a block's own dims, along `axes`, to the axes in force."""
+    order = sorted(axes)
+    code = ""
+    if axes != order:
+        code += ".transpose(" + ", ".join(str(axes.index(a)) for a in order) + ")"
+    if order != list(range(e.rank)):
+        code += "[" + ", ".join(":" if p in order else "None" for p in range(e.rank)) + "]"
+    return code
+
+
+def to_dims(e: Emitter, value: Val, access: Access) -> str:
+    """Code of a value in the order of a block's own dims."""
+    if value.scalar:
+        return value.code
+    axes = [d.axis for d in access.dims if d.axis is not None]
+    order = sorted(axes)
+    code = value.code
+    if order != list(range(e.rank)):
+        code += "[" + ", ".join(":" if p in order else "0" for p in range(e.rank)) + "]"
+    if axes != order:
+        code += ".transpose(" + ", ".join(str(order.index(a)) for a in axes) + ")"
+    return code
+
+
+def _load_block(e: Emitter, access: Access) -> Val:
+    buf = access.buf
+    if not access.conditions:
+        code = view(e, access)
+        if not buf.codec:
+            return _alias(e, code, access)
+        name = e.temp()
+        e.w.line(f"{name} = {buf.codec}.widen({code})")
+        return Val(name, buf.dtype, access.axes, owned=True)
+    if e.mask is not None and not skips_outside(e, buf):
+        # Only active iterations must be inside: element by element.
+        return gather(e, access)
+    name = e.temp()
+    with e.w.block(f"if {access.inside}"):
+        code = view(e, access)
+        e.w.line(f"{name} = {f'{buf.codec}.widen({code})' if buf.codec else code}")
+    with e.w.block("else"):
+        axes = [d.axis for d in access.dims if d.axis is not None]
+        e.w.line(
+            f"{name} = load_block({buf.code}, {buf.codec}, {access.dims_code}, "
+            f"{buf.safe}, {buf.name!r}, {skips_outside(e, buf)}){_aligned(e, axes)}"
+        )
+    if buf.codec:
+        return Val(name, buf.dtype, access.axes, owned=True)
+    return _alias(e, name, access)
+
+
+def _alias(e: Emitter, code: str, access: Access) -> Val:
+    buf = access.buf
+    dest = e.dest
+    if dest is not None and dest.name == buf.code:
+        dest.reads_left -= 1
+        dest.live += 1
+    return Val(code, buf.dtype, access.axes, alias=buf.code)
+
+
+RULES: dict[type, Callable[[Emitter, Any], Val]] = {ir.BufferLoad: emit_load}

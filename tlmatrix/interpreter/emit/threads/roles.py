@@ -1,0 +1,473 @@
+"""The threads of a block as warp roles: who runs what, and the functions of a block."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.analysis.proxies import fenced_statements
+from tlmatrix.interpreter.analysis.shared import SharedAccesses, shared_accesses
+from tlmatrix.interpreter.analysis.threads import ThreadIndex
+from tlmatrix.interpreter.emit.agents import Agents
+from tlmatrix.interpreter.emit.blocks import allocate_buffer, private_buffer
+from tlmatrix.interpreter.emit.buffers import Buf
+from tlmatrix.interpreter.emit.integers import affine_of
+from tlmatrix.interpreter.emit.loops import bind_grid_index, check_grid, grid_loops
+from tlmatrix.interpreter.emit.values import Val, literal
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
+from tlmatrix.interpreter.ir.walk import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from tlmatrix.interpreter.emit.emitter import Axis, Emitter
+    from tlmatrix.interpreter.emit.source import Writer
+
+    from .jumps import Jumps
+
+__all__ = ["LOCAL", "NeedsThreadAxis", "Threads", "threads_of"]
+
+LOCAL = frozenset({"local", "local.var"})
+# What TileLang launches where a kernel does not say.
+_THREADS = (128, 1, 1)
+_FOLDED = (ir.Var, ir.Binary, ir.Not, ir.Cast, ir.Call)
+_THREAD_SCOPES = ("local.fragment", "local.reducer")
+
+
+class NeedsThreadAxis(Exception):  # noqa: N818  # caught where the role is emitted again
+    """The threads of a role compute different things."""
+
+
+class Threads(Agents):
+    """The roles of a block, and the role that is being emitted.
+
+    Attributes:
+        index: evaluates expressions of the thread index.
+        intervals: the first thread of each role, and the one after its last.
+        role: the number of the role that is being emitted.
+        group: the roles that execute the statement at hand.
+        axis: the thread axis of the role, if it has one.
+        left: the mask of the threads that do together what is being emitted; None for all.
+        tail: shared memory accessed before the first and after the last barrier of a sequence.
+        case_groups: branches of the condition at hand, and the roles that take them.
+        jumps: the loops that threads leave one by one.
+        tracked: whether accesses are noted for race detection.
+        arrivals: for reports, by mbarrier the roles that arrive at it, and where.
+    """
+
+    several = True
+
+    def __init__(self, asynchronous: Collection[str]) -> None:
+        self.asynchronous = asynchronous
+        self.index = ThreadIndex(_THREADS)
+        self.intervals: list[tuple[int, int]] = []
+        self.role = 0
+        self.group: tuple[int, ...] = ()
+        self.axis: Axis | None = None
+        self.left: Val | None = None
+        self.tail = (SharedAccesses(), SharedAccesses())
+        self.case_groups: list[tuple[ir.Stmt, tuple[int, ...]]] = []
+        self.thread_vars: set[ir.Var] = set()
+        self.arrivals: dict[str, list[tuple[int, str]]] = {}
+        self.jumps: Jumps | None = None
+        self.tracked = True
+        self._in_block = False
+        self._common: set[ir.Buffer] = set()
+        self._barrier_counts: dict[ir.Var, list[int]] = {}
+        self._of_block: set[ir.Buffer] = set()
+        self._keys: dict[ir.Stmt, int] = {}
+        self._fenced: set[ir.Stmt] = set()
+        self.renamed: dict[str, str] = {}
+        self.races = False
+        self.races_in_fragments = False
+        self.written: set[ir.Buffer] = set()
+        self._frees_tensor_memory = False
+        self.combiner = ""
+
+    # -- preparation
+
+    def _prepare(self, body: ir.Stmt, is_collective: Callable[[ir.Stmt], bool]) -> None:
+        """Find the roles of a block, and the fragments that several of them work on together."""
+        self.index = ThreadIndex(launched_threads(body) or _THREADS)
+        nodes = list(walk(body))
+        for node in nodes:
+            if isinstance(node, ir.Bind):
+                self.index.define(node.var, node.value)
+        conditions = [
+            node.condition
+            for node in nodes
+            if isinstance(node, ir.IfThenElse)
+            and self.index.mentions(node.condition)
+            and any(
+                case is not None and is_collective(case)
+                for case in (node.then_case, node.else_case)
+            )
+        ]
+        self.intervals = list(pairwise([0, *self.index.cuts(conditions), self.index.count]))
+        self.group = tuple(range(len(self.intervals)))
+        self._prepare_races(body)
+        self._common = set()
+        self._find_common(body, self.group)
+
+    def _prepare_races(self, body: ir.Stmt) -> None:
+        """Find out whether accesses can race, and of which buffers."""
+        asynchronous = set()
+        for node in walk(body):
+            if isinstance(node, ir.BufferStore) or (isinstance(node, ir.Region) and node.writes):
+                self.written.add(node.buffer)
+            elif isinstance(node, ir.Call):
+                if node.op in self.asynchronous or node.op == "tl.ptx_cp_async":
+                    asynchronous.add(node.op)
+                elif node.op == "tl.deallocate_tmem":
+                    self._frees_tensor_memory = True
+                elif node.op == "tl.access_ptr":
+                    self.written.add(node.args[0].buffer)
+        self.races = len(self.intervals) > 1 or bool(asynchronous)
+        self._fenced = fenced_statements(body)
+        self.races_in_fragments = "tl.tileop.wgmma_gemm" in asynchronous
+
+    def _find_common(self, node: Any, group: tuple[int, ...]) -> None:
+        """Buffers that several roles access in one statement."""
+        if isinstance(node, ir.SeqStmt):
+            for child in node.seq:
+                self._find_common(child, group)
+        elif isinstance(node, ir.IfThenElse):
+            self._find_common(node.then_case, self.roles_where(node.condition, group, True))
+            if node.else_case is not None:
+                self._find_common(node.else_case, self.roles_where(node.condition, group, False))
+        elif isinstance(node, (ir.AttrStmt, ir.Block, ir.While)) or (
+            isinstance(node, ir.For) and node.kind != ir.PARALLEL
+        ):
+            self._find_common(node.body, group)
+        elif len(group) > 1:
+            self._common.update(
+                child.buffer
+                for child in walk(node)
+                if isinstance(child, (ir.BufferLoad, ir.BufferStore, ir.Region))
+            )
+
+    def roles_where(self, condition: Any, group: tuple[int, ...], holds: bool) -> tuple[int, ...]:
+        """The roles of a group in which a condition may be `holds`."""
+        return tuple(
+            r for r in group if self.index.decide(condition, *self.intervals[r]) is not (not holds)
+        )
+
+    # -- the grid
+
+    def emit_grid(self, e: Emitter, node: ir.For, is_collective: Callable[[ir.Stmt], bool]) -> None:
+        """The grid: a function of a block with one of each role, and their launch."""
+        loops, body = grid_loops(node)
+        check_grid(e, loops)
+        names, extents = [], []
+        for loop in loops:
+            extent = e.scalar(loop.extent, "a grid")
+            names.append(bind_grid_index(e, loop, extent))
+            extents.append(extent.code)
+        self._prepare(body, is_collective)
+        outer = e.w
+        e.prologue = outer.sharing_names()
+        e.iotas.clear()
+        self._in_block = True
+        roles = []
+        for k in range(len(self.intervals)):
+            self.role = k
+            roles.append(self._emit_role(e, body))
+        e.w = outer
+        block = outer.fresh("block")
+        functions = []
+        with outer.block(f"def {block}({', '.join(['cta', *names])})"):
+            outer.extend(e.prologue)
+            for k, writer in enumerate(roles):
+                functions.append(outer.fresh(f"role_{k}"))
+                with outer.block(f"def {functions[-1]}(me)"):
+                    outer.extend(writer)
+                    # At least one yield makes it a generator.
+                    outer.line("yield")
+            outer.line(f"return ({', '.join(functions)},)")
+        cuts = (self.intervals[0][0], *(high for _, high in self.intervals))
+        watching = "".join(f", {i.argument}" for i in e.instruments if i.argument == "watch")
+        outer.line(
+            f"launch({block}, ({', '.join(extents)},), {cuts}, {e.kernel.name!r}, "
+            f"LOCATIONS, {self.arrivals!r}, {self.renamed!r}{watching})"
+        )
+        e.prologue = e.launch_prologue
+        self._in_block = False
+
+    def _emit_role(self, e: Emitter, body: ir.Stmt) -> Writer:
+        """The body of one role; with a thread axis if it turns out to need one."""
+        saved = e.snapshot()
+        arrivals = {name: list(found) for name, found in self.arrivals.items()}
+        for with_axis in (False, True):
+            self._of_block = set()
+            e.w = e.prologue.sharing_names()
+            self._start_role(e)
+            try:
+                if with_axis:
+                    low, high = self.intervals[self.role]
+                    e.rank = 1
+                    self.axis = e.push_axis(literal(high - low, "int32"))
+                e.stmt(body)
+                self._end_role(e)
+            except NeedsThreadAxis:
+                e.restore(saved)
+                self.arrivals = {name: list(found) for name, found in arrivals.items()}
+                continue
+            break
+        self._start_role(e)
+        # What is private to this role is not known to the next.
+        known = saved[0]
+        e.buffers = {k: b for k, b in e.buffers.items() if k in known or k in self._of_block}
+        return e.w
+
+    def _start_role(self, e: Emitter) -> None:
+        e.axes, e.rank, e.mask = [], 0, None
+        e.dest = e.stored = None
+        self.axis = self.jumps = self.left = None
+        self.tracked, self.case_groups = True, []
+        self.group = tuple(range(len(self.intervals)))
+
+    def _end_role(self, e: Emitter) -> None:
+        """The first warp of a block frees tensor memory when it is at its end.
+
+        TileLang puts the deallocation there, with no barrier before it.
+        """
+        if self.intervals[self.role][0] == 0 and not self._frees_tensor_memory:
+            for buf in e.buffers.values():
+                if buf.scope == "shared.tmem" and self.can_race(e, buf):
+                    e.w.line(f"me.frees({buf.code!r}, {buf.code}.shape)")
+
+    # -- memory
+
+    def emit_block(self, e: Emitter, node: ir.Block, base: Callable[..., None]) -> None:
+        """A block: buffers of it, or of each role."""
+        for data, counts in node.annotations.get("barrier_init", {}).items():
+            self._barrier_counts[data] = [int(getattr(n, "value", n)) for n in counts]
+        base(e, node, self._allocate if self._in_block else None)
+
+    def _allocate(self, e: Emitter, buffer: ir.Buffer) -> None:
+        """Make a buffer: once a block, or for each role what threads keep to themselves."""
+        scope = buffer.scope
+        if scope in LOCAL and self.axis is not None:
+            private_buffer(e, buffer, self.axis.extent.code)
+            return
+        if scope in LOCAL or (scope in _THREAD_SCOPES and buffer not in self._common):
+            allocate_buffer(e, buffer)
+            return
+        if buffer in e.buffers:
+            return
+        self._of_block.add(buffer)
+        of_role, e.w = e.w, e.prologue
+        if scope == "shared.barrier":
+            self._allocate_barriers(e, buffer)
+        else:
+            allocate_buffer(e, buffer)
+        e.w = of_role
+
+    def _allocate_barriers(self, e: Emitter, buffer: ir.Buffer) -> None:
+        counts = self._barrier_counts.get(buffer.data)
+        if counts is None:
+            raise e.refuse(f"the barriers {buffer.name}, which nothing initialises")
+        code = e.w.fresh(buffer.name)
+        e.w.line(f"{code} = cta.mbarriers({buffer.name!r}, {', '.join(map(str, counts))})")
+        shape = (literal(len(counts), "int32"),)
+        e.buffers[buffer] = Buf(buffer.name, code, "uint64", shape, "shared.barrier")
+
+    def can_race(self, e: Emitter, buf: Buf) -> bool:
+        """Whether accesses to a buffer can race."""
+        if not (self.races and self.tracked and self._in_block) or buf.variable:
+            return False
+        if buf.code != buf.name:
+            self.renamed[buf.code] = buf.name
+        if buf.is_global:
+            return any(e.buffers.get(b) is buf for b in self.written)
+        if buf.scope.startswith("shared"):
+            return True
+        return self.races_in_fragments and buf.scope == "local.fragment"
+
+    @contextmanager
+    def untracked(self) -> Iterator[None]:
+        """Inside, accesses are not noted: those of atomics, which race with nothing."""
+        outer, self.tracked = self.tracked, False
+        yield
+        self.tracked = outer
+
+    def shared_accesses(self, node: Any) -> SharedAccesses:
+        """The shared memory that a statement accesses itself."""
+        return shared_accesses(node, self.asynchronous)
+
+    # -- statements
+
+    @property
+    def in_block(self) -> bool:
+        """Whether the body of a block is being emitted."""
+        return self._in_block
+
+    def statement(self, e: Emitter, node: Any, write: Callable[[Emitter, Any], None]) -> None:
+        """Write a statement; one that several roles do together is done by the last to come."""
+        for case, group in self.case_groups:
+            if node is case:
+                with self.in_group(group):
+                    self._statement(e, node, write)
+                return
+        self._statement(e, node, write)
+
+    def _statement(self, e: Emitter, node: Any, write: Callable[[Emitter, Any], None]) -> None:
+        if self.races and node in self._fenced:
+            e.w.line("me.fence()")
+        if len(self.group) < 2 or not self._is_joint(node):
+            if self.jumps is not None and self.jumps.is_body(node):
+                self.jumps.emit_body(e, node, write)
+            else:
+                write(e, node)
+            return
+        key = self._keys.setdefault(node, len(self._keys))
+        if node.location is not None:
+            e.w.location = node.location
+        mine = e.temp("mine")
+        e.w.line(f"{mine} = yield me.meet({key}, {self.group})")
+        with e.w.block(f"if {mine}"):
+            with self.in_group((self.role,)):
+                write(e, node)
+            e.w.line(f"me.part({key})")
+
+    def _is_joint(self, node: Any) -> bool:
+        """Whether the roles of a group do a statement together."""
+        if isinstance(node, ir.For):
+            joint = node.kind == ir.PARALLEL
+        elif isinstance(node, ir.BufferStore):
+            joint = node.buffer.scope not in LOCAL
+        else:
+            joint = (
+                isinstance(node, ir.Evaluate)
+                and isinstance(node.value, ir.Call)
+                and node.value.op.startswith(("tl.tileop.", "tl.atomic_store"))
+            )
+        return joint and not self.index.mentions(node)
+
+    @contextmanager
+    def in_group(self, group: tuple[int, ...]) -> Iterator[None]:
+        """Inside, statements are executed by these roles."""
+        outer, self.group = self.group, group
+        cases, self.case_groups = self.case_groups, []
+        yield
+        self.group, self.case_groups = outer, cases
+
+    def jump(self, e: Emitter, call: ir.Call) -> bool:
+        """A jump of the active threads; False where all of them jump."""
+        if self.jumps is None or e.mask is None or not self.in_threads(e):
+            return False
+        self.jumps.jump(e, call)
+        return True
+
+    # -- the thread axis
+
+    def in_threads(self, e: Emitter) -> bool:
+        """Whether statements are run for every thread of the role."""
+        return any(axis is self.axis for axis in e.axes)
+
+    @contextmanager
+    def without_threads(self, e: Emitter) -> Iterator[None]:
+        """Leave the thread axis for something that all threads of the role do together."""
+        if not self.in_threads(e):
+            yield
+            return
+        saved, outer = (e.axes, e.rank, e.mask), self.left
+        e.axes, e.rank, e.mask = [], 0, None
+        mask = self.left = saved[2]
+        if mask is None:
+            yield
+        else:
+            with e.w.block(f"if {mask.code if mask.scalar else f'{mask.code}.any()'}"):
+                yield
+        (e.axes, e.rank, e.mask), self.left = saved, outer
+
+    @contextmanager
+    def with_threads(self, e: Emitter) -> Iterator[None]:
+        """Return to the thread axis for a value of which every thread has its own."""
+        assert self.axis is not None
+        saved = e.axes, e.rank, e.mask
+        e.axes, e.rank, e.mask = [self.axis], 1, self.left
+        yield
+        e.axes, e.rank, e.mask = saved
+
+    def uniform(self, e: Emitter, value: Val, what: str) -> Val:
+        """A value that all threads must agree on, checked when the program runs."""
+        if not self.in_threads(e):
+            return super().uniform(e, value, what)
+        name = e.temp("same")
+        e.w.line(f"{name} = uniform({value.code}, {e.mask_code}, {what!r})")
+        return Val(name, value.dtype, lo=value.lo, hi=value.hi)
+
+    def uniform_of_threads(self, e: Emitter, value: Callable[[], Val], what: str) -> Val:
+        """A value of each thread, used where the threads do something together."""
+        with self.with_threads(e):
+            return self.uniform(e, value(), what)
+
+    def fold(self, e: Emitter, node: Any) -> Val | None:
+        """The value of an expression of the thread index that is the same in the whole role."""
+        del e
+        if not self._in_block or not isinstance(node, _FOLDED):
+            return None
+        elects = isinstance(node, ir.Call) and node.op == "tl.tl_shuffle_elect"
+        if elects or self.index.mentions(node):
+            values = self.index.evaluate(node, *self.intervals[self.role])
+            if values is not None and len(values) and (values == values[0]).all():
+                return literal(values[0], node.dtype)
+        return None
+
+    def thread_axis(self, e: Emitter, what: str) -> Axis:
+        """The thread axis; the role is emitted again with one if it has none.
+
+        Raises:
+            Unsupported: inside of a parallel loop or tile operation.
+        """
+        if self.axis is None:
+            raise NeedsThreadAxis
+        if not self.in_threads(e):
+            raise e.refuse(f"{what} inside T.Parallel or a tile operation")
+        return self.axis
+
+    def linear_index(self, e: Emitter) -> Val:
+        """The thread's number in the block."""
+        iota = self.thread_axis(e, "the thread index (threadIdx)").iota
+        low, high = self.intervals[self.role]
+        if low == 0:
+            return iota
+        affine = affine_of("+", literal(low, "int32"), iota)
+        code = f"({low} + {iota.code})"
+        return Val(code, "int32", iota.axes, affine=affine, lo=low, hi=high - 1)
+
+    def thread_index(self, e: Emitter, number: int) -> Val:
+        """threadIdx.x, y or z."""
+        x, y, z = self.index.extents
+        linear = self.linear_index(e)
+        if y == z == 1:
+            return linear if number == 0 else literal(0, "int32")
+        code = (
+            f"({linear.code} % {x})",
+            f"({linear.code} // {x} % {y})",
+            f"({linear.code} // {x * y})",
+        )[number]
+        return Val(code, "int32", linear.axes, lo=0, hi=(x, y, z)[number] - 1)
+
+    def active_threads(self, e: Emitter) -> str:
+        """Code of how many threads of the role are active."""
+        low, high = self.intervals[self.role]
+        if e.mask is None:
+            return str(high - low)
+        if e.mask.scalar:
+            return f"{high - low} * {e.mask.code}"
+        return f"np.broadcast_to({e.mask.code}, ({high - low},)).sum()"
+
+
+def threads_of(e: Emitter, what: str) -> Threads:
+    """The threads of the block.
+
+    Raises:
+        Unsupported: outside of a block.
+    """
+    if not isinstance(e.agents, Threads) or not e.agents.in_block:
+        raise e.refuse(what)
+    return e.agents

@@ -1,0 +1,218 @@
+"""The rules of statements and expressions in a block of several roles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.interpreter.analysis.loops import is_grid, is_parallel
+from tlmatrix.interpreter.analysis.shared import SharedAccesses, conflict
+from tlmatrix.interpreter.analysis.threads import reads_flags
+from tlmatrix.interpreter.emit import arithmetic, blocks, loops, memory, statements
+from tlmatrix.interpreter.emit.emitter import Rules
+from tlmatrix.interpreter.emit.parallel import emit_parallel
+from tlmatrix.interpreter.emit.values import Val
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import walk
+
+from .jumps import Jumps, leaves_iteration
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from tlmatrix.interpreter.emit.emitter import Emitter
+
+    from .roles import Threads
+
+__all__ = ["emit_attribute", "rules_of_threads"]
+
+
+def rules_of_threads(t: Threads, synchronizing: Collection[str]) -> Rules:
+    """Rules for a kernel whose blocks have threads `t`.
+
+    Args:
+        t: the threads.
+        synchronizing: operations that threads wait at, or arrive at.
+    """
+
+    def is_collective(node: ir.Stmt) -> bool:
+        """Whether a statement has anything that threads do together."""
+        return any(
+            child.op.startswith("tl.tileop.") or child.op in synchronizing
+            if isinstance(child, ir.Call)
+            else isinstance(child, ir.For) and child.kind == ir.PARALLEL
+            for child in walk(node)
+        )
+
+    def emit_for(e: Emitter, node: ir.For) -> None:
+        if is_grid(node):
+            if t.in_block:
+                raise e.refuse(f"a loop over {node.thread_tag}")
+            t.emit_grid(e, node, is_collective)
+        elif not is_parallel(node):
+            _emit_serial(e, t, node)
+        elif not t.in_threads(e):
+            emit_parallel(e, node)
+        elif node.kind == ir.VECTORIZED:
+            # A vectorized loop of a thread: its iterations follow each other.
+            _emit_serial(e, t, node)
+        else:
+            with t.without_threads(e):
+                emit_parallel(e, node)
+
+    def emit_load(e: Emitter, node: ir.BufferLoad) -> Val:
+        buf = memory.buffer(e, node.buffer)
+        if buf.scope == "shared.barrier":
+            raise e.refuse(f"reading the barrier {buf.name}")
+        if buf.per_thread and t.axis is not None and not t.in_threads(e):
+            return t.uniform_of_threads(e, lambda: memory.emit_load(e, node), buf.name)
+        return memory.emit_load(e, node)
+
+    def emit_variable(e: Emitter, node: ir.Var) -> Val:
+        if t.index.is_axis(node):
+            return t.thread_index(e, t.index.axis_of(node))
+        value = arithmetic.variable(e, node)
+        if node in t.thread_vars and t.axis is not None and not t.in_threads(e):
+            # What threads do together may only use what is the same for all of them.
+            return t.uniform_of_threads(e, lambda: value, node.name)
+        return value
+
+    return Rules(
+        {
+            ir.For: emit_for,
+            ir.While: lambda e, node: _emit_while(e, t, node),
+            ir.SeqStmt: lambda e, node: _emit_sequence(e, t, node),
+            ir.Bind: lambda e, node: _emit_bind(e, t, node),
+            ir.IfThenElse: lambda e, node: _emit_branch(e, t, node),
+            ir.AttrStmt: emit_attribute,
+            ir.Block: lambda e, node: t.emit_block(e, node, blocks.emit_block),
+        },
+        {ir.BufferLoad: emit_load, ir.Var: emit_variable},
+        {},
+        {},
+    )
+
+
+def _emit_sequence(e: Emitter, t: Threads, node: ir.SeqStmt) -> None:
+    """Statements, with the barriers that TileLang puts between those that share memory."""
+    jumps = t.jumps if t.in_threads(e) and t.jumps is not None and leaves_iteration(node) else None
+    if t.in_block and len(t.group) > 1:
+        if t.in_threads(e) and leaves_iteration(node):
+            raise e.refuse("a jump of some threads in code that several roles share")
+        _emit_shared_sequence(e, t, node)
+    elif jumps is None:
+        statements.emit_sequence(e, node)
+    else:
+        outer = e.mask
+        for child in node.seq:
+            e.stmt(child)
+            if leaves_iteration(child):
+                jumps.mask(e, outer)
+        e.mask = outer
+
+
+def _emit_shared_sequence(e: Emitter, t: Threads, node: ir.SeqStmt) -> None:
+    head: SharedAccesses | None = None
+    since = SharedAccesses()
+    for child in node.seq:
+        accesses = t.shared_accesses(child)
+        if conflict(since, accesses):
+            head = since if head is None else head
+            since = SharedAccesses()
+            e.w.line(f"yield me.sync_group({t.group})")
+        since.include(accesses)
+        e.stmt(child)
+    t.tail = (since if head is None else head, since)
+
+
+def _enter_jumps(e: Emitter, t: Threads, node: ir.For | ir.While) -> bool:
+    """Enter a loop that threads may leave one by one."""
+    if not t.in_threads(e) or not leaves_iteration(node.body):
+        return False
+    assert t.axis is not None
+    t.jumps = Jumps(e, node.body, t.axis, t.jumps)
+    return True
+
+
+def _emit_serial(e: Emitter, t: Threads, node: ir.For) -> None:
+    shares = t.in_block and len(t.group) > 1
+    accesses = t.shared_accesses(node.body) if shares else SharedAccesses()
+    if shares:
+        t.tail = (accesses, accesses)
+    start = len(e.w.lines)
+    entered = _enter_jumps(e, t, node)
+    loops.emit_serial(e, node)
+    if entered:
+        assert t.jumps is not None
+        t.jumps = t.jumps.outer
+    if not shares:
+        return
+    head, tail = t.tail
+    if len(e.w.lines) > start and conflict(tail, head):
+        # What one iteration leaves unordered with the next.
+        e.w.line(f"    yield me.sync_group({t.group})")
+    t.tail = (accesses, accesses)
+
+
+def _emit_while(e: Emitter, t: Threads, node: ir.While) -> None:
+    if not reads_flags(node):
+        entered = _enter_jumps(e, t, node)
+        loops.emit_while(e, node)
+        if entered:
+            assert t.jumps is not None
+            t.jumps = t.jumps.outer
+        return
+    outer = e.mask
+    for instrument in e.instruments:
+        instrument.before_loop(e, node, "")
+    with e.w.block("while True"):
+        if outer is not None:
+            with e.w.block(f"if not {outer.code}.any()"):
+                e.w.line("break")
+        loops.break_unless(e, node.condition, outer)
+        e.stmt(node.body)
+        e.w.line("yield me.spin()")
+    for instrument in e.instruments:
+        instrument.after_loop(e, node)
+    e.mask = outer
+
+
+def _emit_bind(e: Emitter, t: Threads, node: ir.Bind) -> None:
+    if t.in_block and t.index.define(node.var, node.value):
+        if t.index.is_axis(node.var):
+            e.vars[node.var] = Val("the thread index", "int32")
+        else:
+            e.deferred[node.var] = node.value
+        return
+    statements.emit_bind(e, node)
+    bound = e.vars.get(node.var)
+    if t.in_threads(e) and isinstance(bound, Val) and bound.axes:
+        t.thread_vars.add(node.var)
+
+
+def _emit_branch(e: Emitter, t: Threads, node: ir.IfThenElse) -> None:
+    if not t.in_block:
+        statements.emit_branch(e, node)
+        return
+    then = t.roles_where(node.condition, t.group, True)
+    other = t.roles_where(node.condition, t.group, False)
+    decided = t.index.decide(node.condition, *t.intervals[t.role])
+    if decided is not None:
+        case = node.then_case if decided else node.else_case
+        if case is not None:
+            with t.in_group(then if decided else other):
+                e.stmt(case)
+        return
+    outer = t.case_groups
+    t.case_groups = [(node.then_case, then)]
+    if node.else_case is not None:
+        t.case_groups.append((node.else_case, other))
+    statements.emit_branch(e, node)
+    t.case_groups = outer
+
+
+def emit_attribute(e: Emitter, node: ir.AttrStmt) -> None:
+    """An `AttrStmt`; the condition around a `T.ws` says which threads."""
+    if node.attr_key == "warp_specialize":
+        e.stmt(node.body)
+        return
+    statements.emit_attribute(e, node)

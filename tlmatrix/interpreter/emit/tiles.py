@@ -1,0 +1,99 @@
+"""Tile operations: what every one declares, and how one is emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.ir.nodes import Call, Region
+
+    from .emitter import Emitter
+    from .regions import BufferRegion
+
+__all__ = ["Dependence", "Effect", "TileOperation", "perform"]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an operation does to a region: `action` is "read", "write" or "atomic".
+
+    Attributes:
+        unless: code of a scalar under which it does not do it; None for never.
+    """
+
+    region: BufferRegion
+    action: str
+    unless: str | None = None
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """How the elements an operation writes depend on those it reads; see `slices`.
+
+    Attributes:
+        rule: the name of the rule.
+        sources: the regions read.
+        target: the region written.
+        arguments: codes of what else the rule needs.
+    """
+
+    rule: str
+    sources: tuple[BufferRegion, ...]
+    target: BufferRegion
+    arguments: tuple[str, ...] = ()
+
+
+class TileOperation:
+    """One tile operation of a kernel: its operands, what it does to them, and what it emits.
+
+    From the effects follow what sanitizers, race detection and coverage note of it. An operation
+    with no dependence is refused by name where a program is recorded to be explained.
+
+    Attributes:
+        call: the call in the IR.
+    """
+
+    name: ClassVar[str]
+    call: Call
+
+    @staticmethod
+    def overwritten(call: Call) -> Region | None:
+        """The region that a call writes whole whatever was in it, if any."""
+        del call
+        return None
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """What it does to its operands, in order."""
+        raise NotImplementedError
+
+    @property
+    def predicated(self) -> Sequence[BufferRegion]:
+        """Operands whose elements outside of global memory are skipped."""
+        return ()
+
+    @property
+    def moves(self) -> tuple[BufferRegion, BufferRegion] | None:
+        """Source and destination, where unwritten elements of one are unwritten in the other."""
+        return None
+
+    @property
+    def dependence(self) -> Dependence | None:
+        """How what it writes depends on what it reads; None if no rule says."""
+        return None
+
+    def emit(self, e: Emitter) -> None:
+        """Write the operation."""
+        raise NotImplementedError
+
+
+def perform(e: Emitter, op: TileOperation) -> None:
+    """Write an operation and what instruments note of it."""
+    for instrument in e.instruments:
+        instrument.before_tile(e, op)
+    op.emit(e)
+    for instrument in e.instruments:
+        instrument.after_tile(e, op)

@@ -1,0 +1,142 @@
+"""The values of the emitter: what an expression of the IR became in the generated source.
+
+A value is a scalar (a Python number, or a NumPy scalar of the value's own precision) or varies
+over parallel axes (a NumPy array that broadcasts over them). Low-precision floats travel as
+float32; `exact` says whether a value is already representable in its own dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tlmatrix.interpreter.runtime.codecs import CODECS
+
+__all__ = [
+    "FLOATS",
+    "LOW_PRECISION",
+    "Affine",
+    "Val",
+    "is_float",
+    "is_float8",
+    "is_int",
+    "is_value",
+    "literal",
+    "memory_name",
+    "numpy_name",
+    "numpy_type",
+]
+
+LOW_PRECISION = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3": "e4m3",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+FLOATS = frozenset({"float32", "float64", *LOW_PRECISION})
+# Those of less than a byte lie packed, which is not modelled.
+INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+
+
+def is_float(dtype: str) -> bool:
+    """Whether values of `dtype` are floating point."""
+    return dtype in FLOATS
+
+
+def is_float8(dtype: str) -> bool:
+    """Whether values of `dtype` are floating point of 8 bits."""
+    return dtype.startswith("float8")
+
+
+def is_int(dtype: str) -> bool:
+    """Whether values of `dtype` are integers (bool is not)."""
+    return dtype in INTEGERS
+
+
+def is_value(dtype: str) -> bool:
+    """Whether `dtype` has values that the interpreter computes with."""
+    return dtype in FLOATS or dtype in INTEGERS or dtype == "bool"
+
+
+def numpy_name(dtype: str) -> str:
+    """The NumPy dtype that carries values of `dtype` between loads and stores."""
+    return "float32" if dtype in LOW_PRECISION else dtype
+
+
+def memory_name(dtype: str) -> str:
+    """The NumPy dtype of memory that holds a low-precision `dtype` as the GPU does."""
+    return CODECS[LOW_PRECISION[dtype]].memory
+
+
+def numpy_type(dtype: str) -> str:
+    """The name of the NumPy scalar type (NumPy has no `np.bool` before 2)."""
+    return "bool_" if dtype == "bool" else numpy_name(dtype)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An integer `base + sum(coefficient * index of axis)`, with a scalar base."""
+
+    base: Val
+    coefficients: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Val:
+    """One value: source code, dtype, and what is known of it.
+
+    Attributes:
+        code: an expression of the generated source.
+        dtype: the IR's dtype.
+        axes: the parallel axes over which it varies; none for a scalar.
+        lit: the value, if it is a constant.
+        affine: its form as a base plus multiples of axis indices, if it has one.
+        lo: a lower bound, if known (integers).
+        hi: an upper bound, if known (integers).
+        exact: whether a low-precision value is already rounded to its dtype.
+        owned: whether it is a temporary array that the next operation may overwrite.
+        alias: the buffer whose memory `code` is a view of, if any.
+        below: code of a scalar that the value is known to be smaller than.
+        inverse: code of the negated comparison, if it is an integer comparison.
+        mutable: whether `code` is a variable that the kernel may set again.
+        unwrapped: whether a scalar integer may have left its dtype's range (`integers.settle`).
+    """
+
+    code: str
+    dtype: str
+    axes: frozenset[int] = frozenset()
+    lit: Any = None
+    affine: Affine | None = None
+    lo: int | None = None
+    hi: int | None = None
+    exact: bool = True
+    owned: bool = False
+    alias: str | None = None
+    below: str | None = None
+    inverse: str | None = None
+    mutable: bool = False
+    unwrapped: bool = False
+
+    @property
+    def scalar(self) -> bool:
+        """Whether the value is the same in every iteration."""
+        return not self.axes
+
+
+def literal(value: Any, dtype: str) -> Val:
+    """A constant of the IR."""
+    if dtype == "bool":
+        return Val(repr(bool(value)), dtype, lit=bool(value))
+    if is_float(dtype):
+        number = float(value)
+        if dtype in LOW_PRECISION:
+            number = float(CODECS[LOW_PRECISION[dtype]].round(number))
+        code = "NAN" if number != number else repr(number)  # noqa: PLR0124  # NaN is unequal to itself
+        code = {"inf": "INF", "-inf": "(-INF)"}.get(code, code)
+        if code.startswith("-"):
+            code = f"({code})"
+        return Val(code, dtype, lit=number)
+    number = int(value)
+    code = repr(number) if number >= 0 else f"({number})"
+    return Val(code, dtype, lit=number, lo=number, hi=number)

@@ -1,0 +1,429 @@
+"""From a traced PrimFunc to Python source: one function that runs the whole grid."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .analysis.budget import MemoryNeed, shared_memory, tensor_memory
+from .analysis.initialization import definitely_initialized
+from .analysis.thread_order import InferredLayouts, annotates_fragments, thread_order
+from .analysis.threads import needs_threads
+from .analysis.usage import addressed_buffers, kernel_usage, mixed_views
+from .emit.agents import Agents
+from .emit.buffers import Buf
+from .emit.emitter import Emitter, Facts
+from .emit.invariants import Invariants
+from .emit.source import unwrapped
+from .emit.threads import Threads
+from .emit.threads.races import RaceInstrument
+from .emit.threads.statements import rules_of_threads
+from .emit.values import LOW_PRECISION, Val, is_float, is_value
+from .errors import Unsupported
+from .externs import is_modelled
+from .instruments.coverage import Counted, CoverageInstrument
+from .instruments.memory import MemorySanitizer
+from .instruments.nonfinite import NonfiniteTracer
+from .instruments.recording import Record, RecordInstrument
+from .ir import nodes as ir
+from .ir.read import read_all, saved
+from .ir.rewrites import normalized, widened
+from .ir.walk import walk
+from .ops import (
+    ASYNCHRONOUS,
+    EACH_THREAD,
+    FUNCTIONS,
+    RULES,
+    SYNCHRONIZING,
+    THREAD_OPERATIONS,
+    THREAD_RULES,
+)
+from .ops import overwritten as overwritten_by
+from .ops.extern import calls_models, rules_of_models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .emit.instrument import Instrument
+    from .instruments.sites import Watch
+
+__all__ = ["GlobalLayout", "Options", "Parameter", "Program", "generate", "usage_of"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the kernel.
+
+    Attributes:
+        name: the user's name.
+        dtype: the IR's dtype.
+        shape: for a tensor its extents, each an int or the code of an expression over the
+            symbolic dims and the scalar parameters; None for a scalar.
+        strides: as `shape`.
+        used: whether the kernel accesses it.
+        code: its name in those expressions, for a scalar.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...] | None
+    strides: tuple[int | str, ...] = ()
+    used: bool = True
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class GlobalLayout:
+    """A layout annotated on a global buffer.
+
+    Attributes:
+        layout: maps a logical index to a physical one.
+        shape: the extents of the physical index.
+    """
+
+    layout: ir.Layout
+    shape: tuple[ir.Expr, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The generated source of one kernel, and how to call it.
+
+    Attributes:
+        source: a module with one function, `kernel`.
+        locations: for each line of the source the user's line.
+        parameters: the PrimFunc's parameters in order.
+        symbols: names of symbolic dims, passed after the parameters.
+        layouts: global buffers with an annotated layout.
+        together: of those, how many elements of a row a vector atomic takes for neighbours.
+        watch: what the monitor of a sanitized program needs to know; None for others.
+        shared: how much shared memory the kernel needs; known of sanitized programs.
+        counted: what a covered program counts; None for others.
+        tensor: how many columns of tensor memory.
+        record: what the recorder of a recorded program needs to know; None for others.
+        waits: whether its blocks wait for flags, so that the function returns a `BlockLaunch`.
+    """
+
+    name: str
+    source: str
+    locations: tuple[ir.Location | None, ...]
+    parameters: tuple[Parameter, ...]
+    symbols: tuple[str, ...]
+    layouts: dict[str, GlobalLayout]
+    watch: Watch | None = None
+    shared: MemoryNeed | None = None
+    counted: Counted | None = None
+    tensor: MemoryNeed | None = None
+    record: Record | None = None
+    together: dict[str, int] = field(default_factory=dict)
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which variant of a program to generate.
+
+    Attributes:
+        guard: whether global accesses are guarded (`tl.disable_safe_memory_legalize` off).
+        sanitizers: the memory sanitizers that are on; None for none.
+        traced: whether the program traces where values stop being finite, in their place.
+        covered: whether it counts what of it is run.
+        recorded: whether it records every access.
+        wide: whether all floats are float64.
+        arch: the architecture, for layouts that TileLang infers.
+    """
+
+    guard: bool = True
+    sanitizers: frozenset[str] | None = None
+    traced: bool = False
+    covered: bool = False
+    recorded: bool = False
+    wide: bool = False
+    arch: str = "sm_90a"
+
+
+def usage_of(func: Any) -> tuple[frozenset[str], ...]:
+    """What a PrimFunc does with each parameter (`analysis.usage`); nothing with a scalar."""
+    kernel = read_all(saved(func))
+    usage = kernel_usage(kernel)
+    nothing: frozenset[str] = frozenset()
+    return tuple(
+        usage.get(kernel.buffer_map[param].data, nothing) if param in kernel.buffer_map else nothing
+        for param in kernel.params
+    )
+
+
+def generate(func: Any, options: Options) -> Program:
+    """Generate the program of a traced, not yet lowered PrimFunc.
+
+    Raises:
+        Unsupported: naming the operation and the user's line, if something is not modelled.
+    """
+    kernel, shapes, inferred = _read(func, options)
+    kernel = normalized(kernel, is_modelled)
+    if options.wide:
+        kernel = widened(kernel)
+    threads = needs_threads(kernel, THREAD_OPERATIONS, EACH_THREAD)
+    waits = calls_models(kernel, is_modelled) and not threads
+    if options.recorded and threads:
+        raise Unsupported(f"kernel {kernel.name} cannot be traced: its threads have warp roles")
+    instruments, finish = _instruments(kernel, options)
+    agents: Agents = Agents()
+    rules = RULES
+    if threads:
+        agents = Threads(ASYNCHRONOUS)
+        instruments = [RaceInstrument(agents), *instruments]
+        rules = rules.overlaid(rules_of_threads(agents, SYNCHRONIZING)).overlaid(THREAD_RULES)
+    elif waits and options.recorded:
+        rules = rules.overlaid(_recorded_flags())
+    elif waits:
+        rules = rules.overlaid(rules_of_models(is_modelled))
+    usage = kernel_usage(kernel)
+    facts = Facts(
+        usage,
+        addressed_buffers(kernel),
+        mixed_views(kernel, LOW_PRECISION),
+        definitely_initialized(kernel, overwritten_by),
+        lambda loop: thread_order(loop, inferred),
+    )
+    e = Emitter(kernel, rules, instruments, agents, facts, options.guard)
+    if not threads and not waits and not any(i.sees_every_read for i in instruments):
+        first_use = not options.guard or any(i.sees_reads for i in instruments)
+        e.invariants = Invariants(from_first_use=first_use)
+    program = _emit(e, shapes)
+    return replace(finish(e, program), waits=waits and not options.recorded)
+
+
+# Reading ----------------------------------------------------------------------------------
+
+
+def _read(func: Any, options: Options) -> tuple[ir.Kernel, Any, InferredLayouts | None]:
+    """The kernel; with annotated layouts their physical shapes, and what TileLang infers of them.
+
+    TileLang computes the shapes; nodes of what is saved together are shared.
+    """
+    kernel: ir.Kernel = read_all(saved(func))
+    if not any(
+        isinstance(n, ir.Block) and "layout_map" in n.annotations for n in walk(kernel.body)
+    ):
+        return kernel, {}, None
+    from tilelang import tvm
+
+    funcs = [func]
+    if annotates_fragments(kernel):
+        inferred = _inferred(func, options.arch)
+        funcs += [] if inferred is None else [inferred]
+    layouts: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tvm.tirx.For) and "parallel_loop_layout" in node.annotations:
+            layouts.append(node.annotations["parallel_loop_layout"])
+        elif isinstance(node, tvm.tirx.SBlock) and "layout_map" in node.annotations:
+            layouts.extend(dict(node.annotations["layout_map"]).values())
+
+    for each in funcs:
+        tvm.tirx.stmt_functor.post_order_visit(each.body, visit)
+    shapes = [layout.get_output_shape() for layout in layouts]
+    text = tvm.ir.save_json(tvm.runtime.convert([funcs, layouts, shapes]))
+    kernels, read_layouts, read_shapes = read_all(text)
+    by_layout = dict(zip(read_layouts, read_shapes, strict=True))
+    if len(kernels) == 1:
+        return kernels[0], by_layout, None
+    return kernels[0], by_layout, _layouts_of(kernels[1], by_layout)
+
+
+def _inferred(func: Any, arch: str) -> Any:
+    """The PrimFunc with the layouts that TileLang infers; None where it cannot."""
+    from tilelang import transform, tvm
+
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    module = tvm.IRModule({"main": func})
+    try:
+        with target:
+            module = tvm.tirx.transform.BindTarget(target)(module)
+            module = transform.MaterializeKernelLaunch(
+                lower_thread_binding=True, default_threads=128
+            )(module)
+            module = transform.LetInline()(module)
+            module = transform.LayoutInference()(module)
+    except Exception:  # noqa: BLE001  # whatever it raises, it then says nothing of layouts
+        return None
+    return next(f for f in module.functions.values() if hasattr(f, "body"))
+
+
+def _layouts_of(kernel: ir.Kernel, shapes: Any) -> InferredLayouts:
+    loops: dict[ir.Var, ir.Layout] = {}
+    fragments: dict[ir.Var, ir.Layout] = {}
+    for node in walk(kernel.body):
+        if isinstance(node, ir.For) and "parallel_loop_layout" in (node.annotations or {}):
+            assert node.annotations is not None
+            loops[node.loop_var] = node.annotations["parallel_loop_layout"]
+        elif isinstance(node, ir.Block) and "layout_map" in node.annotations:
+            for key, layout in node.annotations["layout_map"].items():
+                fragments[getattr(key, "data", key)] = layout
+    known = {
+        layout: tuple(int(getattr(n, "value", 0)) for n in shape)
+        for layout, shape in shapes.items()
+    }
+    return InferredLayouts(loops, fragments, known)
+
+
+# Instruments ------------------------------------------------------------------------------
+
+
+def _instruments(
+    kernel: ir.Kernel, options: Options
+) -> tuple[list[Instrument], Callable[[Emitter, Program], Program]]:
+    """The instruments of a variant, and what adds their plans to the program."""
+    if options.recorded:
+        recording = RecordInstrument()
+        return [recording], lambda e, program: replace(program, record=recording.record(e))
+    instruments: list[Instrument] = []
+    watcher: MemorySanitizer | NonfiniteTracer | None = None
+    coverage = CoverageInstrument(kernel) if options.covered else None
+    if coverage is not None:
+        instruments.append(coverage)
+    if options.traced:
+        watcher = NonfiniteTracer()
+    elif options.sanitizers is not None:
+        watcher = MemorySanitizer(options.sanitizers)
+    if watcher is not None:
+        instruments.append(watcher)
+
+    def finish(e: Emitter, program: Program) -> Program:
+        if watcher is not None:
+            shared, tensor = shared_memory(kernel), tensor_memory(kernel)
+            plan = watcher.sites.plan(e)
+            program = replace(program, watch=plan, shared=shared, tensor=tensor)
+        if coverage is not None:
+            program = replace(program, counted=coverage.counted())
+        return program
+
+    return instruments, finish
+
+
+def _recorded_flags() -> Any:
+    """Rules of a recorded kernel with flags: the launch is over, and nothing waits for it."""
+    from .emit.emitter import Rules
+    from .ir.rewrites.builtins import extern_name
+    from .ops.control import CALLS
+
+    def is_flag(call: ir.Call) -> bool:
+        name = extern_name(call)
+        return name.startswith("tlm_") and is_modelled(name)
+
+    def effect(e: Emitter, call: ir.Call) -> None:
+        if not is_flag(call):
+            e.expr(call)
+
+    def value(e: Emitter, call: ir.Call) -> Val:
+        if call.op == "tirx.call_extern":
+            return CALLS[call.op](e, call)
+        if not is_flag(call):
+            raise e.refuse(f"the operation {call.op} of {extern_name(call)}")
+        return e.expr(call.args[3])  # `tlm_given_*`: the number that it gives
+
+    names = ("tirx.call_extern", "tirx.call_pure_extern")
+    return Rules({}, {}, dict.fromkeys(names, value), dict.fromkeys(names, effect))
+
+
+# Emission ---------------------------------------------------------------------------------
+
+
+def _emit(e: Emitter, shapes: Any) -> Program:
+    from .runtime import environment
+
+    e.w.reserve(*environment(), *FUNCTIONS, "kernel", "range", "min", "max", "abs", "int", "bool")
+    e.w.reserve("if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as")
+    e.w.reserve("kept_at", "cta", "me", "launch", "LOCATIONS")
+    for instrument in e.instruments:
+        e.w.reserve(*instrument.reserved)
+    parameters, codes, symbols = _bind_parameters(e)
+    for instrument in e.instruments:
+        instrument.parameters(e)
+    e.stmt(e.kernel.body)
+    arguments = [*codes, *symbols]
+    order = sorted(e.instruments, key=lambda i: i.argument == "cover")
+    arguments += [i.argument for i in order if i.argument]
+    head = [f"def kernel({', '.join(arguments)}):"]
+    if "cover" in arguments:
+        head.append("    hit, trips = cover")
+    body = [*e.prologue.lines, *e.w.lines] or ["pass"]
+    return Program(
+        name=e.kernel.name,
+        source="\n".join([*head, *("    " + unwrapped(text) for text in body)]) + "\n",
+        locations=(*[None] * len(head), *e.prologue.locations, *e.w.locations),
+        parameters=tuple(parameters),
+        symbols=tuple(symbols),
+        layouts={name: GlobalLayout(layout, shapes[layout]) for name, layout in e.layouts.items()},
+        together=e.vector_atomics,
+    )
+
+
+def _bind_parameters(e: Emitter) -> tuple[list[Parameter], list[str], list[str]]:
+    """The parameters, their names in the source, and those of symbolic dims."""
+    kernel = e.kernel
+    accessed = {
+        n.buffer
+        for n in walk(kernel.body)
+        if isinstance(n, (ir.BufferLoad, ir.BufferStore, ir.Region))
+    }
+    codes: dict[ir.Var, str] = {}
+    for param in kernel.params:
+        if param not in kernel.buffer_map:
+            if not is_value(param.dtype):
+                raise e.refuse(f"a parameter of type {param.dtype} ({param.name})")
+            codes[param] = e.w.fresh(param.name)
+            e.vars[param] = Val(codes[param], param.dtype)
+    symbols: list[str] = []
+    tensors = [kernel.buffer_map[p] for p in kernel.params if p in kernel.buffer_map]
+    for node in walk(*(n for buffer in tensors for n in (*buffer.shape, *buffer.strides))):
+        if isinstance(node, ir.Var) and node not in e.vars:
+            symbols.append(e.w.fresh(node.name))
+            e.vars[node] = Val(symbols[-1], node.dtype, lo=0, hi=(1 << 31) - 1)
+    parameters: list[Parameter] = []
+    for param in kernel.params:
+        names = [p.name for p in parameters]
+        if param in kernel.buffer_map:
+            buffer = kernel.buffer_map[param]
+            # A parameter is known by its name.
+            name = _distinct(buffer.name, [*names, *(p.name for p in kernel.params if p in codes)])
+            codes[param], parameter = _bind_tensor(e, buffer, name, used=buffer in accessed)
+            parameters.append(parameter)
+        else:
+            parameters.append(Parameter(param.name, param.dtype, None, code=codes[param]))
+    return parameters, [codes[p] for p in kernel.params], symbols
+
+
+def _bind_tensor(e: Emitter, buffer: ir.Buffer, name: str, *, used: bool) -> tuple[str, Parameter]:
+    dtype = buffer.dtype
+    if not is_value(dtype):
+        raise e.refuse(f"a parameter of dtype {dtype} ({name})")
+    code = e.w.fresh(name)
+    e.host_integers = True
+    shape = tuple(e.expr(n) for n in buffer.shape)
+    strides = tuple(e.expr(n) for n in buffer.strides or _compact(buffer.shape))
+    e.host_integers = False
+    buf = Buf(name, code, dtype, shape, "global", codec=LOW_PRECISION.get(dtype))
+    if is_float(dtype) and dtype != "float64":
+        buf.safe = "F32(0)"
+    e.buffers[buffer] = buf
+    extents, steps = ([n.lit if n.lit is not None else n.code for n in x] for x in (shape, strides))
+    return code, Parameter(name, dtype, tuple(extents), tuple(steps), used)
+
+
+def _compact(shape: Sequence[ir.Expr]) -> list[ir.Expr]:
+    """The strides of a buffer that states none."""
+    step: ir.Expr = ir.IntImm("int32", 1)
+    strides = []
+    for extent in reversed(shape):
+        strides.append(step)
+        step = ir.Mul(extent.dtype, step, extent)
+    return strides[::-1]
+
+
+def _distinct(name: str, known: Sequence[str]) -> str:
+    """A name that is not known yet: `x`, of a second one `x (2)`."""
+    names = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
+    return next(each for each in names if each not in known)

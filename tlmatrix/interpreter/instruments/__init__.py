@@ -1,0 +1,1 @@
+"""What may be woven into a program: sanitizers, coverage, recording, tracing of NaN."""

@@ -1,0 +1,464 @@
+"""The memory sanitizers: calls of shadows and of the monitor beside every access.
+
+Shadows of memory keep which agent wrote an element and which read it, and whether it was written
+at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.emit.access import conditions, is_guarded
+from tlmatrix.interpreter.emit.instrument import Instrument
+from tlmatrix.interpreter.emit.logic import both
+from tlmatrix.interpreter.emit.memory import to_dims
+from tlmatrix.interpreter.emit.values import Val
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import walk
+
+from .sites import SiteTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.emit.access import Access, Dim
+    from tlmatrix.interpreter.emit.buffers import Buf
+    from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.emit.regions import BufferRegion
+    from tlmatrix.interpreter.emit.tiles import TileOperation
+
+__all__ = ["MemorySanitizer", "mask_in_dims"]
+
+
+class MemorySanitizer(Instrument):
+    """Writes what `sanitizers`, by name, look at."""
+
+    argument = "watch"
+    reserved = ("watch",)
+    reports_bounds = True
+    sees_reads = True
+
+    def __init__(self, sanitizers: frozenset[str]) -> None:
+        self.sites = SiteTable()
+        self._on = sanitizers
+        self._seen: dict[str, str] = {}
+        """Names of shadows, by the code of their buffer."""
+
+    def snapshot(self) -> Any:
+        """The shadows."""
+        return dict(self._seen)
+
+    def restore(self, saved: Any) -> None:
+        """Forget shadows made since."""
+        self._seen = dict(saved)
+
+    # -- the grid and memory
+
+    def parameters(self, e: Emitter) -> None:
+        """Make the shadows of the parameters."""
+        for buf in list(e.buffers.values()):
+            self._watch_global(e, buf, "parameter")
+
+    def _watch_global(self, e: Emitter, buf: Buf, kind: str) -> None:
+        name = self._seen[buf.code] = e.launch_prologue.fresh(f"{buf.code}_seen")
+        e.launch_prologue.line(f"{name} = watch.{kind}({buf.name!r}, {buf.code})")
+
+    def grid(self, e: Emitter) -> None:
+        """The monitor is told of a launch."""
+        e.w.line("watch.launch()")
+
+    def block(self, e: Emitter, indices: list[Any]) -> None:
+        """The monitor is told of a block."""
+        e.w.line(f"watch.enter(({', '.join(e.vars[var].code for var in indices)},))")
+
+    def allocated(self, e: Emitter, buf: Buf) -> None:
+        """Make the shadow of a buffer."""
+        if buf.is_global:
+            self._watch_global(e, buf, "workspace")
+            return
+        if "uninitialised" not in self._on or buf.scope == "local.reducer":
+            return
+        name = self._seen[buf.code] = e.w.fresh(f"{buf.code}_seen")
+        extents = [n.code for n in buf.shape]
+        if buf.per_thread:
+            extents += [e.axis_at(p).extent.code for p in buf.private_axes]
+        shape = "()" if buf.variable else f"({', '.join(extents)},)"
+        if (buf.static_shape is not None and not buf.per_thread) or buf.variable:
+            e.prologue.line(f"{name} = watch.local({buf.name!r}, {shape})")
+            e.w.line(f"{name}.clear()")
+        else:
+            e.w.line(f"{name} = watch.local({buf.name!r}, {shape})")
+
+    def viewed(self, e: Emitter, whole: Buf, view: Buf) -> None:
+        """A view has the shadow of its buffer; elements of another size are not followed."""
+        seen = self._seen.get(whole.code)
+        if seen is None:
+            return
+        if view.dtype == whole.dtype:
+            name = self._seen[view.code] = e.w.fresh(f"{view.code}_seen")
+            shape = ", ".join(n.code for n in view.shape)
+            once = whole.is_global or whole.static_shape
+            (e.prologue if once else e.w).line(f"{name} = {seen}.reshaped(({shape},))")
+        elif not whole.is_global:
+            e.w.line(f"{seen}.full = True")
+
+    def _mark_full(self, e: Emitter, buf: Buf) -> None:
+        if buf.code in self._seen:
+            e.w.line(f"{self._seen[buf.code]}.full = True")
+
+    def overwritten(self, e: Emitter, buf: Buf) -> None:
+        """All elements of a buffer were written."""
+        self._mark_full(e, buf)
+
+    def merged_copies(self, e: Emitter, buf: Buf, copies: Buf) -> None:
+        """Writes of an iteration to its own memory are not followed; after the loop it is full."""
+        del copies
+        self._mark_full(e, buf)
+
+    def after_statement(self, e: Emitter, node: Any) -> None:
+        """A buffer whose address was passed on counts as written."""
+        call = node.value if isinstance(node, ir.Evaluate) else None
+        if not isinstance(call, ir.Call) or call.op.startswith(("tl.tileop.", "tl.atomic")):
+            return
+        for child in walk(call):
+            if isinstance(child, ir.Region) or (
+                isinstance(child, ir.Call) and child.op == "tl.access_ptr"
+            ):
+                load = child if isinstance(child, ir.Region) else child.args[0]
+                buf = e.buffers.get(load.buffer)
+                if buf is not None and not buf.is_global:
+                    self._mark_full(e, buf)
+
+    # -- bounds
+
+    def _report_bounds(
+        self,
+        e: Emitter,
+        buf: Buf,
+        dims: Sequence[Dim],
+        unproven: Sequence[str],
+        site: int,
+        mask: str = "None",
+        loose: tuple[int, ...] | None = None,
+    ) -> None:
+        """Report a block outside; dims that are `loose` are predicated by TileLang."""
+        if loose is None:
+            loose = self._loose(e, buf, dims)
+        if not unproven:
+            return
+        if "guarded" not in self._on:
+            unproven = [
+                text
+                for k, (d, n) in enumerate(zip(dims, buf.shape, strict=False))
+                if k not in loose
+                for text in conditions(d, n)
+            ]
+            if not unproven:
+                return
+        code = "(" + ", ".join(d.code for d in dims) + ",)"
+        with e.w.block(f"if not ({' and '.join(dict.fromkeys(unproven))})"):
+            e.w.line(f"watch.outside({site}, {code}, {buf.code}.shape, {loose}, {mask})")
+
+    @staticmethod
+    def _loose(e: Emitter, buf: Buf, dims: Sequence[Dim]) -> tuple[int, ...]:
+        guarded = is_guarded(e, buf)
+        return tuple(k for k, d in enumerate(dims) if guarded and not d.is_fixed)
+
+    def _watch_access(self, e: Emitter, access: Access, site: int) -> None:
+        buf = access.buf
+        if access.block:
+            mask = _mask_of(e, access, e.mask) if access.conditions else "None"
+            self._report_bounds(e, buf, access.dims, access.conditions, site, mask)
+            return
+        loose = self._loose(e, buf, access.dims)
+        inside = all(
+            d.value.lo is not None
+            and d.value.lo >= 0
+            and d.value.hi is not None
+            and n.lit is not None
+            and d.value.hi < n.lit
+            for d, n in zip(access.dims, buf.shape, strict=False)
+        )
+        predicated = len(loose) == len(access.dims) and "guarded" not in self._on
+        if not inside and not predicated:
+            e.w.line(
+                f"watch.lanes_outside({site}, {access.index_code}, {buf.code}.shape, {loose}, "
+                f"{e.mask_code})"
+            )
+
+    def before_view(self, e: Emitter, region: BufferRegion) -> None:
+        """Outside cannot be skipped here: the report, then the error."""
+        if region.conditions:
+            site = self.sites.number(e, region.buf, "access")
+            with e.w.block(f"if not ({' and '.join(region.conditions)})"):
+                e.w.line(
+                    f"watch.outside({site}, {region.dims_code}, {region.buf.code}.shape, (), None)"
+                )
+
+    # -- single elements
+
+    @staticmethod
+    def _follows(buf: Buf) -> bool:
+        """Whether accesses are followed: not to the memory of an iteration."""
+        return not buf.private_axes or buf.per_thread
+
+    def read(self, e: Emitter, access: Access) -> None:
+        """Iterations are about to read."""
+        buf = access.buf
+        if not self._follows(buf):
+            return
+        site = self.sites.number(e, buf, "read", orders=e.atomic.is_access)
+        self._watch_access(e, access, site)
+        seen = self._seen.get(buf.code)
+        if seen is not None:
+            # Reads of iterations whose value is not stored have no effect.
+            mask = both(e, e.mask, e.stored) if e.stored is not None else e.mask
+            calm = "quiet" if buf.is_global else "full"
+            suffix, where = _where(e, access, mask)
+            e.w.line(f"{seen}.{calm} or {seen}.read{suffix}({site}, {where})")
+
+    def read_scalar(self, e: Emitter, access: Access, code: str) -> str:
+        """A single element is read in the middle of an expression."""
+        buf = access.buf
+        if not self._follows(buf):
+            return code
+        index = f"({access.element},)"
+        site = self.sites.number(e, buf, "read", orders=e.atomic.is_access)
+        loose = self._loose(e, buf, access.dims)
+        predicated = len(loose) == len(access.dims) and "guarded" not in self._on
+        if access.conditions and not predicated:
+            code = f"watch.one({site}, {index}, {buf.code}.shape, {loose}, {code})"
+        seen = self._seen.get(buf.code)
+        return code if seen is None else f"{seen}.one({site}, {index}, {code})"
+
+    def read_variable(self, e: Emitter, buf: Buf, code: str) -> str:
+        """A variable is read in the middle of an expression."""
+        seen = self._seen.get(buf.code)
+        if seen is None:
+            return code
+        return f"{seen}.one({self.sites.number(e, buf, 'read')}, (), {code})"
+
+    def before_assignment(self, e: Emitter, buf: Buf, result: Val) -> None:
+        """A variable is about to be assigned."""
+        del result
+        self._mark_full(e, buf)
+
+    def before_write(self, e: Emitter, access: Access, result: Val, value: Any) -> None:
+        """A value is about to be stored."""
+        del value
+        buf, atomic = access.buf, e.atomic.is_access
+        if not self._follows(buf):
+            return
+        site = self.sites.number(e, buf, "atomic" if atomic else "write", orders=atomic)
+        self._watch_access(e, access, site)
+        self._watch_collisions(e, access, result, site)
+        seen = self._seen.get(buf.code)
+        if seen is None:
+            return
+        if _is_whole(e, access):
+            e.w.line(f"{seen}.full = True")
+            return
+        suffix, where = _where(e, access, e.mask)
+        calm = "still" if buf.is_global else "full"
+        action = "atomic" if atomic and buf.is_global else "write"
+        e.w.line(f"{seen}.{calm} or {seen}.{action}{suffix}({site}, {where})")
+
+    def before_atomic(self, e: Emitter, access: Access, result: Val, *, previous: bool) -> None:
+        """An atomic is about to be done."""
+        del result
+        buf = access.buf
+        if not self._follows(buf):
+            return
+        site = self.sites.number(e, buf, "atomic", orders=previous)
+        self._watch_access(e, access, site)
+        seen = self._seen.get(buf.code)
+        if seen is None:
+            return
+        if buf.name in e.reducers:
+            # A contribution: the reducer has an identity to add it to.
+            e.w.line(f"{seen}.full = True")
+            return
+        suffix, where = _where(e, access, e.mask)
+        calm = f"{seen}.still or " if buf.is_global else ""
+        e.w.line(f"{calm}{seen}.atomic{suffix}({site}, {where})")
+
+    def copied_element(self, e: Emitter, buf: Buf, index: str, mask: str, *, write: bool) -> None:
+        """Each thread is about to copy one element."""
+        action = "write" if write else "read"
+        site = self.sites.number(e, buf, action)
+        loose = tuple(range(len(buf.shape))) if is_guarded(e, buf) else ()
+        if not loose or "guarded" in self._on:
+            e.w.line(f"watch.lanes_outside({site}, {index}, {buf.code}.shape, {loose}, {mask})")
+        seen = self._seen.get(buf.code)
+        if seen is not None:
+            e.w.line(f"{seen}.{action}_lanes({site}, {index}, {mask})")
+
+    # -- iterations that store to one element
+
+    def _watch_collisions(self, e: Emitter, access: Access, result: Val, site: int) -> None:
+        buf = access.buf
+        if "lanes" not in self._on or not e.axes:
+            return
+        shape = e.shape_of(e.all_axes)
+        if e.agents.in_threads(e):
+            # Threads that store to one element: a finding only where their values differ.
+            if not buf.private_axes and result.axes and not _is_injective(e, access):
+                e.w.line(
+                    f"watch.threads_twice({site}, {access.index_code}, {buf.code}.shape, "
+                    f"{e.mask_code}, {shape}, {result.code})"
+                )
+            return
+        if buf.scope in ("local", "local.var"):
+            return
+        if not access.block:
+            if result.axes and not _is_injective(e, access):
+                e.w.line(
+                    f"watch.lanes_twice({site}, {access.index_code}, {buf.code}.shape, "
+                    f"{e.mask_code}, {shape})"
+                )
+            return
+        missing = sorted((e.all_axes - access.axes) & result.axes)
+        if any(e.axis_at(p).extent.lit != 1 for p in missing):
+            e.w.line(
+                f"watch.axes_twice({site}, {access.dims_code}, {buf.code}.shape, "
+                f"{tuple(missing)}, {e.mask_code}, {shape})"
+            )
+
+    # -- tile operations
+
+    def before_tile(self, e: Emitter, op: TileOperation) -> None:
+        """A tile operation is about to access its operands."""
+        if op.moves is not None:
+            self._watch_copy(e, *op.moves)
+            return
+        for effect in op.effects:
+            if effect.unless is not None:
+                with e.w.block(f"if not {effect.unless}"):
+                    self._watch_region(e, effect.region, effect.action)
+            else:
+                self._watch_region(e, effect.region, effect.action)
+
+    def _watch_region(self, e: Emitter, region: BufferRegion, action: str) -> None:
+        buf = region.buf
+        site = self.sites.number(e, buf, action)
+        self._report_bounds(e, buf, region.dims, region.conditions, site)
+        seen = self._seen.get(buf.code)
+        if seen is None:
+            return
+        if action == "read":
+            calm = "quiet" if buf.is_global else "full"
+        elif region.is_whole_local:
+            e.w.line(f"{seen}.full = True")
+            return
+        else:
+            calm = "still" if buf.is_global else "full"
+        e.w.line(f"{seen}.{calm} or {seen}.{action}({site}, {region.dims_code}, None)")
+
+    def _watch_copy(self, e: Emitter, src: BufferRegion, dst: BufferRegion) -> None:
+        """Elements that are uninitialized in the source are so in the destination."""
+        read = self.sites.number(e, src.buf, "read")
+        write = self.sites.number(e, dst.buf, "write")
+        for region, site in ((src, read), (dst, write)):
+            self._watch_copied(e, region, site)
+        source, target = self._seen.get(src.buf.code), self._seen.get(dst.buf.code)
+        if dst.buf.is_global and target is not None:
+            e.w.line(f"{target}.still or {target}.write({write}, {dst.dims_code}, None)")
+        local = target is not None and not dst.buf.is_global
+        copied = (
+            f"{source}.copied({read}, {src.dims_code}, {target}, {dst.dims_code}, "
+            f"{dst.buf.code}.shape)"
+        )
+        read_line = f"{source}.quiet or {source}.read({read}, {src.dims_code}, None)"
+        if source is None:
+            if target is not None and local:
+                self._mark_copied(e, dst, target, write)
+        elif not src.buf.is_global:
+            if local and dst.is_whole_local:
+                with e.w.block(f"if {source}.full"):
+                    e.w.line(f"{target}.full = True")
+                with e.w.block("else"):
+                    e.w.line(copied)
+            else:
+                e.w.line(copied if local else f"{source}.full or {copied}")
+        elif target is None or not local:
+            e.w.line(read_line)
+        else:
+            with e.w.block(f"if {source}.fresh"):
+                e.w.line(copied)
+            with e.w.block("else"):
+                e.w.line(read_line)
+                self._mark_copied(e, dst, target, write)
+
+    @staticmethod
+    def _mark_copied(e: Emitter, dst: BufferRegion, target: str, site: int) -> None:
+        """All of a destination counts as written."""
+        if dst.is_whole_local:
+            e.w.line(f"{target}.full = True")
+        else:
+            e.w.line(f"{target}.full or {target}.write({site}, {dst.dims_code}, None)")
+
+    def _watch_copied(self, e: Emitter, region: BufferRegion, site: int) -> None:
+        """Bounds of a side of a copy: its ranges are predicated whatever the memory."""
+        buf = region.buf
+        loose = tuple(
+            k
+            for k, d in enumerate(region.dims)
+            if d.extent is not None or (not d.constant and is_guarded(e, buf))
+        )
+        self._report_bounds(e, buf, region.dims, region.conditions, site, loose=loose)
+
+
+def _mask_of(e: Emitter, access: Access, mask: Val | None) -> str:
+    """A mask in the order of a block's own dims."""
+    if mask is None:
+        return "None"
+    axes = frozenset(d.axis for d in access.dims if d.axis is not None)
+    extra = tuple(sorted(mask.axes - axes))
+    if extra:
+        if not axes:
+            return f"bool({mask.code}.any())"
+        mask = Val(f"{mask.code}.any({extra}, keepdims=True)", "bool", axes)
+    return to_dims(e, mask, access)
+
+
+def mask_in_dims(e: Emitter, access: Access) -> str:
+    """Code of the mask in force, in the order of a block's own dims."""
+    return _mask_of(e, access, e.mask)
+
+
+def _where(e: Emitter, access: Access, mask: Val | None) -> tuple[str, str]:
+    """Suffix of a shadow's method for an access, and its arguments: which elements."""
+    if access.block:
+        return "", f"{access.dims_code}, {_mask_of(e, access, mask)}"
+    return "_lanes", f"{access.index_code}, {mask.code if mask is not None else 'None'}"
+
+
+def _is_whole(e: Emitter, access: Access) -> bool:
+    """Whether a store covers a whole local buffer."""
+    return (
+        not access.buf.is_global
+        and access.block
+        and e.mask is None
+        and all(
+            (d.extent is not None and d.base.lit == 0 and d.step == 1 and d.extent.code == n.code)
+            or (d.extent is None and n.lit == 1 and d.base.lit == 0)
+            for d, n in zip(access.dims, access.shape, strict=True)
+        )
+    )
+
+
+def _is_injective(e: Emitter, access: Access) -> bool:
+    """Whether no two iterations have the same index, as far as affine forms can tell."""
+    for dim in access.dims:
+        affine = dim.value.affine
+        if affine is None or {axis for axis, _ in affine.coefficients} != e.all_axes:
+            continue
+        reach = 0
+        for axis, step in sorted(affine.coefficients, key=lambda c: abs(c[1])):
+            extent = e.axis_at(axis).extent.lit
+            if extent is None or abs(step) <= reach:
+                break
+            reach += abs(step) * (extent - 1)
+        else:
+            return True
+    return False

@@ -1,0 +1,377 @@
+"""Nodes of the tile IR: expressions, statements, buffers and the kernel.
+
+The classes carry the names and fields of TVM's TIR, with what TileLang adds to it: a region of a
+buffer is a node of its own. Nodes are immutable and compare by identity; `walk.same` compares
+structure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SERIAL, PARALLEL, VECTORIZED, UNROLLED, THREAD_BINDING = range(5)
+"""Kinds of loops, numbered as in TVM."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """A line of the user's kernel."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expr:
+    """An expression; `dtype` is spelled as in TVM."""
+
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntImm(Expr):
+    """An integer or boolean constant."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatImm(Expr):
+    """A float constant."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StringImm(Expr):
+    """A string constant."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Var(Expr):
+    """A variable."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cast(Expr):
+    """A conversion to `dtype`."""
+
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Not(Expr):
+    """A negated condition."""
+
+    a: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binary(Expr):
+    """An operation of two operands."""
+
+    a: Expr
+    b: Expr
+
+
+class Add(Binary):
+    """`a + b`."""
+
+    __slots__ = ()
+
+
+class Sub(Binary):
+    """`a - b`."""
+
+    __slots__ = ()
+
+
+class Mul(Binary):
+    """`a * b`."""
+
+    __slots__ = ()
+
+
+class Div(Binary):
+    """`a / b`; of integers truncated, as in C."""
+
+    __slots__ = ()
+
+
+class Mod(Binary):
+    """The remainder of the truncated division."""
+
+    __slots__ = ()
+
+
+class FloorDiv(Binary):
+    """`a // b`, rounded down."""
+
+    __slots__ = ()
+
+
+class FloorMod(Binary):
+    """The remainder of the division that rounds down."""
+
+    __slots__ = ()
+
+
+class Min(Binary):
+    """The smaller operand."""
+
+    __slots__ = ()
+
+
+class Max(Binary):
+    """The larger operand."""
+
+    __slots__ = ()
+
+
+class And(Binary):
+    """Both conditions; `b` is evaluated only where `a` holds."""
+
+    __slots__ = ()
+
+
+class Or(Binary):
+    """Either condition; `b` is evaluated only where `a` does not hold."""
+
+    __slots__ = ()
+
+
+BINARY = (Add, Sub, Mul, Div, Mod, FloorDiv, FloorMod, Min, Max, And, Or)
+"""Operations of two operands and nothing else."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compare(Binary):
+    """A comparison; `symbol` is Python's."""
+
+    symbol: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Select(Expr):
+    """`true_value` where the condition holds, else `false_value`."""
+
+    condition: Expr
+    true_value: Expr
+    false_value: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ramp(Expr):
+    """A vector of `lanes` integers, `stride` apart."""
+
+    base: Expr
+    stride: Expr
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Broadcast(Expr):
+    """A vector of `lanes` equal elements."""
+
+    value: Expr
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Let(Expr):
+    """`body` with a variable bound."""
+
+    var: Var
+    value: Expr
+    body: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """A buffer; buffers with one `data` share memory.
+
+    Attributes:
+        strides: empty for a compact buffer.
+        offset: of the first element, in elements; None for 0.
+        scope: TileLang's memory scope.
+        location: the user's line of the allocation.
+    """
+
+    name: str
+    data: Var
+    dtype: str
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr | None
+    scope: str
+    location: Location | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferLoad(Expr):
+    """One element of a buffer, or a vector of them."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    predicate: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region(Expr):
+    """A box of a buffer: the operand of a tile operation, and what that does to it."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    extents: tuple[Expr, ...]
+    reads: bool
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call(Expr):
+    """A call of an operation by name, such as "tl.tileop.copy" or "tirx.exp2"."""
+
+    op: str
+    args: tuple[Any, ...]
+    annotations: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommReducer:
+    """How a reduction over threads combines values: the class of its result."""
+
+    combiner: type[Expr]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """A layout: an index of `shape` maps to `index`, over the variables of its placeholders."""
+
+    shape: tuple[Expr, ...]
+    index: tuple[Expr, ...]
+    thread: Expr | None = None
+    replicate: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stmt:
+    """A statement; `location` is the user's line, None for TileLang's own macros."""
+
+    location: Location | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeqStmt(Stmt):
+    """Statements one after another."""
+
+    seq: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bind(Stmt):
+    """A variable bound for all that follows in its block."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class For(Stmt):
+    """A loop; `kind` is one of SERIAL, PARALLEL, VECTORIZED, UNROLLED, THREAD_BINDING."""
+
+    loop_var: Var
+    min: Expr
+    extent: Expr
+    kind: int
+    body: Stmt
+    step: Expr | None = None
+    thread_tag: str = ""
+    annotations: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class While(Stmt):
+    """A loop while a condition holds."""
+
+    condition: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IfThenElse(Stmt):
+    """A branch."""
+
+    condition: Expr
+    then_case: Stmt
+    else_case: Stmt | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttrStmt(Stmt):
+    """A statement with an attribute."""
+
+    node: Any
+    attr_key: str
+    value: Any
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AssertStmt(Stmt):
+    """An assertion."""
+
+    condition: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluate(Stmt):
+    """An expression evaluated for its effect."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferStore(Stmt):
+    """A store of one element, or a vector of them."""
+
+    buffer: Buffer
+    value: Expr
+    indices: tuple[Expr, ...]
+    predicate: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block(Stmt):
+    """A scope that allocates buffers."""
+
+    alloc_buffers: tuple[Buffer, ...]
+    annotations: Mapping[str, Any]
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """A traced kernel.
+
+    Attributes:
+        name: its global symbol.
+        params: one for each parameter, in order; the handle of a tensor.
+        buffer_map: the buffer of each parameter that is a tensor.
+        body: what it does.
+    """
+
+    name: str
+    params: tuple[Var, ...]
+    buffer_map: Mapping[Var, Buffer]
+    body: Stmt

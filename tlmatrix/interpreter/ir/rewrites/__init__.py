@@ -1,0 +1,36 @@
+"""Rewrites that normalize a kernel, so that the emitter knows one form of each thing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .builtins import without_builtins
+from .conditions import with_boolean_conditions
+from .fragments import with_thread_fragments
+from .returns import without_returns
+from .thread_loops import without_thread_loops
+from .vectors import without_vectors
+from .widen import widened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tlmatrix.interpreter.ir.nodes import Kernel
+
+__all__ = ["normalized", "widened"]
+
+
+def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
+    """The kernel in the form that the emitter takes.
+
+    Args:
+        kernel: as it was traced.
+        is_modelled: whether an external function has a model of the user's.
+
+    Raises:
+        Unsupported: for a return inside a loop, a vector that is not made element by element, a
+            fragment with a layout that threads index for themselves.
+    """
+    kernel = without_returns(without_thread_loops(kernel))
+    kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
+    return with_thread_fragments(without_vectors(kernel))

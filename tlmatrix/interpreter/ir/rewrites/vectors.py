@@ -1,0 +1,151 @@
+"""Vector loads and stores (`B[T.Ramp(i, 1, 8)] = ...`) become loops over their elements.
+
+A vector store is a vectorized loop whose iterations do not see each other's stores.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import same, transform, walk
+from tlmatrix.interpreter.remedies import remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["WRAPPED_INDEX", "without_vectors"]
+
+WRAPPED_INDEX = "tlmatrix.wrapped_index"
+"""The operation (index, extent) of an index that counts from the end where it is negative."""
+
+
+def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
+    """The kernel without vectors; a variable that holds a vector becomes local memory.
+
+    Raises:
+        Unsupported: for a vector value that is not made element by element.
+    """
+    bindings = [
+        node
+        for node in walk(kernel.body)
+        if isinstance(node, (ir.BufferStore, ir.Bind)) and _lanes(node.value) > 1
+    ]
+    if not bindings:
+        return kernel
+    held = {
+        node.var: _memory_of(node.var, node.value) for node in bindings if isinstance(node, ir.Bind)
+    }
+
+    def rewritten(node: Any) -> Any:
+        if isinstance(node, ir.Block) and "tl.launch_threads" in node.annotations:
+            return replace(node, alloc_buffers=(*node.alloc_buffers, *held.values()))
+        if not isinstance(node, (ir.BufferStore, ir.Bind)) or _lanes(node.value) == 1:
+            return None
+        if isinstance(node, ir.Bind):
+            return _loop(node, held[node.var], None, held)
+        return None if node.predicate is not None else _stored(node, held)
+
+    return replace(kernel, body=transform(kernel.body, rewritten))
+
+
+def _memory_of(var: ir.Var, value: ir.Expr) -> ir.Buffer:
+    lanes = _lanes(value)
+    dtype = value.dtype.removesuffix(f"x{lanes}")
+    shape = (ir.IntImm("int32", lanes),)
+    return ir.Buffer(var.name, ir.Var("handle", var.name), dtype, shape, (), None, "local", None)
+
+
+def _stored(store: ir.BufferStore, held: dict[ir.Var, ir.Buffer]) -> ir.For:
+    buffer = store.buffer
+    if re.search(r"x\d+$", buffer.dtype):
+        raise _refused(store, f"memory of {buffer.dtype} elements ({buffer.name})")
+    for node in walk(store.value):
+        if (
+            isinstance(node, ir.BufferLoad)
+            and node.buffer.data is buffer.data
+            and not same(node.indices, store.indices)
+        ):
+            # The iterations of a loop would see each other's stores.
+            raise _refused(store, f"a vector store to {buffer.name} that reads it shifted")
+    return _loop(store, buffer, store.indices, held)
+
+
+def _loop(
+    node: ir.BufferStore | ir.Bind,
+    buffer: ir.Buffer,
+    indices: tuple[ir.Expr, ...] | None,
+    held: dict[ir.Var, ir.Buffer],
+) -> ir.For:
+    """The loop over the elements of a vector that is stored."""
+    element = ir.Var("int32", "v")
+    at: tuple[Any, ...] = (element,)
+    if indices is not None:
+        at = _indices(buffer, indices, lambda i: _element(i, element, held, node))
+    value = _element(node.value, element, held, node)
+    store = ir.BufferStore(node.location, buffer, value, at)
+    zero, extent = ir.IntImm("int32", 0), ir.IntImm("int32", _lanes(node.value))
+    return ir.For(node.location, element, zero, extent, ir.VECTORIZED, store, annotations={})
+
+
+def _refused(node: ir.Stmt, what: str) -> Unsupported:
+    where = f" ({node.location})" if node.location is not None else ""
+    return Unsupported(f"the interpreter does not model {what}{where}{remedy(what)}")
+
+
+def _element(node: Any, element: ir.Var, held: dict[ir.Var, ir.Buffer], statement: ir.Stmt) -> Any:
+    """Element number `element` of a vector expression; a scalar stays as it is."""
+
+    def of(part: Any) -> Any:
+        return _element(part, element, held, statement)
+
+    lanes = _lanes(node)
+    if lanes == 1:
+        return node
+    single = node.dtype.removesuffix(f"x{lanes}")
+    if isinstance(node, ir.Ramp):
+        return ir.Add(single, node.base, ir.Mul(single, node.stride, element))
+    if isinstance(node, ir.Broadcast):
+        return node.value
+    if isinstance(node, ir.Var) and node in held:
+        return ir.BufferLoad(single, held[node], (element,))
+    if isinstance(node, ir.BufferLoad) and node.predicate is None:
+        return ir.BufferLoad(single, node.buffer, _indices(node.buffer, node.indices, of))
+    if isinstance(node, ir.Cast):
+        return ir.Cast(single, of(node.value))
+    if isinstance(node, ir.Select):
+        return ir.Select(single, of(node.condition), of(node.true_value), of(node.false_value))
+    if isinstance(node, ir.Not):
+        return ir.Not(single, of(node.a))
+    if isinstance(node, ir.Binary):
+        return replace(node, dtype=single, a=of(node.a), b=of(node.b))
+    if isinstance(node, ir.Call) and all(
+        _lanes(a) == lanes or (_lanes(a) == 1 and a.dtype != "handle") for a in node.args
+    ):
+        return replace(node, dtype=single, args=tuple(map(of, node.args)))
+    name = node.op if isinstance(node, ir.Call) else f"the expression {type(node).__name__}"
+    raise _refused(statement, f"{name} of vectors")
+
+
+def _indices(
+    buffer: ir.Buffer, indices: tuple[ir.Expr, ...], of: Callable[[Any], Any]
+) -> tuple[Any, ...]:
+    """The indices of an element; of a vector, each that is negative counts from the end.
+
+    TileLang guards a scalar index whose sign it cannot prove, and wraps the elements of a vector
+    one (`LegalizeNegativeIndex`).
+    """
+    return tuple(
+        ir.Call(i.dtype.partition("x")[0], WRAPPED_INDEX, (of(i), extent), {})
+        if _lanes(i) > 1
+        else i
+        for i, extent in zip(indices, buffer.shape, strict=True)
+    )
+
+
+def _lanes(value: Any) -> int:
+    _, _, lanes = str(getattr(value, "dtype", "")).partition("x")
+    return int(lanes) if lanes.isdigit() else 1

@@ -1,0 +1,133 @@
+"""Visits, compares and rewrites the tile IR."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from . import nodes as ir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["any_of", "calls", "inner_statements", "same", "substitute", "transform", "walk"]
+
+_LEAVES = (ir.IntImm, ir.FloatImm, ir.StringImm, ir.Var)
+_EXPRESSIONS: dict[type, tuple[str, ...]] = {
+    ir.Cast: ("value",),
+    ir.Not: ("a",),
+    ir.Select: ("condition", "true_value", "false_value"),
+    ir.Ramp: ("base", "stride"),
+    ir.Broadcast: ("value",),
+    ir.Let: ("value", "body"),
+    ir.BufferLoad: ("indices", "predicate"),
+    ir.Region: ("indices", "extents"),
+    ir.Call: ("args",),
+    **dict.fromkeys((*ir.BINARY, ir.Compare), ("a", "b")),
+}
+_STATEMENTS: dict[type, tuple[str, ...]] = {
+    ir.SeqStmt: ("seq",),
+    ir.Bind: ("value",),
+    ir.For: ("min", "extent", "step", "body"),
+    ir.While: ("condition", "body"),
+    ir.IfThenElse: ("condition", "then_case", "else_case"),
+    ir.AttrStmt: ("value", "body"),
+    ir.AssertStmt: ("condition",),
+    ir.Evaluate: ("value",),
+    ir.BufferStore: ("value", "indices", "predicate"),
+    ir.Block: ("body",),
+}
+_CHILDREN = _EXPRESSIONS | _STATEMENTS
+
+
+def _children(node: Any) -> list[Any]:
+    found: list[Any] = []
+    for name in _CHILDREN.get(type(node), ()):
+        child = getattr(node, name)
+        if type(child) is tuple:
+            found += child
+        elif child is not None:
+            found.append(child)
+    return found
+
+
+def walk(*roots: Any) -> Iterator[Any]:
+    """Every node at or below `roots`, in the order of the source, parents first."""
+    stack = list(reversed(roots))
+    while stack:
+        node = stack.pop()
+        yield node
+        children = _children(node)
+        children.reverse()
+        stack += children
+
+
+def any_of(node: Any, *kinds: type) -> bool:
+    """Whether a node of one of `kinds` is at or below `node`."""
+    return any(isinstance(child, kinds) for child in walk(node))
+
+
+def calls(node: Any, *names: str) -> bool:
+    """Whether an operation of one of `names` is called at or below `node`."""
+    return any(isinstance(child, ir.Call) and child.op in names for child in walk(node))
+
+
+def inner_statements(node: ir.Stmt) -> Sequence[ir.Stmt]:
+    """The statements directly inside a statement."""
+    if isinstance(node, ir.SeqStmt):
+        return node.seq
+    if isinstance(node, ir.IfThenElse):
+        return [c for c in (node.then_case, node.else_case) if c is not None]
+    if isinstance(node, (ir.For, ir.While, ir.AttrStmt, ir.Block)):
+        return [node.body]
+    return ()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two expressions have one structure; variables and buffers are equal by identity."""
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is tuple:
+        return len(a) == len(b) and all(map(same, a, b))
+    if not isinstance(a, ir.Expr) or isinstance(a, ir.Var):
+        return bool(a == b)
+    return all(same(getattr(a, f), getattr(b, f)) for f in _fields(kind))
+
+
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(f.name for f in dataclasses.fields(kind))
+    return _FIELDS[kind]
+
+
+def transform(node: Any, rewrite: Callable[[Any], Any]) -> Any:
+    """`node` with each node replaced by what `rewrite` returns for it; None keeps it.
+
+    Children are rewritten before their parents. Nodes without a change stay the same objects.
+    """
+    changes: dict[str, Any] = {}
+    for name in _CHILDREN.get(type(node), ()):
+        child = getattr(node, name)
+        if type(child) is tuple:
+            new: Any = tuple([transform(each, rewrite) for each in child])
+            changed = any(x is not y for x, y in zip(new, child, strict=True))
+        else:
+            new = None if child is None else transform(child, rewrite)
+            changed = new is not child
+        if changed:
+            changes[name] = new
+    if changes:
+        node = dataclasses.replace(node, **changes)
+    found = rewrite(node)
+    return node if found is None else found
+
+
+def substitute(node: Any, values: dict[ir.Var, Any]) -> Any:
+    """`node` with variables replaced by expressions."""
+    return transform(node, lambda n: values.get(n) if type(n) is ir.Var else None)

@@ -1,0 +1,122 @@
+"""The operations of the language, one module for each family; tables of their rules.
+
+A module may have `TILES` (tile operations by name), `CALLS` (calls whose value is used), `EFFECTS`
+(calls that are statements), `STATEMENTS` (rules of statements that it takes over) and `FUNCTIONS`
+(what the generated source calls). To add an operation, add its module to a tuple below.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.emit import arithmetic, blocks, logic, loops, memory, statements, stores
+from tlmatrix.interpreter.emit.emitter import Rules
+from tlmatrix.interpreter.ir import nodes as ir
+
+from . import (
+    allreduce,
+    asynchronous,
+    atomic,
+    barrier,
+    bits,
+    control,
+    copy,
+    cp_async,
+    fill,
+    gemm,
+    im2col,
+    mathematics,
+    reduce,
+    reducer,
+    scan,
+    transpose,
+    warp,
+    warp_matrix,
+)
+from .tile import tile_rule, tile_rule_of_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "ASYNCHRONOUS",
+    "EACH_THREAD",
+    "FUNCTIONS",
+    "RULES",
+    "SYNCHRONIZING",
+    "THREAD_OPERATIONS",
+    "THREAD_RULES",
+    "overwritten",
+]
+
+_OF_BLOCKS = (
+    *(mathematics, bits, control),
+    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
+)
+_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, warp, warp_matrix)
+
+
+def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:
+    return {k: v for module in modules for k, v in getattr(module, table, {}).items()}
+
+
+_TILES = _merged(_OF_BLOCKS, "TILES")
+
+RULES = Rules(
+    {
+        **statements.RULES,
+        **loops.RULES,
+        **stores.RULES,
+        **blocks.RULES,
+        **_merged(_OF_BLOCKS, "STATEMENTS"),
+    },
+    {
+        **arithmetic.RULES,
+        **logic.RULES,
+        **memory.RULES,
+        ir.Call: statements.emit_call,
+    },
+    _merged(_OF_BLOCKS, "CALLS"),
+    {**_merged(_OF_BLOCKS, "EFFECTS"), **{op: tile_rule(make) for op, make in _TILES.items()}},
+)
+"""Rules for a block that is one agent."""
+
+THREAD_RULES = Rules(
+    _merged(_OF_THREADS, "STATEMENTS"),
+    {},
+    _merged(_OF_THREADS, "CALLS"),
+    {
+        **{op: tile_rule_of_threads(make) for op, make in _TILES.items()},
+        **_merged(_OF_THREADS, "EFFECTS"),
+    },
+)
+"""What else, and what otherwise, where a block has several roles."""
+
+THREAD_OPERATIONS = frozenset(
+    (THREAD_RULES.calls.keys() | THREAD_RULES.effects.keys())
+    - (RULES.calls.keys() | RULES.effects.keys())
+)
+"""Operations that need several agents, or the thread index."""
+
+ASYNCHRONOUS = frozenset(asynchronous.ASYNCHRONOUS)
+"""Tile operations that complete later."""
+
+EACH_THREAD = atomic.EACH_THREAD
+"""Operations that every thread does where no parallel loop distributes them."""
+
+SYNCHRONIZING = asynchronous.SYNCHRONIZING | barrier.SYNCHRONIZING
+"""Operations that threads wait at, or arrive at."""
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for module in (*_OF_BLOCKS, *_OF_THREADS)
+    for function in getattr(module, "FUNCTIONS", ())
+}
+"""What the generated source calls, by name."""
+
+
+def overwritten(call: ir.Call) -> ir.Region | None:
+    """The region that a tile operation writes whole whatever was in it, if any."""
+    make = _TILES.get(call.op)
+    found: ir.Region | None = None if make is None else make.overwritten(call)
+    return found

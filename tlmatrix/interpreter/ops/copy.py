@@ -1,0 +1,216 @@
+"""`T.copy`: predicated on both sides, cast to the destination's dtype."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tlmatrix.interpreter.analysis.constants import equal_extents, ranges
+from tlmatrix.interpreter.emit.access import check_constants, skips_outside
+from tlmatrix.interpreter.emit.casts import cast
+from tlmatrix.interpreter.emit.floats import round_into
+from tlmatrix.interpreter.emit.regions import matched, region, region_view
+from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.values import Val, is_float
+from tlmatrix.interpreter.runtime.mathematics import to_int
+from tlmatrix.interpreter.runtime.memory import clip, load_block, outside, store_block
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.emit.regions import BufferRegion
+    from tlmatrix.interpreter.ir.nodes import Call, Region
+    from tlmatrix.interpreter.runtime.codecs import Array, Codec
+    from tlmatrix.interpreter.runtime.masks import Dim
+
+__all__ = ["Copy", "copy_block"]
+
+_REFUSED = ("dst_block", "cluster_mask", "barrier", "is_gather4", "is_scatter4")
+
+
+class Copy(TileOperation):
+    """`T.copy(src, dst)`; `T.async_copy` moves the same."""
+
+    name = "copy"
+
+    def __init__(self, e: Emitter, call: Call) -> None:
+        self.call = call
+        for key in _REFUSED if self.name == "copy" else ():
+            if key in call.annotations:
+                raise e.refuse(f"T.copy with {key}")
+        src, dst = (region(e, arg) for arg in call.args[:2])
+        self.src, self.dst = matched(e, src, dst, "T.copy")
+
+    @staticmethod
+    def overwritten(call: Call) -> Region | None:
+        """The destination, where both sides have the same extents."""
+        src, dst = call.args[:2]
+        target: Region = dst
+        return target if equal_extents(ranges(src), ranges(dst)) else None
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """Reads the source, writes the destination."""
+        return Effect(self.src, "read"), Effect(self.dst, "write")
+
+    @property
+    def predicated(self) -> Sequence[BufferRegion]:
+        """Both sides."""
+        return self.src, self.dst
+
+    @property
+    def moves(self) -> tuple[BufferRegion, BufferRegion]:
+        """Source and destination."""
+        return self.src, self.dst
+
+    @property
+    def dependence(self) -> Dependence:
+        """Each element on its own."""
+        return Dependence("copy", (self.src,), self.dst)
+
+    def emit(self, e: Emitter) -> None:
+        """Write the copy; where it may be outside, with a test."""
+        src, dst = self.src, self.dst
+        check_constants(e, src)
+        check_constants(e, dst)
+        conditions = [*src.conditions, *dst.conditions]
+        if not conditions:
+            _emit_inside(e, src, dst)
+            return
+        with e.w.block(f"if {' and '.join(dict.fromkeys(conditions))}"):
+            _emit_inside(e, src, dst)
+        with e.w.block("else"):
+            rounding = dst.buf.rounding if dst.buf.dtype != src.buf.dtype else None
+            e.w.line(
+                f"copy_block({dst.buf.code}, {dst.buf.codec}, {dst.dims_code}, "
+                f"{src.buf.code}, {src.buf.codec}, {src.dims_code}, "
+                f"rounding={rounding}, safe={src.buf.safe}, "
+                f"src_name={src.buf.name!r}, dst_name={dst.buf.name!r}, "
+                f"src_units={skips_outside(e, src.buf)}, dst_units={skips_outside(e, dst.buf)})"
+            )
+
+
+def _emit_inside(e: Emitter, src: BufferRegion, dst: BufferRegion) -> None:
+    source, target = region_view(e, src), region_view(e, dst)
+    if source == target and src.buf is dst.buf:
+        return
+    same = src.buf.dtype == dst.buf.dtype
+    if dst.buf.codec:
+        if same and src.buf.codec:
+            e.w.line(f"np.copyto({target}, {source})")
+            return
+        values = f"{src.buf.codec}.widen({source})" if src.buf.codec else source
+        if not src.ranges:
+            values, target = f"np.asarray({values})", f"{target[:-1]}, None]"
+        e.w.line(f"{dst.buf.codec}.narrow({target}, {values})")
+        return
+    if src.buf.codec:
+        if not src.ranges:
+            value = Val(f"{src.buf.codec}.widen({source[:-1]}, None])[0]", src.buf.dtype)
+            e.w.line(f"{target} = {cast(e, value, dst.buf.dtype).code}")
+            return
+        if same or dst.buf.dtype == "float32":
+            e.w.line(f"{src.buf.codec}.widen_into({e.tensor(target)}, {source})")
+            return
+        source = f"{src.buf.codec}.widen({source})"
+    if not dst.ranges:
+        e.w.line(f"{target} = {cast(e, Val(source, src.buf.dtype), dst.buf.dtype).code}")
+    elif same:
+        e.w.line(f"np.copyto({target}, {source})")
+    elif is_float(src.buf.dtype) and not is_float(dst.buf.dtype) and dst.buf.dtype != "bool":
+        e.w.line(f"np.copyto({target}, to_int({source}, {dst.buf.dtype!r}))")
+    elif dst.buf.rounding:
+        round_into(e, dst.buf.rounding, target, source)
+    else:
+        e.w.line(f"np.copyto({target}, {source}, casting='unsafe')")
+
+
+def copy_block(
+    dst: Array,
+    dst_codec: Codec | None,
+    dst_dims: Sequence[Dim],
+    src: Array,
+    src_codec: Codec | None,
+    src_dims: Sequence[Dim],
+    *,
+    rounding: Codec | None,
+    safe: Any,
+    src_name: str,
+    dst_name: str,
+    src_units: bool,
+    dst_units: bool,
+) -> None:
+    """`T.copy` with its predicates: outside the source reads `safe`, outside the destination skips.
+
+    Ranges are predicated on both sides whatever the memory; a single index (an extent of one)
+    is guarded only in global memory (`src_units`, `dst_units`).
+    """
+    if not src_units:
+        _check_units(src_dims, src.shape, src_name)
+    if dst_codec is None and rounding is None and _is_whole(dst, dst_dims):
+        extents = tuple([d[1] for d in src_dims if type(d) is tuple])
+        if extents and dst.dtype == (np.float32 if src_codec is not None else src.dtype):
+            tile = dst if extents == dst.shape else dst.reshape(extents)
+            _read_into(tile, src, src_codec, src_dims, safe)
+            return
+    if not dst_units:
+        _check_units(dst_dims, dst.shape, dst_name)
+    value = load_block(src, src_codec, src_dims, safe, src_name, guard=True)
+    if dst_codec is None:
+        value = _converted(value, dst.dtype, rounding)
+    shape = tuple([d[1] for d in dst_dims if type(d) is tuple])
+    store_block(dst, dst_codec, dst_dims, value.reshape(shape), None, dst_name, guard=True)
+
+
+def _check_units(dims: Sequence[Dim], shape: tuple[int, ...], name: str) -> None:
+    """Single indices into memory that nothing guards must be inside."""
+    for dim, n in zip(dims, shape, strict=True):
+        if type(dim) is not tuple and not 0 <= dim < n:  # type: ignore[operator]
+            outside(name, dims, shape)
+
+
+def _is_whole(array: Array, dims: Sequence[Dim]) -> bool:
+    """Whether a block is all of an array that lies in one piece."""
+    for dim, n in zip(dims, array.shape, strict=True):
+        if dim != (0, n, 1):
+            return False
+    return array.flags.c_contiguous
+
+
+def _read_into(
+    tile: Array, src: Array, codec: Codec | None, dims: Sequence[Dim], safe: Any
+) -> None:
+    """Read a block of global memory into a tile of its extents; outside is `safe`."""
+    some, memory, inside, whole = clip(dims, src.shape)
+    if not whole:
+        cut = [k for k, part in enumerate(inside) if part.stop - part.start < tile.shape[k]]
+        if some and len(cut) == 1:
+            before, part = (slice(None),) * cut[0], inside[cut[0]]
+            if part.start:
+                tile[(*before, slice(0, part.start))] = safe
+            if part.stop < tile.shape[cut[0]]:
+                tile[(*before, slice(part.stop, None))] = safe
+        else:
+            tile[...] = safe
+    if some and codec is None:
+        tile[inside] = src[memory]
+    elif some and codec is not None:
+        codec.widen_into(torch.from_numpy(tile[inside]), src[memory])
+
+
+def _converted(value: Array, dtype: Any, rounding: Codec | None) -> Array:
+    """`value` as an array of `dtype`, as a cast in C++ on the GPU would make it."""
+    if value.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+        return to_int(value, np.dtype(dtype).name)  # type: ignore[no-any-return]
+    if value.dtype != dtype:
+        value = value.astype(dtype)
+    if rounding is not None:
+        value = rounding.round(value)
+    return value
+
+
+TILES = {"tl.tileop.copy": Copy}
+FUNCTIONS = (copy_block,)

@@ -1,0 +1,144 @@
+"""`T.reduce_*` along one dimension."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tlmatrix.interpreter.analysis.constants import is_true
+from tlmatrix.interpreter.emit.regions import checked_view, operand, region
+from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.values import is_float
+from tlmatrix.interpreter.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.ir.nodes import Call, Region
+    from tlmatrix.interpreter.runtime.codecs import Array, Codec
+
+__all__ = ["Reduce", "reduce_float", "reduce_int"]
+
+
+class Reduce(TileOperation):
+    """`T.reduce_sum`, `max`, ... (src, dst, dim, clear)."""
+
+    name = "reduce"
+
+    def __init__(self, e: Emitter, call: Call) -> None:
+        self.call = call
+        self.src, self.dst = (region(e, arg, keep_units=True) for arg in call.args[:2])
+        self.kind = str(call.args[2].value)
+        if self.kind not in _COMBINE:
+            raise e.refuse(f"T.reduce_{self.kind}")
+        self.axis = int(call.args[3].value)
+        self.clear = e.scalar(call.args[4], "clear")
+
+    @staticmethod
+    def overwritten(call: Call) -> Region | None:
+        """The destination, where it is cleared."""
+        target: Region = call.args[1]
+        return target if is_true(call.args[4]) else None
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """Reads the source, and the destination unless it is cleared; writes the destination."""
+        accumulated = [] if self.clear.lit else [Effect(self.dst, "read")]
+        return Effect(self.src, "read"), *accumulated, Effect(self.dst, "write")
+
+    @property
+    def dependence(self) -> Dependence:
+        """An element on all of its row along the dimension."""
+        return Dependence("reduce", (self.src,), self.dst, (str(self.axis), self.clear.code))
+
+    def emit(self, e: Emitter) -> None:
+        """Write the reduction."""
+        src, dst = self.src.buf, self.dst.buf
+        if dst.codec:
+            raise e.refuse(f"T.reduce_{self.kind} into the global buffer {dst.name}")
+        source, target = operand(e, self.src), checked_view(e, self.dst)
+        if not is_float(src.dtype):
+            e.w.line(
+                f"reduce_int({self.kind!r}, {source}, {self.axis}, {target}, {self.clear.code})"
+            )
+            return
+        propagates = self.kind in _PROPAGATE and bool(self.call.annotations.get("nan_propagate"))
+        if propagates and dst.dtype not in ("float16", "bfloat16"):
+            raise e.refuse(f"T.reduce_{self.kind} with nan_propagate into {dst.dtype}")
+        e.w.line(
+            f"reduce_float({self.kind!r}, {e.tensor(source)}, {self.axis}, {target}, "
+            f"{self.clear.code}, {dst.rounding}, {propagates})"
+        )
+
+
+_COMBINE: dict[str, Any] = {
+    "sum": np.add,
+    "abssum": np.add,
+    "max": np.fmax,
+    "absmax": np.fmax,
+    "min": np.fmin,
+    "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or,
+    "bitxor": np.bitwise_xor,
+}
+
+_PROPAGATE: dict[str, Any] = {"max": np.maximum, "absmax": np.maximum, "min": np.minimum}
+
+
+def reduce_float(
+    kind: str,
+    src: torch.Tensor,
+    axis: int,
+    dst: Array,
+    clear: Any,
+    rounding: Codec | None,
+    nan_propagate: bool = False,
+) -> None:
+    """`T.reduce_*` over `axis` of `src` into `dst`; without `clear` combined with what it holds.
+
+    A maximum or minimum ignores NaN, unless `nan_propagate`.
+    """
+    if src.shape[axis] == 0:
+        raise Unsupported(f"T.reduce_{kind} over an empty dimension")
+    if kind in ("abssum", "absmax"):
+        src = src.abs()
+    value: Any
+    if kind in ("sum", "abssum"):
+        value = torch.sum(src, axis).numpy()
+    else:
+        value = (torch.amin if kind == "min" else torch.amax)(src, axis).numpy()
+        if not nan_propagate and np.count_nonzero(np.isnan(value)):
+            # CUDA's fmaxf and fminf ignore NaN beside a number.
+            value = _COMBINE[kind].reduce(src.numpy(), axis)
+    value = value.reshape(dst.shape)
+    combine = _PROPAGATE[kind] if nan_propagate else _COMBINE[kind]
+    if not clear and rounding is None and value.dtype == dst.dtype:
+        combine(dst, value, out=dst)
+        return
+    if not clear:
+        value = combine(dst, value)
+    if rounding is not None:
+        rounding.round_into(dst, np.ascontiguousarray(value, np.float32))
+    else:
+        np.copyto(dst, value, casting="unsafe")
+
+
+def reduce_int(kind: str, src: Array, axis: int, dst: Array, clear: Any) -> None:
+    """`reduce_float` of integers and booleans."""
+    if src.shape[axis] == 0:
+        raise Unsupported(f"T.reduce_{kind} over an empty dimension")
+    if kind in ("abssum", "absmax"):
+        src = np.abs(src)
+    if kind in ("sum", "abssum"):
+        value = np.add.reduce(src, axis, dtype=dst.dtype)
+    else:
+        value = _COMBINE[kind].reduce(src, axis)
+    value = value.reshape(dst.shape)
+    np.copyto(dst, value if clear else _COMBINE[kind](dst, value), casting="unsafe")
+
+
+TILES = {"tl.tileop.reduce": Reduce}
+FUNCTIONS = (reduce_float, reduce_int)

@@ -1,0 +1,47 @@
+"""`T.transpose` of the last two dimensions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.interpreter.emit.regions import checked_view, operand, region
+from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.ir.nodes import Call
+
+__all__ = ["Transpose"]
+
+
+class Transpose(TileOperation):
+    """`T.transpose(src, dst)`."""
+
+    name = "transpose"
+
+    def __init__(self, e: Emitter, call: Call) -> None:
+        self.call = call
+        self.src, self.dst = (region(e, arg, keep_units=True) for arg in call.args[:2])
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """Reads the source, writes the destination."""
+        return Effect(self.src, "read"), Effect(self.dst, "write")
+
+    @property
+    def dependence(self) -> Dependence:
+        """Each element on its mirror image."""
+        return Dependence("transpose", (self.src,), self.dst)
+
+    def emit(self, e: Emitter) -> None:
+        """Write the transposition."""
+        source = operand(e, self.src)
+        e.w.line(
+            f"np.copyto({checked_view(e, self.dst)}, {source}.swapaxes(-1, -2).copy(), "
+            "casting='unsafe')"
+        )
+
+
+TILES = {"tl.tileop.transpose": Transpose}
