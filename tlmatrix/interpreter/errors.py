@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "EMPTY_GRID",
@@ -47,7 +50,13 @@ class SynchronizationError(InterpreterError):
 
 
 class DeadlockError(SynchronizationError):
-    """No thread of a kernel can ever go on; says who waits for what and why it cannot come."""
+    """No agent can ever go on; says which agents wait, for what, and why it cannot come.
+
+    Attributes:
+        reports: the waits that caused it, as reports of sanitizers.
+    """
+
+    reports: Sequence[Any] = ()
 
 
 class RaceError(SynchronizationError):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
     from .generate import Parameter, Program
     from .instruments.recording import Record

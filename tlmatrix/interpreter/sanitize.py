@@ -20,7 +20,7 @@ from .runtime.tracer import Born, Tracer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tlmatrix.interpreter.sync.blocks import BlockLaunch
+    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
     from .generate import Program
     from .instruments.sites import Site

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from tlmatrix.interpreter import session as sessions
-from tlmatrix.interpreter.errors import SynchronizationError
+from tlmatrix.interpreter.errors import DeadlockError
 from tlmatrix.interpreter.intercept import interpret
 from tlmatrix.interpreter.kernel import environment
 from tlmatrix.interpreter.sync import settings
@@ -142,10 +142,9 @@ def _simulate(
     torch.set_num_threads(1)
     try:
         world.run(body)
-    except SynchronizationError as error:
+    except DeadlockError as error:
         if "barriers" in session.sanitizers:
-            stuck = getattr(error, "report", None)
-            session.reports.extend([stuck] if stuck is not None else [])
+            session.reports.extend(error.reports)
         raise
     finally:
         torch.set_num_threads(threads)

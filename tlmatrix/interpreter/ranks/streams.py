@@ -11,7 +11,7 @@ from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.locks import tracing
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.agents import Agent, Request
-from tlmatrix.interpreter.sync.blocks import Dispatcher
+from tlmatrix.interpreter.sync.dispatch import Dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +100,7 @@ class Stream(Dispatcher):
         self.generator = self._run()
         self.request = _Work(self)
         rank.streams.append(self)
-        self.world.tasks.append(self)
+        self.world.agents.append(self)
         next(self.generator)
 
     def place(self) -> tuple[str, int]:

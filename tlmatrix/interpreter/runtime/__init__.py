@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from tlmatrix.interpreter.externs import Pointer, call_extern
-from tlmatrix.interpreter.sync.blocks import block_launch
-from tlmatrix.interpreter.sync.clocks import row_cells
+from tlmatrix.interpreter.sync.dispatch import block_launch
 from tlmatrix.interpreter.sync.launches import launch
+from tlmatrix.interpreter.sync.regions import row_cells
 
 from . import atomics, counting, lanes, launching, mathematics, memory, turns
 from .codecs import CODECS, F32, Codec

@@ -116,7 +116,7 @@ class Accesses:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.races = Races(world)
+        self.races = Races(world.order)
         self._shadows: dict[int, _Shadow] = {}
         self._by_address: dict[int, _Shadow] = {}
 

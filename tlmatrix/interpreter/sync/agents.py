@@ -1,4 +1,8 @@
-"""What the scheduler runs: hosts, streams and blocks, and what they may wait for."""
+"""What a scheduler resumes, and what it waits for.
+
+An agent runs until it yields a request, and is resumed once the request is ready: warp roles,
+asynchronous work, blocks, streams, and the hosts of ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +14,46 @@ from .clocks import Clock, join
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tlmatrix.interpreter.reports import Party
+
 __all__ = ["Agent", "Request", "Until"]
 
 
 class Request:
-    """Something a task waits for before it goes on."""
+    """What an agent waits for before it goes on."""
 
     idle = False
-    """Whether the task has nothing to do, rather than something to wait for."""
+    """Whether the agent has nothing to do, rather than something to wait for."""
+    polls = False
+    """Whether the agent has to run to see if it may go on: a loop that reads a flag."""
 
     def ready(self) -> bool:
-        """Whether the task may go on."""
+        """Whether the agent may go on."""
         raise NotImplementedError
 
-    def finish(self, task: Agent) -> Any:
-        """What the task learns and gets as it goes on."""
-        del task
+    def finish(self, agent: Agent) -> Any:
+        """Let the agent learn what it waited for; returns the value of its `yield`."""
+        del agent
 
     def describe(self) -> str:
         """The wait in words, after "waits"."""
         raise NotImplementedError
 
     def why(self) -> list[str]:
-        """Lines that say why the wait may never end."""
+        """Lines that explain why the wait may never end."""
         return []
+
+    def weight(self) -> int:
+        """Order among the waits of a deadlock: the lowest are its cause, and are reported."""
+        return 2
+
+    def subject(self) -> tuple[str, tuple[int, ...]]:
+        """The buffer, and the element of it, that is waited for."""
+        return "", ()
+
+    def other(self) -> Party | None:
+        """The other party of a report on this wait."""
+        return None
 
 
 @dataclass
@@ -53,22 +73,27 @@ class Until(Request):
 
 
 class Agent:
-    """What can be scheduled by itself.
+    """What a scheduler resumes.
 
     Attributes:
         rank: the rank it belongs to.
-        name: what it is, in words: "rank 1, stream pull".
-        agent: its number in clocks; 0 for hosts, who access nothing themselves.
-        clock: what it knows of all agents.
+        name: what it is, in words: "rank 1, stream pull", "threads 0..127".
+        agent: its number in clocks; 0 for hosts, which access nothing themselves.
+        clock: what is ordered before it.
         generator: its work, yielding requests; None for a host, whose work is its thread.
         request: what it waits for; None if it can go on.
+        done: whether it has ended.
         wakes: the step of the scheduler before which it is not chosen.
-        priority: how urgent it is, where the scheduler goes by that.
-        launch: of a block its launch.
+        priority: its priority, under policies that use one.
+        launch: of a block or a role its launch.
+        index: of a block or a role the block's index in the grid.
         kernel: the kernel's name, while it runs one.
-        heard: the flags that told it of others, and where they were set, by agent.
-        doubts: what flags would have told it that were too weak, by what was wrong with them.
+        heard: by agent the flag through which it learned of it, and where that was set.
+        doubts: what it would have learned from flags that were too weak, by what was wrong.
     """
+
+    waits = "waits"
+    """The verb that goes with its name."""
 
     def __init__(self, rank: int, name: str, agent: int) -> None:
         self.rank = rank
@@ -77,9 +102,11 @@ class Agent:
         self.clock: Clock = {agent: 1} if agent else {}
         self.generator: Iterator[Request | None] | None = None
         self.request: Request | None = None
+        self.done = False
         self.wakes = 0
         self.priority: float | None = None
         self.launch: object = None
+        self.index: tuple[int, ...] | None = None
         self.kernel = ""
         self.doubts: dict[str, Clock] = {}
         self.heard: dict[int, tuple[str, tuple[str, int]]] = {}
@@ -89,18 +116,32 @@ class Agent:
         """Whether it can go on."""
         return self.request is None or self.request.ready()
 
+    @property
+    def polls(self) -> bool:
+        """Whether it can only look again at what other agents write."""
+        return self.request is not None and self.request.polls
+
+    @property
+    def line(self) -> int:
+        """The line of its generator that it is at; 0 if there is none."""
+        frame = getattr(self.generator, "gi_frame", None)
+        return frame.f_lineno if frame is not None else 0
+
     def learn(self, clock: Clock) -> None:
-        """Know what another knows."""
+        """Order what another clock includes before this agent."""
         join(self.clock, clock)
 
     def tick(self) -> None:
-        """What comes now is not known to those who were told until now."""
+        """Advance the agent's own time after a release."""
         if self.agent:
             self.clock[self.agent] = self.clock.get(self.agent, 0) + 1
 
     def place(self) -> tuple[str, int]:
         """The user's file and line where it is."""
         return "", 0
+
+    def resumed(self) -> None:
+        """Called before the agent runs: what follows is its own."""
 
     def step(self) -> bool:
         """Run to the next request; False at the end."""
@@ -109,8 +150,10 @@ class Agent:
         if self.request is not None:
             value = self.request.finish(self)
             self.request = None
+        self.resumed()
         try:
             self.request = self.generator.send(value)  # type: ignore[attr-defined]
         except StopIteration:
+            self.done = True
             return False
         return True

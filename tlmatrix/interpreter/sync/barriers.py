@@ -1,21 +1,37 @@
-"""Barriers of a block: mbarriers with their phases, and barriers of threads."""
+"""Barriers, and the requests of agents that wait at them.
+
+Mbarriers with their phases, barriers of threads (a block, a named barrier, the grid), and
+rendezvous, which roles of a block and ranks use alike.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .agents import Agent, Request
 from .clocks import Clock, join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Arrival", "Mbarrier", "Mbarriers", "Meeting", "ThreadBarrier"]
+__all__ = [
+    "Arrival",
+    "Finish",
+    "Mbarrier",
+    "Mbarriers",
+    "Meet",
+    "Phase",
+    "Rendezvous",
+    "Spin",
+    "ThreadBarrier",
+    "Together",
+]
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """Who arrived at a barrier, where, and with how many threads."""
+    """An arrival at an mbarrier: who, at which line, with how many threads."""
 
     who: str
     line: int
@@ -26,9 +42,9 @@ class Arrival:
 class Mbarrier:
     """One mbarrier of shared memory (PTX ISA, "mbarrier").
 
-    A phase completes when `count` threads arrived and all bytes that were expected came. A wait
-    for parity p passes when the phase with that parity has completed: of a fresh barrier, whose
-    phase is 0, a wait for parity 1 passes at once and one for parity 0 waits for the first phase.
+    A phase completes once `count` threads have arrived and all expected bytes have come. A wait
+    for parity p passes once the phase with that parity has completed. At a new barrier, in phase
+    0, a wait for parity 1 passes at once, a wait for parity 0 waits for the first phase.
 
     Attributes:
         label: the user's name and index.
@@ -36,10 +52,10 @@ class Mbarrier:
         phase: number of completed phases.
         missing: arrivals the phase in progress still needs.
         pending_bytes: bytes expected in the phase in progress that have not come.
-        gathered: what those who arrived know.
-        released: what a thread knows that saw the last completed phase.
+        gathered: the joined clocks of arrivals.
+        released: the clock that a wait for the last completed phase acquires.
         arrivals: the arrivals of the phase in progress.
-        total: how many arrivals there were in all.
+        total: number of all arrivals.
     """
 
     label: str
@@ -68,7 +84,7 @@ class Mbarrier:
         while left > 0:
             took = min(left, self.missing)
             if took == 0:
-                # All threads of the phase came and its bytes did not: one more is too many.
+                # All threads of the phase have arrived, but not its bytes: no thread may arrive.
                 return False
             self.missing -= took
             left -= took
@@ -80,8 +96,8 @@ class Mbarrier:
         self.pending_bytes += size
         self._complete()
 
-    def came(self, size: int, clock: Clock) -> None:
-        """Bytes came, moved by someone who knows `clock`."""
+    def add_bytes(self, size: int, clock: Clock) -> None:
+        """Count bytes of a copy that completed with `clock`."""
         join(self.gathered, clock)
         self.pending_bytes -= size
         self._complete()
@@ -144,16 +160,157 @@ class ThreadBarrier:
             self.come -= self.count
             self.generation += 1
             self.released = self.gathered
-            # Those who come too many are the first of the next generation.
+            # Threads past the count are the first of the next generation.
             self.gathered = dict(clock) if self.come else {}
         return mine
 
 
 @dataclass
-class Meeting:
-    """Roles that do one statement together: the last to come does it, then all go on."""
+class Rendezvous:
+    """A place where agents wait for each other, once.
+
+    Attributes:
+        members: the numbers of the agents that must come.
+        brought: what each agent that has come brought.
+        clock: the joined clocks of all that came.
+        done: whether all may go on.
+    """
 
     members: tuple[int, ...]
-    come: set[int] = field(default_factory=set)
+    brought: dict[int, Any] = field(default_factory=dict)
+    clock: Clock = field(default_factory=dict)
     done: bool = False
-    gathered: Clock = field(default_factory=dict)
+
+    def arrive(self, member: int, clock: Clock, data: Any = None) -> bool:
+        """Arrive; returns True for the last member."""
+        self.brought[member] = data
+        join(self.clock, clock)
+        return len(self.brought) == len(self.members)
+
+    @property
+    def absent(self) -> list[int]:
+        """The members that have not come."""
+        return [member for member in self.members if member not in self.brought]
+
+
+# -- requests
+
+
+@dataclass
+class Phase(Request):
+    """A wait for a phase of an mbarrier; `explain` says why it cannot complete."""
+
+    bar: Mbarrier
+    parity: int
+    explain: Callable[[Mbarrier], tuple[int, list[str]]]
+
+    def ready(self) -> bool:
+        """Whether the phase has completed."""
+        return self.bar.passes(self.parity)
+
+    def finish(self, agent: Agent) -> None:
+        """Acquire the clocks of its arrivals."""
+        agent.learn(self.bar.released)
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return f"for parity {self.parity & 1} of {self.bar.label}"
+
+    def why(self) -> list[str]:
+        """The barrier's state, its arrivals, and what could still arrive."""
+        return self.explain(self.bar)[1]
+
+    def weight(self) -> int:
+        """Low if nothing is left that could arrive."""
+        return self.explain(self.bar)[0]
+
+    def subject(self) -> tuple[str, tuple[int, ...]]:
+        """The barrier."""
+        name, _, index = self.bar.label.partition("[")
+        return name, (int(index[:-1]),) if index else ()
+
+
+@dataclass
+class Together(Request):
+    """A wait for all threads of a barrier of threads."""
+
+    bar: ThreadBarrier
+    generation: int
+
+    def ready(self) -> bool:
+        """Whether all threads have come."""
+        return self.bar.generation > self.generation
+
+    def finish(self, agent: Agent) -> None:
+        """Acquire the clocks of all threads."""
+        agent.learn(self.bar.released)
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return f"at {self.bar.label}, where {self.bar.come} of {self.bar.count} threads came"
+
+    def subject(self) -> tuple[str, tuple[int, ...]]:
+        """The barrier."""
+        return self.bar.label, ()
+
+
+@dataclass
+class Meet(Request):
+    """A wait at a rendezvous; the leader does not wait, and gets True."""
+
+    meeting: Rendezvous
+    describe_absent: Callable[[Rendezvous], str]
+    leader: bool = False
+
+    def ready(self) -> bool:
+        """Whether the agent leads, or all may go on."""
+        return self.leader or self.meeting.done
+
+    def finish(self, agent: Agent) -> bool:
+        """Acquire the clocks of all members."""
+        agent.learn(self.meeting.clock)
+        return self.leader
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return self.describe_absent(self.meeting)
+
+
+@dataclass
+class Finish(Request):
+    """A wait for asynchronous operations of the role itself.
+
+    Attributes:
+        clocks: what the role acquires.
+    """
+
+    operations: tuple[Agent, ...]
+    clocks: tuple[Clock, ...]
+    what: str
+
+    def ready(self) -> bool:
+        """Whether all have completed."""
+        return all(op.done for op in self.operations)
+
+    def finish(self, agent: Agent) -> None:
+        """Acquire their clocks."""
+        for clock in self.clocks:
+            agent.learn(clock)
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return f"for {self.what}"
+
+
+class Spin(Request):
+    """One iteration of a loop that reads what other agents write: a flag in global memory."""
+
+    polls = True
+
+    def ready(self) -> bool:
+        """False: only another iteration can tell."""
+        return False
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return "in a loop, and spin on memory that nothing changes any more"

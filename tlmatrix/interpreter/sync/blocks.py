@@ -1,186 +1,157 @@
-"""The blocks of kernels that use flags: each is a task; only so many are resident at once."""
+"""A block of threads with warp roles: its barriers, asynchronous work and accesses."""
 
 from __future__ import annotations
 
-import itertools
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from . import context
-from .agents import Agent, Request
-from .residency import Slot
-from .world import Stopped, World
+from tlmatrix.interpreter.callsite import rendered
+from tlmatrix.interpreter.errors import SynchronizationError
+
+from .barriers import Mbarrier, Mbarriers, Rendezvous, ThreadBarrier
+from .kernels import located
+from .regions import History, RegionAccess, rendered_box
+from .roles import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from .clocks import Clock
+    from .launches import Launch
 
-    from .world import Rank
+__all__ = ["Block"]
 
-__all__ = ["BlockLaunch", "Dispatcher", "block_launch"]
-
-_RESIDENT = 132
-"""Blocks that are resident at once outside a simulation: the SMs of an H200."""
-
-
-class Dispatcher(Agent):
-    """A task that dispatches blocks: a stream, or one launch outside a simulation.
-
-    Attributes:
-        host: its rank.
-        world: its world.
-    """
-
-    def __init__(self, host: Rank, label: str) -> None:
-        super().__init__(host.number, f"rank {host.number}, stream {label}", host.world.agent())
-        self.host = host
-        self.world = host.world
+_AGENTS = 1 << 20
+"""More agents than any block has."""
 
 
-@dataclass
-class BlockLaunch:
-    """A launch whose blocks are tasks.
+class Block:
+    """One block of the grid: what generated source calls as `cta`."""
 
-    Attributes:
-        kernel: the kernel's name.
-        function: makes the generator of a block from its index.
-        grid: extents of the grid.
-        locations: the user's location of each line of the generated source.
-        watch: the monitor of a sanitized launch.
-        located: adds the user's location to an error.
-        around: the context that its blocks run in.
-        after: called when all blocks have ended.
-    """
-
-    kernel: str
-    function: Callable[..., Iterator[Request | None]]
-    grid: tuple[int, ...]
-    locations: Sequence[Any]
-    watch: Any = None
-    located: Callable[[Exception], Exception] | None = None
-    around: Callable[[], Any] = nullcontext
-    after: list[Callable[[], None]] = field(default_factory=list)
-
-    def run(self, stream: Dispatcher) -> Iterator[Request | None]:
-        """Dispatch the blocks in order, and wait for all of them."""
-        rank, world = stream.host, stream.world
-        blocks: list[_Block] = []
-        for index in itertools.product(*(range(int(n)) for n in self.grid)):
-            yield Slot(rank, f"a block of kernel {self.kernel}")
-            rank.free -= 1
-            block = _Block(self, stream, index)
-            blocks.append(block)
-            world.tasks.append(block)
-        yield _Ended(blocks, self.kernel)
-        stream.tick()
-        for block in blocks:
-            stream.learn(block.clock)
-        world.forget(stream.clock)
-        for act in self.after:
-            act()
-
-    def run_alone(self) -> None:
-        """Run all blocks now, outside a simulation."""
-        world = World(1, blocks=_RESIDENT)
-        stream = Dispatcher(world.ranks[0], "default")
-        stream.generator = self.run(stream)
-        world.tasks[:] = [stream]
-        before = context.enter(world, None)
-        try:
-            with self.around():
-                world.finish(lambda: stream not in world.tasks)
-        except Stopped:
-            assert world.failed is not None
-            raise world.failed from None
-        finally:
-            context.enter(*before)
-
-
-class _Block(Agent):
-    """A resident block."""
-
-    def __init__(self, launch: BlockLaunch, stream: Dispatcher, index: tuple[int, ...]) -> None:
-        super().__init__(stream.rank, stream.name, stream.world.agent())
-        self.launch: BlockLaunch = launch
-        self.kernel = launch.kernel
-        self.stream = stream
+    def __init__(
+        self, launch: Launch, index: tuple[int, ...], cuts: tuple[int, ...], number: int
+    ) -> None:
+        self.launch = launch
         self.index = index
-        self.over = False
-        self.clock = dict(stream.clock) | {self.agent: 1}
-        self._started = False
-        self._running: Any = None
-        self.generator = launch.function(*index)
-        self.frame = self.generator
+        self.running = launch.watch.enter(index) if launch.watch is not None else None
+        self.threads = cuts[-1]
+        # Agents have numbers of their own in all blocks of a launch.
+        self.first_agent = 1 + number * _AGENTS
+        self.roles = [Role(self, k, low, high) for k, (low, high) in enumerate(pairwise(cuts))]
+        self.meetings: dict[int, Rendezvous] = {}
+        self._thread_barriers: dict[int, ThreadBarrier] = {}
+        self._group_barriers: dict[tuple[int, ...], ThreadBarrier] = {}
+        self._agents: dict[tuple[Any, ...], list[int]] = {}
+        self._histories: dict[str, History] = {}
+        # By agent the last asynchronous work on memory that the end of the block frees: its
+        # time, what it is, its line, and a buffer it accesses.
+        self.flying: dict[int, tuple[int, str, int, str]] = {}
 
-    def place(self) -> tuple[str, int]:
-        """The user's line where the block is."""
-        frame = getattr(self.frame, "gi_frame", None)
-        line = frame.f_lineno if frame is not None else 0
-        known = self.launch.locations
-        location = known[line - 1] if 0 < line <= len(known) else None
-        return (location.file, location.line) if location is not None else ("", 0)
+    @property
+    def name(self) -> str:
+        """The block in words."""
+        return f"block ({', '.join(map(str, self.index))})"
 
-    def tick(self) -> None:
-        """Advance the block's clock, and the monitor's view of it, after a release."""
-        super().tick()
-        if self._started:
-            self._watched()
+    def agent(self, key: tuple[Any, ...]) -> tuple[int, int]:
+        """An agent of asynchronous work and its next time."""
+        number = self.first_agent + len(self.roles) + len(self._agents)
+        found = self._agents.setdefault(key, [number, 0])
+        found[1] += 1
+        return found[0], found[1]
 
-    def _watched(self) -> None:
-        """Let the monitor attribute accesses to this block."""
-        if self.launch.watch is not None:
-            self.launch.watch.work_as(self._running, self.clock, self.agent, self.clock[self.agent])
+    def end(self) -> None:
+        """All roles have ended: report asynchronous work that nothing waited for."""
+        for agent, (time, what, line, name) in self.flying.items():
+            if all(role.clock.get(agent, 0) < time for role in self.roles):
+                self.launch.outlived(self, name, line, what)
 
-    def step(self) -> bool:
-        """Run to the next request; False at the end."""
+    # -- barriers
+
+    def mbarriers(self, name: str, *counts: int) -> Mbarriers:
+        """Make an allocation of mbarriers."""
+        return Mbarriers(name, counts)
+
+    def arrive(self, bar: Mbarrier, threads: int, clock: Clock, who: str, line: int) -> None:
+        """Arrive at an mbarrier.
+
+        Raises:
+            SynchronizationError: if more threads arrive than a phase takes.
+        """
+        before = bar.phase, bar.missing
+        if bar.arrive(threads, clock, who, line):
+            return
+        bar.phase, bar.missing = before
+        text = (
+            f"too many arrivals at {bar.label}: {threads} of {who} arrive while {bar.state()}, so "
+            "only bytes are missing"
+        )
+        self.launch.misused(self, bar, line, text)
+        raise SynchronizationError(text)
+
+    def thread_barrier(self, identity: int, count: int | None) -> ThreadBarrier:
+        """The barrier of threads with a number."""
+        bar = self._thread_barriers.get(identity)
+        if bar is None or (bar.come == 0 and count is not None and bar.count != count):
+            label = f"named barrier {identity}" if identity else "T.sync_threads"
+            bar = ThreadBarrier(label, self.threads if count is None else count)
+            self._thread_barriers[identity] = bar
+        return bar
+
+    def group_barrier(self, members: tuple[int, ...]) -> ThreadBarrier:
+        """The barrier of some roles among themselves."""
+        bar = self._group_barriers.get(members)
+        if bar is None:
+            label = "the barrier that TileLang puts between accesses to shared memory"
+            threads = sum(self.roles[m].threads for m in members)
+            bar = self._group_barriers[members] = ThreadBarrier(label, threads)
+        return bar
+
+    def describe_absent(self, meeting: Rendezvous) -> str:
+        """A wait of roles for each other in words."""
+        absent = " and ".join(self.roles[m].name for m in meeting.absent)
+        return f"for {absent} to execute a statement together"
+
+    def explain(self, bar: Mbarrier) -> tuple[int, list[str]]:
+        """Why a phase of an mbarrier cannot complete.
+
+        Returns:
+            0 if nothing in the kernel arrives at it, 1 if all that could have ended, else 2; lines
+            in words.
+        """
         launch = self.launch
-        if self.request is not None:
-            self.request.finish(self)
-            self.request = None
-        if launch.watch is not None and not self._started:
-            self._running = launch.watch.enter(self.index)
-        self._watched()
-        self._started = True
-        try:
-            going = super().step()
-        except Exception as error:
-            raise (launch.located(error) if launch.located is not None else error) from error
-        if not going:
-            self._end()
-        return going
+        lines = [bar.state()]
+        lines += [
+            f"arrived: {a.threads} of {a.who} at {rendered(located(launch, a.line))}"
+            for a in bar.arrivals
+        ]
+        known = launch.arrivals.get(bar.label.split("[")[0], ())
+        if not known:
+            return 0, [*lines, "nothing in the kernel arrives at it"]
+        if bar.total == 0:
+            lines.append("it was never primed: nothing has arrived at it at all")
+        for number, location in known:
+            role = self.roles[number]
+            state = "are at their end" if role.done else "wait themselves"
+            lines.append(f"could arrive: {role.name} at {location}, but they {state}")
+        return 1 if all(self.roles[number].done for number, _ in known) else 2, lines
 
-    def _end(self) -> None:
-        self.over = True
-        stream = self.stream
-        stream.host.free += 1
-        # A clock that has the end of the kernel has the block.
-        stream.world.retired[self.agent] = (stream.agent, stream.clock[stream.agent] + 1)
-        del self.clock[self.agent]
+    # -- accesses
 
-
-@dataclass
-class _Ended(Request):
-    """Waits for all blocks of a launch."""
-
-    blocks: list[_Block]
-    kernel: str
-
-    def ready(self) -> bool:
-        """Whether all have ended."""
-        return all(block.over for block in self.blocks)
-
-    def describe(self) -> str:
-        """The wait in words."""
-        left = sum(not block.over for block in self.blocks)
-        return f"for {left} block{'s' * (left != 1)} of kernel {self.kernel} to end"
-
-
-def block_launch(
-    kernel: str,
-    function: Callable[..., Any],
-    grid: tuple[int, ...],
-    locations: Sequence[Any],
-    watch: Any = None,
-) -> BlockLaunch:
-    """What a generated kernel with flags returns: its blocks, to be run."""
-    return BlockLaunch(kernel, function, grid, locations, watch)
+    def add(self, name: str, shape: tuple[int, ...], clock: Clock, access: RegionAccess) -> None:
+        """Add an access of an agent with a clock; report a race with an earlier one."""
+        history = self._histories.get(name)
+        if history is None:
+            history = self._histories[name] = History(tuple(shape))
+        found = history.add(clock, access)
+        if found is None:
+            return
+        old, fence = found
+        name = self.launch.names.get(name, name)
+        at = rendered(located(self.launch, access.line))
+        before = rendered(located(self.launch, old.line))
+        region = f"{access} {name}[{rendered_box(access.box)}] at {at},\n"
+        if fence:
+            text = f"fence missing on {name}: {region}  after {old} it at {before}, with no "
+            text += f"T.fence_proxy_async() between them ({self.name})"
+        else:
+            text = f"race on {name}: {region}  and nothing orders it after {old} "
+            text += f"{name}[{rendered_box(old.box)}] at {before} ({self.name})"
+        self.launch.raced(self, name, access, old, text)

@@ -1,4 +1,4 @@
-"""What is said of a simulation in which nobody can go on."""
+"""The report of a deadlock: which agents wait, for what, and why it cannot come."""
 
 from __future__ import annotations
 
@@ -8,82 +8,92 @@ from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import DeadlockError
 from tlmatrix.interpreter.reports import Party, Report
 
-from .flags import FlagWait, last_write
-from .residency import Slot
+from .findings import Findings
 
 if TYPE_CHECKING:
-    from .agents import Agent
-    from .world import World
+    from collections.abc import Sequence
+
+    from .agents import Agent, Request
 
 __all__ = ["deadlock"]
 
-
 _SHOWN = 16
-"""How many different waits are told."""
+"""How many different waits the error shows."""
 
 
-def _weight(task: Agent) -> tuple[int, int, str]:
-    """Flags come first: the rest waits for them."""
-    request = task.request
-    kinds = (FlagWait, Slot)
-    kind = next((k for k, one in enumerate(kinds) if isinstance(request, one)), len(kinds))
-    return kind, task.rank, task.name
+def deadlock(where: str, agents: Sequence[Agent], rank: bool = False) -> DeadlockError:
+    """The error for agents none of which can go on; it has reports for sanitizers.
 
-
-def deadlock(world: World) -> DeadlockError:
-    """The error: who waits for what, and why it cannot come. It has a report for sanitizers."""
-    waiting = [t for t in world.tasks if t.request is not None and not t.request.idle]
-    count = f"{world.size} simulated rank{'s' * (world.size != 1)}"
-    lines = [f"deadlock: every task of {count} waits, and nothing is in flight"]
+    Args:
+        where: what is in deadlock: "block (0, 0)", "4 simulated ranks".
+        agents: its agents.
+        rank: whether reports name the rank.
+    """
+    lines = [f"deadlock in {where}: every agent waits, and nothing is in flight"]
+    lines += [f"  {agent.name} are at their end" for agent in agents if agent.done]
     groups: dict[tuple[Any, ...], list[Agent]] = {}
-    for task in sorted(waiting, key=_weight):
-        assert task.request is not None
-        groups.setdefault((task.name, task.kernel, task.request.describe()), []).append(task)
-    for (name, kernel, what), tasks in list(groups.items())[:_SHOWN]:
-        place = rendered(tasks[0].place())
-        lines.append(f"  {name}{_blocks(kernel, tasks)} waits {what}, at {place}")
-        request = tasks[0].request
-        assert request is not None
-        lines += [f"    {text}" for text in request.why()]
-    if len(groups) > _SHOWN:
-        lines.append(f"  and {len(groups) - _SHOWN} more wait")
+    for agent in sorted((a for a in agents if _waits(a)), key=_weight):
+        name = agent.name, (agent.kernel if rank else ""), _request(agent).describe()
+        groups.setdefault(name, []).append(agent)
+    waiting = list(groups.values())
+    for group in waiting[:_SHOWN]:
+        lines.append(f"  {_sentence(group, rank)}, at {rendered(group[0].place())}")
+        lines += [f"    {text}" for text in _request(group[0]).why()]
+    if len(waiting) > _SHOWN:
+        lines.append(f"  and {len(waiting) - _SHOWN} more wait")
     error = DeadlockError("\n".join(lines))
-    first = min(waiting, key=_weight, default=None)
-    if first is not None:
-        error.report = _report(world, first, lines)  # type: ignore[attr-defined]
+    found = Findings()
+    for group in waiting:
+        if _request(group[0]).weight() == _request(waiting[0][0]).weight():
+            report = _report(group, waiting, lines, rank)
+            found.add(report, (report.file, report.line, report.buffer))
+    error.reports = found.reports()
     return error
 
 
-def _blocks(kernel: str, tasks: list[Agent]) -> str:
-    indices = [str(getattr(t, "index", "")) for t in tasks]
-    if not any(indices):
-        return ""
-    shown = ", ".join(indices[:4]) + (f" and {len(indices) - 4} more" if len(indices) > 4 else "")
-    return f", kernel {kernel}, block{'s' * (len(indices) > 1)} {shown}"
+def _waits(agent: Agent) -> bool:
+    return not agent.done and agent.request is not None and not agent.request.idle
 
 
-def _report(world: World, task: Agent, lines: list[str]) -> Report:
-    file, line = task.place()
-    request = task.request
-    name, index, last = "", tuple[int, ...](), None
-    if isinstance(request, FlagWait):
-        name, index = request.pointer.name, request.pointer.index
-        last = last_write(world, request.pointer)
-    other = None
-    if last is not None:
-        other = Party(None, *last.place, "write", who=last.who)
-    assert request is not None
-    why = "".join(f"; {text}" for text in request.why())
-    first = f"{task.name}{_blocks(task.kernel, [task])} waits {request.describe()}{why}"
+def _request(agent: Agent) -> Request:
+    assert agent.request is not None
+    return agent.request
+
+
+def _weight(agent: Agent) -> tuple[int, int, str]:
+    return _request(agent).weight(), agent.rank, agent.name
+
+
+def _sentence(group: Sequence[Agent], rank: bool) -> str:
+    """A wait of some agents in words, with their blocks if they are of several ranks."""
+    first = group[0]
+    of = ""
+    indices = [str(agent.index) for agent in group if agent.index is not None]
+    if rank and indices:
+        shown = ", ".join(indices[:4])
+        shown += f" and {len(indices) - 4} more" if len(indices) > 4 else ""
+        of = f", kernel {first.kernel}, block{'s' * (len(indices) > 1)} {shown}"
+    return f"{first.name}{of} {first.waits} {_request(first).describe()}"
+
+
+def _report(
+    group: Sequence[Agent], waiting: Sequence[Sequence[Agent]], lines: list[str], rank: bool
+) -> Report:
+    agent, request = group[0], _request(group[0])
+    other = request.other()
+    if other is None and not rank:
+        partner = next((g[0] for g in waiting if g is not group), None)
+        if partner is not None:
+            other = Party(agent.index, *partner.place(), "wait")
+    text = "".join(f"; {line}" for line in request.why())
+    first = f"{_sentence(group[:1], rank)}{text}; nothing can end this wait"
     return Report(
         "barriers",
-        task.kernel,
-        file,
-        line,
-        name,
-        index,
-        getattr(task, "index", None),
-        "\n".join([f"{first}; nobody can go on", *lines[1:]]),
+        agent.kernel,
+        *agent.place(),
+        *request.subject(),
+        agent.index,
+        "\n".join([first, *lines[1:]]) if rank else first,
         other,
-        rank=task.rank,
+        rank=agent.rank if rank else None,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.externs import Pointer, model_extern
+from tlmatrix.interpreter.reports import Party
 
 from . import context
 from .agents import Agent, Request
@@ -258,8 +259,21 @@ class FlagWait(Request):
         )
 
     def why(self) -> list[str]:
-        """Who wrote the flag last, and which ranks never did."""
+        """The last write of the flag, and the ranks that never wrote it."""
         return flag_history(self.world, self.pointer)
+
+    def weight(self) -> int:
+        """Flags come first: other waits wait for them."""
+        return 0
+
+    def subject(self) -> tuple[str, tuple[int, ...]]:
+        """The flag."""
+        return self.pointer.name, self.pointer.index
+
+    def other(self) -> Party | None:
+        """The last write."""
+        last = last_write(self.world, self.pointer)
+        return None if last is None else Party(None, *last.place, "write", who=last.who)
 
 
 @dataclass

@@ -10,12 +10,13 @@ import numpy as np
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.reports import Party, Report
 
+from .findings import Findings
 from .seen import FREE, UNZEROED, ZERO
 
 if TYPE_CHECKING:
     from .agents import Agent
+    from .clocks import Order
     from .seen import Seen
-    from .world import World
 
 __all__ = ["Races"]
 
@@ -29,11 +30,11 @@ _AGAIN = "memory is used again before all have read it; a barrier in between, or
 class Races:
     """Sets of accesses by number, and the races found between them."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, order: Order) -> None:
+        self._order = order
         self._sets: list[tuple[Seen, ...]] = [()]
         self._numbers: dict[tuple[Seen, ...], int] = {(): 0}
-        self._found: dict[tuple[Any, ...], Report] = {}
+        self._found = Findings()
         # What an access makes of a set, and the sets that it does not conflict with: a task's
         # clock only grows, so neither needs another look while the access is the same.
         self._made: dict[tuple[int, int], int] = {}
@@ -62,9 +63,9 @@ class Races:
         if made is not None:
             return made
         members = []
-        retired = self._world.retired
+        retired = self._order.retired
         for old in self._sets[number]:
-            if self._world.knows(task.clock, old.agent, old.time):
+            if self._order.knows(task.clock, old.agent, old.time):
                 continue
             after = retired.get(old.agent)
             # Of a kernel that is over one block stands for all.
@@ -105,7 +106,7 @@ class Races:
                 continue
             if old.what == FREE:
                 return old
-            if old.compatible(seen) or self._world.knows(task.clock, old.agent, old.time):
+            if old.compatible(seen) or self._order.knows(task.clock, old.agent, old.time):
                 continue
             return old
         return None
@@ -113,9 +114,7 @@ class Races:
     def _note(self, old: Seen, seen: Seen, task: Agent, bad: Any, where: Where) -> None:
         name, storage, memory, wide = where
         key = (seen.file, seen.line, seen.action, old.file, old.line, old.action, storage == "")
-        known = self._found.get(key)
-        if known is not None:
-            self._found[key] = replace(known, count=known.count + 1)
+        if self._found.again(key):
             return
         if wide:
             bad = bad.any(-1)
@@ -134,7 +133,7 @@ class Races:
         party = Party(old.block, old.file, old.line, old.action, old.who)
         kernel = seen.what.removeprefix("kernel ") if seen.what.startswith("kernel ") else ""
         kernel = task.kernel or kernel
-        self._found[key] = Report(
+        report = Report(
             "races",
             kernel,
             seen.file,
@@ -146,11 +145,12 @@ class Races:
             party,
             rank=seen.rank,
         )
+        self._found.add(report, key)
 
     def _advice(self, old: Seen, seen: Seen, task: Agent) -> str:
         """What would order the two."""
         for reason, clock in task.doubts.items():
-            if self._world.knows(clock, old.agent, old.time):
+            if self._order.knows(clock, old.agent, old.time):
                 return f": {reason}"
         heard = task.heard.get(old.agent)
         if heard is not None and old.action != "read":
@@ -178,7 +178,7 @@ class Races:
 
     def reports(self) -> list[Report]:
         """What was found, in order."""
-        return list(self._found.values())
+        return self._found.reports()
 
 
 def _region(memory: Any, bad: Any) -> tuple[tuple[int, ...], str]:

@@ -33,6 +33,10 @@ class Slot(Request):
         """The wait in words."""
         return f"for a free multiprocessor, to run {self.what}"
 
+    def weight(self) -> int:
+        """Behind waits for flags."""
+        return 1
+
     def why(self) -> list[str]:
         """What occupies the slots, and what to do."""
         advice = (

@@ -1,89 +1,69 @@
-"""Several simulated ranks in one process: their programs take turns where a kernel only spins.
-
-Every rank's program runs in a thread of its own, one at a time. When a kernel of one rank can
-only spin on a flag (or wait for what another rank writes), the next rank runs. If all ranks spin
-through a whole round and nothing changes, that is a deadlock.
-"""
+"""Several ranks in one process that share tensors and spin on flags, without streams."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tlmatrix.interpreter.errors import DeadlockError, Unsupported
+from tlmatrix.interpreter.errors import Unsupported
 
 from . import context
+from .barriers import Spin
+from .world import Rank, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["run_ranks", "stuck"]
+    from .scheduler import Scheduler
+
+__all__ = ["other_ranks_run", "run_ranks"]
 
 Result = TypeVar("Result")
-# Rounds of all ranks spinning after which nothing can change any more.
-_ROUNDS = 3
-
-
-class _World:
-    """The ranks that run, and whose turn it is."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.turn = 0
-        self.condition = threading.Condition()
-        self.finished: set[int] = set()
-        self.failed: BaseException | None = None
-        self.idle = 0
-
-    def wait_turn(self, rank: int) -> None:
-        self.condition.wait_for(lambda: self.turn == rank or self.failed is not None)
-        if self.failed is not None:
-            raise _Stopped
-
-    def pass_on(self, rank: int) -> None:
-        for step in range(1, self.size + 1):
-            other = (rank + step) % self.size
-            if other not in self.finished:
-                self.turn = other
-                break
-        self.condition.notify_all()
-
-
-class _Stopped(BaseException):  # no error of this rank, and not for it to catch
-    """Another rank failed."""
 
 
 class _Local(threading.local):
-    world: _World | None = None
-    rank: int = 0
+    rank: Rank | None = None
+    seen: tuple[Scheduler, int] | None = None
 
 
 _local = _Local()
 
 
-def stuck(*, moving: bool) -> bool:
-    """Let other ranks run; False if there is none that could change anything.
+def other_ranks_run(launch: Scheduler, block: str) -> bool:
+    """Let other ranks run while all of a launch spins; False if there are none.
 
-    Args:
-        moving: whether this rank did something since its last turn.
+    Raises:
+        Unsupported: under `simulate`.
     """
-    world = _local.world
     if context.world() is not None:
         raise Unsupported(
             "a kernel spins on a flag that only another stream or rank can raise, with an atomic "
             "load; under simulate() the interpreter models waits by tlm_wait_* and tlm_load_* "
             "(kernels/distributed/signals.py), in kernels whose threads play no roles"
         )
-    if world is None:
+    rank = _local.rank
+    if rank is None or len(rank.world.agents) == 1:
         return False
-    with world.condition:
-        world.idle = 0 if moving else world.idle + 1
-        others = world.size - len(world.finished) - 1
-        if others == 0 or world.idle > _ROUNDS * (others + 1):
-            return False
-        world.pass_on(_local.rank)
-        world.wait_turn(_local.rank)
+    seen = launch, launch.progress
+    if _local.seen != seen:
+        _local.seen = seen
+        rank.world.progress += 1
+    rank.here = launch.agents[0].place()
+    rank.world.wait(rank, _Turn(block))
+    launch.progress += 1
+    _local.seen = launch, launch.progress
     return True
+
+
+class _Turn(Spin):
+    """A host waits while all of its kernel spins."""
+
+    def __init__(self, block: str) -> None:
+        self.block = block
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return f"while {self.block} spins on memory that nothing changes any more"
 
 
 def run_ranks(size: int, program: Callable[[int], Result]) -> list[Result]:
@@ -105,32 +85,13 @@ def run_ranks(size: int, program: Callable[[int], Result]) -> list[Result]:
     """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
-    world = _World(size)
+    world = World(size)
     results: list[Any] = [None] * size
 
-    def body(rank: int) -> None:
-        _local.world, _local.rank = world, rank
-        try:
-            with world.condition:
-                world.wait_turn(rank)
-            results[rank] = program(rank)
-        except _Stopped:
-            pass
-        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
-            world.failed = world.failed or error
-        finally:
-            with world.condition:
-                world.finished.add(rank)
-                world.idle = 0
-                world.pass_on(rank)
+    def body(rank: Rank) -> None:
+        context.enter(None, None)
+        _local.rank = rank
+        results[rank.number] = program(rank.number)
 
-    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if world.failed is not None:
-        if isinstance(world.failed, DeadlockError):
-            raise DeadlockError(str(world.failed)) from world.failed
-        raise world.failed
+    world.run(body)
     return results

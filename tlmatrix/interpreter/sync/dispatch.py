@@ -1,0 +1,156 @@
+"""The blocks of kernels that use flags: each is a task; only so many are resident at once."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import context
+from .agents import Agent, Request
+from .kernels import BlockAgent
+from .residency import Slot
+from .world import Stopped, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .world import Rank
+
+__all__ = ["BlockLaunch", "Dispatcher", "block_launch"]
+
+_RESIDENT = 132
+"""Blocks that are resident at once outside a simulation: the SMs of an H200."""
+
+
+class Dispatcher(Agent):
+    """A task that dispatches blocks: a stream, or one launch outside a simulation.
+
+    Attributes:
+        host: its rank.
+        world: its world.
+    """
+
+    def __init__(self, host: Rank, label: str) -> None:
+        super().__init__(host.number, f"rank {host.number}, stream {label}", host.world.agent())
+        self.host = host
+        self.world = host.world
+
+
+@dataclass
+class BlockLaunch:
+    """A launch whose blocks are tasks.
+
+    Attributes:
+        kernel: the kernel's name.
+        function: makes the generator of a block from its index.
+        grid: extents of the grid.
+        locations: the user's location of each line of the generated source.
+        watch: the monitor of a sanitized launch.
+        located: adds the user's location to an error.
+        around: the context that its blocks run in.
+        after: called when all blocks have ended.
+    """
+
+    kernel: str
+    function: Callable[..., Iterator[Request | None]]
+    grid: tuple[int, ...]
+    locations: Sequence[Any]
+    watch: Any = None
+    located: Callable[[Exception], Exception] | None = None
+    around: Callable[[], Any] = nullcontext
+    after: list[Callable[[], None]] = field(default_factory=list)
+
+    def run(self, stream: Dispatcher) -> Iterator[Request | None]:
+        """Dispatch the blocks in order, and wait for all of them."""
+        rank, world = stream.host, stream.world
+        blocks: list[_Block] = []
+        for index in itertools.product(*(range(int(n)) for n in self.grid)):
+            yield Slot(rank, f"a block of kernel {self.kernel}")
+            rank.free -= 1
+            block = _Block(self, stream, index)
+            blocks.append(block)
+            world.agents.append(block)
+        yield _Ended(blocks, self.kernel)
+        stream.tick()
+        for block in blocks:
+            stream.learn(block.clock)
+        world.order.forget(stream.clock)
+        for act in self.after:
+            act()
+
+    def run_alone(self) -> None:
+        """Run all blocks now, outside a simulation."""
+        world = World(1, blocks=_RESIDENT)
+        stream = Dispatcher(world.ranks[0], "default")
+        stream.generator = self.run(stream)
+        world.agents[:] = [stream]
+        before = context.enter(world, None)
+        try:
+            with self.around():
+                world.finish(lambda: stream not in world.agents)
+        except Stopped:
+            assert world.failed is not None
+            raise world.failed from None
+        finally:
+            context.enter(*before)
+
+
+class _Block(BlockAgent):
+    """A resident block."""
+
+    def __init__(self, launch: BlockLaunch, stream: Dispatcher, index: tuple[int, ...]) -> None:
+        super().__init__(stream.rank, stream.name, stream.world.agent(), launch, index)
+        self.stream = stream
+        self.clock = dict(stream.clock) | {self.agent: 1}
+        self.generator = launch.function(*index)
+
+    def step(self) -> bool:
+        """Run to the next request; False at the end."""
+        launch = self.launch
+        if self.running is None and launch.watch is not None:
+            self.running = launch.watch.enter(self.index)
+        try:
+            going = super().step()
+        except Exception as error:
+            assert isinstance(launch, BlockLaunch)
+            raise (launch.located(error) if launch.located is not None else error) from error
+        if not going:
+            self._end()
+        return going
+
+    def _end(self) -> None:
+        stream = self.stream
+        stream.host.free += 1
+        # A clock that includes the end of the kernel includes the block.
+        stream.world.order.retired[self.agent] = (stream.agent, stream.clock[stream.agent] + 1)
+        del self.clock[self.agent]
+
+
+@dataclass
+class _Ended(Request):
+    """Waits for all blocks of a launch."""
+
+    blocks: list[_Block]
+    kernel: str
+
+    def ready(self) -> bool:
+        """Whether all have ended."""
+        return all(block.done for block in self.blocks)
+
+    def describe(self) -> str:
+        """The wait in words."""
+        left = sum(not block.done for block in self.blocks)
+        return f"for {left} block{'s' * (left != 1)} of kernel {self.kernel} to end"
+
+
+def block_launch(
+    kernel: str,
+    function: Callable[..., Any],
+    grid: tuple[int, ...],
+    locations: Sequence[Any],
+    watch: Any = None,
+) -> BlockLaunch:
+    """What a generated kernel with flags returns: its blocks, to be run."""
+    return BlockLaunch(kernel, function, grid, locations, watch)

@@ -1,0 +1,172 @@
+"""Accesses of regions of a block's buffers, and those that conflict with an earlier one.
+
+Tile operations access boxes, gathers and scatters of threads single elements of a box. Accesses of
+global memory by blocks and ranks are in `shadows`, element by element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .clocks import Clock, fenced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Cells", "History", "RegionAccess", "cells_of", "rendered_box", "row_cells"]
+
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class RegionAccess:
+    """One access to a region of a buffer.
+
+    Attributes:
+        agent: the agent that made it.
+        time: that agent's time; a clock that includes it is ordered after the access.
+        write: whether it writes.
+        line: the line of the generated source.
+        what: what made it, in words.
+        box: per dimension the first element and the one past the last.
+        cells: flat indices of the elements within the box, if it is not all of them.
+        unfenced: whether it is a store to shared memory that the asynchronous proxy sees only
+            after a fence.
+        asynchronous: whether it goes through the asynchronous proxy.
+    """
+
+    agent: int
+    time: int
+    write: bool
+    line: int
+    what: str
+    box: Box
+    cells: Any = None
+    unfenced: bool = False
+    asynchronous: bool = False
+
+    def __str__(self) -> str:
+        verb = "write" if self.write else "read"
+        plural = self.what.startswith("threads")
+        return f"{self.what} {verb}" if plural else f"{self.what}, which {verb}s"
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Flat indices of elements that are no box."""
+
+    flat: Any
+
+
+def region_of(dims: Any, shape: Sequence[int]) -> tuple[Box, Any]:
+    """Box and cells of `Cells`, or of dims (an index, or start, extent and step), clipped."""
+    if isinstance(dims, Cells):
+        cells = dims.flat
+        if len(cells) == 0:
+            return tuple((0, 0) for _ in shape), cells
+        columns = np.unravel_index(cells, tuple(shape))
+        return tuple((int(i.min()), int(i.max()) + 1) for i in columns), cells
+    box = []
+    for dim, n in zip(dims, shape, strict=True):
+        if isinstance(dim, tuple):
+            start, extent, step = dim
+            stop = start + (extent - 1) * step + 1 if extent > 0 else start
+        else:
+            start, stop = int(dim), int(dim) + 1
+        box.append((max(start, 0), min(stop, n)))
+    return tuple(box), None
+
+
+def cells_of(index: Sequence[Any], mask: Any, shape: Sequence[int]) -> Cells:
+    """The elements that the active iterations of a gather or scatter access."""
+    arrays = np.broadcast_arrays(*index, *(() if mask is None else (mask,)))
+    where = arrays[: len(index)]
+    keep = np.ones(where[0].shape, bool) if mask is None else arrays[-1].astype(bool)
+    for i, n in zip(where, shape, strict=True):
+        keep = keep & (i >= 0) & (i < n)
+    return Cells(np.unique(np.ravel_multi_index(tuple(i[keep] for i in where), tuple(shape))))
+
+
+def row_cells(
+    index: Sequence[Any], count: int, mask: Any, threads: int, shape: Sequence[int]
+) -> Cells:
+    """Elements of rows of `count` that begin at an index for each of `threads` threads."""
+    starts = [np.broadcast_to(np.asarray(i), (threads,))[:, None] for i in index]
+    starts[-1] = starts[-1] + np.arange(count)
+    keep = None if mask is None else np.broadcast_to(mask, (threads,))[:, None]
+    return cells_of(starts, keep, shape)
+
+
+def rendered_box(box: Box) -> str:
+    """A box as an index expression."""
+    return ", ".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in box)
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return all(x[0] < y[1] and y[0] < x[1] for x, y in zip(a, b, strict=True))
+
+
+def _within(a: Box, b: Box) -> bool:
+    return all(y[0] <= x[0] and x[1] <= y[1] for x, y in zip(a, b, strict=True))
+
+
+class History:
+    """The accesses to one buffer that a later one may still conflict with."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self._live: list[RegionAccess] = []
+
+    def add(self, clock: Clock, new: RegionAccess) -> tuple[RegionAccess, bool] | None:
+        """Add an access of an agent with a clock.
+
+        Returns:
+            An earlier access that it conflicts with, and whether only a fence between the
+            proxies is missing; None if there is no conflict.
+        """
+        if any(a >= b for a, b in new.box):
+            return None
+        kept = []
+        conflict: tuple[RegionAccess, bool] | None = None
+        for old in self._live:
+            ordered = clock.get(old.agent, 0) >= old.time
+            no_fence = (
+                ordered
+                and new.asynchronous
+                and not new.write
+                and old.unfenced
+                and clock.get(fenced(old.agent), 0) < old.time
+            )
+            if (
+                (((old.write or new.write) and not ordered) or no_fence)
+                and (conflict is None or (conflict[1] and not ordered))
+                and self._touch(old, new)
+            ):
+                conflict = (old, ordered)
+            superseded = (
+                new.cells is None
+                and ordered
+                and (new.write or (not old.write and old.agent == new.agent))
+                and _within(old.box, new.box)
+            )
+            if not superseded:
+                kept.append(old)
+        kept.append(new)
+        self._live = kept
+        return conflict
+
+    def _touch(self, a: RegionAccess, b: RegionAccess) -> bool:
+        if not _overlap(a.box, b.box):
+            return False
+        if a.cells is None and b.cells is None:
+            return True
+        return bool(np.isin(self._cells(a), self._cells(b)).any())
+
+    def _cells(self, access: RegionAccess) -> Any:
+        if access.cells is not None:
+            return access.cells
+        grid = np.ix_(*(np.arange(a, b) for a, b in access.box))
+        return np.ravel_multi_index(tuple(np.broadcast_arrays(*grid)), self.shape).ravel()
