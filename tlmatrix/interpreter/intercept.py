@@ -23,6 +23,7 @@ from .explain import LaunchLog
 from .generate import Options, generate
 from .kernel import InterpretedKernel, Loaded, load_program, unseen
 from .locks import TRACING
+from .parsing import keeping_parsed
 from .recorder import Recorder
 from .reports import declared_sequences, sanitizer_names
 from .session import Session
@@ -238,6 +239,7 @@ def _install() -> None:
         _patch(JITImpl, name, _on_shadow)
     _patch(AutoTuneImpl, "__call__", _untuned)
     _patch(Builder, "set_fileline", _users_lines)
+    _patch(sys.modules["tilelang.language.eager.builder"], "mutate", keeping_parsed)
     _patch(sys.modules["tilelang.profiler"], "do_bench", _untimed)
     _patch(torch.cuda, "synchronize", _synchronous)
     _patch(torch, "compile", _eager)
