@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from .errors import InterpreterError
+from tlmatrix.interpreter.errors import InterpreterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
