@@ -671,7 +671,7 @@ def last_block_sums_without_waiting(bug):
             Ready: T.Tensor((1,), "int32"),
             Y: T.Tensor((1,), "float32"),
         ):
-            with T.Kernel(4, threads=32) as bx:
+            with T.Kernel(4, threads=1) as bx:
                 before = T.alloc_var("int32", init=3)
                 Part[bx] = X[bx]
                 if not bug:

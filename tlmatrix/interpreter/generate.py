@@ -30,7 +30,15 @@ from .ir import nodes as ir
 from .ir.read import read_all, saved
 from .ir.rewrites import normalized, widened
 from .ir.walk import walk
-from .ops import ASYNCHRONOUS, FUNCTIONS, RULES, SYNCHRONIZING, THREAD_OPERATIONS, THREAD_RULES
+from .ops import (
+    ASYNCHRONOUS,
+    EACH_THREAD,
+    FUNCTIONS,
+    RULES,
+    SYNCHRONIZING,
+    THREAD_OPERATIONS,
+    THREAD_RULES,
+)
 from .ops import overwritten as overwritten_by
 from .ops.extern import calls_models, rules_of_models
 
@@ -156,7 +164,7 @@ def generate(func: Any, options: Options) -> Program:
     kernel = normalized(kernel, is_modelled)
     if options.wide:
         kernel = widened(kernel)
-    threads = needs_threads(kernel, THREAD_OPERATIONS)
+    threads = needs_threads(kernel, THREAD_OPERATIONS, EACH_THREAD)
     waits = calls_models(kernel, is_modelled) and not threads
     if options.recorded and threads:
         raise Unsupported(f"kernel {kernel.name} cannot be traced: its threads have warp roles")

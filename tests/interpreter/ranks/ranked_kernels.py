@@ -109,7 +109,7 @@ def post_atomic(n=64):
     def post_atomic(
         x: T.Tensor((n,), "float32"), y: T.Tensor((n,), "float32"), flags: T.Tensor((8,), "int32")
     ):
-        with T.Kernel(1, threads=64) as _:
+        with T.Kernel(1, threads=1) as _:
             tile = T.alloc_fragment((n,), "float32")
             T.copy(x, tile)
             T.copy(tile, y)

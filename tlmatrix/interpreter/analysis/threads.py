@@ -12,9 +12,11 @@ import numpy as np
 
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.fragments import is_thread_index
-from tlmatrix.interpreter.ir.walk import calls, walk
+from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
+from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
 
 from .evaluate import ARITHMETIC, BITS, COMPARISONS
+from .loops import is_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,17 +27,22 @@ _WARP = 32
 _SCOPES = ("shared.barrier", "shared.tmem", "shared.cluster_barrier")
 
 
-def needs_threads(kernel: ir.Kernel, thread_operations: Collection[str]) -> bool:
+def needs_threads(
+    kernel: ir.Kernel, thread_operations: Collection[str], each_thread: Collection[str]
+) -> bool:
     """Whether a kernel does something that depends on the thread, or that runs asynchronously.
 
     Args:
         kernel: the kernel.
         thread_operations: operations that need more than one thread of control, or the thread
             index.
+        each_thread: operations that every thread does, outside of parallel loops: an atomic add
+            of one value by a block of 128 threads adds it 128 times.
     """
     nodes = list(walk(kernel.body))
     threads = {n.var for n in nodes if isinstance(n, ir.Bind) and is_thread_index(n.value)}
-    return any(
+    alone = launched_threads(kernel.body) == (1, 1, 1)
+    return (not alone and _each_thread_does(kernel.body, each_thread)) or any(
         node in threads
         if isinstance(node, ir.Var)
         else node.op in thread_operations or _has_barrier(node)
@@ -45,6 +52,15 @@ def needs_threads(kernel: ir.Kernel, thread_operations: Collection[str]) -> bool
         else isinstance(node, ir.While) and reads_flags(node)
         for node in nodes
     )
+
+
+def _each_thread_does(node: ir.Stmt, operations: Collection[str]) -> bool:
+    """Whether one of some operations is done outside of parallel loops."""
+    inner = inner_statements(node)
+    if inner:
+        parallel = isinstance(node, ir.For) and is_parallel(node)
+        return not parallel and any(_each_thread_does(child, operations) for child in inner)
+    return calls(node, *operations)
 
 
 def _has_barrier(call: ir.Call) -> bool:

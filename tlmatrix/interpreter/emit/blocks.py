@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .emitter import Emitter
 
-__all__ = ["allocate", "emit_block", "poison_code", "private_buffer"]
+__all__ = ["allocate_buffer", "emit_block", "poison_code", "private_buffer"]
 
 _SCOPES = frozenset(
     {"global", "shared", "shared.dyn", "shared.tmem"}
@@ -28,10 +28,13 @@ def emit_block(
     e: Emitter, node: ir.Block, allocate: Callable[[Emitter, ir.Buffer], None] | None = None
 ) -> None:
     """A block: its annotations, its buffers, its body."""
+    outer = [(buf, buf.safe) for buf in e.buffers.values()]
     _annotate(e, node)
     for buffer in node.alloc_buffers:
-        (allocate or globals()["allocate"])(e, buffer)
+        (allocate or allocate_buffer)(e, buffer)
     e.stmt(node.body)
+    for buf, safe in outer:
+        buf.safe = safe  # an annotation holds in its block
 
 
 def _annotate(e: Emitter, node: ir.Block) -> None:
@@ -69,7 +72,7 @@ def _global_name(e: Emitter, data: Any) -> str:
     raise e.refuse(f"a layout of {data.name}, which is not a buffer of the kernel")
 
 
-def allocate(e: Emitter, buffer: ir.Buffer) -> None:
+def allocate_buffer(e: Emitter, buffer: ir.Buffer) -> None:
     """Make a buffer, poisoned anew for every block that might read what it did not write."""
     e.w.location = buffer.location or e.w.location
     scope, dtype, name = buffer.scope, buffer.dtype, buffer.name
@@ -97,7 +100,8 @@ def allocate(e: Emitter, buffer: ir.Buffer) -> None:
         buf.safe = _safe_value(e, e.safe_values[name], dtype)
     e.buffers[buffer] = buf
     extents = "(" + ", ".join(n.code for n in shape) + ",)"
-    blank = poison_code(np_dtype, packed=packed)
+    # TileLang defines a variable with the value 0 where the user gives it none.
+    blank = "0" if scope == "local.var" else poison_code(np_dtype, packed=packed)
     if variable:
         e.w.line(f"{code} = {f'np.{np_dtype}({blank})' if is_float(dtype) else blank}")
     elif scope == "global":

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASYNCHRONOUS",
+    "EACH_THREAD",
     "FUNCTIONS",
     "RULES",
     "SYNCHRONIZING",
@@ -99,6 +100,9 @@ THREAD_OPERATIONS = frozenset(
 
 ASYNCHRONOUS = frozenset(asynchronous.ASYNCHRONOUS)
 """Tile operations that complete later."""
+
+EACH_THREAD = atomic.EACH_THREAD
+"""Operations that every thread does where no parallel loop distributes them."""
 
 SYNCHRONIZING = asynchronous.SYNCHRONIZING | barrier.SYNCHRONIZING
 """Operations that threads wait at, or arrive at."""

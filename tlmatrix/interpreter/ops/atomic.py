@@ -18,6 +18,7 @@ from tlmatrix.interpreter.emit.integers import add, affine_of
 from tlmatrix.interpreter.emit.memory import buffer, load_access, to_dims
 from tlmatrix.interpreter.emit.regions import matched, operand, region
 from tlmatrix.interpreter.emit.stores import store
+from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.ir import nodes as ir
@@ -119,6 +120,8 @@ def _memory_order(call: ir.Call) -> str:
 def _element_atomic(e: Emitter, call: ir.Call) -> Val:
     """An atomic on one element (or 2 or 4 consecutive ones) for each iteration."""
     kind, previous, width = _ELEMENT[call.op]
+    if e.agents.several and not e.axes:
+        threads_of(e, "an atomic").thread_axis(e, "an atomic")  # every thread does it
     target = pointed_to(e, call.args[0], "an atomic")
     buf = buffer(e, target.buffer)
     value = literal(0, buf.dtype)
@@ -211,5 +214,7 @@ def _atomic_store(e: Emitter, call: ir.Call) -> None:
 
 TILES = {f"tl.tileop.atomic{kind}": TileAtomic for kind in ("add", "max", "min")}
 CALLS = {**dict.fromkeys(_ELEMENT, _element_atomic), "tl.atomic_load_elem_op": _atomic_load}
+EACH_THREAD = frozenset(_ELEMENT)
+"""Operations that every thread does where no parallel loop distributes them."""
 EFFECTS = {"tl.atomic_store_elem_op": _atomic_store}
 FUNCTIONS = (atomic_block, atomic_lanes)

@@ -9,6 +9,7 @@ from tlmatrix.interpreter.emit.arrays import named, pure
 from tlmatrix.interpreter.emit.casts import cast, plain
 from tlmatrix.interpreter.emit.integers import bits_of, settle, wrap
 from tlmatrix.interpreter.emit.values import Val, is_float, is_int, literal, numpy_type
+from tlmatrix.interpreter.ir.rewrites.vectors import WRAPPED_INDEX
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
@@ -82,7 +83,20 @@ def _reinterpret(e: Emitter, call: Call) -> Val:
     return named(e, code, dtype, (value,)) if value.axes else Val(code, dtype)
 
 
+def _wrapped_index(e: Emitter, call: Call) -> Val:
+    value, extent = (e.expr(arg) for arg in call.args)
+    if value.lo is not None and value.lo >= 0:
+        return value
+    if value.scalar:
+        return Val(
+            f"({value.code} + {extent.code} if {value.code} < 0 else {value.code})", call.dtype
+        )
+    code = f"np.where({value.code} < 0, {value.code} + {extent.code}, {value.code})"
+    return pure(e, code, call.dtype, (value, extent))
+
+
 CALLS = {
+    WRAPPED_INDEX: _wrapped_index,
     **dict.fromkeys(_BITWISE, _bitwise),
     **dict.fromkeys(_COUNTS, _count),
     "tirx.shift_left": _shift_left,

@@ -53,7 +53,8 @@ def _assert(e: Emitter, call: Call) -> None:
 
 def _assume(e: Emitter, call: Call) -> None:
     # The compiler drops guards on the strength of it: false, anything may happen.
-    _require(e, call.args[0], f"T.assume({text_of(call.args[0])}) does not hold")
+    condition = text_of(call.args[0])
+    _require(e, call.args[0], f"T.assume({condition}) does not hold (Assume: {condition})")
 
 
 def _require(e: Emitter, condition: Any, message: str) -> None:

@@ -65,7 +65,8 @@ class ReducerInit(TileOperation):
             value = cast(e, e.scalar(self.call.args[1], "a start of a reducer"), buf.dtype)
         else:
             value = _identity(buf, e.reducers[buf.name])
-        e.w.line(f"{checked_view(e, self.dst)}.fill({value.code})")
+        view = checked_view(e, self.dst)
+        e.w.line(f"{view}.fill({value.code})" if self.dst.ranges else f"{view} = {value.code}")
 
 
 class Finalize(TileOperation):

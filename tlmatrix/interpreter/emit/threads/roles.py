@@ -10,7 +10,7 @@ from tlmatrix.interpreter.analysis.proxies import fenced_statements
 from tlmatrix.interpreter.analysis.shared import SharedAccesses, shared_accesses
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
 from tlmatrix.interpreter.emit.agents import Agents
-from tlmatrix.interpreter.emit.blocks import allocate, private_buffer
+from tlmatrix.interpreter.emit.blocks import allocate_buffer, private_buffer
 from tlmatrix.interpreter.emit.buffers import Buf
 from tlmatrix.interpreter.emit.integers import affine_of
 from tlmatrix.interpreter.emit.loops import bind_grid_index, check_grid, grid_loops
@@ -253,7 +253,7 @@ class Threads(Agents):
             private_buffer(e, buffer, self.axis.extent.code)
             return
         if scope in LOCAL or (scope in _THREAD_SCOPES and buffer not in self._common):
-            allocate(e, buffer)
+            allocate_buffer(e, buffer)
             return
         if buffer in e.buffers:
             return
@@ -262,7 +262,7 @@ class Threads(Agents):
         if scope == "shared.barrier":
             self._allocate_barriers(e, buffer)
         else:
-            allocate(e, buffer)
+            allocate_buffer(e, buffer)
         e.w = of_role
 
     def _allocate_barriers(self, e: Emitter, buffer: ir.Buffer) -> None:
@@ -342,7 +342,7 @@ class Threads(Agents):
             joint = (
                 isinstance(node, ir.Evaluate)
                 and isinstance(node.value, ir.Call)
-                and node.value.op.startswith(("tl.tileop.", "tl.atomic"))
+                and node.value.op.startswith(("tl.tileop.", "tl.atomic_store"))
             )
         return joint and not self.index.mentions(node)
 

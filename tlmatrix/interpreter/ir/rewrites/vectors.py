@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same, transform, walk
 from tlmatrix.interpreter.remedies import remedy
 
-__all__ = ["without_vectors"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["WRAPPED_INDEX", "without_vectors"]
+
+WRAPPED_INDEX = "tlmatrix.wrapped_index"
+"""The operation (index, extent) of an index that counts from the end where it is negative."""
 
 
 def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
@@ -76,7 +82,9 @@ def _loop(
 ) -> ir.For:
     """The loop over the elements of a vector that is stored."""
     element = ir.Var("int32", "v")
-    at = (element,) if indices is None else tuple(_element(i, element, held, node) for i in indices)
+    at: tuple[Any, ...] = (element,)
+    if indices is not None:
+        at = _indices(buffer, indices, lambda i: _element(i, element, held, node))
     value = _element(node.value, element, held, node)
     store = ir.BufferStore(node.location, buffer, value, at)
     zero, extent = ir.IntImm("int32", 0), ir.IntImm("int32", _lanes(node.value))
@@ -105,7 +113,7 @@ def _element(node: Any, element: ir.Var, held: dict[ir.Var, ir.Buffer], statemen
     if isinstance(node, ir.Var) and node in held:
         return ir.BufferLoad(single, held[node], (element,))
     if isinstance(node, ir.BufferLoad) and node.predicate is None:
-        return ir.BufferLoad(single, node.buffer, tuple(map(of, node.indices)))
+        return ir.BufferLoad(single, node.buffer, _indices(node.buffer, node.indices, of))
     if isinstance(node, ir.Cast):
         return ir.Cast(single, of(node.value))
     if isinstance(node, ir.Select):
@@ -120,6 +128,22 @@ def _element(node: Any, element: ir.Var, held: dict[ir.Var, ir.Buffer], statemen
         return replace(node, dtype=single, args=tuple(map(of, node.args)))
     name = node.op if isinstance(node, ir.Call) else f"the expression {type(node).__name__}"
     raise _refused(statement, f"{name} of vectors")
+
+
+def _indices(
+    buffer: ir.Buffer, indices: tuple[ir.Expr, ...], of: Callable[[Any], Any]
+) -> tuple[Any, ...]:
+    """The indices of an element; of a vector, each that is negative counts from the end.
+
+    TileLang guards a scalar index whose sign it cannot prove, and wraps the elements of a vector
+    one (`LegalizeNegativeIndex`).
+    """
+    return tuple(
+        ir.Call(i.dtype.partition("x")[0], WRAPPED_INDEX, (of(i), extent), {})
+        if _lanes(i) > 1
+        else i
+        for i, extent in zip(indices, buffer.shape, strict=True)
+    )
 
 
 def _lanes(value: Any) -> int:

@@ -1,0 +1,110 @@
+"""Statements outside of T.Parallel are executed by every thread of a block, as on a GPU."""
+
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import interpret
+
+
+@tilelang.jit
+def atomic_of_a_block(threads=32):
+    @T.prim_func
+    def main(A: T.Tensor((1,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(2, threads=threads):
+            T.atomic_add(B[0], A[0])
+
+    return main
+
+
+def test_every_thread_of_a_block_does_an_atomic_add():
+    total = torch.zeros(1)
+    with interpret():
+        atomic_of_a_block()(torch.full((1,), 2.0), total)
+    assert total.item() == 2 * 32 * 2.0
+
+
+def test_a_block_of_one_thread_adds_once():
+    total = torch.zeros(1)
+    with interpret():
+        atomic_of_a_block(threads=1)(torch.full((1,), 2.0), total)
+    assert total.item() == 2 * 2.0
+
+
+@tilelang.jit
+def atomic_of_elected_threads():
+    @T.prim_func
+    def main(B: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=64):
+            if T.get_thread_binding() < 3:
+                T.atomic_add(B[0], 1)
+
+    return main
+
+
+def test_threads_that_do_not_take_a_branch_do_not_add():
+    count = torch.zeros(1, dtype=torch.int32)
+    with interpret():
+        atomic_of_elected_threads()(count)
+    assert count.item() == 3
+
+
+@tilelang.jit
+def sum_from_no_start():
+    @T.prim_func
+    def main(B: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_var("int32")
+            for i in T.serial(10):
+                total += i
+            B[0] = total
+
+    return main
+
+
+def test_a_variable_without_a_start_is_zero():
+    found = torch.zeros(1, dtype=torch.int32)
+    with interpret():
+        sum_from_no_start()(found)
+    assert found.item() == 45  # TileLang's CUDA is `int total = 0;`
+
+
+@tilelang.jit
+def reducer_of_one_element():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_reducer((1,), "float32", op="sum")
+            T.reducer_init(total)
+            for i in T.Parallel(8):
+                T.reducer_update(total[0], A[i])
+            T.finalize_reducer(total)
+            T.copy(total, B)
+
+    return main
+
+
+def test_a_reducer_of_one_element_is_initialized():
+    found = torch.zeros(1)
+    with interpret():
+        reducer_of_one_element()(torch.arange(8.0), found)
+    assert found.item() == 28.0
+
+
+@tilelang.jit
+def vector_around_the_end():
+    @T.prim_func
+    def main(A: T.Tensor((1024,), "float32"), B: T.Tensor((4, 4), "float32")):
+        with T.Kernel(1, threads=32):
+            for t in T.serial(4):
+                B[t, T.Ramp(0, 1, 4)] = A[T.Ramp(t - 2, 1, 4)]
+
+    return main
+
+
+def test_negative_elements_of_a_vector_index_count_from_the_end():
+    found = torch.zeros(4, 4)
+    with interpret():
+        vector_around_the_end()(torch.arange(1024.0), found)
+    expected = (torch.arange(4)[:, None] - 2 + torch.arange(4)) % 1024
+    assert torch.equal(found, expected.float())
