@@ -65,12 +65,14 @@ class Wait(Request):
         what: the wait in words, after "waits".
         clock: what the agent acquires.
         value: the value of its `yield`.
+        barrier: the barrier that reports name.
     """
 
     condition: Callable[[], bool]
     what: Callable[[], str]
     clock: Callable[[], Clock] = dict
     value: Any = None
+    barrier: str = ""
 
     def ready(self) -> bool:
         """Whether the condition holds."""
@@ -84,6 +86,10 @@ class Wait(Request):
     def describe(self) -> str:
         """The wait in words."""
         return self.what()
+
+    def subject(self) -> tuple[str, tuple[int, ...]]:
+        """The barrier."""
+        return self.barrier, ()
 
 
 class Agent:

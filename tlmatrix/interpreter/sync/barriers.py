@@ -156,7 +156,12 @@ class ThreadBarrier:
             self.released = self.gathered
             # Threads past the count are the first of the next generation.
             self.gathered = dict(clock) if self.come else {}
-        return Wait(lambda: self.generation > mine, self.describe, lambda: self.released)
+        return Wait(
+            lambda: self.generation > mine,
+            self.describe,
+            lambda: self.released,
+            barrier=self.label,
+        )
 
     def describe(self) -> str:
         """A wait in words."""
