@@ -1,11 +1,13 @@
 """The backend `compile`: kernels become machine code with no GPU, and what is wrong is found."""
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +17,11 @@ from tilelang import tvm
 import preloaded_python
 import tlmatrix
 from tlmatrix.backend import ArchitectureError, CompileBackend
-from tlmatrix.backend.assembly import Assembler, CompiledKernel, find_toolkit
+from tlmatrix.backend.assembly import Assembler, CompiledKernel, MachineCode, find_toolkit
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit
 from tlmatrix.interpreter import interpret, traced
+from tlmatrix.matrix.cache import cache_folder
 from tlmatrix.run.compilation import kernel_facts
 from tlmatrix_kernels.attention import dense_attention
 from tlmatrix_kernels.gemm import gemm
@@ -46,9 +49,18 @@ axes:
 """
 
 
+CACHE = cache_folder() / "assembly"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch, shared_lowering):
-    monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path / "cache"))
+def own_cache(folder, monkeypatch, shared_lowering):
+    """A cache of these tests, so that each kernel is compiled once."""
+    monkeypatch.setenv("TLMATRIX_CACHE", str(folder))
 
 
 @pytest.fixture
@@ -131,7 +143,10 @@ def norm():
     ],
 )
 def test_a_kernel_of_each_family_is_assembled(assembler, function, arch, instruction):
+    """Kept for the next run, as by `make compile`; `norm` is compiled each time."""
     (kernel,) = launched(function, arch)
+    if function is not norm:
+        assembler.folder = CACHE
     found = assembler.assemble(kernel, arch)
     assert not found.error
     (part,) = found.parts
@@ -142,6 +157,35 @@ def test_a_kernel_of_each_family_is_assembled(assembler, function, arch, instruc
     assert assembler.assemble(kernel, arch) is found
     again = Assembler(folder=assembler.folder, lowerer=None)
     assert again.assemble(kernel, arch) == found, "what is kept on disk needs no compiler"
+
+
+def test_a_kernel_at_another_line_of_another_file_is_not_compiled_again(
+    assembler, tmp_path, monkeypatch
+):
+    lowered = []
+
+    def lower(_ir, arch, _configs):
+        lowered.append(arch)
+        return {"source": "", "kernels": {}, "seconds": 0.0}
+
+    monkeypatch.setattr(assembler.lowerer, "lower", lower)
+    monkeypatch.setattr(assembler, "toolkit", SimpleNamespace(
+        version="1", lacks=lambda _arch: "", assemble=lambda *_: (MachineCode("k", 1),),
+    ))  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    text = (HERE / "assembly_kernels.py").read_text()
+    places = []
+    for name in ("first_file", "second_file"):
+        (tmp_path / f"{name}.py").write_text(text)
+        double = importlib.import_module(name).double
+        (kernel,) = launched(lambda double=double: double()(torch.ones(8), torch.ones(8)), "sm_80")
+        places.append(assembler.assemble(kernel, "sm_80").place)
+        text = f"# A comment.\n{text}"
+    assert len(lowered) == 1
+    (first, line), (second, later) = (place.rsplit(":", 1) for place in places)
+    assert first.endswith("first_file.py")
+    assert second.endswith("second_file.py")
+    assert int(later) == int(line) + 1
 
 
 # Findings ------------------------------------------------------------------------------------
@@ -325,7 +369,7 @@ def test_the_output_of_ptxas_is_parsed(tmp_path):
 
 
 def test_too_much_tensor_memory_is_a_finding():
-    from tlmatrix.backend.assembly import MachineCode, check_budgets
+    from tlmatrix.backend.assembly import check_budgets
 
     part = MachineCode("k_kernel", 100, tensor_memory=640)
     spec = tlmatrix.load(Path(__file__).parents[2] / "specs/gemm_kernel.yaml")

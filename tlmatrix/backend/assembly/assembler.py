@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assembler"]
 
-_FORMAT = 3
+_FORMAT = 4
 """Version of the cached data; raise it when the parsing of the tools' output changes."""
 
 
@@ -36,7 +37,7 @@ class Assembler:
     toolkit: Toolkit | None = field(default_factory=find_toolkit)
     folder: Path | None = None
     lowerer: Lowerer = field(default_factory=Lowerer)
-    _known: dict[str, CompiledKernel] = field(default_factory=dict)
+    _known: dict[tuple[str, str], CompiledKernel] = field(default_factory=dict)
 
     def assemble(self, kernel: TracedKernel, arch: str) -> CompiledKernel:
         """Compile a kernel for an architecture; errors of the compilers are part of the result."""
@@ -44,11 +45,10 @@ class Assembler:
 
         ir = str(tvm.ir.save_json(kernel.prim_func))
         key = self._key(kernel, ir, arch)
-        if key not in self._known:
-            self._known[key] = load_or_compile(
-                key, lambda: self._compile(kernel, ir, arch, key), self.folder
-            )
-        return self._known[key]
+        if (key, kernel.place) not in self._known:
+            found = load_or_compile(key, lambda: self._compile(kernel, ir, arch, key), self.folder)
+            self._known[key, kernel.place] = replace(found, place=kernel.place)
+        return self._known[key, kernel.place]
 
     def close(self) -> None:
         """End the lowering process."""
@@ -56,7 +56,7 @@ class Assembler:
 
     def _key(self, kernel: TracedKernel, ir: str, arch: str) -> str:
         content: dict[str, Any] = {
-            "ir": ir,
+            "ir": _without_places(ir),
             "arch": arch,
             "configs": {name: str(value) for name, value in sorted(kernel.pass_configs.items())},
             "flags": list(kernel.compile_flags),
@@ -85,3 +85,15 @@ class Assembler:
             return CompiledKernel(**about, stage="assemble", error=str(error))
         seconds = round(time.perf_counter() - begin, 3)
         return CompiledKernel(**about, parts=parts, assemble_seconds=seconds)
+
+
+def _without_places(ir: str) -> list[Any]:
+    """The nodes of an IR without files and lines, on which machine code does not depend.
+
+    So a kernel is compiled once for all clones, and not again after an edit of a comment.
+    """
+    nodes: list[Any] = json.loads(ir)["nodes"]
+    for node in nodes:
+        if node["type"] in {"ir.SourceName", "ir.Span"}:
+            node["data"] = None
+    return nodes
