@@ -55,7 +55,7 @@ _SAME = {
     "fabsf": "tirx.fabs",
     "rintf": "tirx.nearbyint",
     "nearbyintf": "tirx.nearbyint",
-    "roundf": "tirx.round",
+    "roundf": "tl.round_ties_away_from_zero",
 }
 _SHUFFLES = {f"__shfl{kind}_sync": f"tl.shfl{kind}_sync" for kind in ("", "_xor", "_down", "_up")}
 _BITS = {
