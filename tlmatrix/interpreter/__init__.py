@@ -49,15 +49,15 @@ if TYPE_CHECKING:
     )
     from .explain import Explanation, NotMadeError, Trace
     from .externs import Pointer, model_extern, until
-    from .intercept import interpret, interpreted
-    from .kernel import InterpretedKernel
+    from .frontend.intercept import interpret, interpreted
+    from .frontend.kernel import InterpretedKernel
+    from .frontend.tracing import TracedKernel, traced
     from .ranks.simulation import Simulation, simulate
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .session import Session
     from .sync.settings import SCHEDULES, scheduled
     from .sync.turns import run_ranks
-    from .tracing import TracedKernel, traced
 
 __all__ = [
     "DEFAULT_SANITIZERS",
@@ -103,7 +103,7 @@ _HOMES = {
     "DeadlockError": "errors",
     "Explanation": "explain",
     "Feature": "coverage",
-    "InterpretedKernel": "kernel",
+    "InterpretedKernel": "frontend.kernel",
     "InterpreterError": "errors",
     "LaunchError": "errors",
     "NotMadeError": "explain",
@@ -120,15 +120,15 @@ _HOMES = {
     "Simulation": "ranks.simulation",
     "SynchronizationError": "errors",
     "Trace": "explain",
-    "TracedKernel": "tracing",
+    "TracedKernel": "frontend.tracing",
     "Unsupported": "errors",
-    "interpret": "intercept",
-    "interpreted": "intercept",
+    "interpret": "frontend.intercept",
+    "interpreted": "frontend.intercept",
     "model_extern": "externs",
     "run_ranks": "sync.turns",
     "scheduled": "sync.settings",
     "simulate": "ranks.simulation",
-    "traced": "tracing",
+    "traced": "frontend.tracing",
     "until": "externs",
 }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from .errors import InterpreterError
+from tlmatrix.interpreter.errors import InterpreterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -113,6 +113,6 @@ def call_extern(name: str, *args: Any) -> Generator[Any, Any, Any]:
 
 def until(condition: Callable[[], bool], what: str = "a condition") -> Any:
     """What a model yields to wait until `condition()` holds; `what` it waits for is reported."""
-    from tlmatrix.interpreter.sync.agents import Until
+    from tlmatrix.interpreter.sync.agents import Wait
 
-    return Until(condition, what)
+    return Wait(condition, lambda: f"for {what}")

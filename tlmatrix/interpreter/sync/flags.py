@@ -18,7 +18,7 @@ from tlmatrix.interpreter.reports import Party
 from . import context
 from .agents import Agent, Request
 from .clocks import Clock, join
-from .seen import UNZEROED
+from .races import UNZEROED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

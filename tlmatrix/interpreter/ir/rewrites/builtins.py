@@ -55,7 +55,7 @@ _SAME = {
     "fabsf": "tirx.fabs",
     "rintf": "tirx.nearbyint",
     "nearbyintf": "tirx.nearbyint",
-    "roundf": "tirx.round",
+    "roundf": "tl.round_ties_away_from_zero",
     **{f"decode_i{kind}": f"tl.decode_i{kind}" for kind in ("4u_to_f16", "4s_to_f16")},
     **{f"decode_i{kind}": f"tl.decode_i{kind}" for kind in ("2u_to_i8s", "2s_to_i8s")},
     "decode_fp4_to_bf16_twiddling": "tl.decode_fp4_to_bf16_twiddling",

@@ -17,10 +17,13 @@ from tlmatrix.interpreter.remedies import remedy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WRAPPED_INDEX", "without_vectors"]
+__all__ = ["TOGETHER", "WRAPPED_INDEX", "without_vectors"]
 
 WRAPPED_INDEX = "tlmatrix.wrapped_index"
 """The operation (index, extent) of an index that counts from the end where it is negative."""
+TOGETHER = "tlmatrix.together"
+"""Annotates an atomic of one element with how many elements one operation takes."""
+_ATOMICS = ("tl.atomic_addx2_ret_elem_op", "tl.atomic_addx4_ret_elem_op")
 
 
 def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
@@ -122,12 +125,24 @@ def _element(node: Any, element: ir.Var, held: dict[ir.Var, ir.Buffer], statemen
         return ir.Not(single, of(node.a))
     if isinstance(node, ir.Binary):
         return replace(node, dtype=single, a=of(node.a), b=of(node.b))
+    if isinstance(node, ir.Call) and node.op in _ATOMICS:
+        target, value = (_element_at(pointer.args[0], element) for pointer in node.args[:2])
+        pointer = replace(node.args[0], args=(target, *node.args[0].args[1:]))
+        return ir.Call(single, "tl.atomic_add_ret_elem_op", (pointer, value), {TOGETHER: lanes})
     if isinstance(node, ir.Call) and all(
         _lanes(a) == lanes or (_lanes(a) == 1 and a.dtype != "handle") for a in node.args
     ):
         return replace(node, dtype=single, args=tuple(map(of, node.args)))
     name = node.op if isinstance(node, ir.Call) else f"the expression {type(node).__name__}"
     raise _refused(statement, f"{name} of vectors")
+
+
+def _element_at(load: ir.BufferLoad, element: ir.Expr) -> ir.BufferLoad:
+    """Element number `element` from the one that a pointer names."""
+    last = load.indices[-1]
+    base = last.base if isinstance(last, ir.Ramp) else last
+    index = ir.Add(base.dtype, base, element)
+    return ir.BufferLoad(load.buffer.dtype, load.buffer, (*load.indices[:-1], index))
 
 
 def _indices(

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import InterpreterError
-from .layouts import LayoutError
-from .reports import Report
-from .runtime.monitor import Monitor
-from .runtime.tracer import Born, Tracer
+from tlmatrix.interpreter.errors import InterpreterError
+from tlmatrix.interpreter.frontend.layouts import LayoutError
+from tlmatrix.interpreter.reports import Report
+from tlmatrix.interpreter.runtime.monitor import Monitor
+from tlmatrix.interpreter.runtime.tracer import Born, Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
+    from tlmatrix.interpreter.generate import Program
+    from tlmatrix.interpreter.instruments.sites import Site
+    from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
-
-    from .generate import Program
-    from .instruments.sites import Site
-    from .ir.nodes import Location
-    from .kernel import InterpretedKernel
-    from .session import Session
 
 __all__ = ["launch"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import ArgumentError
+from tlmatrix.interpreter.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ class TracedKernel:
         Raises:
             ArgumentError: for a wrong number of arguments.
         """
-        from .session import current
+        from tlmatrix.interpreter.session import current
 
         parameters = list(self.prim_func.params)
         inputs = [p for k, p in enumerate(parameters) if k not in self.out_idx]
@@ -124,7 +124,7 @@ def traced(*, arch: str) -> Iterator[list[TracedKernel]]:
 
     Gives the list to which each kernel is added when it is first launched.
     """
-    from .intercept import interpret
+    from tlmatrix.interpreter.frontend.intercept import interpret
 
     launched: list[TracedKernel] = []
     with interpret(arch=arch, launched=launched):

@@ -13,31 +13,35 @@ import numpy as np
 import torch
 from torch.utils import _python_dispatch
 
+from tlmatrix.interpreter import runtime
+from tlmatrix.interpreter.errors import (
+    EMPTY_TENSOR,
+    ArgumentError,
+    InterpreterError,
+    LaunchError,
+    Unsupported,
+)
+from tlmatrix.interpreter.frontend.descriptors import described, may_be_described
+from tlmatrix.interpreter.frontend.layouts import positions
+from tlmatrix.interpreter.frontend.sanitized import launch
+from tlmatrix.interpreter.frontend.tracing import written_at
+from tlmatrix.interpreter.generate import Options, generate, usage_of
+from tlmatrix.interpreter.ops import FUNCTIONS
+from tlmatrix.interpreter.ops.gemm import FLOAT8_BITS, TF32
+from tlmatrix.interpreter.ranks.launches import enqueue_kernel
+from tlmatrix.interpreter.runtime.tracer import Born
+from tlmatrix.interpreter.session import current
 from tlmatrix.interpreter.sync import context
-
-from . import runtime
-from .descriptors import described, may_be_described
-from .errors import EMPTY_TENSOR, ArgumentError, InterpreterError, LaunchError, Unsupported
-from .generate import Options, generate, usage_of
-from .layouts import positions
-from .ops import FUNCTIONS
-from .ops.gemm import FLOAT8_BITS, TF32
-from .ranks.launches import enqueue_kernel
-from .runtime.tracer import Born
-from .sanitize import launch
-from .session import current
-from .tracing import written_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from tlmatrix.interpreter.generate import Parameter, Program
+    from tlmatrix.interpreter.instruments.recording import Record
+    from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
-
-    from .generate import Parameter, Program
-    from .instruments.recording import Record
-    from .ir.nodes import Location
-    from .session import Session
 
 __all__ = ["InterpretedKernel", "environment", "load_program", "unseen"]
 
