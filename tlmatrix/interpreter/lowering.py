@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from .kernel import InterpretedKernel
+from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

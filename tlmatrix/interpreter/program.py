@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .device import stand_in
-from .intercept import interpret
-from .lowering import lowering
+from tlmatrix.interpreter.frontend.device import stand_in
+from tlmatrix.interpreter.frontend.intercept import interpret
+from tlmatrix.interpreter.lowering import lowering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .session import Session
+    from tlmatrix.interpreter.session import Session
 
 __all__ = ["run_program"]
 
