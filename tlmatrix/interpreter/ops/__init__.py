@@ -33,6 +33,7 @@ from . import (
     transpose,
     warp,
     warp_matrix,
+    words,
 )
 from .tile import tile_rule, tile_rule_of_threads
 
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 _OF_BLOCKS = (
-    *(mathematics, bits, control),
+    *(mathematics, bits, control, words),
     *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
 )
 _OF_THREADS = (allreduce, asynchronous, barrier, cp_async, templates, warp, warp_matrix)
