@@ -41,7 +41,7 @@ from rich.table import Table
 from tlmatrix.check import pipeline, relations, sanitizers
 from tlmatrix.check.guards import Guards
 from tlmatrix.fuzz.generation import without_hook
-from tlmatrix.interpreter.kernel import InterpretedKernel
+from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
 from tlmatrix.interpreter.session import current
 from tlmatrix.matrix import Case
 from tlmatrix.problem.attention import build, family

@@ -6,7 +6,7 @@ from fuzz_specs import packed_cases, packed_spec, rows_cases, rows_spec
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.search import fuzz_spec, shrink_failure
-from tlmatrix.interpreter import intercept, kernel
+from tlmatrix.interpreter.frontend import intercept, kernel
 from tlmatrix.matrix import Case
 from tlmatrix.run.result import Status
 

@@ -87,6 +87,42 @@ def test_rounding_to_an_integer_follows_its_name():
     assert called("__float2int_rz", "int32", "float32")(x).tolist() == [0, 1, 0, -1, 2]
 
 
+def test_round_keeps_ties_even_unless_it_says_away_from_zero():
+    @tilelang.jit(out_idx=[-1])
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((6,), "float32"), Y: T.Tensor((3, 6), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(6):
+                    Y[0, i] = T.round(X[i])
+                    Y[1, i] = T.round(X[i], "ties-away-from-zero")
+                    Y[2, i] = T.call_extern("float32", "roundf", X[i])
+
+        return main
+
+    even, away, extern = kernel()(torch.tensor([0.5, 1.5, 2.5, -0.5, -2.5, 2.6])).tolist()
+    assert even == [0, 2, 2, 0, -2, 3]
+    assert away == extern == [1, 2, 3, -1, -3, 3]
+
+
+def test_events_of_the_profiler_have_no_effect():
+    iket = pytest.importorskip("tilelang.tools.cuda.iket")
+
+    @tilelang.jit(out_idx=[-1])
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+            with T.Kernel(2, threads=32) as bx, iket.range("all"):
+                for i in T.Parallel(32):
+                    iket.mark("element", payload=iket.payload(T.uint32(i), "uint32"))
+                    Y[bx * 32 + i] = X[bx * 32 + i] * 2
+
+        return main
+
+    x = torch.randn(64)
+    assert torch.equal(kernel()(x), x * 2)
+
+
 def test_lanes_of_a_warp_are_matched_shuffled_and_asked():
     @tilelang.jit
     def kernel():

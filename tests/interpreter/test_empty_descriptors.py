@@ -9,7 +9,7 @@ import torch
 from tilelang import tvm
 
 from tlmatrix.interpreter import LaunchError, interpret, traced
-from tlmatrix.interpreter.descriptors import described
+from tlmatrix.interpreter.frontend.descriptors import described
 
 ROWS = 32
 HOPPER = "sm_90a"

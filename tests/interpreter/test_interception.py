@@ -164,7 +164,7 @@ def test_only_the_thread_that_entered_is_concerned():
     seen = []
 
     def other():
-        from tlmatrix.interpreter import intercept
+        from tlmatrix.interpreter.frontend import intercept
 
         seen.append(bool(intercept._local.stack))
 
@@ -197,7 +197,7 @@ def test_threads_may_interpret_at_the_same_time():
 
 
 def test_a_factory_that_is_gone_is_forgotten():
-    from tlmatrix.interpreter import intercept
+    from tlmatrix.interpreter.frontend import intercept
 
     @tilelang.jit(out_idx=[-1])
     def short_lived():

@@ -311,7 +311,7 @@ def test_as_a_command(tmp_path):
 
 @pytest.mark.parametrize("arch", ["90", "gfx942"])
 def test_an_architecture_that_makes_no_sense(arch):
-    from tlmatrix.interpreter.device import stand_in
+    from tlmatrix.interpreter.frontend.device import stand_in
 
     with pytest.raises(ValueError, match="arch must be like"), stand_in(arch=arch):
         pass
@@ -320,7 +320,7 @@ def test_an_architecture_that_makes_no_sense(arch):
 def test_the_stand_in_leaves_nothing_behind():
     import torch
 
-    from tlmatrix.interpreter.device import stand_in
+    from tlmatrix.interpreter.frontend.device import stand_in
 
     before = dict(vars(torch.cuda)), torch.Generator
     with stand_in():

@@ -58,7 +58,11 @@ FLOAT_OPS = {
     "floor": (T.floor, torch.floor),
     "ceil": (T.ceil, torch.ceil),
     "trunc": (T.trunc, torch.trunc),
-    "round": (T.round, lambda a: torch.sign(a) * torch.floor(a.abs() + 0.5)),
+    "round": (T.round, torch.round),
+    "round away from zero": (
+        lambda x: T.round(x, "ties-away-from-zero"),
+        lambda a: torch.sign(a) * torch.floor(a.abs() + 0.5),
+    ),
     "nearbyint": (T.nearbyint, torch.round),
     "abs": (T.abs, torch.abs),
     "pow": (lambda a: T.pow(T.abs(a), 1.5), lambda a: a.abs() ** 1.5),

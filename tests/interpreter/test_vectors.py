@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix.interpreter import Unsupported
+from tlmatrix.interpreter import InterpreterError, Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -82,3 +82,148 @@ def test_a_vector_store_that_reads_its_buffer_shifted_is_refused():
         Unsupported, match=r"a vector store to A that reads it shifted \(.*\.py:\d+"
     ):
         kernel()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_operations_of_packed_pairs(dtype):
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            A: T.Tensor((64,), dtype),
+            B: T.Tensor((64,), dtype),
+            C: T.Tensor((7, 64), dtype),
+        ):
+            with T.Kernel(1, threads=32):
+                at = T.Ramp(T.get_thread_binding() * 2, 1, 2)
+                C[0, at] = T.add2(A[at], B[at])
+                C[1, at] = T.sub2(A[at], B[at])
+                C[2, at] = T.mul2(A[at], B[at])
+                C[3, at] = T.max2(A[at], B[at])
+                C[4, at] = T.min2(A[at], B[at])
+                C[5, at] = T.fma2(A[at], B[at], A[at])
+                C[6, at] = T.abs2(A[at])
+
+        return main
+
+    a, b = (torch.randint(-9, 9, (64,)).to(getattr(torch, dtype)) / 4 for _ in "ab")
+    a[3] = float("nan")
+    got = torch.empty(7, 64, dtype=a.dtype)
+    kernel()(a, b, got)
+    expected = (a + b, a - b, a * b, torch.fmax(a, b), torch.fmin(a, b), a * b + a, a.abs())
+    torch.testing.assert_close(got, torch.stack(expected), equal_nan=True)
+
+
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_a_vector_atomic_returns_the_old_values(lanes):
+    add = {2: T.atomic_addx2, 4: T.atomic_addx4}[lanes]
+
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            S: T.Tensor((8,), "float32"),
+            X: T.Tensor((32 * lanes,), "float32"),
+            P: T.Tensor((32 * lanes,), "float32"),
+        ):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(32):
+                    P[i * lanes : (i + 1) * lanes] = add(S[lanes], X[i * lanes], return_prev=True)
+
+        return main
+
+    x, p, s = torch.randint(0, 9, (32 * lanes,)).float(), torch.empty(32 * lanes), torch.ones(8)
+    kernel()(s, x, p)
+    rows = x.view(32, lanes)
+    assert torch.equal(s[lanes : 2 * lanes], 1 + rows.sum(0))
+    assert s[:lanes].tolist() == [1] * lanes
+    # Whatever the order, the old values are those of some order of the additions.
+    for old, added in zip(p.view(32, lanes).T, rows.T, strict=True):
+        order = torch.argsort(old + added / 100)
+        assert torch.equal(old[order], 1 + torch.cumsum(added[order], 0) - added[order])
+
+
+def test_every_thread_does_a_vector_atomic_that_returns():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(S: T.Tensor((2,), "float32"), X: T.Tensor((2,), "float32")):
+            with T.Kernel(1, threads=4):
+                old = T.alloc_local((2,), "float32")
+                old[0:2] = T.atomic_addx2(S[T.Ramp(0, 1, 2)], X[T.Ramp(0, 1, 2)], return_prev=True)
+
+        return main
+
+    s = torch.zeros(2)
+    kernel()(s, torch.tensor([1.0, 2.0]))
+    assert s.tolist() == [4.0, 8.0]
+
+
+@pytest.mark.parametrize(("words", "dtype"), [(1, "float32"), (2, "float16"), (8, "bfloat16")])
+def test_words_are_loaded_and_stored_by_address(words, dtype):
+    load = {1: T.ldg32, 2: T.ldg64, 8: T.ldg256}[words]
+    store = {1: T.stg32, 2: T.stg64, 8: T.stg256}[words]
+    count = words * 32 // (32 if dtype == "float32" else 16)
+
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            X: T.Tensor((32 * count,), dtype),
+            Y: T.Tensor((32 * count,), dtype),
+            Z: T.Tensor((32 * count,), dtype),
+        ):
+            with T.Kernel(1, threads=32):
+                at = T.get_thread_binding() * count
+                store(Y[at], load(X[at]), pred=at < 20 * count)
+                if count == 1:
+                    Z[at] = T.reinterpret(load(X[at], pred=at >= 8), dtype)
+                else:
+                    Z[at : at + count] = T.reinterpret(
+                        load(X[at], pred=at >= 8 * count), f"{dtype}x{count}"
+                    )
+
+        return main
+
+    x = torch.randn(32, count).to(getattr(torch, dtype))
+    y, z = torch.zeros_like(x), torch.ones_like(x)
+    kernel()(x.view(-1), y.view(-1), z.view(-1))
+    assert torch.equal(y[:20], x[:20])
+    assert not y[20:].any()
+    assert torch.equal(z[8:], x[8:])
+    assert not z[:8].any()
+
+
+def test_words_of_shared_memory():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((64,), "float16"), Y: T.Tensor((64,), "float16")):
+            with T.Kernel(1, threads=16):
+                tx = T.get_thread_binding()
+                S = T.alloc_shared((64,), "float16")
+                T.sts64(S[tx * 4], T.ldg64(X[tx * 4]))
+                T.sync_threads()
+                T.stg64(Y[60 - tx * 4], T.lds64(S[tx * 4]))
+
+        return main
+
+    x = torch.randn(64).half()
+    y = torch.zeros_like(x)
+    kernel()(x, y)
+    assert torch.equal(y.view(16, 4).flip(0), x.view(16, 4))
+
+
+def test_words_outside_of_memory_are_an_error():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=32):
+                tx = T.get_thread_binding()
+                T.stg64(Y[tx * 2], T.ldg64(X[tx * 2 + 2]))
+
+        return main
+
+    with pytest.raises(InterpreterError, match="X has 64 words of 32 bits, and word 64"):
+        kernel()(torch.randn(64), torch.randn(64))

@@ -136,7 +136,7 @@ def _other_architectures(outcomes: list[dict], arch: str) -> list[str]:
     """Architectures that skipped tests require: `Requires CUDA compute ge 10.0`."""
     found = set()
     for outcome in outcomes:
-        needed = re.search(r"CUDA compute (?:ge|eq) (\d+)\.(\d+)", outcome["detail"])
+        needed = re.search(r"CUDA compute (?:ge|eq|le) (\d+)\.(\d+)", outcome["detail"])
         if outcome["state"] == "skipped" and needed:
             number = int(needed.group(1)) * 10 + int(needed.group(2))
             found.add(f"sm_{number}a" if number >= 90 else f"sm_{number}")

@@ -182,12 +182,14 @@ def test_tests_that_expect_errors_are_lowered(checkout):
 def test_constructs_are_counted_without_their_place():
     message = "the interpreter does not model the operation tl.f (/a/b.py:3): see remedies"
     assert construct(message) == "the operation tl.f"
+    message = "the interpreter does not model a parameter of dtype int4 (A), in kernel main: use"
+    assert construct(message) == "a parameter of dtype int4"
     results = [
         Result(f"examples/{k}.py", "refused", "the operation tl.f", 1.0, {"refused": 1})
         for k in range(2)
     ]
     assert refusals(results) == [("the operation tl.f", 2, ["examples/0.py", "examples/1.py"])]
-    assert summary(results) == "examples: 2 refused"
+    assert summary(results).startswith("examples: 2 refused; 0.0% of those")
     assert "| the operation tl.f | 2 |" in page(results, "TileLang 0", "2026-01-01")
 
 

@@ -146,10 +146,11 @@ def _of_interpreter(error, text):
 
 
 def construct(message):
-    """What is refused, without its place: the key by which the table counts refusals."""
+    """What is refused, without names and places: the key by which the table counts refusals."""
     found = re.search(r"does not model (.*)", message)
     text = found.group(1) if found else message.splitlines()[0]
-    return re.split(r" \((?:at |/)| at /|;|\n| in [\w.]+\.py", text)[0][:160]
+    text = re.split(r" \((?:at |/)| at /|[;:] |, (?:in kernel|which) |\n| in [\w.]+\.py", text)[0]
+    return re.sub(r" \(\w+\)$", "", text)[:160]
 
 
 def main():
@@ -159,7 +160,7 @@ def main():
     os.nice(10)
     here = str(Path(__file__).parent)
     sys.path[:] = [folder for folder in sys.path if folder != here]
-    from tlmatrix.interpreter.program import run_program
+    from tlmatrix.interpreter.frontend.program import run_program
 
     def too_slow(*_):
         raise TooSlow(f"over {TEST_SECONDS} s")

@@ -11,6 +11,9 @@ STATES = ("right", "refused", "wrong", "crashed", "slow", "theirs", "skipped", "
 WORST_FIRST = ("crashed", "wrong", "refused", "slow", "right", "theirs", "no kernel", "skipped")
 """A file has the state of its worst test; the last three say nothing of the interpreter."""
 
+UNRUN = ("skipped", "no kernel")
+TRACED = ("right", "refused", "wrong", "crashed", "slow")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -39,7 +42,9 @@ def summary(results: list[Result]) -> str:
     for label, chosen in _parts(results):
         files = Counter(r.state for r in chosen)
         tests = sum((Counter(r.counts) for r in chosen), Counter())
-        lines.append(f"{label}: {_counted(files)}")
+        lines.append(
+            f"{label}: {_counted(files)}; {_share(files)} of those that run here are right"
+        )
         if any(r.path.startswith("testing/") for r in chosen):
             lines.append(f"  tests: {_counted(tests)}")
     return "\n".join(lines)
@@ -81,12 +86,18 @@ def page(results: list[Result], versions: str, date: str) -> str:
     for label, chosen in _parts(results):
         states = Counter(r.state for r in chosen)
         lines += [f"## {label}", "", f"{len(chosen)} files: {_counted(states)}.", ""]
+        lines += [f"Of the files that run here {_share(states)} are right.", ""]
         tests = sum((Counter(r.counts) for r in chosen), Counter())
         if any(r.path.startswith("testing/") for r in chosen):
             lines += [f"{sum(tests.values())} tests: {_counted(tests)}.", ""]
         lines += ["| file | state | seconds | |", "| --- | --- | --- | --- |"]
-        lines += [_row(result) for result in chosen]
+        lines += [_row(result) for result in chosen if result.state not in UNRUN]
         lines.append("")
+        reasons = Counter(
+            r.detail if r.state == "skipped" else r.state for r in chosen if r.state in UNRUN
+        )
+        listed = (f"{_cell(reason)} ({count})" for reason, count in sorted(reasons.items()))
+        lines += [f"Not in the table: {'; '.join(listed)}.", ""]
     ranked = refusals(results)
     if ranked:
         lines += ["## Refused constructs", "", "| construct | files |", "| --- | --- |"]
@@ -115,6 +126,12 @@ def _cell(text: str) -> str:
     """Text for one cell of a table: one line, with nothing that Markdown reads."""
     line = re.sub(r"\s+", " ", text)[:160]
     return re.sub(r"([|<>*_\[\]])", r"\\\1", line)
+
+
+def _share(counts: dict[str, int]) -> str:
+    """The share of right files, of those that the interpreter could get wrong."""
+    traced = sum(counts[state] for state in TRACED)
+    return f"{counts['right'] / traced:.1%}" if traced else "none"
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -161,7 +161,7 @@ def _stand_in(backend: InterpreterBackend | CompileBackend) -> AbstractContextMa
 
     Simulated ranks have a stand-in of their own, and rank processes need none.
     """
-    from tlmatrix.interpreter.device import stand_in
+    from tlmatrix.interpreter.frontend.device import stand_in
     from tlmatrix.interpreter.sync import context
 
     if backend.name == "processes" or context.rank() is not None:

@@ -48,16 +48,16 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from .explain import Explanation, NotMadeError, Trace
-    from .externs import Pointer, model_extern, until
-    from .intercept import interpret, interpreted
-    from .kernel import InterpretedKernel
+    from .frontend.intercept import interpret, interpreted
+    from .frontend.kernel import InterpretedKernel
+    from .frontend.tracing import TracedKernel, traced
     from .ranks.simulation import Simulation, simulate
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .session import Session
+    from .sync.externs import Pointer, model_extern, until
     from .sync.settings import SCHEDULES, scheduled
     from .sync.turns import run_ranks
-    from .tracing import TracedKernel, traced
 
 __all__ = [
     "DEFAULT_SANITIZERS",
@@ -103,12 +103,12 @@ _HOMES = {
     "DeadlockError": "errors",
     "Explanation": "explain",
     "Feature": "coverage",
-    "InterpretedKernel": "kernel",
+    "InterpretedKernel": "frontend.kernel",
     "InterpreterError": "errors",
     "LaunchError": "errors",
     "NotMadeError": "explain",
     "Party": "reports",
-    "Pointer": "externs",
+    "Pointer": "sync.externs",
     "RaceError": "errors",
     "Recorder": "recorder",
     "Report": "reports",
@@ -120,16 +120,16 @@ _HOMES = {
     "Simulation": "ranks.simulation",
     "SynchronizationError": "errors",
     "Trace": "explain",
-    "TracedKernel": "tracing",
+    "TracedKernel": "frontend.tracing",
     "Unsupported": "errors",
-    "interpret": "intercept",
-    "interpreted": "intercept",
-    "model_extern": "externs",
+    "interpret": "frontend.intercept",
+    "interpreted": "frontend.intercept",
+    "model_extern": "sync.externs",
     "run_ranks": "sync.turns",
     "scheduled": "sync.settings",
     "simulate": "ranks.simulation",
-    "traced": "tracing",
-    "until": "externs",
+    "traced": "frontend.tracing",
+    "until": "sync.externs",
 }
 
 

@@ -6,31 +6,34 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .analysis.budget import MemoryNeed, shared_memory, tensor_memory
-from .analysis.initialization import definitely_initialized
-from .analysis.thread_order import InferredLayouts, annotates_fragments, thread_order
-from .analysis.threads import needs_threads
-from .analysis.usage import addressed_buffers, kernel_usage, mixed_views
-from .emit.agents import Agents
-from .emit.buffers import Buf
-from .emit.emitter import Emitter, Facts
-from .emit.invariants import Invariants
-from .emit.source import unwrapped
-from .emit.threads import Threads
-from .emit.threads.races import RaceInstrument
-from .emit.threads.statements import rules_of_threads
-from .emit.values import LOW_PRECISION, Val, is_float, is_value
-from .errors import Unsupported
-from .externs import is_modelled
-from .instruments.coverage import Counted, CoverageInstrument
-from .instruments.memory import MemorySanitizer
-from .instruments.nonfinite import NonfiniteTracer
-from .instruments.recording import Record, RecordInstrument
-from .ir import nodes as ir
-from .ir.read import read_all, saved
-from .ir.rewrites import normalized, widened
-from .ir.walk import walk
-from .ops import (
+from tlmatrix.interpreter.analysis.budget import MemoryNeed, shared_memory, tensor_memory
+from tlmatrix.interpreter.analysis.initialization import definitely_initialized
+from tlmatrix.interpreter.analysis.thread_order import (
+    InferredLayouts,
+    annotates_fragments,
+    thread_order,
+)
+from tlmatrix.interpreter.analysis.threads import needs_threads
+from tlmatrix.interpreter.analysis.usage import addressed_buffers, kernel_usage, mixed_views
+from tlmatrix.interpreter.emit.agents import Agents
+from tlmatrix.interpreter.emit.buffers import Buf
+from tlmatrix.interpreter.emit.emitter import Emitter, Facts
+from tlmatrix.interpreter.emit.invariants import Invariants
+from tlmatrix.interpreter.emit.source import unwrapped
+from tlmatrix.interpreter.emit.threads import Threads
+from tlmatrix.interpreter.emit.threads.races import RaceInstrument
+from tlmatrix.interpreter.emit.threads.statements import rules_of_threads
+from tlmatrix.interpreter.emit.values import LOW_PRECISION, Val, is_float, is_value
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.instruments.coverage import Counted, CoverageInstrument
+from tlmatrix.interpreter.instruments.memory import MemorySanitizer
+from tlmatrix.interpreter.instruments.nonfinite import NonfiniteTracer
+from tlmatrix.interpreter.instruments.recording import Record, RecordInstrument
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.interpreter.ir.rewrites import normalized, widened
+from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.ops import (
     ASYNCHRONOUS,
     EACH_THREAD,
     FUNCTIONS,
@@ -39,14 +42,15 @@ from .ops import (
     THREAD_OPERATIONS,
     THREAD_RULES,
 )
-from .ops import overwritten as overwritten_by
-from .ops.extern import calls_models, rules_of_models
+from tlmatrix.interpreter.ops import overwritten as overwritten_by
+from tlmatrix.interpreter.ops.extern import calls_models, rules_of_models
+from tlmatrix.interpreter.sync.externs import is_modelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .emit.instrument import Instrument
-    from .instruments.sites import Watch
+    from tlmatrix.interpreter.emit.instrument import Instrument
+    from tlmatrix.interpreter.instruments.sites import Watch
 
 __all__ = ["GlobalLayout", "Options", "Parameter", "Program", "generate", "usage_of"]
 
@@ -305,9 +309,9 @@ def _instruments(
 
 def _recorded_flags() -> Any:
     """Rules of a recorded kernel with flags: the launch is over, and nothing waits for it."""
-    from .emit.emitter import Rules
-    from .ir.rewrites.builtins import extern_name
-    from .ops.control import CALLS
+    from tlmatrix.interpreter.emit.emitter import Rules
+    from tlmatrix.interpreter.ir.rewrites.builtins import extern_name
+    from tlmatrix.interpreter.ops.control import CALLS
 
     def is_flag(call: ir.Call) -> bool:
         name = extern_name(call)
@@ -332,7 +336,7 @@ def _recorded_flags() -> Any:
 
 
 def _emit(e: Emitter, shapes: Any) -> Program:
-    from .runtime import environment
+    from tlmatrix.interpreter.runtime import environment
 
     e.w.reserve(*environment(), *FUNCTIONS, "kernel", "range", "min", "max", "abs", "int", "bool")
     e.w.reserve("if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as")

@@ -7,18 +7,18 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from .reports import SanitizerError
+from tlmatrix.interpreter.reports import SanitizerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
-    from .coverage import Coverage, Feature
-    from .explain import Explanation, Launch, LaunchLog, Trace
-    from .recorder import Recorder
-    from .reports import Report, Sequences
-    from .tracing import TracedKernel
+    from tlmatrix.interpreter.coverage import Coverage, Feature
+    from tlmatrix.interpreter.explain import Explanation, Launch, LaunchLog, Trace
+    from tlmatrix.interpreter.frontend.tracing import TracedKernel
+    from tlmatrix.interpreter.recorder import Recorder
+    from tlmatrix.interpreter.reports import Report, Sequences
 
 __all__ = ["Session", "current", "local"]
 
@@ -93,8 +93,8 @@ class Session:
 
     def trace_launch(self, launch: Launch) -> None:
         """Follow the element that the context asks for, if a launch that ended wrote it."""
-        from .errors import Unsupported
-        from .explain import NotMadeError, Trace, explain_element
+        from tlmatrix.interpreter.errors import Unsupported
+        from tlmatrix.interpreter.explain import NotMadeError, Trace, explain_element
 
         asked = self.trace
         if not isinstance(asked, Trace) or asked.buffer not in launch.written:
@@ -122,7 +122,7 @@ class Session:
             NotMadeError: no kernel wrote the element (a LookupError).
             Unsupported: the kernel cannot be traced; its threads have warp roles.
         """
-        from .explain import explain_element
+        from tlmatrix.interpreter.explain import explain_element
 
         log = self._launches()
         launch, name, place = log.find(tensor, index)
@@ -133,8 +133,8 @@ class Session:
 
         Args and errors are those of `explain`.
         """
-        from .explain import mapped
-        from .explain.pictures import launch_picture
+        from tlmatrix.interpreter.explain import mapped
+        from tlmatrix.interpreter.explain.pictures import launch_picture
 
         launch, name, place = self._launches().find(tensor, index)
         return launch_picture(launch, mapped(launch), name, place)

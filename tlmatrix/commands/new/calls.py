@@ -57,7 +57,7 @@ class Call:
 def record_first_call(target: Target, example: Callable[[], object]) -> Call:
     """The first call of an operator that an example makes."""
     from tlmatrix.interpreter import interpret
-    from tlmatrix.interpreter.device import stand_in
+    from tlmatrix.interpreter.frontend.device import stand_in
 
     recorded = Call()
     with interpret(trace=True) as session, stand_in():

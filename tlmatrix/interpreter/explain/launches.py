@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tlmatrix.interpreter.kernel import InterpretedKernel
+    from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
 
 __all__ = ["Launch", "LaunchLog", "NotMadeError"]
 

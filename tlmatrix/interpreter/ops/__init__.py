@@ -29,9 +29,11 @@ from . import (
     reduce,
     reducer,
     scan,
+    templates,
     transpose,
     warp,
     warp_matrix,
+    words,
 )
 from .tile import tile_rule, tile_rule_of_threads
 
@@ -50,10 +52,10 @@ __all__ = [
 ]
 
 _OF_BLOCKS = (
-    *(mathematics, bits, control),
+    *(mathematics, bits, control, words),
     *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
 )
-_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, warp, warp_matrix)
+_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, templates, warp, warp_matrix)
 
 
 def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:

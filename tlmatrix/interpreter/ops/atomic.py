@@ -22,6 +22,7 @@ from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.rewrites.vectors import TOGETHER
 from tlmatrix.interpreter.runtime.atomics import atomic_block, atomic_lanes
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ _ELEMENT = {
     "tl.atomic_add_ret_elem_op": ("add", True, 1),
     "tl.atomic_addx2_elem_op": ("add", False, 2),
     "tl.atomic_addx4_elem_op": ("add", False, 4),
+    "tl.atomic_addx2_ret_elem_op": ("add", True, 2),
+    "tl.atomic_addx4_ret_elem_op": ("add", True, 4),
     "tl.atomic_max_elem_op": ("max", False, 1),
     "tl.atomic_max_ret_elem_op": ("max", True, 1),
     "tl.atomic_min_elem_op": ("min", False, 1),
@@ -125,8 +128,9 @@ def _element_atomic(e: Emitter, call: ir.Call) -> Val:
     target = pointed_to(e, call.args[0], "an atomic")
     buf = buffer(e, target.buffer)
     value = literal(0, buf.dtype)
-    if width > 1:
-        e.vector_atomics[buf.name] = max(width, e.vector_atomics.get(buf.name, 1))
+    together = int(call.annotations.get(TOGETHER, width))
+    if together > 1:
+        e.vector_atomics[buf.name] = max(together, e.vector_atomics.get(buf.name, 1))
     constant = [is_constant_index(i) for i in target.indices]
     with _ordering(e, call, is_access=False):
         for k in range(width):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["CALLS", "EFFECTS", "PRINTS"]
 
 PRINTS = ("debug_print_var", "debug_print_buffer_value")
+_PROFILER = "TL_IKET_EVENT"
+"""How the names of the profiler's events begin."""
 # Hints that do not change what a kernel computes.
 _IGNORED = frozenset(
     {
@@ -80,12 +82,14 @@ def _any_or_all(e: Emitter, call: Call) -> Val:
 
 
 def _call_extern(e: Emitter, call: Call) -> Val:
-    """`T.print`; any other function is the user's own CUDA."""
+    """`T.print`, and events of the profiler; other functions are the user's own CUDA."""
     name = extern_name(call)
     if name == HALF_TOWARD_ZERO:
         half = plain(e, call.args[1])
         code = f"half_toward_zero({half.code})"
         return named(e, code, call.dtype, (half,)) if half.axes else Val(code, call.dtype)
+    if name.startswith(_PROFILER):
+        return literal(0, "int32")
     if name not in PRINTS:
         raise e.refuse(f"the operation {call.op} of {text_of(call.args[0])}")
     value = plain(e, call.args[-1])

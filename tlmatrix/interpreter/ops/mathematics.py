@@ -66,19 +66,27 @@ _FLOAT = {
     "tl.fmul": "np.multiply",
     "tl.max_nan": "np.maximum",
     "tl.min_nan": "np.minimum",
+    # Of packed pairs, which are loops over their elements.
+    "tl.add2": "np.add",
+    "tl.sub2": "np.subtract",
+    "tl.mul2": "np.multiply",
+    "tl.max2": "np.fmax",
+    "tl.min2": "np.fmin",
 }
 _BINARY = frozenset(
     {"tirx.pow", "tl.pow_of_int", "tirx.fmod", "tirx.atan2", "tirx.hypot", "tirx.copysign"}
     | {"tirx.ldexp", "tl.ieee_add", "tl.ieee_sub", "tl.ieee_mul", "tl.ieee_fdiv", "tl.fmul"}
-    | {"tl.max_nan", "tl.min_nan"}
+    | {"tl.max_nan", "tl.min_nan", "tl.add2", "tl.sub2", "tl.mul2", "tl.max2", "tl.min2"}
 )
 _ROUNDING = {
     "tirx.fabs": "np.abs",
+    "tl.abs2": "np.abs",
     "tirx.floor": "np.floor",
     "tirx.ceil": "np.ceil",
     "tirx.trunc": "np.trunc",
     "tirx.nearbyint": "np.rint",
-    "tirx.round": "round_away",
+    "tirx.round": "np.rint",
+    "tl.round_ties_away_from_zero": "round_away",
 }
 _TESTS = {"tirx.isnan": "np.isnan", "tirx.isinf": "np.isinf", "tirx.isfinite": "np.isfinite"}
 
@@ -93,7 +101,7 @@ def _rounded(e: Emitter, call: Call) -> Val:
     value = e.expr(call.args[0])
     if not is_float(call.dtype):
         return pure(e, f"abs({value.code})", call.dtype, (value,))
-    exact = value.exact and call.op == "tirx.fabs"
+    exact = value.exact and _ROUNDING[call.op] == "np.abs"
     return call_float(e, _ROUNDING[call.op], (value,), call.dtype, exact=exact)
 
 
@@ -135,7 +143,7 @@ CALLS = {
     **dict.fromkeys(_FLOAT, _float),
     **dict.fromkeys(_ROUNDING, _rounded),
     **dict.fromkeys(_TESTS, _test),
-    **dict.fromkeys(("tl.ieee_fmaf", "tl.fma", "tirx.fma"), _multiply_add),
+    **dict.fromkeys(("tl.ieee_fmaf", "tl.fma", "tirx.fma", "tl.fma2"), _multiply_add),
     **dict.fromkeys(("tirx.likely", "tl.__ldg"), _first_argument),
     **dict.fromkeys(("tl.infinity", "tirx.infinity"), _infinity),
     "tirx.if_then_else": emit_select,

@@ -63,7 +63,7 @@ def _set_stream(stream: Stream) -> None:
 
 
 def _properties(*_device: Any) -> Any:
-    from tlmatrix.interpreter.device import _properties as properties
+    from tlmatrix.interpreter.frontend.device import _properties as properties
 
     rank = _rank()
     return properties(rank.world.state["arch"], rank.world.state["sms"])

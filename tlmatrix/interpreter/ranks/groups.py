@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from tlmatrix.interpreter.callsite import caller
 from tlmatrix.interpreter.sync import context
-from tlmatrix.interpreter.sync.meetings import Met, arrive
+from tlmatrix.interpreter.sync.collectives import arrive
 
 from .streams import Done, Operation, enqueue
 
@@ -140,7 +140,7 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
                     accesses.touch(tensor, "read", what)
             with torch.no_grad():
                 meeting = arrive(rank, stream, key, what, members, data, place, work)
-            yield Met(meeting)
+            yield meeting.wait()
             if accesses is not None:
                 for tensor in writes:
                     accesses.touch(tensor, "write", what)

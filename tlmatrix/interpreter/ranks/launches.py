@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.sync.residency import Slot
+from tlmatrix.interpreter.sync.dispatch import Slot
 
 from .streams import enqueue
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tlmatrix.interpreter.callsite import caller
-from tlmatrix.interpreter.sync.residency import Slot
+from tlmatrix.interpreter.sync.dispatch import Slot
 
 from .graphs import captured_at_once
 from .streams import Done, enqueue
@@ -113,7 +113,7 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
                 return
             self._touch(stream, func, args, kwargs, place)
             for tensor in made:
-                accesses.touch(tensor, "write", str(func).removeprefix("aten."), task=stream)
+                accesses.touch(tensor, "write", str(func).removeprefix("aten."), agent=stream)
 
         return captured_at_once(func, args, kwargs, note)
 
@@ -128,13 +128,13 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
             for tensor in tree_leaves(value):
                 if isinstance(tensor, torch.Tensor):
                     action = "write" if writes else "read"
-                    accesses.touch(tensor, action, name, task=stream, place=place)
+                    accesses.touch(tensor, action, name, agent=stream, place=place)
         for argument in func._schema.arguments:  # noqa: SLF001
             value = kwargs.get(argument.name)
             if isinstance(value, torch.Tensor):
                 writes = argument.alias_info is not None and argument.alias_info.is_write
                 action = "write" if writes else "read"
-                accesses.touch(value, action, name, task=stream, place=place)
+                accesses.touch(value, action, name, agent=stream, place=place)
 
     def _enqueue(self, func: Any, what: str, args: Any, kwargs: Any) -> Any:
         world = self._rank.world

@@ -10,7 +10,7 @@ import torch
 
 from tlmatrix.interpreter.reports import Party, Report
 from tlmatrix.interpreter.sync import context
-from tlmatrix.interpreter.sync.seen import Seen
+from tlmatrix.interpreter.sync.races import Access
 
 from .memory import outside
 from .packed import Boundaries, Packed
@@ -121,7 +121,7 @@ class Monitor:
         self._released: dict[tuple[Any, ...], set[int]] = {}
         self._acquired: set[int] = set()
         self._stretches: Stretches | None = None
-        self._noted: dict[tuple[int, str, int, int], Seen] = {}
+        self._noted: dict[tuple[int, str, int, int], Access] = {}
         self._boundaries: dict[str, Boundaries] = {}
         self._declared: dict[str, Declared] = {}
         self._blank: dict[str, Array] = {}
@@ -228,7 +228,7 @@ class Monitor:
             at = (how.location.file, how.location.line) if how.location is not None else ("", 0)
             scope = "gpu" if action == "atomic" or how.orders else ""
             what = f"kernel {self._program.name}"
-            seen = self._noted[key] = Seen.of(task, action, *at, what, scope)
+            seen = self._noted[key] = Access.of(task, action, *at, what, scope)
         view.note(place, seen, task, name)
 
     def _packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:

@@ -1,9 +1,6 @@
-"""Accesses of memory that several streams or ranks reach, and those that nothing orders.
+"""Shadow memory of tensors that several streams or ranks access.
 
-Every element remembers who wrote it last and who has read it since. An access of a task that does
-not know of an earlier one, one of them a write, is a race, whatever values they saw (FastTrack,
-Flanagan and Freund 2009, with sets of readers). What a task knows is its vector clock: the order of
-its stream, events, host waits, collectives, and flags of sufficient scope.
+Each element has the number of a set of last writes, and of one of reads since (`races`).
 """
 
 from __future__ import annotations
@@ -17,22 +14,21 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tlmatrix.interpreter.callsite import caller
 
 from .agents import Agent
-from .races import Races
-from .seen import FREE, ZERO, Seen
+from .races import FREE, ZERO, Access, Races
 
 if TYPE_CHECKING:
     import torch
 
-    from tlmatrix.interpreter.externs import Pointer
     from tlmatrix.interpreter.reports import Report
 
+    from .pointers import Pointer
     from .world import Rank, World
 
 __all__ = ["Accesses", "View"]
 
 
 class _Shadow:
-    """What is remembered of a storage: in units of the smallest element it was accessed by."""
+    """The shadow of a storage, in units of the smallest element it was accessed by."""
 
     def __init__(self, storage: torch.UntypedStorage, unit: int, name: str) -> None:
         self.reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
@@ -46,11 +42,11 @@ class _Shadow:
 
     @property
     def alive(self) -> bool:
-        """Whether the storage is still there."""
+        """Whether the storage still exists."""
         return not self.reference.expired()  # type: ignore[no-untyped-call]
 
     def refine(self, unit: int) -> None:
-        """Remember smaller elements from now on."""
+        """Use smaller units from now on."""
         times = self.unit // unit
         self.writes = np.repeat(self.writes, times)
         self.reads = np.repeat(self.reads, times)
@@ -63,8 +59,8 @@ class View:
 
     Attributes:
         name: the storage, in words; empty where only the kernel's name of it is known.
-        writes: who wrote each element last, by number.
-        reads: who has read it since.
+        writes: sets of last writes, by number.
+        reads: sets of reads since.
         wide: whether an element is several units.
     """
 
@@ -82,7 +78,7 @@ class View:
         writes, reads = self.writes.reshape(full), self.reads.reshape(full)
         return View(self.owner, self.name, writes, reads, self.wide)
 
-    def note(self, place: tuple[Any, Any], seen: Seen, task: Agent, name: str) -> None:
+    def note(self, place: tuple[Any, Any], access: Access, agent: Agent, name: str) -> None:
         """Note an access of a place: an index into the tensor, and a mask or None."""
         memory, mask = place
         if mask is not None and self.wide:
@@ -91,16 +87,16 @@ class View:
         name = name or "a tensor"
         where = (name, self.name, memory, self.wide)
         writes, reads = self.writes[memory], self.reads[memory]
-        races.check(writes, mask, seen, task, where)
-        if seen.action == "read":
-            self._put(self.reads, memory, mask, races.joined(reads, seen, task))
+        races.check(writes, mask, access, agent, where)
+        if access.action == "read":
+            self._put(self.reads, memory, mask, races.joined(reads, access, agent))
             return
-        races.check(reads, mask, seen, task, where)
-        if seen.action == "write":
-            self._put(self.writes, memory, mask, races.number((seen,)))
+        races.check(reads, mask, access, agent, where)
+        if access.action == "write":
+            self._put(self.writes, memory, mask, races.number((access,)))
             self._put(self.reads, memory, mask, 0)
         else:
-            self._put(self.writes, memory, mask, races.joined(writes, seen, task))
+            self._put(self.writes, memory, mask, races.joined(writes, access, agent))
 
     @staticmethod
     def _put(plane: Any, memory: Any, mask: Any, value: Any) -> None:
@@ -112,7 +108,7 @@ class View:
 
 
 class Accesses:
-    """What is remembered of all memory of a world."""
+    """The shadows of all memory of a world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -135,25 +131,25 @@ class Accesses:
                 self._shadows[each.untyped_storage()._cdata] = shadow  # noqa: SLF001  # its identity
 
     def free(self, tensor: torch.Tensor, rank: Rank) -> None:
-        """A rank gives up a piece of symmetric memory: all of it is as if written by its host."""
+        """A rank frees a piece of symmetric memory, as if its host wrote the whole."""
         host = Agent(rank.number, f"rank {rank.number}", self.world.agent())
         host.learn(rank.clock)
-        self._write(tensor, host, Seen.of(host, "write", *caller(), FREE))
+        self._write(tensor, host, Access.of(host, "write", *caller(), FREE))
 
     def zero(self, tensor: torch.Tensor, stream: Agent) -> None:
         """A stream writes all of a piece of symmetric memory, which is new."""
-        self._write(tensor, stream, Seen.of(stream, "write", *stream.place(), ZERO))
+        self._write(tensor, stream, Access.of(stream, "write", *stream.place(), ZERO))
 
-    def _write(self, tensor: torch.Tensor, task: Agent, seen: Seen) -> None:
+    def _write(self, tensor: torch.Tensor, agent: Agent, access: Access) -> None:
         shadow = self._shadows[tensor.untyped_storage()._cdata]  # noqa: SLF001  # its identity
         view = View(self, shadow.name, shadow.writes, shadow.reads, False)
-        view.note((slice(0, len(shadow.writes), 1), None), seen, task, "")
+        view.note((slice(0, len(shadow.writes), 1), None), access, agent, "")
 
     def _shadow(self, tensor: torch.Tensor, size: int) -> _Shadow | None:
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001  # its identity
         found = self._shadows.get(key)
-        # What was lent is over before its memory is: another storage may have its identity then.
+        # A borrowed tensor ends before its memory: another storage may have its identity then.
         if found is None or not found.alive or found.base != storage.data_ptr():
             if not any(len(r.streams) > 1 for r in self.world.ranks) or storage.nbytes() == 0:
                 return None
@@ -191,21 +187,21 @@ class Accesses:
         action: str,
         what: str,
         *,
-        task: Agent | None = None,
+        agent: Agent | None = None,
         place: tuple[str, int] | None = None,
     ) -> None:
         """An operation of PyTorch reads or writes a tensor."""
         view = self.view(tensor)
-        task = task if task is not None else self.world.running
-        if view is None or task is None:
+        agent = agent if agent is not None else self.world.running
+        if view is None or agent is None:
             return
-        file, line = place if place is not None else task.place()
-        seen = Seen.of(task, action, file, line, what)
-        view.note((tuple(slice(0, n, 1) for n in tensor.shape), None), seen, task, "")
+        file, line = place if place is not None else agent.place()
+        access = Access.of(agent, action, file, line, what)
+        view.note((tuple(slice(0, n, 1) for n in tensor.shape), None), access, agent, "")
 
     def flag(self, pointer: Pointer, scope: str, *, write: bool) -> None:
         """A flag is read or written as one, with a scope."""
-        task = self.world.running
+        agent = self.world.running
         address = pointer.address
         shadow = self._by_address.get(address)
         if shadow is None or not shadow.alive:
@@ -214,23 +210,23 @@ class Accesses:
             if shadow is None:
                 return
             self._by_address[address] = shadow
-        if task is None:
+        if agent is None:
             return
         unit = shadow.unit
         first = (address - shadow.base) // unit
         count = max(1, pointer.array.itemsize // unit)
         part = slice(first, first + count)
         view = View(self, shadow.name, shadow.writes[part], shadow.reads[part], False)
-        file, line = task.place()
-        seen = Seen.of(task, "atomic" if write else "read", file, line, "flag", scope)
+        file, line = agent.place()
+        access = Access.of(agent, "atomic" if write else "read", file, line, "flag", scope)
         races = self.races
         where = (str(pointer), shadow.name, (), False)
-        races.check(view.writes, None, seen, task, where)
+        races.check(view.writes, None, access, agent, where)
         if write:
-            races.check(view.reads, None, seen, task, where)
-            view.writes[...] = races.joined(view.writes, seen, task)
+            races.check(view.reads, None, access, agent, where)
+            view.writes[...] = races.joined(view.writes, access, agent)
         else:
-            view.reads[...] = races.joined(view.reads, seen, task)
+            view.reads[...] = races.joined(view.reads, access, agent)
 
     def reports(self) -> list[Report]:
         """The races found."""

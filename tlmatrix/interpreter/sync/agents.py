@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.reports import Party
 
-__all__ = ["Agent", "Request", "Until"]
+__all__ = ["Agent", "Request", "Wait"]
 
 
 class Request:
@@ -57,19 +57,39 @@ class Request:
 
 
 @dataclass
-class Until(Request):
-    """A wait for a condition of a user's model."""
+class Wait(Request):
+    """A wait for a condition.
+
+    Attributes:
+        condition: whether the agent may go on.
+        what: the wait in words, after "waits".
+        clock: what the agent acquires.
+        value: the value of its `yield`.
+        barrier: the barrier that reports name.
+    """
 
     condition: Callable[[], bool]
-    what: str
+    what: Callable[[], str]
+    clock: Callable[[], Clock] = dict
+    value: Any = None
+    barrier: str = ""
 
     def ready(self) -> bool:
         """Whether the condition holds."""
         return self.condition()
 
+    def finish(self, agent: Agent) -> Any:
+        """Acquire the clock."""
+        agent.learn(self.clock())
+        return self.value
+
     def describe(self) -> str:
         """The wait in words."""
-        return f"for {self.what}"
+        return self.what()
+
+    def subject(self) -> tuple[str, tuple[int, ...]]:
+        """The barrier."""
+        return self.barrier, ()
 
 
 class Agent:
@@ -89,6 +109,7 @@ class Agent:
         index: of a block or a role the block's index in the grid.
         kernel: the kernel's name, while it runs one.
         heard: by agent the flag through which it learned of it, and where that was set.
+        spins: the flag that it reads again and again, its version, and how often it was read.
         doubts: what it would have learned from flags that were too weak, by what was wrong.
     """
 
@@ -108,6 +129,7 @@ class Agent:
         self.launch: object = None
         self.index: tuple[int, ...] | None = None
         self.kernel = ""
+        self.spins: tuple[tuple[int, int] | None, int] = (None, 0)
         self.doubts: dict[str, Clock] = {}
         self.heard: dict[int, tuple[str, tuple[str, int]]] = {}
 

@@ -9,24 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .agents import Agent, Request
+from .agents import Agent, Request, Wait
 from .clocks import Clock, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "Arrival",
-    "Finish",
-    "Mbarrier",
-    "Mbarriers",
-    "Meet",
-    "Phase",
-    "Rendezvous",
-    "Spin",
-    "ThreadBarrier",
-    "Together",
-]
+__all__ = ["Arrival", "Mbarrier", "Mbarriers", "Phase", "Rendezvous", "Spin", "ThreadBarrier"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +98,11 @@ class Mbarrier:
             self.released = dict(self.gathered)
             self.arrivals = []
 
+    def subject(self) -> tuple[str, tuple[int, ...]]:
+        """Its allocation and its index there."""
+        name, _, index = self.label.partition("[")
+        return name, (int(index[:-1]),) if index else ()
+
     def state(self) -> str:
         """The state in words."""
         arrived = self.count - self.missing
@@ -151,8 +145,8 @@ class ThreadBarrier:
     gathered: Clock = field(default_factory=dict)
     released: Clock = field(default_factory=dict)
 
-    def arrive(self, threads: int, clock: Clock) -> int:
-        """Arrive; returns the generation to wait for."""
+    def arrive(self, threads: int, clock: Clock) -> Wait:
+        """Arrive; returns the wait for all threads."""
         mine = self.generation
         join(self.gathered, clock)
         self.come += threads
@@ -162,7 +156,16 @@ class ThreadBarrier:
             self.released = self.gathered
             # Threads past the count are the first of the next generation.
             self.gathered = dict(clock) if self.come else {}
-        return mine
+        return Wait(
+            lambda: self.generation > mine,
+            self.describe,
+            lambda: self.released,
+            barrier=self.label,
+        )
+
+    def describe(self) -> str:
+        """A wait in words."""
+        return f"at {self.label}, where {self.come} of {self.count} threads came"
 
 
 @dataclass
@@ -226,80 +229,7 @@ class Phase(Request):
 
     def subject(self) -> tuple[str, tuple[int, ...]]:
         """The barrier."""
-        name, _, index = self.bar.label.partition("[")
-        return name, (int(index[:-1]),) if index else ()
-
-
-@dataclass
-class Together(Request):
-    """A wait for all threads of a barrier of threads."""
-
-    bar: ThreadBarrier
-    generation: int
-
-    def ready(self) -> bool:
-        """Whether all threads have come."""
-        return self.bar.generation > self.generation
-
-    def finish(self, agent: Agent) -> None:
-        """Acquire the clocks of all threads."""
-        agent.learn(self.bar.released)
-
-    def describe(self) -> str:
-        """The wait in words."""
-        return f"at {self.bar.label}, where {self.bar.come} of {self.bar.count} threads came"
-
-    def subject(self) -> tuple[str, tuple[int, ...]]:
-        """The barrier."""
-        return self.bar.label, ()
-
-
-@dataclass
-class Meet(Request):
-    """A wait at a rendezvous; the leader does not wait, and gets True."""
-
-    meeting: Rendezvous
-    describe_absent: Callable[[Rendezvous], str]
-    leader: bool = False
-
-    def ready(self) -> bool:
-        """Whether the agent leads, or all may go on."""
-        return self.leader or self.meeting.done
-
-    def finish(self, agent: Agent) -> bool:
-        """Acquire the clocks of all members."""
-        agent.learn(self.meeting.clock)
-        return self.leader
-
-    def describe(self) -> str:
-        """The wait in words."""
-        return self.describe_absent(self.meeting)
-
-
-@dataclass
-class Finish(Request):
-    """A wait for asynchronous operations of the role itself.
-
-    Attributes:
-        clocks: what the role acquires.
-    """
-
-    operations: tuple[Agent, ...]
-    clocks: tuple[Clock, ...]
-    what: str
-
-    def ready(self) -> bool:
-        """Whether all have completed."""
-        return all(op.done for op in self.operations)
-
-    def finish(self, agent: Agent) -> None:
-        """Acquire their clocks."""
-        for clock in self.clocks:
-            agent.learn(clock)
-
-    def describe(self) -> str:
-        """The wait in words."""
-        return f"for {self.what}"
+        return self.bar.subject()
 
 
 class Spin(Request):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import context
-from .agents import Agent, Request
+from .agents import Agent, Request, Wait
 from .kernels import BlockAgent
-from .residency import Slot
 from .world import Stopped, World
 
 if TYPE_CHECKING:
@@ -18,10 +18,43 @@ if TYPE_CHECKING:
 
     from .world import Rank
 
-__all__ = ["BlockLaunch", "Dispatcher", "block_launch"]
+__all__ = ["BlockLaunch", "Dispatcher", "Slot", "block_launch"]
 
 _RESIDENT = 132
 """Blocks that are resident at once outside a simulation: the SMs of an H200."""
+
+
+@dataclass
+class Slot(Request):
+    """Waits until a rank has a free SM slot.
+
+    Attributes:
+        rank: the rank.
+        what: what needs the slot: "a block of kernel gemm", "a fill".
+    """
+
+    rank: Rank
+    what: str
+
+    def ready(self) -> bool:
+        """Whether another block can be resident."""
+        return self.rank.free > 0
+
+    def describe(self) -> str:
+        """The wait in words."""
+        return f"for a free multiprocessor, to run {self.what}"
+
+    def weight(self) -> int:
+        """Behind waits for flags."""
+        return 1
+
+    def why(self) -> list[str]:
+        """What occupies the slots, and what to do."""
+        advice = (
+            "blocks that wait for flags take all of them: signal without a kernel "
+            "(stream_write_value32), launch what signals first, or launch fewer blocks"
+        )
+        return [advice]
 
 
 class Dispatcher(Agent):
@@ -72,13 +105,17 @@ class BlockLaunch:
             block = _Block(self, stream, index)
             blocks.append(block)
             world.agents.append(block)
-        yield _Ended(blocks, self.kernel)
+        yield Wait(lambda: all(block.done for block in blocks), partial(self._left, blocks))
         stream.tick()
         for block in blocks:
             stream.learn(block.clock)
         world.order.forget(stream.clock)
         for act in self.after:
             act()
+
+    def _left(self, blocks: Sequence[Agent]) -> str:
+        left = sum(not block.done for block in blocks)
+        return f"for {left} block{'s' * (left != 1)} of kernel {self.kernel} to end"
 
     def run_alone(self) -> None:
         """Run all blocks now, outside a simulation."""
@@ -126,23 +163,6 @@ class _Block(BlockAgent):
         # A clock that includes the end of the kernel includes the block.
         stream.world.order.retired[self.agent] = (stream.agent, stream.clock[stream.agent] + 1)
         del self.clock[self.agent]
-
-
-@dataclass
-class _Ended(Request):
-    """Waits for all blocks of a launch."""
-
-    blocks: list[_Block]
-    kernel: str
-
-    def ready(self) -> bool:
-        """Whether all have ended."""
-        return all(block.done for block in self.blocks)
-
-    def describe(self) -> str:
-        """The wait in words."""
-        left = sum(not block.done for block in self.blocks)
-        return f"for {left} block{'s' * (left != 1)} of kernel {self.kernel} to end"
 
 
 def block_launch(

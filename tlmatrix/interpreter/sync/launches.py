@@ -20,7 +20,7 @@ from tlmatrix.interpreter.errors import DeadlockError, RaceError, Synchronizatio
 from tlmatrix.interpreter.reports import Party, Report
 
 from . import settings
-from .barriers import Mbarrier, Phase, ThreadBarrier
+from .barriers import Mbarrier, ThreadBarrier
 from .blocks import Block
 from .deadlocks import deadlock
 from .findings import Findings
@@ -150,7 +150,7 @@ class Launch(Scheduler):
 
     def misused(self, block: Block, bar: Mbarrier, line: int, text: str) -> None:
         """Report a wrong use of a barrier to the sanitizers; the error follows."""
-        name, index = Phase(bar, 0, block.explain).subject()
+        name, index = bar.subject()
         self._add("barriers", block, name, line, text, index)
 
     def outlived(self, block: Block, name: str, line: int, what: str) -> None:

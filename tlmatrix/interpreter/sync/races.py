@@ -1,8 +1,8 @@
-"""Which accesses nothing orders, and what is said of them."""
+"""Accesses of memory that streams and ranks share, and the races between them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,36 +11,111 @@ from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.reports import Party, Report
 
 from .findings import Findings
-from .seen import FREE, UNZEROED, ZERO
 
 if TYPE_CHECKING:
     from .agents import Agent
     from .clocks import Order
-    from .seen import Seen
 
-__all__ = ["Races"]
+__all__ = ["FREE", "UNZEROED", "ZERO", "Access", "Races", "Where"]
 
-# What the user calls it, what it is, the index, and whether elements have an axis of their own.
-Where = tuple[str, str, Any, bool]
-
-
+FREE = "free"
+"""The operation of a host that releases symmetric memory."""
+ZERO = "zero"
+"""The operation of a stream that initializes new symmetric memory."""
+UNZEROED = (
+    "a stream zeroes new symmetric memory, and ranks that meet in rendezvous do not wait for that "
+    "(PyTorch up to 2.13); call torch.cuda.synchronize() between empty and rendezvous, or let the "
+    "hosts meet once more behind it"
+)
+"""Why symmetric memory may be used before it is ready, and what to do."""
 _AGAIN = "memory is used again before all have read it; a barrier in between, or a second buffer"
+
+Where = tuple[str, str, Any, bool]
+"""The kernel's name of a buffer, its storage, the index, and whether elements have an own axis."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One access of memory.
+
+    Attributes:
+        agent: the agent that made it.
+        time: that agent's time; a clock that includes it is ordered after the access.
+        action: "read", "write" or "atomic".
+        file: the user's file.
+        line: its line.
+        what: the operation: "copy", "kernel gemm", "flag".
+        scope: of a flag "gpu" or "sys"; empty for an access that is no flag's.
+        rank: the rank.
+        who: the stream, in words.
+        block: the block's index, of a block.
+        launch: the identity of its launch.
+    """
+
+    agent: int
+    time: int
+    action: str
+    file: str
+    line: int
+    what: str
+    scope: str = ""
+    rank: int = field(default=0, compare=False)
+    who: str = field(default="", compare=False)
+    block: tuple[int, ...] | None = field(default=None, compare=False)
+    launch: int = field(default=0, compare=False)
+
+    @classmethod
+    def of(
+        cls, agent: Agent, action: str, file: str, line: int, what: str, scope: str = ""
+    ) -> Access:
+        """An access that an agent makes now."""
+        launch = id(agent.launch) if agent.launch is not None else 0
+        number, clock = agent.agent, agent.clock
+        of_agent = agent.rank, agent.name, agent.index, launch
+        return cls(number, clock.get(number, 0), action, file, line, what, scope, *of_agent)
+
+    def conflicts(self, new: Access) -> bool:
+        """Whether a later access must be ordered after this one."""
+        if self.action == new.action == "read":
+            return False
+        # The monitor of a launch checks accesses of its blocks.
+        if new.launch and self.launch == new.launch and not (self.scope or new.scope):
+            return False
+        if self.what == FREE or not self.scope or not new.scope:
+            return True
+        # Both are atomic: their scopes must include each other.
+        return self.rank != new.rank and not self.scope == new.scope == "sys"
+
+    def __str__(self) -> str:
+        if self.what == FREE:
+            return f"freed by {self.who}, which let go of it"
+        if self.what == ZERO:
+            return f"zeroed by {self.who}, as symmetric_memory.empty asked"
+        if self.what == "flag":
+            return f"{'read' if self.action == 'read' else 'set'} as a flag by {self.who}"
+        actions = {"read": "read", "write": "written", "atomic": "updated atomically"}
+        block = f", block {self.block}" if self.block is not None else ""
+        return f"{actions[self.action]} by {self.who} ({self.what}{block})"
 
 
 class Races:
-    """Sets of accesses by number, and the races found between them."""
+    """Sets of accesses by number, and the races found between them.
+
+    Of each element the last writes and the reads since are such a set. An access that is not
+    ordered after one that it conflicts with is a race (FastTrack, with sets of readers).
+    """
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._sets: list[tuple[Seen, ...]] = [()]
-        self._numbers: dict[tuple[Seen, ...], int] = {(): 0}
+        self._sets: list[tuple[Access, ...]] = [()]
+        self._numbers: dict[tuple[Access, ...], int] = {(): 0}
         self._found = Findings()
-        # What an access makes of a set, and the sets that it does not conflict with: a task's
-        # clock only grows, so neither needs another look while the access is the same.
-        self._made: dict[tuple[int, int], int] = {}
-        self._calm: set[tuple[int, int]] = set()
+        # The union of a set and an access, and sets that an access does not race with: a clock
+        # only grows, so both hold for all accesses that are equal.
+        self._unions: dict[tuple[int, int], int] = {}
+        self._ordered: set[tuple[int, int]] = set()
 
-    def number(self, members: tuple[Seen, ...]) -> int:
+    def number(self, members: tuple[Access, ...]) -> int:
         """The number of a set of accesses."""
         found = self._numbers.get(members)
         if found is None:
@@ -48,33 +123,32 @@ class Races:
             self._sets.append(members)
         return found
 
-    def joined(self, numbers: Any, seen: Seen, task: Agent) -> Any:
-        """The sets with one access more, without those that it comes after."""
+    def joined(self, numbers: Any, new: Access, agent: Agent) -> Any:
+        """The sets with one access more, without those ordered before it."""
         low, high = int(np.min(numbers)), int(np.max(numbers))
         if low == high:
-            return self._with(low, seen, task)
-        values, places = np.unique(numbers, return_inverse=True)
-        new = np.array([self._with(int(v), seen, task) for v in values], np.int32)
-        return new[places].reshape(np.shape(numbers))
+            return self._with(low, new, agent)
+        values, positions = np.unique(numbers, return_inverse=True)
+        unions = np.array([self._with(int(v), new, agent) for v in values], np.int32)
+        return unions[positions].reshape(np.shape(numbers))
 
-    def _with(self, number: int, seen: Seen, task: Agent) -> int:
-        key = number, self.number((seen,))
-        made = self._made.get(key)
-        if made is not None:
-            return made
+    def _with(self, number: int, new: Access, agent: Agent) -> int:
+        key = number, self.number((new,))
+        union = self._unions.get(key)
+        if union is not None:
+            return union
         members = []
-        retired = self._order.retired
         for old in self._sets[number]:
-            if self._order.knows(task.clock, old.agent, old.time):
+            if self._order.knows(agent.clock, old.agent, old.time):
                 continue
-            after = retired.get(old.agent)
-            # Of a kernel that is over one block stands for all.
+            after = self._order.retired.get(old.agent)
+            # Of a kernel that has ended one block stands for all.
             members.append(old if after is None else replace(old, agent=after[0], time=after[1]))
-        self._made[key] = made = self.number((*dict.fromkeys(members), seen))
-        return made
+        self._unions[key] = union = self.number((*dict.fromkeys(members), new))
+        return union
 
-    def check(self, numbers: Any, mask: Any, seen: Seen, task: Agent, where: Where) -> None:
-        """Look for accesses that nothing orders before `seen`."""
+    def check(self, numbers: Any, mask: Any, new: Access, agent: Agent, where: Where) -> None:
+        """Report accesses of these sets that race with a new one."""
         numbers = np.asarray(numbers)
         if numbers.size == 0:
             return
@@ -82,38 +156,32 @@ class Races:
         if high == 0:
             return
         values = [high] if int(numbers.min()) == high else np.unique(numbers).tolist()
-        own = self.number((seen,))
+        own = self.number((new,))
         for value in values:
-            if (value, own) in self._calm:
+            if (value, own) in self._ordered:
                 continue
-            old = self._conflict(value, seen, task)
+            old = self._conflict(value, new, agent)
             if old is None:
-                self._calm.add((value, own))
+                self._ordered.add((value, own))
                 continue
             bad = numbers == value
             if mask is not None:
                 bad = bad & mask
             if bad.any():
-                self._note(old, seen, task, bad, where)
+                self._note(old, new, agent, bad, where)
                 return
 
-    def _conflict(self, number: int, seen: Seen, task: Agent) -> Seen | None:
+    def _conflict(self, number: int, new: Access, agent: Agent) -> Access | None:
         for old in self._sets[number]:
-            if old.action == "read" and seen.action == "read":
-                continue
-            # Blocks of one launch are the monitor's.
-            if seen.launch and old.launch == seen.launch and not (old.scope or seen.scope):
-                continue
-            if old.what == FREE:
+            if old.conflicts(new) and (
+                old.what == FREE or not self._order.knows(agent.clock, old.agent, old.time)
+            ):
                 return old
-            if old.compatible(seen) or self._order.knows(task.clock, old.agent, old.time):
-                continue
-            return old
         return None
 
-    def _note(self, old: Seen, seen: Seen, task: Agent, bad: Any, where: Where) -> None:
+    def _note(self, old: Access, new: Access, agent: Agent, bad: Any, where: Where) -> None:
         name, storage, memory, wide = where
-        key = (seen.file, seen.line, seen.action, old.file, old.line, old.action, storage == "")
+        key = (new.file, new.line, new.action, old.file, old.line, old.action, storage == "")
         if self._found.again(key):
             return
         if wide:
@@ -121,38 +189,38 @@ class Races:
         first, box = _region(memory, bad)
         of = f"{name} ({storage})" if storage and name != "a tensor" else storage or name
         spelled = f"elements [{box}] of {of}" if box else of
-        text = f"{spelled} {'are' if box else 'is'} {old}, then {seen}"
+        text = f"{spelled} {'are' if box else 'is'} {old}, then {new}"
         if old.what == FREE:
             text += ": who uses it must be done before, or keep the tensor"
-        elif ZERO in (old.what, seen.what):
+        elif ZERO in (old.what, new.what):
             text += f", and nothing orders the two: {UNZEROED}"
-        elif seen.what == FREE:
+        elif new.what == FREE:
             text += ", and nothing orders the two: let all ranks meet in between, and the host wait"
         else:
-            text += f", and nothing orders the two{self._advice(old, seen, task)}"
+            text += f", and nothing orders the two{self._advice(old, new, agent)}"
         party = Party(old.block, old.file, old.line, old.action, old.who)
-        kernel = seen.what.removeprefix("kernel ") if seen.what.startswith("kernel ") else ""
-        kernel = task.kernel or kernel
+        kernel = new.what.removeprefix("kernel ") if new.what.startswith("kernel ") else ""
+        kernel = agent.kernel or kernel
         report = Report(
             "races",
             kernel,
-            seen.file,
-            seen.line,
+            new.file,
+            new.line,
             name if name != "a tensor" else storage or name,
             first,
-            seen.block,
+            new.block,
             text,
             party,
-            rank=seen.rank,
+            rank=new.rank,
         )
         self._found.add(report, key)
 
-    def _advice(self, old: Seen, seen: Seen, task: Agent) -> str:
+    def _advice(self, old: Access, new: Access, agent: Agent) -> str:
         """What would order the two."""
-        for reason, clock in task.doubts.items():
+        for reason, clock in agent.doubts.items():
             if self._order.knows(clock, old.agent, old.time):
                 return f": {reason}"
-        heard = task.heard.get(old.agent)
+        heard = agent.heard.get(old.agent)
         if heard is not None and old.action != "read":
             name, place = heard
             where = rendered(place)
@@ -160,16 +228,16 @@ class Races:
                 f": {name} is set at {where} before that; set it behind what it stands for, unless "
                 f"{_AGAIN}"
             )
-        if old.scope and seen.scope:
+        if old.scope and new.scope:
             return ": both are flags, but ranks need the scope of the system (_sys) on both sides"
-        if old.rank == seen.rank:
+        if old.rank == new.rank:
             return (
-                f": {seen.who} must wait for {old.who} (wait_stream, an event, or a flag that is "
+                f": {new.who} must wait for {old.who} (wait_stream, an event, or a flag that is "
                 "set behind the first and waited for before the second)"
             )
         if old.action == "read":
             return f": {_AGAIN}"
-        if old.scope or seen.scope:
+        if old.scope or new.scope:
             return ": a flag is set by flag functions alone, or with a barrier in between"
         return (
             ": a barrier in between, or a flag that is released after the first and acquired "
@@ -182,7 +250,7 @@ class Races:
 
 
 def _region(memory: Any, bad: Any) -> tuple[tuple[int, ...], str]:
-    """The first element that is bad, and the box of all, in the buffer's own dimensions."""
+    """The first bad element and the box of all, in the buffer's own dimensions."""
     if not isinstance(memory, tuple) or not memory:
         return (), ""
     where = np.argwhere(bad)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .agents import Agent
-from .barriers import Finish, Mbarrier, Meet, Phase, Rendezvous, Spin, ThreadBarrier, Together
+from .agents import Agent, Wait
+from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
 from .clocks import Clock, fenced, join
 from .kernels import BlockAgent
 from .regions import RegionAccess, cells_of, region_of
@@ -129,15 +129,15 @@ class Role(BlockAgent):
         """`T.mbarrier_expect_tx`."""
         bar.expect(int(size))
 
-    def sync(self, identity: int = 0, count: int | None = None) -> Together:
+    def sync(self, identity: int = 0, count: int | None = None) -> Wait:
         """`T.sync_threads`, of the whole block or of `count` threads."""
         return self._arrive(self.block.thread_barrier(identity, count))
 
-    def sync_group(self, members: tuple[int, ...]) -> Together:
+    def sync_group(self, members: tuple[int, ...]) -> Wait:
         """The barrier that TileLang puts between statements that share memory."""
         return self._arrive(self.block.group_barrier(members))
 
-    def sync_grid(self) -> Together:
+    def sync_grid(self) -> Wait:
         """`T.sync_grid`: of all blocks."""
         return self._arrive(self.block.launch.grid)
 
@@ -145,17 +145,22 @@ class Role(BlockAgent):
         """`T.named_barrier_arrive`: arrive and go on."""
         self._arrive(self.block.thread_barrier(identity, count))
 
-    def _arrive(self, bar: ThreadBarrier) -> Together:
-        generation = bar.arrive(self.threads, self.clock)
+    def _arrive(self, bar: ThreadBarrier) -> Wait:
+        wait = bar.arrive(self.threads, self.clock)
         self.tick()
-        return Together(bar, generation)
+        return wait
 
-    def meet(self, key: int, members: tuple[int, ...]) -> Meet:
+    def meet(self, key: int, members: tuple[int, ...]) -> Wait:
         """Come to a statement that the roles of `members` execute together; the last leads."""
         meeting = self.block.meetings.setdefault(key, Rendezvous(members))
         leads = meeting.arrive(self.number, self.clock)
         self.tick()
-        return Meet(meeting, self.block.describe_absent, leads)
+        return Wait(
+            lambda: leads or meeting.done,
+            lambda: self.block.describe_absent(meeting),
+            lambda: meeting.clock,
+            leads,
+        )
 
     def part(self, key: int) -> None:
         """The leader has executed the statement: the other roles go on, ordered after it."""
@@ -260,7 +265,7 @@ class Role(BlockAgent):
         """Close a group of work of a kind."""
         self._groups.setdefault(kind, []).append(self._open.pop(kind, []))
 
-    def wait_groups(self, kind: str, left: Any, *, reads: Any = False) -> Finish:
+    def wait_groups(self, kind: str, left: Any, *, reads: Any = False) -> Wait:
         """Wait until at most `left` groups of a kind are in flight, or have not `reads` all."""
         groups = self._groups.setdefault(kind, [])
         count = max(0, len(groups) - int(left))
@@ -271,8 +276,10 @@ class Role(BlockAgent):
         elif kind == "TMA store":
             waited = self._half_waited + waited
             self._half_waited = []
-        clocks = tuple(op.read_clock if reads else op.clock for op in waited)
-        return Finish(tuple(waited), clocks, f"its {kind}")
+        clock: Clock = {}
+        for op in waited:
+            join(clock, op.read_clock if reads else op.clock)
+        return Wait(lambda: all(op.done for op in waited), lambda: f"for its {kind}", lambda: clock)
 
     # -- accesses
 

@@ -11,6 +11,7 @@ from .returns import without_returns
 from .thread_loops import without_thread_loops
 from .vectors import without_vectors
 from .widen import widened
+from .words import without_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,4 +34,4 @@ def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
     """
     kernel = without_returns(without_thread_loops(kernel))
     kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
-    return with_thread_fragments(without_vectors(kernel))
+    return with_thread_fragments(without_vectors(without_words(kernel)))

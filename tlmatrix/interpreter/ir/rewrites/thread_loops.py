@@ -35,7 +35,8 @@ def without_thread_loops(kernel: ir.Kernel) -> ir.Kernel:
     A loop over fewer threads than the block has stays as it is.
     """
     threads = launched_threads(kernel.body)
-    if threads is None:
+    tags = {node.thread_tag for node in walk(kernel.body) if isinstance(node, ir.For)}
+    if threads is None or not tags & _TAGS.keys():
         return kernel
 
     def bound(loop: Any) -> Any:

@@ -18,24 +18,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import Unsupported
-from .explain import LaunchLog
-from .generate import Options, generate
-from .kernel import InterpretedKernel, Loaded, load_program, unseen
-from .locks import TRACING
-from .recorder import Recorder
-from .reports import declared_sequences, sanitizer_names
-from .session import Session
-from .session import local as _local
-from .tracing import TracedKernel, written_at
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.explain import LaunchLog
+from tlmatrix.interpreter.frontend.kernel import InterpretedKernel, Loaded, load_program, unseen
+from tlmatrix.interpreter.frontend.parsing import keeping_parsed
+from tlmatrix.interpreter.frontend.tracing import TracedKernel, written_at
+from tlmatrix.interpreter.generate import Options, generate
+from tlmatrix.interpreter.locks import TRACING
+from tlmatrix.interpreter.recorder import Recorder
+from tlmatrix.interpreter.reports import declared_sequences, sanitizer_names
+from tlmatrix.interpreter.session import Session
+from tlmatrix.interpreter.session import local as _local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     import torch
 
-    from .explain import Trace
-    from .reports import Sequences
+    from tlmatrix.interpreter.explain import Trace
+    from tlmatrix.interpreter.reports import Sequences
 
 __all__ = ["interpret", "interpreted"]
 
@@ -238,6 +239,7 @@ def _install() -> None:
         _patch(JITImpl, name, _on_shadow)
     _patch(AutoTuneImpl, "__call__", _untuned)
     _patch(Builder, "set_fileline", _users_lines)
+    _patch(sys.modules["tilelang.language.eager.builder"], "mutate", keeping_parsed)
     _patch(sys.modules["tilelang.profiler"], "do_bench", _untimed)
     _patch(torch.cuda, "synchronize", _synchronous)
     _patch(torch, "compile", _eager)

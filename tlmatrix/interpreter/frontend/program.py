@@ -15,7 +15,7 @@ from .lowering import lowering
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .session import Session
+    from tlmatrix.interpreter.session import Session
 
 __all__ = ["run_program"]
 

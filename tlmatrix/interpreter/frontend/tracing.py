@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import ArgumentError
+from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +65,7 @@ class TracedKernel:
         Raises:
             ArgumentError: for a wrong number of arguments.
         """
-        from .session import current
+        from tlmatrix.interpreter.session import current
 
         parameters = list(self.prim_func.params)
         inputs = [p for k, p in enumerate(parameters) if k not in self.out_idx]
@@ -108,8 +109,7 @@ class TracedKernel:
         for size in buffer.shape:
             bound = tvm.tirx.stmt_functor.substitute(size, sizes)
             shape.append(int(analyzer.simplify(bound)))
-        dtype = {"float8_e4m3": "float8_e4m3fn"}.get(str(buffer.dtype), str(buffer.dtype))
-        return torch.zeros(shape, dtype=getattr(torch, dtype))
+        return torch.zeros(shape, dtype=TILE_DTYPES[str(buffer.dtype)].torch)
 
 
 def written_at(prim_func: Any) -> str:
@@ -124,7 +124,7 @@ def traced(*, arch: str) -> Iterator[list[TracedKernel]]:
 
     Gives the list to which each kernel is added when it is first launched.
     """
-    from .intercept import interpret
+    from tlmatrix.interpreter.frontend.intercept import interpret
 
     launched: list[TracedKernel] = []
     with interpret(arch=arch, launched=launched):

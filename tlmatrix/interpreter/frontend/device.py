@@ -21,8 +21,8 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 from torch.overrides import TorchFunctionMode
 
-from .customops import registering
-from .errors import Unsupported
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.frontend.customops import registering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

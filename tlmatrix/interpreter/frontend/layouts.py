@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .analysis.evaluate import evaluate
-from .analysis.thread_order import placeholders
-from .errors import InterpreterError
+from tlmatrix.interpreter.analysis.evaluate import evaluate
+from tlmatrix.interpreter.analysis.thread_order import placeholders
+from tlmatrix.interpreter.errors import InterpreterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .generate import GlobalLayout
+    from tlmatrix.interpreter.generate import GlobalLayout
 
 __all__ = ["LayoutError", "positions"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .locks import TRACING
+from tlmatrix.interpreter.locks import TRACING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

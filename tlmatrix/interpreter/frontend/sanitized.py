@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import InterpreterError
-from .layouts import LayoutError
-from .reports import Report
-from .runtime.monitor import Monitor
-from .runtime.tracer import Born, Tracer
+from tlmatrix.interpreter.errors import InterpreterError
+from tlmatrix.interpreter.frontend.layouts import LayoutError
+from tlmatrix.interpreter.reports import Report
+from tlmatrix.interpreter.runtime.monitor import Monitor
+from tlmatrix.interpreter.runtime.tracer import Born, Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
+    from tlmatrix.interpreter.generate import Program
+    from tlmatrix.interpreter.instruments.sites import Site
+    from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
-
-    from .generate import Program
-    from .instruments.sites import Site
-    from .ir.nodes import Location
-    from .kernel import InterpretedKernel
-    from .session import Session
 
 __all__ = ["launch"]
 
@@ -110,7 +109,7 @@ def _strange(
     """Whether an output that the kernel wrote is not finite, and not known to be meant so."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return False
-    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    if tensor.element_size() == 1:
         tensor = tensor.float()
     total = tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
     if torch.isfinite(total):
