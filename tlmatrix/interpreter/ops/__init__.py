@@ -26,6 +26,7 @@ from . import (
     gemm,
     im2col,
     mathematics,
+    pointer,
     reduce,
     reducer,
     scan,
@@ -53,7 +54,7 @@ __all__ = [
 
 _OF_BLOCKS = (
     *(mathematics, bits, control, words),
-    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
+    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer, pointer),
 )
 _OF_THREADS = (allreduce, asynchronous, barrier, cp_async, templates, warp, warp_matrix)
 
