@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.dtypes import size_in_bits
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, walk
 
@@ -66,7 +67,7 @@ def tensor_memory(kernel: ir.Kernel) -> MemoryNeed | None:
             if None in extents or len(extents) < 2:
                 return None
             *leading, rows, columns = extents
-            size = -(-rows // _ROWS) * -(-columns * _bits(buffer.dtype) // 32)
+            size = -(-rows // _ROWS) * -(-columns * size_in_bits(buffer.dtype) // 32)
             need.append((size * math.prod(leading), buffer))
     if not need:
         return None
@@ -83,7 +84,7 @@ def _of_block(block: ir.Block) -> MemoryNeed | None:
         extents = [number(n) for n in buffer.shape]
         if None in extents:
             return None
-        sizes[data] = -(-_bits(buffer.dtype) * math.prod(extents) // 8)
+        sizes[data] = -(-size_in_bits(buffer.dtype) * math.prod(extents) // 8)
     if not sizes:
         return None
     lives: dict[ir.Var, list[int]] = {}
@@ -106,13 +107,6 @@ def _of_block(block: ir.Block) -> MemoryNeed | None:
     largest = shared[best[1][0]]
     texts = tuple(f"{shared[d].name} {sizes[d] * copies.get(d, 1)}" for d in best[1])
     return MemoryNeed(best[0], largest.location, largest.name, texts)
-
-
-def _bits(dtype: str) -> int:
-    if dtype == "bool":
-        return 8
-    digits = "".join(c if c.isdigit() else " " for c in dtype).split()
-    return int(digits[0]) if digits else 8
 
 
 def _statements(body: ir.Stmt) -> Sequence[ir.Stmt]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _python_dispatch
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
 from tlmatrix.interpreter.errors import (
     EMPTY_TENSOR,
@@ -45,24 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["InterpretedKernel", "environment", "load_program", "unseen"]
 
-_TORCH = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3": torch.float8_e4m3fn,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "bool": torch.bool,
-}
 _CODEC_OF = {codec.dtype: codec for codec in runtime.CODECS.values()}
 
 
@@ -391,7 +374,7 @@ class InterpretedKernel:
         where = f"kernel {self._program.name}: argument {p.name}"
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{where} must be a tensor, got {type(value).__name__}")
-        if value.dtype != _TORCH[p.dtype]:
+        if value.dtype != TILE_DTYPES[p.dtype].torch:
             raise ArgumentError(f"{where} must have dtype {p.dtype}, got {value.dtype}")
         if not value.is_cpu:
             raise ArgumentError(
@@ -410,7 +393,7 @@ class InterpretedKernel:
                 f"kernel {self._program.name}: out_idx names {p.name}, which is a scalar"
             )
         shape = [n if isinstance(n, int) else self._evaluate(n, symbols) for n in p.shape]
-        return torch.empty(shape, dtype=_TORCH[p.dtype], device="cpu")
+        return torch.empty(shape, dtype=TILE_DTYPES[p.dtype].torch, device="cpu")
 
     # -- running
 
@@ -603,7 +586,7 @@ class InterpretedKernel:
                 return int(value)
             if p.dtype == "bool":
                 return bool(value)
-            low = _CODEC_OF.get(_TORCH[p.dtype])
+            low = _CODEC_OF.get(TILE_DTYPES[p.dtype].torch)
             if low is not None:
                 return low.round(float(value))
             return np.float64(value) if p.dtype == "float64" else np.float32(value)
@@ -683,7 +666,7 @@ def _wide(p: Parameter, value: Any, argument: Any) -> Any:
         return argument
     if p.shape is None:
         return np.float64(value)
-    codec = _CODEC_OF.get(_TORCH[p.dtype])
+    codec = _CODEC_OF.get(TILE_DTYPES[p.dtype].torch)
     array = argument if codec is None else codec.widen(np.ascontiguousarray(argument))
     return np.array(array, np.float64)
 

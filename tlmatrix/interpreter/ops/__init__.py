@@ -29,6 +29,7 @@ from . import (
     reduce,
     reducer,
     scan,
+    templates,
     transpose,
     warp,
     warp_matrix,
@@ -54,7 +55,7 @@ _OF_BLOCKS = (
     *(mathematics, bits, control, words),
     *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
 )
-_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, warp, warp_matrix)
+_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, templates, warp, warp_matrix)
 
 
 def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:
