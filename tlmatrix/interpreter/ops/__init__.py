@@ -28,6 +28,7 @@ from . import (
     mathematics,
     reduce,
     reducer,
+    rng,
     scan,
     templates,
     transpose,
