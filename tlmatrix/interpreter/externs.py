@@ -16,7 +16,7 @@ from tlmatrix.interpreter.errors import InterpreterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["Pointer", "call_extern", "is_modelled", "model_extern", "until"]
+__all__ = ["Pointer", "call_extern", "is_modelled", "model_extern", "modelled", "until"]
 
 _models: dict[str, Callable[..., Any]] = {}
 
@@ -96,6 +96,11 @@ def model_extern(name: str, model: Callable[..., Any]) -> None:
     if not callable(model):
         raise TypeError(f"the model of {name} must be callable, got {type(model).__name__}")
     _models[name] = model
+
+
+def modelled() -> list[str]:
+    """The names of all functions that have a model."""
+    return sorted(_models)
 
 
 def is_modelled(name: str) -> bool:
