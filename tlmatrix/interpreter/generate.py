@@ -25,7 +25,6 @@ from tlmatrix.interpreter.emit.threads.races import RaceInstrument
 from tlmatrix.interpreter.emit.threads.statements import rules_of_threads
 from tlmatrix.interpreter.emit.values import LOW_PRECISION, Val, is_float, is_value
 from tlmatrix.interpreter.errors import Unsupported
-from tlmatrix.interpreter.externs import is_modelled
 from tlmatrix.interpreter.instruments.coverage import Counted, CoverageInstrument
 from tlmatrix.interpreter.instruments.memory import MemorySanitizer
 from tlmatrix.interpreter.instruments.nonfinite import NonfiniteTracer
@@ -45,6 +44,7 @@ from tlmatrix.interpreter.ops import (
 )
 from tlmatrix.interpreter.ops import overwritten as overwritten_by
 from tlmatrix.interpreter.ops.extern import calls_models, rules_of_models
+from tlmatrix.interpreter.sync.externs import is_modelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

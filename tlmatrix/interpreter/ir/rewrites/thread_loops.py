@@ -35,11 +35,12 @@ def without_thread_loops(kernel: ir.Kernel) -> ir.Kernel:
     In a kernel that states no number of threads the loops do. A loop over fewer threads than the
     block has stays as it is.
     """
+    loops = [n for n in walk(kernel.body) if isinstance(n, ir.For) and n.thread_tag in _TAGS]
+    if not loops:
+        return kernel
     threads = launched_threads(kernel.body)
     if threads is None:
-        threads = _threads_of_loops(kernel)
-        if threads is None:
-            return kernel
+        threads = _threads_of(loops)
         kernel = replace(kernel, body=_with_threads(kernel.body, threads))
 
     def bound(loop: Any) -> Any:
@@ -53,11 +54,8 @@ def without_thread_loops(kernel: ir.Kernel) -> ir.Kernel:
     return replace(kernel, body=transform(kernel.body, bound))
 
 
-def _threads_of_loops(kernel: ir.Kernel) -> tuple[int, int, int] | None:
+def _threads_of(loops: list[ir.For]) -> tuple[int, int, int]:
     """The extents of a block that loops over its threads state."""
-    loops = [n for n in walk(kernel.body) if isinstance(n, ir.For) and n.thread_tag in _TAGS]
-    if not loops:
-        return None
     found = [1, 1, 1]
     for loop in loops:
         axis = _TAGS[loop.thread_tag]
