@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.explain import LaunchLog
 from tlmatrix.interpreter.frontend.kernel import InterpretedKernel, Loaded, load_program, unseen
+from tlmatrix.interpreter.frontend.parsing import keeping_parsed
 from tlmatrix.interpreter.frontend.tracing import TracedKernel, written_at
 from tlmatrix.interpreter.generate import Options, generate
 from tlmatrix.interpreter.locks import TRACING
@@ -238,6 +239,7 @@ def _install() -> None:
         _patch(JITImpl, name, _on_shadow)
     _patch(AutoTuneImpl, "__call__", _untuned)
     _patch(Builder, "set_fileline", _users_lines)
+    _patch(sys.modules["tilelang.language.eager.builder"], "mutate", keeping_parsed)
     _patch(sys.modules["tilelang.profiler"], "do_bench", _untimed)
     _patch(torch.cuda, "synchronize", _synchronous)
     _patch(torch, "compile", _eager)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import transform
+from tlmatrix.interpreter.ir.walk import calls, transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +83,8 @@ def extern_name(call: ir.Call) -> str:
 
 def without_builtins(kernel: ir.Kernel, is_modelled: Callable[[str], bool]) -> ir.Kernel:
     """The kernel without calls of CUDA's own functions by name."""
+    if not calls(kernel.body, "tirx.call_extern"):
+        return kernel
 
     def replaced(node: Any) -> Any:
         if not isinstance(node, ir.Call) or node.op != "tirx.call_extern":

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.frontend.device import stand_in
-from tlmatrix.interpreter.frontend.intercept import interpret
-from tlmatrix.interpreter.lowering import lowering
+from .device import stand_in
+from .intercept import interpret
+from .lowering import lowering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
