@@ -51,8 +51,10 @@ class Slot(Request):
     def why(self) -> list[str]:
         """What occupies the slots, and what to do."""
         return [
-            "blocks that wait for flags take all of them: signal without a kernel "
-            "(stream_write_value32), launch what signals first, or launch fewer blocks"
+            (
+                "blocks that wait for flags take all of them: signal without a kernel "
+                "(stream_write_value32), launch what signals first, or launch fewer blocks"
+            )
         ]
 
 
