@@ -161,9 +161,9 @@ def test_kernels_are_traced_once_for_all_lengths(tmp_path, runner, monkeypatch):
     made = []
     generate = kernel.generate
 
-    def counted(func, **options):
-        made.append(options)
-        return generate(func, **options)
+    def counted(*arguments, **options):
+        made.append(arguments)
+        return generate(*arguments, **options)
 
     for module in (kernel, intercept):
         monkeypatch.setattr(module, "generate", counted)
