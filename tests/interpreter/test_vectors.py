@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix.interpreter import Unsupported
+from tlmatrix.interpreter import InterpreterError, Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -157,3 +157,73 @@ def test_every_thread_does_a_vector_atomic_that_returns():
     s = torch.zeros(2)
     kernel()(s, torch.tensor([1.0, 2.0]))
     assert s.tolist() == [4.0, 8.0]
+
+
+@pytest.mark.parametrize(("words", "dtype"), [(1, "float32"), (2, "float16"), (8, "bfloat16")])
+def test_words_are_loaded_and_stored_by_address(words, dtype):
+    load = {1: T.ldg32, 2: T.ldg64, 8: T.ldg256}[words]
+    store = {1: T.stg32, 2: T.stg64, 8: T.stg256}[words]
+    count = words * 32 // (32 if dtype == "float32" else 16)
+
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            X: T.Tensor((32 * count,), dtype),
+            Y: T.Tensor((32 * count,), dtype),
+            Z: T.Tensor((32 * count,), dtype),
+        ):
+            with T.Kernel(1, threads=32):
+                at = T.get_thread_binding() * count
+                store(Y[at], load(X[at]), pred=at < 20 * count)
+                if count == 1:
+                    Z[at] = T.reinterpret(load(X[at], pred=at >= 8), dtype)
+                else:
+                    Z[at : at + count] = T.reinterpret(
+                        load(X[at], pred=at >= 8 * count), f"{dtype}x{count}"
+                    )
+
+        return main
+
+    x = torch.randn(32, count).to(getattr(torch, dtype))
+    y, z = torch.zeros_like(x), torch.ones_like(x)
+    kernel()(x.view(-1), y.view(-1), z.view(-1))
+    assert torch.equal(y[:20], x[:20])
+    assert not y[20:].any()
+    assert torch.equal(z[8:], x[8:])
+    assert not z[:8].any()
+
+
+def test_words_of_shared_memory():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((64,), "float16"), Y: T.Tensor((64,), "float16")):
+            with T.Kernel(1, threads=16):
+                tx = T.get_thread_binding()
+                S = T.alloc_shared((64,), "float16")
+                T.sts64(S[tx * 4], T.ldg64(X[tx * 4]))
+                T.sync_threads()
+                T.stg64(Y[60 - tx * 4], T.lds64(S[tx * 4]))
+
+        return main
+
+    x = torch.randn(64).half()
+    y = torch.zeros_like(x)
+    kernel()(x, y)
+    assert torch.equal(y.view(16, 4).flip(0), x.view(16, 4))
+
+
+def test_words_outside_of_memory_are_an_error():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=32):
+                tx = T.get_thread_binding()
+                T.stg64(Y[tx * 2], T.ldg64(X[tx * 2 + 2]))
+
+        return main
+
+    with pytest.raises(InterpreterError, match="X has 64 words of 32 bits, and word 64"):
+        kernel()(torch.randn(64), torch.randn(64))

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["product_run"]
 
 _Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def product_run(name: str, problem: Problem) -> Run:
@@ -49,7 +48,7 @@ def _product(
 ) -> _Product:
     """The function that multiplies op(a) and op(b) of the problem's dtypes."""
     a, b = problem.inputs["a"].dtype, problem.inputs["b"].dtype
-    if a in _FLOAT8 and b in _FLOAT8:
+    if _is_float8(a) and _is_float8(b):
         if not (row_major_a and column_major_b):
             raise NotApplicableError(
                 "torch._scaled_mm needs a row-major and columns of b contiguous"
@@ -65,3 +64,7 @@ def _product(
     if out.itemsize > a.itemsize:
         return lambda x, y: torch.mm(x, y, out_dtype=out)
     return torch.matmul
+
+
+def _is_float8(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize == 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.check.bits import INT_OF_SIZE
+from tlmatrix.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,20 +20,7 @@ __all__ = ["CANARY", "MARKS", "as_row", "extent_of", "fill_poison", "poison_mask
 
 CANARY = -11  # 0xFFF5: NaN in float16, bfloat16, and repeated in float32 and float64
 
-_POISON: dict[torch.dtype, int] = {
-    torch.float16: 0x7E5D,
-    torch.bfloat16: 0x7FDB,
-    torch.float32: 0x7FDBADC5,
-    torch.float64: 0x7FFDBADC0FFEE5ED,
-    torch.uint8: 0x5B,
-    torch.int8: 0x5B,
-    torch.int16: 0x5BAD,
-    torch.int32: 0x5BADC0DF,
-    torch.int64: 0x5BADC0DF5BADC0DF,
-    torch.bool: 1,
-    torch.float8_e4m3fn: 0x7F,
-    torch.float8_e5m2: 0x7F,
-}
+_POISON = {dtype.torch: dtype.poison for dtype in DTYPES.values() if dtype.poison is not None}
 
 MARKS: dict[torch.dtype, int] = {
     dtype: bits

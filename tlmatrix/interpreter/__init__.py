@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from .explain import Explanation, NotMadeError, Trace
-    from .externs import Pointer, model_extern, until
     from .frontend.intercept import interpret, interpreted
     from .frontend.kernel import InterpretedKernel
     from .frontend.tracing import TracedKernel, traced
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .session import Session
+    from .sync.externs import Pointer, model_extern, until
     from .sync.settings import SCHEDULES, scheduled
     from .sync.turns import run_ranks
 
@@ -108,7 +108,7 @@ _HOMES = {
     "LaunchError": "errors",
     "NotMadeError": "explain",
     "Party": "reports",
-    "Pointer": "externs",
+    "Pointer": "sync.externs",
     "RaceError": "errors",
     "Recorder": "recorder",
     "Report": "reports",
@@ -124,12 +124,12 @@ _HOMES = {
     "Unsupported": "errors",
     "interpret": "frontend.intercept",
     "interpreted": "frontend.intercept",
-    "model_extern": "externs",
+    "model_extern": "sync.externs",
     "run_ranks": "sync.turns",
     "scheduled": "sync.settings",
     "simulate": "ranks.simulation",
     "traced": "frontend.tracing",
-    "until": "externs",
+    "until": "sync.externs",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.spec.dtypes import DTYPES, torch_dtype
+from tlmatrix.dtypes import DTYPES, torch_dtype
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.values import canonical
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.spec.dtypes import explain_dtype, torch_dtype
+from tlmatrix.dtypes import explain_dtype, torch_dtype
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.dtypes import dtype_named
+from tlmatrix.dtypes import dtype_named
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:

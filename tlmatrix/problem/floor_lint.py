@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.dtypes import DTYPES
+from tlmatrix.dtypes import DTYPES
 from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:

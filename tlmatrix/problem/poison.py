@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tlmatrix.spec.dtypes import dtype_named
+from tlmatrix.dtypes import dtype_named
 
 __all__ = ["poison_scale"]
 

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.dtypes import size_in_bits
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, walk
+from tlmatrix.interpreter.program import MemoryNeed
 
 from .constants import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MemoryNeed", "shared_memory", "tensor_memory"]
+__all__ = ["shared_memory", "tensor_memory"]
 
 _ALIGNMENT = 128
 # Rows of tensor memory; a column of one is 32 bits.
 _ROWS = 128
 _SHARED = ("shared", "shared.dyn")
-
-
-@dataclass(frozen=True)
-class MemoryNeed:
-    """The largest need of a kernel.
-
-    Attributes:
-        size: bytes; of tensor memory columns.
-        location: the line of the largest buffer of it.
-        largest: that buffer's name.
-        buffers: the buffers that live at once, as "name size".
-    """
-
-    size: int
-    location: ir.Location | None
-    largest: str
-    buffers: tuple[str, ...]
 
 
 def shared_memory(kernel: ir.Kernel) -> MemoryNeed | None:
@@ -66,7 +50,7 @@ def tensor_memory(kernel: ir.Kernel) -> MemoryNeed | None:
             if None in extents or len(extents) < 2:
                 return None
             *leading, rows, columns = extents
-            size = -(-rows // _ROWS) * -(-columns * _bits(buffer.dtype) // 32)
+            size = -(-rows // _ROWS) * -(-columns * size_in_bits(buffer.dtype) // 32)
             need.append((size * math.prod(leading), buffer))
     if not need:
         return None
@@ -83,7 +67,7 @@ def _of_block(block: ir.Block) -> MemoryNeed | None:
         extents = [number(n) for n in buffer.shape]
         if None in extents:
             return None
-        sizes[data] = -(-_bits(buffer.dtype) * math.prod(extents) // 8)
+        sizes[data] = -(-size_in_bits(buffer.dtype) * math.prod(extents) // 8)
     if not sizes:
         return None
     lives: dict[ir.Var, list[int]] = {}
@@ -106,13 +90,6 @@ def _of_block(block: ir.Block) -> MemoryNeed | None:
     largest = shared[best[1][0]]
     texts = tuple(f"{shared[d].name} {sizes[d] * copies.get(d, 1)}" for d in best[1])
     return MemoryNeed(best[0], largest.location, largest.name, texts)
-
-
-def _bits(dtype: str) -> int:
-    if dtype == "bool":
-        return 8
-    digits = "".join(c if c.isdigit() else " " for c in dtype).split()
-    return int(digits[0]) if digits else 8
 
 
 def _statements(body: ir.Stmt) -> Sequence[ir.Stmt]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tlmatrix.dtypes import TILE_DTYPES
+
 from .arrays import pure
 from .values import Affine, Val, literal
 
@@ -109,7 +111,7 @@ def affine_of(symbol: str, a: Val, b: Val) -> Affine | None:
 
 def bits_of(dtype: str) -> int:
     """How many bits an integer dtype has."""
-    return int(dtype.lstrip("uint"))
+    return TILE_DTYPES[dtype].bits
 
 
 def fits(value: Val, dtype: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.runtime.codecs import CODECS
 
 __all__ = [
@@ -27,16 +28,10 @@ __all__ = [
     "numpy_type",
 ]
 
-LOW_PRECISION = {
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float8_e4m3": "e4m3",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-}
-FLOATS = frozenset({"float32", "float64", *LOW_PRECISION})
-# Those of less than a byte lie packed, which is not modelled.
-INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_INTERPRETED = {name: dtype for name, dtype in TILE_DTYPES.items() if dtype.interpreted}
+LOW_PRECISION = {name: dtype.codec for name, dtype in _INTERPRETED.items() if dtype.codec}
+FLOATS = frozenset(name for name, dtype in _INTERPRETED.items() if dtype.floating)
+INTEGERS = frozenset(n for n, dtype in _INTERPRETED.items() if dtype.kind in ("int", "uint"))
 
 
 def is_float(dtype: str) -> bool:
@@ -46,7 +41,7 @@ def is_float(dtype: str) -> bool:
 
 def is_float8(dtype: str) -> bool:
     """Whether values of `dtype` are floating point of 8 bits."""
-    return dtype.startswith("float8")
+    return dtype in FLOATS and TILE_DTYPES[dtype].bits == 8
 
 
 def is_int(dtype: str) -> bool:
@@ -56,17 +51,17 @@ def is_int(dtype: str) -> bool:
 
 def is_value(dtype: str) -> bool:
     """Whether `dtype` has values that the interpreter computes with."""
-    return dtype in FLOATS or dtype in INTEGERS or dtype == "bool"
+    return dtype in _INTERPRETED
 
 
 def numpy_name(dtype: str) -> str:
     """The NumPy dtype that carries values of `dtype` between loads and stores."""
-    return "float32" if dtype in LOW_PRECISION else dtype
+    return TILE_DTYPES[dtype].carrier
 
 
 def memory_name(dtype: str) -> str:
     """The NumPy dtype of memory that holds a low-precision `dtype` as the GPU does."""
-    return CODECS[LOW_PRECISION[dtype]].memory
+    return TILE_DTYPES[dtype].memory
 
 
 def numpy_type(dtype: str) -> str:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
 
 from .layouts import positions
-from .signature import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tlmatrix.interpreter.generate import Parameter, Program
+    from tlmatrix.interpreter.program import Parameter, Program
 
 __all__ = ["Arguments"]
 
@@ -96,7 +96,7 @@ def _number(p: Parameter, value: Any) -> Any:
         return int(value)
     if p.dtype == "bool":
         return bool(value)
-    codec = _CODECS.get(TORCH_DTYPES[p.dtype])
+    codec = _CODECS.get(TILE_DTYPES[p.dtype].torch)
     if codec is not None:
         return codec.round(float(value))
     return np.float64(value) if p.dtype == "float64" else np.float32(value)
@@ -108,6 +108,6 @@ def _wide(p: Parameter, value: Any, argument: Any) -> Any:
         return argument
     if p.shape is None:
         return np.float64(value)
-    codec = _CODECS.get(TORCH_DTYPES[p.dtype])
+    codec = _CODECS.get(TILE_DTYPES[p.dtype].torch)
     array = argument if codec is None else codec.widen(np.ascontiguousarray(argument))
     return np.array(array, np.float64)

@@ -25,6 +25,7 @@ from tlmatrix.interpreter.session import local as _local
 
 from .environment import unseen
 from .kernel import InterpretedKernel
+from .parsing import keeping_parsed
 from .programs import programs_of
 from .tracing import TracedKernel
 
@@ -198,6 +199,7 @@ def _install() -> None:
         _patch(JITImpl, name, _on_shadow)
     _patch(AutoTuneImpl, "__call__", _untuned)
     _patch(Builder, "set_fileline", _users_lines)
+    _patch(sys.modules["tilelang.language.eager.builder"], "mutate", keeping_parsed)
     _patch(sys.modules["tilelang.profiler"], "do_bench", _untimed)
     _patch(torch.cuda, "synchronize", _synchronous)
     _patch(torch, "compile", _eager)

@@ -24,7 +24,7 @@ from .signature import Signature
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tlmatrix.interpreter.instruments.recording import Record
+    from tlmatrix.interpreter.program import Record
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 

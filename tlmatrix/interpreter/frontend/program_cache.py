@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tlmatrix import dtypes, interpreter
 from tlmatrix.cache_files import cache_folder, write_file
-from tlmatrix.interpreter import externs
-from tlmatrix.interpreter.generate import Program
+from tlmatrix.interpreter.program import Program
+from tlmatrix.interpreter.sync.externs import modelled
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.generate import Options
@@ -111,7 +112,7 @@ def program_key(ir: str, options: Options) -> str:
         sorted(options.sanitizers) if options.sanitizers is not None else None,
         [options.guard, options.traced, options.covered, options.recorded, options.wide],
         options.arch,
-        [name for name in externs.modelled() if name in ir],
+        [name for name in modelled() if name in ir],
         # TileLang infers layouts under it.
         sorted((str(k), str(v)) for k, v in tvm.transform.PassContext.current().config.items()),
     )
@@ -123,13 +124,14 @@ def _interpreter() -> str:
     """A hash of the interpreter's sources and of the versions it runs with; "" without sources."""
     import tilelang
 
-    folder = Path(externs.__file__).parent
+    folder = Path(interpreter.__file__).parent
     files = sorted(folder.rglob("*.py"))
     if not files:
         return ""
+    files.append(Path(dtypes.__file__))
     versions = (np.__version__, torch.__version__, tilelang.__version__, platform.machine())
     digest = hashlib.sha256(repr((sys.version, sys.flags.optimize, *versions)).encode())
     for file in files:
-        digest.update(str(file.relative_to(folder)).encode())
+        digest.update(str(file.relative_to(folder.parent)).encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()

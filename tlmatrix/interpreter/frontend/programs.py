@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-    from tlmatrix.interpreter.generate import Program
+    from tlmatrix.interpreter.program import Program
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
 __all__ = ["LoadedProgram", "Programs", "programs_of"]

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
-    from tlmatrix.interpreter.generate import Program
-    from tlmatrix.interpreter.instruments.sites import Site
     from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.program import Program, Site
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
@@ -109,7 +108,7 @@ def _strange(
     """Whether an output that the kernel wrote is not finite, and not known to be meant so."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return False
-    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    if tensor.element_size() == 1:
         tensor = tensor.float()
     total = tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
     if torch.isfinite(total):

@@ -10,34 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
 from tlmatrix.interpreter.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.interpreter.generate import Parameter, Program
+    from tlmatrix.interpreter.program import Parameter, Program
 
-__all__ = ["TORCH_DTYPES", "Signature"]
-
-TORCH_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3": torch.float8_e4m3fn,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "bool": torch.bool,
-}
+__all__ = ["Signature"]
 
 
 class Signature:
@@ -97,7 +79,7 @@ class Signature:
         if p.shape is None:
             raise ArgumentError(f"kernel {self.name}: out_idx names {p.name}, which is a scalar")
         shape = [n if isinstance(n, int) else self.evaluate(n, symbols) for n in p.shape]
-        return torch.empty(shape, dtype=TORCH_DTYPES[p.dtype], device="cpu")
+        return torch.empty(shape, dtype=TILE_DTYPES[p.dtype].torch, device="cpu")
 
     @cached_property
     def packed(self) -> frozenset[int]:
@@ -253,7 +235,7 @@ def _check_tensor(where: str, p: Parameter, value: Any) -> None:
     assert p.shape is not None
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{where} must be a tensor, got {type(value).__name__}")
-    if value.dtype != TORCH_DTYPES[p.dtype]:
+    if value.dtype != TILE_DTYPES[p.dtype].torch:
         raise ArgumentError(f"{where} must have dtype {p.dtype}, got {value.dtype}")
     if not value.is_cpu:
         raise ArgumentError(

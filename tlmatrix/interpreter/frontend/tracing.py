@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -108,8 +109,7 @@ class TracedKernel:
         for size in buffer.shape:
             bound = tvm.tirx.stmt_functor.substitute(size, sizes)
             shape.append(int(analyzer.simplify(bound)))
-        dtype = {"float8_e4m3": "float8_e4m3fn"}.get(str(buffer.dtype), str(buffer.dtype))
-        return torch.zeros(shape, dtype=getattr(torch, dtype))
+        return torch.zeros(shape, dtype=TILE_DTYPES[str(buffer.dtype)].torch)
 
 
 def written_at(prim_func: Any) -> str:

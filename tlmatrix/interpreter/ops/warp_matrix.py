@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
@@ -34,12 +35,10 @@ _SHAPE = re.compile(r"m16n8k(\d+)$")
 # The lengths of a sum that mma.m16n8kK has, by the bits of a factor's element (PTX ISA).
 _LENGTHS = {8: (16, 32), 16: (8, 16), 32: (4, 8)}
 _MATRICES = (1, 2, 4)
-_BITS = re.compile(r"[a-z]+(\d+)")
 
 
 def _bits(buf: Buf) -> int:
-    found = _BITS.match(buf.dtype)
-    return int(found.group(1)) if found is not None else 8
+    return TILE_DTYPES[buf.dtype].bits
 
 
 def _nothing(call: Call) -> Val:

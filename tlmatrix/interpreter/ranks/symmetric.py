@@ -20,11 +20,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tlmatrix.interpreter import session as sessions
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import InterpreterError, SynchronizationError
-from tlmatrix.interpreter.externs import Pointer
 from tlmatrix.interpreter.runtime.memory import poison
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.collectives import meet
 from tlmatrix.interpreter.sync.dispatch import Slot
+from tlmatrix.interpreter.sync.externs import Pointer
 from tlmatrix.interpreter.sync.flags import FlagWait, access, last_write, wait_for, zero
 
 from .streams import Done, enqueue

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.externs import Pointer, call_extern
 from tlmatrix.interpreter.sync.dispatch import block_launch
+from tlmatrix.interpreter.sync.externs import Pointer, call_extern
 from tlmatrix.interpreter.sync.launches import launch
 from tlmatrix.interpreter.sync.regions import row_cells
 

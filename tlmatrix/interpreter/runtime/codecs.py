@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tlmatrix.dtypes import DTYPES, DType, torch_dtype
+
 from .masks import run_of
 
 __all__ = ["CODECS", "F32", "Array", "Codec"]
@@ -22,21 +24,20 @@ class Codec:
     """How a low-precision dtype lies in global memory and how values are rounded to it.
 
     Attributes:
-        name: the dtype's name.
         dtype: torch's dtype.
         bits: torch's integer dtype of the same width, where numpy has no such float.
         limit: largest finite value when conversion saturates (CUDA's float8), else None.
     """
 
-    name: str
     dtype: torch.dtype
     bits: torch.dtype | None
     limit: float | None = None
 
-    @property
-    def memory(self) -> str:
-        """The numpy dtype of memory: floats where numpy has them, else integers of the width."""
-        return str(self.dtype if self.bits is None else self.bits).removeprefix("torch.")
+    @classmethod
+    def of(cls, dtype: DType) -> Codec:
+        """The codec of a dtype of the registry."""
+        bits = torch_dtype(dtype.held_as) if dtype.held_as is not None else None
+        return cls(dtype.torch, bits, dtype.largest if dtype.saturates else None)
 
     def view(self, tensor: torch.Tensor) -> Array:
         """The tensor's memory as a numpy array; `widen` and `narrow` translate its elements."""
@@ -105,9 +106,5 @@ class Codec:
         torch.from_numpy(out).copy_(torch.from_numpy(values).to(self.dtype))
 
 
-CODECS = {
-    "f16": Codec("float16", torch.float16, None),
-    "bf16": Codec("bfloat16", torch.bfloat16, torch.int16),
-    "e4m3": Codec("float8_e4m3fn", torch.float8_e4m3fn, torch.uint8, 448.0),
-    "e5m2": Codec("float8_e5m2", torch.float8_e5m2, torch.uint8, 57344.0),
-}
+CODECS = {dtype.codec: Codec.of(dtype) for dtype in DTYPES.values() if dtype.codec is not None}
+"""Codecs by their names in generated source."""

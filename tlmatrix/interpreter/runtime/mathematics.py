@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import InterpreterError
 
 from .codecs import CODECS
@@ -161,7 +162,7 @@ def select(condition: Any, a: Any, b: Any, dtype: Any) -> Array:
     return chosen
 
 
-_BY_NAME = {codec.name: codec for codec in CODECS.values()} | {"float8_e4m3": CODECS["e4m3"]}
+_BY_NAME = {name: CODECS[dtype.codec] for name, dtype in TILE_DTYPES.items() if dtype.codec}
 
 
 def bits(value: Any, source: str, target: str) -> Any:

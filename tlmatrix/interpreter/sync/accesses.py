@@ -19,9 +19,9 @@ from .races import FREE, ZERO, Access, Races
 if TYPE_CHECKING:
     import torch
 
-    from tlmatrix.interpreter.externs import Pointer
     from tlmatrix.interpreter.reports import Report
 
+    from .pointers import Pointer
     from .world import Rank, World
 
 __all__ = ["Accesses", "View"]

@@ -109,6 +109,7 @@ class Agent:
         index: of a block or a role the block's index in the grid.
         kernel: the kernel's name, while it runs one.
         heard: by agent the flag through which it learned of it, and where that was set.
+        spins: the flag that it reads again and again, its version, and how often it was read.
         doubts: what it would have learned from flags that were too weak, by what was wrong.
     """
 
@@ -128,6 +129,7 @@ class Agent:
         self.launch: object = None
         self.index: tuple[int, ...] | None = None
         self.kernel = ""
+        self.spins: tuple[tuple[int, int] | None, int] = (None, 0)
         self.doubts: dict[str, Clock] = {}
         self.heard: dict[int, tuple[str, tuple[str, int]]] = {}
 

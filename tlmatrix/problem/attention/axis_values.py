@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.dtypes import explain_dtype
 from tlmatrix.problem.attention.names import ROWS
 from tlmatrix.problem.attention.sinks import explain_sink
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
-from tlmatrix.spec.dtypes import explain_dtype
 from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.words import nearest
 

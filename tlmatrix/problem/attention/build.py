@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.dtypes import dtype_named, torch_dtype
 from tlmatrix.problem.attention.axis_values import CACHE_TENSORS
 from tlmatrix.problem.attention.inputs import generate_operands
 from tlmatrix.problem.attention.kv_cache import KVCache
@@ -18,7 +19,6 @@ from tlmatrix.problem.distributions import choose_distribution
 from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Cost, Problem, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
-from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 from tlmatrix.spec.model.calling import names_of
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.dtypes import torch_dtype
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.attention.sinks import generate_sink
 from tlmatrix.problem.distributions import draw, generator, replacement_values
-from tlmatrix.spec.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.dtypes import explain_dtype
 from tlmatrix.problem.case_setup import listed_axis_values
 from tlmatrix.problem.collective.names import ROWS
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.name_lint import lint_arguments, lint_results
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
-from tlmatrix.spec.dtypes import explain_dtype
 from tlmatrix.spec.model.sharding import WORLD, Shard
 from tlmatrix.words import nearest
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.dtypes import DTYPES, torch_dtype
 from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.packed import packed_dim, packing_of
@@ -19,7 +20,6 @@ from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
-from tlmatrix.spec.dtypes import DTYPES, torch_dtype
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.model.spec import OutputDecl
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tlmatrix.dtypes import DTYPES
 from tlmatrix.problem.case_setup import CaseSetup, compile_key, listed_axis_values
 from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.names import ROWS
@@ -14,7 +15,6 @@ from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.name_lint import lint_arguments
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
-from tlmatrix.spec.dtypes import DTYPES
 from tlmatrix.spec.model.packed import packed_axes
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.dtypes import torch_dtype
 from tlmatrix.problem.declared.packed import derived_input, paging_of, stale_pool
 from tlmatrix.problem.distributions import draw, generator, uniform
-from tlmatrix.spec.dtypes import torch_dtype
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.importing import refuse
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.dtypes import dtype_named, explain_dtype
 from tlmatrix.problem.case_setup import listed_axis_values
 from tlmatrix.problem.distributions import explain_distribution
 from tlmatrix.problem.gemm.names import ROWS
 from tlmatrix.problem.name_lint import lint_arguments, lint_results
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
-from tlmatrix.spec.dtypes import dtype_named, explain_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

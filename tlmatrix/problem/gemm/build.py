@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.dtypes import dtype_named, torch_dtype
 from tlmatrix.extensions import distributed
 from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.distributions import choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import with_storage
-from tlmatrix.spec.dtypes import dtype_named, torch_dtype
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:

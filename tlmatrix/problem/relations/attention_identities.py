@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.dtypes import torch_dtype
 from tlmatrix.problem.attention.layouts import convert
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.attention.sinks import sink_kind
@@ -29,7 +30,6 @@ from tlmatrix.problem.relations.attention_sequences import (
     split_sequences,
 )
 from tlmatrix.problem.seeded import permutation, seeded_random
-from tlmatrix.spec.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tlmatrix.spec.dtypes import DTYPES
+from tlmatrix.dtypes import DTYPES
 from tlmatrix.spec.expr.closures import shorten
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.dtypes import DTYPES, dtype_meant
+from tlmatrix.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expr.expression import WORDS, Expression
 from tlmatrix.spec.issues import Fault
 from tlmatrix.spec.lengths import explain_lengths

@@ -17,7 +17,7 @@ from tlmatrix.interpreter.remedies import remedy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TOGETHER", "WRAPPED_INDEX", "without_vectors"]
+__all__ = ["TOGETHER", "WRAPPED_INDEX", "bits_of_dtype", "element_at", "without_vectors"]
 
 WRAPPED_INDEX = "tlmatrix.wrapped_index"
 """The operation (index, extent) of an index that counts from the end where it is negative."""
@@ -99,7 +99,7 @@ def _refused(node: ir.Stmt, what: str) -> Unsupported:
     return Unsupported(f"the interpreter does not model {what}{where}{remedy(what)}")
 
 
-def _element(node: Any, element: ir.Var, held: dict[ir.Var, ir.Buffer], statement: ir.Stmt) -> Any:
+def _element(node: Any, element: ir.Expr, held: dict[ir.Var, ir.Buffer], statement: ir.Stmt) -> Any:
     """Element number `element` of a vector expression; a scalar stays as it is."""
 
     def of(part: Any) -> Any:
@@ -125,8 +125,16 @@ def _element(node: Any, element: ir.Var, held: dict[ir.Var, ir.Buffer], statemen
         return ir.Not(single, of(node.a))
     if isinstance(node, ir.Binary):
         return replace(node, dtype=single, a=of(node.a), b=of(node.b))
+    if (
+        isinstance(node, ir.Call)
+        and node.op == "tirx.reinterpret"
+        and _lanes(node.args[0]) != lanes
+    ):
+        return _reinterpreted(
+            node, single, lambda k: _element(node.args[0], k, held, statement), element
+        )
     if isinstance(node, ir.Call) and node.op in _ATOMICS:
-        target, value = (_element_at(pointer.args[0], element) for pointer in node.args[:2])
+        target, value = (element_at(pointer.args[0], element) for pointer in node.args[:2])
         pointer = replace(node.args[0], args=(target, *node.args[0].args[1:]))
         return ir.Call(single, "tl.atomic_add_ret_elem_op", (pointer, value), {TOGETHER: lanes})
     if isinstance(node, ir.Call) and all(
@@ -137,7 +145,48 @@ def _element(node: Any, element: ir.Var, held: dict[ir.Var, ir.Buffer], statemen
     raise _refused(statement, f"{name} of vectors")
 
 
-def _element_at(load: ir.BufferLoad, element: ir.Expr) -> ir.BufferLoad:
+def _reinterpreted(
+    node: ir.Call, single: str, source: Callable[[ir.Expr], ir.Expr], element: ir.Expr
+) -> ir.Expr:
+    """An element of a vector that is another vector's bits, of wider or narrower elements."""
+    lanes = _lanes(node.args[0])
+    held = node.args[0].dtype.removesuffix(f"x{lanes}")
+    bits, held_bits = bits_of_dtype(single), bits_of_dtype(held)
+    if bits < held_bits:
+        count = held_bits // bits
+        word = _bits_as(source(_op("FloorDiv", element, count)), held)
+        place = ir.Cast(word.dtype, _op("Mul", _op("FloorMod", element, count), bits))
+        whole: ir.Expr = ir.Call(word.dtype, "tirx.shift_right", (word, place), {})
+        return ir.Call(single, "tirx.reinterpret", (ir.Cast(f"uint{bits}", whole),), {})
+    count = bits // held_bits
+    whole = ir.IntImm(f"uint{bits}", 0)
+    for k in range(count):
+        part = _bits_as(source(_op("Add", _op("Mul", element, count), k)), held)
+        shift = (ir.Cast(whole.dtype, part), ir.IntImm(whole.dtype, k * held_bits))
+        moved = ir.Call(whole.dtype, "tirx.shift_left", shift, {})
+        whole = ir.Call(whole.dtype, "tirx.bitwise_or", (whole, moved), {})
+    return ir.Call(single, "tirx.reinterpret", (whole,), {})
+
+
+def _op(kind: str, a: ir.Expr, b: int) -> ir.Expr:
+    """An operation of an index and a number."""
+    made: ir.Expr = getattr(ir, kind)("int32", a, ir.IntImm("int32", b))
+    return made
+
+
+def _bits_as(value: ir.Expr, dtype: str) -> ir.Expr:
+    """The bits of a value, as an unsigned integer."""
+    unsigned = f"uint{bits_of_dtype(dtype)}"
+    return value if dtype == unsigned else ir.Call(unsigned, "tirx.reinterpret", (value,), {})
+
+
+def bits_of_dtype(dtype: str) -> int:
+    """How many bits a value of a dtype has; of float8_e4m3fn 8."""
+    found = re.match(r"[a-z]+(\d+)", dtype)
+    return int(found.group(1)) if found is not None else 8
+
+
+def element_at(load: ir.BufferLoad, element: ir.Expr) -> ir.BufferLoad:
     """Element number `element` from the one that a pointer names."""
     last = load.indices[-1]
     base = last.base if isinstance(last, ir.Ramp) else last
