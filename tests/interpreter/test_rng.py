@@ -114,5 +114,5 @@ def test_what_depends_on_the_layout_of_a_loop_is_refused():
 
         return main
 
-    with pytest.raises(Unsupported, match="T.Parallel of several threads"):
+    with pytest.raises(Unsupported, match=r"T\.Parallel of several threads"):
         kernel()(torch.zeros(64, dtype=torch.uint32))

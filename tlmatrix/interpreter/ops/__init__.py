@@ -31,7 +31,6 @@ from . import (
     reducer,
     rng,
     scan,
-    templates,
     transpose,
     warp,
     warp_matrix,
@@ -58,7 +57,7 @@ _OF_BLOCKS = (
     *(mathematics, bits, control, words),
     *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
 )
-_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, templates, warp, warp_matrix)
+_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, rng, warp, warp_matrix)
 
 
 def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:
