@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from tlmatrix.interpreter.generate import Parameter, Program
-    from tlmatrix.interpreter.instruments.recording import Record
     from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.program import Parameter, Program, Record
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 

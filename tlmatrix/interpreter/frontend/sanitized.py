@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
-    from tlmatrix.interpreter.generate import Program
-    from tlmatrix.interpreter.instruments.sites import Site
     from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.program import Program, Site
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
