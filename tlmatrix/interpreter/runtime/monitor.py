@@ -20,9 +20,8 @@ from .stretches import Stretches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.interpreter.generate import Program
-    from tlmatrix.interpreter.instruments.sites import Site
     from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.program import Program, Site
     from tlmatrix.interpreter.reports import Sequences as Declared
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.accesses import View
