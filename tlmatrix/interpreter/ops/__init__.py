@@ -25,6 +25,7 @@ from . import (
     cp_async,
     fill,
     gemm,
+    gemm_sp,
     im2col,
     mathematics,
     reduce,
@@ -55,7 +56,7 @@ __all__ = [
 
 _OF_BLOCKS = (
     *(mathematics, bits, control, words),
-    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
+    *(copy, fill, gemm, gemm_sp, reduce, scan, transpose, im2col, atomic, reducer),
 )
 _OF_THREADS = (allreduce, asynchronous, barrier, cp_async, rng, warp, warp_matrix)
 

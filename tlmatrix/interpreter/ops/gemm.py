@@ -61,15 +61,19 @@ class Gemm(TileOperation):
         return *reads, Effect(self.c, "write")
 
     @property
-    def dependence(self) -> Dependence:
+    def dependence(self) -> Dependence | None:
         """An element on a row of A and a column of B."""
         arguments = (*self.transposes, self.clear.code)
         return Dependence("gemm", (self.a, self.b), self.c, arguments)
 
+    def factors(self, e: Emitter) -> list[str]:
+        """Codes of the arrays to multiply."""
+        return [operand(e, self.a), operand(e, self.b)]
+
     def emit(self, e: Emitter) -> None:
         """Write the product."""
         c = self.c.buf
-        operands = [operand(e, self.a), operand(e, self.b)]
+        operands = self.factors(e)
         if c.codec:
             raise e.refuse(f"T.gemm into the global buffer {c.name}")
         target = checked_view(e, self.c)
