@@ -3,8 +3,9 @@ import json
 import pytest
 from small_matrices import rule
 
+from tlmatrix.cache_files import cache_folder
 from tlmatrix.matrix import cache
-from tlmatrix.matrix.cache import cache_folder, cached_covering_rows
+from tlmatrix.matrix.cache import cached_covering_rows
 from tlmatrix.matrix.covering import covering_rows
 from tlmatrix.matrix.space import Space
 

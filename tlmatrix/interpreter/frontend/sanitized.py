@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
-__all__ = ["launch"]
+__all__ = ["run_sanitized"]
 
 _SHARED_BYTES = {
     "sm_80": 166912,
@@ -43,7 +43,7 @@ _TENSOR_COLUMNS = 512
 """Columns of tensor memory that a multiprocessor has (PTX ISA, "Tensor Memory")."""
 
 
-def launch(
+def run_sanitized(
     kernel: InterpretedKernel,
     session: Session,
     values: list[Any],
