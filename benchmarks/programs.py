@@ -14,10 +14,11 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CHILD = '''
+CHILD = """
 import json, sys, time
 import torch
 torch.set_num_threads(1)
@@ -55,21 +56,24 @@ for kind, options in (("plain", {}), ("sanitized", {"sanitize": True, "on_report
             if best < float("inf"):
                 found[kind][f"{name} {shapes}"] = best
 print("RESULT " + json.dumps(found))
-'''
+"""
 
 
 def measured(checkout: Path, spec: str, rounds: int, cases: int) -> dict:
     """The times of one checkout."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    python = checkout / ".venv" / "bin" / "python"
-    done = subprocess.run(
-        [str(python), "-c", CHILD, str(checkout / spec), str(rounds), str(cases)],
-        env=env,
-        cwd=checkout,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        # The folder shadows the installed project; programs are generated, not read from a cache.
+        (Path(folder) / "tlmatrix").symlink_to(checkout / "tlmatrix")
+        (Path(folder) / "tlmatrix_kernels").symlink_to(checkout / "kernels")
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folder, "TLMATRIX_CACHE": folder}
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, str(checkout / spec), str(rounds), str(cases)],
+            env=env,
+            cwd=checkout,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
     line = next(text for text in done.stdout.splitlines() if text.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))
 
