@@ -38,7 +38,7 @@ class GlobalShadow(Shadow):
     """
 
     __slots__ = (
-        "_boundaries", "_monitor", "_order", "_packed", "_packed_alone", "_ranks", "_read_by",
+        "_boundaries", "_monitor", "_noted", "_order", "_packed", "_packed_alone", "_ranks", "_read_by",
         "fresh", "quiet", "still", "written_by",
     )  # fmt: skip
 
@@ -68,6 +68,7 @@ class GlobalShadow(Shadow):
         self._order = monitor.order
         self._packed = packed
         self._boundaries = boundaries
+        self._noted = packed is not None or ranks is not None
         # Accesses of the same memory by other streams and ranks, if they are simulated.
         self._ranks = ranks
         self.known = ~blank if looks_for_blank and blank is not None else None
@@ -94,6 +95,7 @@ class GlobalShadow(Shadow):
         """The shadow of a view of the same memory; packed rows are not followed into views."""
         found = copy.copy(self)
         found.shape = shape
+        found._noted = self._ranks is not None  # noqa: SLF001
         found._packed = found._boundaries = None  # noqa: SLF001  # of its own class
         found._packed_alone = False  # noqa: SLF001
         for name in ("known", "written_by", "_read_by"):
@@ -114,7 +116,9 @@ class GlobalShadow(Shadow):
             and packed.only_reads_own(dims, self.shape[packed.axis])
         ):
             return
-        super().read(site, dims, mask)
+        place = block_of(dims, mask, self.shape)
+        if place is not None:
+            self._read(site, place)
 
     def one(self, site: int, index: tuple[int, ...], value: Any) -> Any:
         """A single element is read: `value`."""
@@ -148,7 +152,8 @@ class GlobalShadow(Shadow):
             self._monitor.note_for_ranks(self._ranks, site, place, self.name, action)
 
     def _write(self, site: int, place: Place) -> None:
-        self._note(site, place, "write")
+        if self._noted:
+            self._note(site, place, "write")
         self._mark(place)
         if self.written_by is None:
             return
@@ -165,7 +170,8 @@ class GlobalShadow(Shadow):
             np.copyto(before, code, where=mask)
 
     def _atomic(self, site: int, place: Place) -> None:
-        self._note(site, place, "atomic")
+        if self._noted:
+            self._note(site, place, "atomic")
         order = self._order
         self._monitor.flag(site, self.name, place, self.shape)
         if self.written_by is None:
@@ -192,7 +198,8 @@ class GlobalShadow(Shadow):
         self.written_by[memory] = new if mask is None else np.where(mask, new, before)
 
     def _read(self, site: int, place: Place, *, copied: bool = False) -> None:
-        self._note(site, place, "read")
+        if self._noted:
+            self._note(site, place, "read")
         monitor, order = self._monitor, self._order
         if self._boundaries is not None:
             self._boundaries.note(place[0][0])
