@@ -40,8 +40,9 @@ STAMP := $(VENV)/.installed
 run: setup
 	$(BIN)/tlmatrix run specs
 
-# A worker that is done takes tests from the other's end, so that none idles at the end.
-PYTEST := $(BIN)/python -m pytest tests -n auto --dist worksteal
+# A worker that is done takes tests from the other's end, so that none idles at the end. Tests are
+# kept as bytecode too.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -n auto --dist worksteal
 
 test: setup lint bytecode
 	$(PYTEST)

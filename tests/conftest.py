@@ -12,6 +12,9 @@ from slow_tests import SLOW, slow_rank
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
+# Tests generate what they run: programs of earlier runs would hide what changed.
+os.environ.setdefault("TLMATRIX_PROGRAMS", "off")
+
 collect_ignore = ["strangers/project"]
 """Specs that `strangers/test_strangers.py` runs."""
 

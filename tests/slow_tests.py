@@ -20,7 +20,7 @@ SLOW = (
     "distributed/test_compile_ranks.py",
     "interpreter/test_sanitized_kernels.py",
     "kernels",
-    "interpreter/test_role_mutants.py",
+    "interpreter/sync/test_role_mutants.py",
     "interpreter/test_attention.py",
     "commands",
     "fuzz/test_fuzz_items.py",

@@ -20,8 +20,8 @@ from tlmatrix.backend import ArchitectureError, CompileBackend
 from tlmatrix.backend.assembly import Assembler, CompiledKernel, MachineCode, find_toolkit
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit
+from tlmatrix.cache_files import cache_folder
 from tlmatrix.interpreter import interpret, traced
-from tlmatrix.matrix.cache import cache_folder
 from tlmatrix.run.compilation import kernel_facts
 from tlmatrix_kernels.attention import dense_attention
 from tlmatrix_kernels.gemm import gemm

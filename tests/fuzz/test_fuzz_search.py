@@ -6,7 +6,7 @@ from fuzz_specs import packed_cases, packed_spec, rows_cases, rows_spec
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.search import fuzz_spec, shrink_failure
-from tlmatrix.interpreter.frontend import intercept, kernel
+from tlmatrix.interpreter.frontend import programs
 from tlmatrix.matrix import Case
 from tlmatrix.run.result import Status
 
@@ -159,14 +159,13 @@ def test_search_writes_no_files(tmp_path, runner, monkeypatch):
 
 def test_kernels_are_traced_once_for_all_lengths(tmp_path, runner, monkeypatch):
     made = []
-    generate = kernel.generate
+    generate = programs.generate
 
-    def counted(func, **options):
+    def counted(func, options):
         made.append(options)
-        return generate(func, **options)
+        return generate(func, options)
 
-    for module in (kernel, intercept):
-        monkeypatch.setattr(module, "generate", counted)
+    monkeypatch.setattr(programs, "generate", counted)
     spec = packed_spec(tmp_path, "right")
     one = {axis: values[0] for axis, values in spec.axes.items()}
     one["head_dim"] = 48  # which nobody has traced before in this process

@@ -1,5 +1,6 @@
-"""Functions of TileLang's templates that kernels call by name."""
+"""Functions of TileLang's own CUDA sources: fast dequantization, DP4A."""
 
+import numpy as np
 import pytest
 import tilelang
 import tilelang.language as T
@@ -10,6 +11,85 @@ from tlmatrix.interpreter import Unsupported
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 THREADS = 32
+I4 = "0x000f000f isSigned ? 0x64086408 : 0x64006400 i4s >> (4 * i)"
+I2 = "0x03030303 i2b >> (2 * i) 0x02020202"
+FP4 = "prmt.b32 %13, %4, 0, 0x0123 0b10000001110000001000000111000000 0x7e807e80"
+
+
+def decoded(name, source, out, packed, elements, *count):
+    """What a decoder makes of the bytes of each thread."""
+    size = packed.shape[1]
+
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((THREADS, size), "uint8"), Y: T.Tensor((THREADS, elements), out)):
+            with T.Kernel(1, threads=THREADS):
+                T.import_source(source)
+                tx = T.get_thread_binding()
+                mine = T.alloc_local((size,), "uint8")
+                made = T.alloc_local((elements,), out)
+                for k in T.vectorized(size):
+                    mine[k] = X[tx, k]
+                T.call_extern(
+                    "handle", name, T.access_ptr(mine, "r"), T.access_ptr(made, "w"), *count
+                )
+                for k in T.vectorized(elements):
+                    Y[tx, k] = made[k]
+
+        return main
+
+    y = torch.empty(THREADS, elements, dtype=getattr(torch, out))
+    kernel()(packed, y)
+    return y
+
+
+def words_of(packed):
+    return packed.numpy().view("<u4").astype(np.int64)
+
+
+@pytest.mark.parametrize(("name", "offset"), [("decode_i4u_to_f16", 0), ("decode_i4s_to_f16", 8)])
+def test_nibbles_become_halves(name, offset):
+    packed = torch.randint(0, 256, (THREADS, 4), dtype=torch.uint8)
+    got = decoded(name, I4, "float16", packed, 8, 8)
+    # The function stores pairs: (word >> 4 * i) & 0x000f000f.
+    pairs = words_of(packed) >> (4 * np.arange(4)) & 0x000F000F
+    expected = np.stack([pairs & 0xFFFF, pairs >> 16], -1).reshape(THREADS, 8) - offset
+    assert got.numpy().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("name", "offset"), [("decode_i2u_to_i8s", 0), ("decode_i2s_to_i8s", 2)])
+def test_pairs_of_bits_become_bytes(name, offset):
+    packed = torch.randint(0, 256, (THREADS, 4), dtype=torch.uint8)
+    got = decoded(name, I2, "int8", packed, 16)
+    quads = (words_of(packed) >> (2 * np.arange(4)) & 0x03030303).astype("<u4")
+    expected = quads.view(np.int8).reshape(THREADS, 16).astype(int) - offset
+    assert got.numpy().tolist() == expected.tolist()
+
+
+def twiddled(word):
+    """The eight numbers of a word, by the instructions of the source."""
+    word = int.from_bytes(int(word).to_bytes(4, "little"), "big")
+    mask = 0b10000001110000001000000111000000
+    last = (word << 1) & 0x80008000 | (word >> 3) & 0x01800180 | (word >> 7) & 0x00400040
+    pairs = [word & mask, (word << 3) & mask, (word << 6) & mask, last]
+    halves = [[pair >> 16 & 0xFFFF for pair in pairs], [pair & 0xFFFF for pair in pairs]]
+    bits = np.array(halves, dtype=np.uint16).reshape(-1).view(np.int16)
+    return torch.from_numpy(bits).view(torch.bfloat16).float() * 2.0**126
+
+
+def test_twiddled_float4_becomes_bfloat16():
+    packed = torch.randint(0, 256, (THREADS, 8), dtype=torch.uint8)
+    got = decoded("decode_fp4_to_bf16_twiddling", FP4, "bfloat16", packed, 16, 2)
+    expected = torch.stack([torch.cat([twiddled(w) for w in row]) for row in words_of(packed)])
+    assert torch.equal(got.float(), expected)
+    assert set(got.float().abs().unique().tolist()) <= {0, 0.5, 1, 1.5, 2, 3, 4, 6}
+
+
+def test_a_decoder_of_the_users_own_is_refused():
+    packed = torch.zeros(THREADS, 4, dtype=torch.uint8)
+    with pytest.raises(Unsupported, match="decode_i4u_to_f16"):
+        decoded("decode_i4u_to_f16", "something else", "float16", packed, 8, 8)
 
 
 @tilelang.jit(out_idx=[-1])
@@ -45,71 +125,3 @@ def test_dp4a_adds_four_products_in_each_active_thread():
     expected = 100 + (a.int() * b.int()[:, None]).sum(-1, dtype=torch.int32)
     expected[:4] = 100
     assert torch.equal(dotted()(a, b), expected)
-
-
-@tilelang.jit(out_idx=[-1])
-def decoded(name, source, dtype, per_byte, count):
-    @T.prim_func
-    def main(
-        P: T.Tensor((THREADS, 4), "uint8"),
-        Y: T.Tensor((THREADS, 4 * per_byte), dtype),
-    ):
-        with T.Kernel(1, threads=THREADS):
-            T.import_source(source)
-            tx = T.get_thread_binding()
-            packed = T.alloc_local((4,), "uint8")
-            out = T.alloc_local((4 * per_byte,), dtype)
-            for i in T.serial(4):
-                packed[i] = P[tx, i]
-            T.call_extern("handle", name, T.access_ptr(packed, "r"), T.access_ptr(out, "w"), count)
-            for i in T.serial(4 * per_byte):
-                Y[tx, i] = out[i]
-
-    return main
-
-
-def test_a_decoder_with_another_source_is_refused():
-    with pytest.raises(Unsupported, match="whose source is not TileLang's"):
-        decoded("decode_i4u_to_f16", "// of somebody else", "float16", 2, 8)
-
-
-SHARED = {"decode_i4u_to_f16": 0, "decode_i4s_to_f16": 8}
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_int4_decodes_to_pairs_half_a_word_apart(name, monkeypatch):
-    monkeypatch.setattr("tlmatrix.interpreter.ops.templates._digest", lambda _: "731a0bb9301c78bd")
-    packed = torch.randint(0, 256, (THREADS, 4), dtype=torch.uint8)
-    word = (packed.long() << torch.tensor([0, 8, 16, 24])).sum(1)
-    shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28])
-    expected = ((word[:, None] >> shifts) & 15) - SHARED[name]
-    found = decoded(name, f"// {name}", "float16", 2, 8)(packed)
-    assert torch.equal(found, expected.half())
-
-
-@pytest.mark.parametrize(("name", "bias"), [("decode_i2u_to_i8s", 0), ("decode_i2s_to_i8s", 2)])
-def test_int2_decodes_to_bytes_of_registers(name, bias, monkeypatch):
-    monkeypatch.setattr("tlmatrix.interpreter.ops.templates._digest", lambda _: "20656c3e20d9d30f")
-    packed = torch.randint(0, 256, (THREADS, 4), dtype=torch.uint8)
-    register, byte = torch.arange(16) // 4, torch.arange(16) % 4
-    expected = ((packed[:, byte].int() >> (2 * register)) & 3) - bias
-    found = decoded(name, f"// {name}", "int8", 4, 16)(packed)
-    assert torch.equal(found.int(), expected)
-
-
-def test_fp4_has_all_values_in_twiddled_order(monkeypatch):
-    monkeypatch.setattr("tlmatrix.interpreter.ops.templates._digest", lambda _: "d3c7d129fb2b474b")
-    name = "decode_fp4_to_bf16_twiddling"
-    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    codes = torch.randint(0, 16, (THREADS, 8))
-    # Where the bits sign, exponent and mantissa of each element of a big-endian half lie.
-    places = [(15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13)]
-    halves = torch.zeros((THREADS, 2), dtype=torch.int64)
-    for k, place in enumerate(places):
-        for half in range(2):
-            for bit, at in zip((3, 2, 1, 0), place, strict=True):
-                halves[:, half] |= ((codes[:, 4 * half + k] >> bit) & 1) << at
-    parts = [halves[:, 0] >> 8, halves[:, 0] & 255, halves[:, 1] >> 8, halves[:, 1] & 255]
-    packed = torch.stack(parts, 1).to(torch.uint8)
-    expected = values[codes & 7] * torch.where(codes >= 8, -1.0, 1.0)
-    assert torch.equal(decoded(name, "// fp4", "bfloat16", 2, 1)(packed).float(), expected)

@@ -82,9 +82,13 @@ class Record:
 
 
 class Plans:
-    """The specs, and the cases of their quick tier: made once, for all mutants."""
+    """The specs, and the cases of their quick tier: made once, for all mutants.
 
-    def __init__(self, folder: Path = ROOT / "specs") -> None:
+    `plain` limits the plain tests of each mutant.
+    """
+
+    def __init__(self, folder: Path = ROOT / "specs", *, plain: int | None = None) -> None:
+        self._plain = plain
         self.specs = [load_spec(path) for path in find_specs([folder])]
         self._cases = {spec.name: list(plan(spec, TIER).cases()) for spec in self.specs}
         self.sources = Sources()
@@ -130,7 +134,8 @@ class Plans:
     def plain_tests(self, mutant: Mutant) -> list[PlainTest]:
         """The plain tests whose entry reaches what the mutant changes."""
         changed = self.sources.changed(mutant)
-        return [test for test in plain_tests() if self._reached_plainly[test.entry] & changed]
+        found = [test for test in plain_tests() if self._reached_plainly[test.entry] & changed]
+        return found[: self._plain]
 
 
 @dataclass(frozen=True)

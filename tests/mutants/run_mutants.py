@@ -1,6 +1,7 @@
 """Run every mutant and report how many are found: `make mutants`.
 
-    python tests/mutants/run_mutants.py [NAME...] [-j N] [--limit S] [--again] [--record]
+    python tests/mutants/run_mutants.py [NAME...] [-j N] [--limit S] [--plain N] [--again]
+        [--record]
 
 NAME selects mutants by a part of their id (`masks/`). Results are appended as lines of JSON. A
 run resumes the last one, and runs mutants with a new edit, while kernels, specs, framework and
@@ -41,6 +42,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="parts of the ids of mutants; all by default")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes at once (2)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one mutant (60)")
+    parser.add_argument("--plain", type=int, help="plain tests of each mutant, at most (all)")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true", help="discard earlier results")
     parser.add_argument(
@@ -60,7 +62,7 @@ def main(words: list[str] | None = None) -> int:
     records = [known[mutant.key] for mutant in mutants if mutant.key in known]
     missing = [mutant for mutant in mutants if mutant.key not in known]
     if missing:
-        plans = _warm()
+        plans = _warm(asked.plain)
         asked.results.parent.mkdir(exist_ok=True)
         with asked.results.open("a" if known else "w") as file:
             for record in _hunted(missing, plans, asked.jobs, asked.limit):
@@ -77,12 +79,12 @@ def main(words: list[str] | None = None) -> int:
     return 1 if faults(mutants, records) else 0
 
 
-def _warm() -> Plans:
+def _warm(plain: int | None) -> Plans:
     """Import all that a child needs but the kernels, and make the cases."""
     import torch
 
     torch.set_num_threads(1)
-    plans = Plans()
+    plans = Plans(plain=plain)
     Runner(backend_named("interpreter")).prepare()
     assert "tlmatrix_kernels" not in sys.modules, "a child would get these kernels, not its own"
     return plans

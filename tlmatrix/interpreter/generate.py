@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.budget import MemoryNeed, shared_memory, tensor_memory
+from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
 from tlmatrix.interpreter.analysis.thread_order import (
     InferredLayouts,
@@ -25,10 +25,10 @@ from tlmatrix.interpreter.emit.threads.races import RaceInstrument
 from tlmatrix.interpreter.emit.threads.statements import rules_of_threads
 from tlmatrix.interpreter.emit.values import LOW_PRECISION, Val, is_float, is_value
 from tlmatrix.interpreter.errors import Unsupported
-from tlmatrix.interpreter.instruments.coverage import Counted, CoverageInstrument
+from tlmatrix.interpreter.instruments.coverage import CoverageInstrument
 from tlmatrix.interpreter.instruments.memory import MemorySanitizer
 from tlmatrix.interpreter.instruments.nonfinite import NonfiniteTracer
-from tlmatrix.interpreter.instruments.recording import Record, RecordInstrument
+from tlmatrix.interpreter.instruments.recording import RecordInstrument
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized, widened
@@ -44,84 +44,15 @@ from tlmatrix.interpreter.ops import (
 )
 from tlmatrix.interpreter.ops import overwritten as overwritten_by
 from tlmatrix.interpreter.ops.extern import calls_models, rules_of_models
+from tlmatrix.interpreter.program import GlobalLayout, Parameter, Program
 from tlmatrix.interpreter.sync.externs import is_modelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tlmatrix.interpreter.emit.instrument import Instrument
-    from tlmatrix.interpreter.instruments.sites import Watch
 
-__all__ = ["GlobalLayout", "Options", "Parameter", "Program", "generate", "usage_of"]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of the kernel.
-
-    Attributes:
-        name: the user's name.
-        dtype: the IR's dtype.
-        shape: for a tensor its extents, each an int or the code of an expression over the
-            symbolic dims and the scalar parameters; None for a scalar.
-        strides: as `shape`.
-        used: whether the kernel accesses it.
-        code: its name in those expressions, for a scalar.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...] | None
-    strides: tuple[int | str, ...] = ()
-    used: bool = True
-    code: str = ""
-
-
-@dataclass(frozen=True)
-class GlobalLayout:
-    """A layout annotated on a global buffer.
-
-    Attributes:
-        layout: maps a logical index to a physical one.
-        shape: the extents of the physical index.
-    """
-
-    layout: ir.Layout
-    shape: tuple[ir.Expr, ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """The generated source of one kernel, and how to call it.
-
-    Attributes:
-        source: a module with one function, `kernel`.
-        locations: for each line of the source the user's line.
-        parameters: the PrimFunc's parameters in order.
-        symbols: names of symbolic dims, passed after the parameters.
-        layouts: global buffers with an annotated layout.
-        together: of those, how many elements of a row a vector atomic takes for neighbours.
-        watch: what the monitor of a sanitized program needs to know; None for others.
-        shared: how much shared memory the kernel needs; known of sanitized programs.
-        counted: what a covered program counts; None for others.
-        tensor: how many columns of tensor memory.
-        record: what the recorder of a recorded program needs to know; None for others.
-        waits: whether its blocks wait for flags, so that the function returns a `BlockLaunch`.
-    """
-
-    name: str
-    source: str
-    locations: tuple[ir.Location | None, ...]
-    parameters: tuple[Parameter, ...]
-    symbols: tuple[str, ...]
-    layouts: dict[str, GlobalLayout]
-    watch: Watch | None = None
-    shared: MemoryNeed | None = None
-    counted: Counted | None = None
-    tensor: MemoryNeed | None = None
-    record: Record | None = None
-    together: dict[str, int] = field(default_factory=dict)
-    waits: bool = False
+__all__ = ["Options", "generate", "usage_of"]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from .coverage import Coverage, Feature, Guard, Loop, LoopSite
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .generate import Program
-    from .instruments.coverage import Counted
+    from .program import Counted, Program
 
 __all__ = ["Counts", "Recorder"]
 

@@ -6,39 +6,27 @@ covering array, are ignored and written again; a cache that cannot be read or wr
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.cache_files import cache_folder, write_file
 from tlmatrix.matrix.coverage_proof import Proof, prove
 from tlmatrix.matrix.covering import covering_rows
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from pathlib import Path
 
-    from tlmatrix.matrix.rules import Row
+    from tlmatrix.matrix.constraints import Row
     from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 
-__all__ = ["cache_folder", "cached_covering_rows"]
+__all__ = ["cached_covering_rows"]
 
 _FORMAT = 1  # increment when covering.py makes other rows
-
-
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$TLMATRIX_CACHE`, else `$XDG_CACHE_HOME/tlmatrix`, else `~/.cache/tlmatrix`."""
-    if folder := environment.get("TLMATRIX_CACHE"):
-        return Path(folder).expanduser()
-    if base := environment.get("XDG_CACHE_HOME"):
-        return Path(base) / "tlmatrix"
-    return Path("~/.cache/tlmatrix").expanduser()
 
 
 def cached_covering_rows(
@@ -98,14 +86,4 @@ def _read(path: Path, space: Space) -> tuple[Row, ...] | None:
 
 
 def _write(path: Path, rows: tuple[Row, ...]) -> None:
-    """Write to a temporary file and rename it, so that no process reads a partial one."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                json.dump(rows, file, separators=(",", ":"))
-            Path(temporary).replace(path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+    write_file(path, json.dumps(rows, separators=(",", ":")).encode("ascii"))

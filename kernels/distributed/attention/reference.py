@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from tlmatrix_kernels.attention.cu_seqlens import host_values
@@ -225,6 +224,8 @@ def gathered_sdpa(
     )
     if not causal:
         return _sdpa(q, k, v, None)
+    from torch.nn.attention.bias import causal_lower_right  # imports torch.compile: two seconds
+
     found, row, chunk = [], 0, q.shape[1] * order.world // order.chunks
     for index in order.owned(rank):
         end = (index + 1) * chunk

@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.assembly.compiled import CompiledKernel
-from tlmatrix.matrix.cache import cache_folder
+from tlmatrix.cache_files import cache_folder, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 __all__ = ["load_or_compile"]
 
@@ -49,11 +47,7 @@ def _read(path: Path) -> CompiledKernel | None:
 
 
 def _write(path: Path, kernel: CompiledKernel) -> None:
-    with contextlib.suppress(OSError):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(kernel.to_json(), file)
-        Path(temporary).replace(path)
+    write_file(path, json.dumps(kernel.to_json()).encode("utf-8"))
 
 
 @contextlib.contextmanager

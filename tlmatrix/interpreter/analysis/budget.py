@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import size_in_bits
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, walk
+from tlmatrix.interpreter.program import MemoryNeed
 
 from .constants import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MemoryNeed", "shared_memory", "tensor_memory"]
+__all__ = ["shared_memory", "tensor_memory"]
 
 _ALIGNMENT = 128
 # Rows of tensor memory; a column of one is 32 bits.
 _ROWS = 128
 _SHARED = ("shared", "shared.dyn")
-
-
-@dataclass(frozen=True)
-class MemoryNeed:
-    """The largest need of a kernel.
-
-    Attributes:
-        size: bytes; of tensor memory columns.
-        location: the line of the largest buffer of it.
-        largest: that buffer's name.
-        buffers: the buffers that live at once, as "name size".
-    """
-
-    size: int
-    location: ir.Location | None
-    largest: str
-    buffers: tuple[str, ...]
 
 
 def shared_memory(kernel: ir.Kernel) -> MemoryNeed | None:

@@ -45,6 +45,9 @@ class Agents:
         del value
         raise e.refuse(f"{what} that differs between iterations of a parallel loop")
 
+    def varies(self, var: Any) -> None:
+        """Note that the iterations in force, or threads, have different values of a variable."""
+
     def jump(self, e: Emitter, call: Any) -> bool:
         """Write a jump of the active threads; False where the whole block jumps."""
         del e, call

@@ -106,18 +106,17 @@ def bind_grid_index(e: Emitter, loop: ir.For, extent: Val) -> str:
 
 def emit_serial(e: Emitter, node: ir.For) -> None:
     """A loop whose iterations follow each other."""
-    start = e.scalar(node.min, "a loop whose start")
-    extent = e.expr(node.extent)
+    start, extent = e.expr(node.min), e.expr(node.extent)
     name = e.w.fresh(node.loop_var.name)
-    if not extent.scalar:
-        _serial_by_iteration(e, node, name, start, extent)
-        return
     width = 1
     if node.step is not None:
         stride = e.scalar(node.step, "a loop whose step")
         if stride.lit is None:
             raise e.refuse("a loop with a step that is not constant")
         width = int(stride.lit)
+    if not (start.scalar and extent.scalar):
+        _serial_by_iteration(e, node, name, start, extent, width)
+        return
     longest = _LONGEST if extent.hi is None else min(extent.hi, _LONGEST)
     hi = None if start.hi is None else start.hi + max(0, (longest - 1) * width)
     plain = start.lit == 0 and width == 1
@@ -146,20 +145,27 @@ def _stop(start: Val, extent: Val, width: int) -> str:
     return f"{start.code} + {length}"
 
 
-def _serial_by_iteration(e: Emitter, node: ir.For, name: str, start: Val, extent: Val) -> None:
-    """A serial loop in a parallel one whose length differs between the parallel iterations."""
-    limit = keep(e, extent, "extent")
-    e.vars[node.loop_var] = Val(name, node.loop_var.dtype, lo=start.lo)
-    longest = f"int({limit.code}.max(initial=0))"
+def _serial_by_iteration(
+    e: Emitter, node: ir.For, name: str, start: Val, extent: Val, width: int
+) -> None:
+    """A serial loop whose bounds differ between parallel iterations, or between threads."""
+    first, limit = keep(e, start, "start"), keep(e, extent, "extent")
+    begin = first.code if first.scalar else "0"
+    value = name if first.scalar else f"({first.code} + {name})"
+    e.vars[node.loop_var] = Val(value, node.loop_var.dtype, first.axes, lo=start.lo)
+    if first.axes:
+        e.agents.varies(node.loop_var)
+    longest = limit.code if limit.scalar else f"int({limit.code}.max(initial=0))"
     outer = e.mask
-    arguments = f"{start.code}, {start.code} + {longest}"
+    arguments = f"{begin}, {begin} + {longest} * {width}, {width}"
     for instrument in e.instruments:
         instrument.before_loop(e, node, arguments)
     with e.w.block(f"for {name} in range({arguments})"):
         for instrument in e.instruments:
             instrument.iteration(e, node, name)
-        test = Val(f"({name} - {start.code} < {limit.code})", "bool", limit.axes)
-        e.mask = keep_mask(e, both(e, outer, test))
+        if not limit.scalar:
+            test = Val(f"({name} - {begin} < {limit.code} * {width})", "bool", limit.axes)
+            e.mask = keep_mask(e, both(e, outer, test))
         e.stmt(node.body)
     for instrument in e.instruments:
         instrument.after_loop(e, node)

@@ -26,7 +26,7 @@ from .spelling import place_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.interpreter.instruments.recording import Record
+    from tlmatrix.interpreter.program import Record
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import BlockRun, Turn, Write
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tlmatrix.interpreter.ops import SLICES
 from tlmatrix.interpreter.runtime.places import Lanes, Tile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tlmatrix.interpreter.instruments.recording import Spot
+    from tlmatrix.interpreter.program import Spot
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import Event
 
@@ -161,63 +162,7 @@ def _hit_lanes(
     return np.unique(flat[lanes]), reads
 
 
-# Rules of tile operations: (event, what is written, its elements, a read, its number) -> elements
-
-
-def _copied(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
-    del event, number
-    places, _ = write.inner(hit)
-    return read.outer(places)
-
-
-def _multiplied(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
-    turned_a, turned_b, _, zeros = event.extra
-    (rows, columns), _ = write.inner(hit)
-    a, b = event.reads[0][1], event.reads[1][1]
-    assert isinstance(a, Tile)
-    assert isinstance(b, Tile)
-    height, width = a.extent
-    depth = height if turned_a else width
-    inner = np.arange(depth)[None, :]
-    if number == 0:
-        places = [inner, rows[:, None]] if turned_a else [rows[:, None], inner]
-        return read.outer(places)
-    zero = np.unpackbits(zeros, count=height * width).reshape(height, width).astype(bool)
-    live = ~(zero.T if turned_a else zero)[rows]
-    which, at = np.nonzero(live)
-    of = columns[which]
-    return read.outer([of, at] if turned_b else [at, of])
-
-
-def _reduced(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
-    del number
-    axis = int(event.extra[0])
-    places, _ = write.inner(hit)
-    rest = [size for k, size in enumerate(read.extent) if k != axis]
-    flat = np.zeros(len(hit), np.int64)
-    for place, size in zip(places, write.extent, strict=True):
-        flat = flat * size + place
-    spread = [p[:, None] for p in np.unravel_index(flat, rest)] if rest else []
-    spread.insert(axis, np.arange(read.extent[axis])[None, :])
-    return read.outer(spread)
-
-
-def _scanned(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
-    del number
-    axis, backwards = int(event.extra[0]), bool(event.extra[1])
-    places, _ = write.inner(hit)
-    along = np.arange(read.extent[axis])[None, :]
-    limit = places[axis][:, None]
-    which, at = np.nonzero(along >= limit if backwards else along <= limit)
-    spread = [p[which] for p in places]
-    spread[axis] = at
-    return read.outer(spread)
-
-
-def _transposed(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
-    del event, number
-    places, _ = write.inner(hit)
-    return read.outer([*places[:-2], places[-1], places[-2]])
+# Rules of buffers that have a copy for each iteration; those of tile operations are in `ops`.
 
 
 def _spread(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
@@ -239,12 +184,7 @@ def _collapsed(event: Event, write: Tile, hit: Array, read: Tile, number: int) -
 
 
 _RULES: dict[str, Callable[[Event, Tile, Array, Tile, int], Array]] = {
-    "copy": _copied,
-    "atomic": _copied,
-    "gemm": _multiplied,
-    "reduce": _reduced,
-    "scan": _scanned,
-    "transpose": _transposed,
+    **SLICES,
     "spread": _spread,
     "collapse": _collapsed,
 }

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
-import os
 import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.explain import LaunchLog
-from tlmatrix.interpreter.frontend.kernel import InterpretedKernel, Loaded, load_program, unseen
-from tlmatrix.interpreter.frontend.tracing import TracedKernel, written_at
-from tlmatrix.interpreter.generate import Options, generate
 from tlmatrix.interpreter.locks import TRACING
 from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.interpreter.reports import declared_sequences, sanitizer_names
-from tlmatrix.interpreter.session import Session
+from tlmatrix.interpreter.session import Session, current
 from tlmatrix.interpreter.session import local as _local
+
+from .environment import unseen
+from .kernel import InterpretedKernel
+from .parsing import keeping_parsed
+from .programs import programs_of
+from .tracing import TracedKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -48,9 +48,6 @@ _stances = ExitStack()
 _users = 0
 # Per jit object (by identity: they are not hashable) its shadows by architecture and use.
 _shadows: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
-# Programs by structural hash of the PrimFunc; equality is checked on a hit.
-_programs: dict[Any, list[tuple[Any, Loaded]]] = {}
-_numbers = itertools.count()
 
 
 @contextmanager
@@ -169,46 +166,10 @@ def interpreted(
     Raises:
         Unsupported: if the kernel uses something that is not modelled.
     """
-    from tilelang import tvm
-
     configs = {str(getattr(k, "value", k)): v for k, v in (pass_configs or {}).items()}
-    guard = not configs.get(_GUARDS_OFF, False)
-    line = written_at(prim_func)  # equal kernels of two files report their own lines
+    programs = programs_of(prim_func, guard=not configs.get(_GUARDS_OFF, False))
     with _lock:
-        key = (tvm.ir.structural_hash(prim_func), guard, line)
-        known = _programs.setdefault(key, [])
-        same = (loaded for func, loaded in known if tvm.ir.structural_equal(func, prim_func))
-        loaded = next(same, None)
-        if loaded is None:
-            # What this context will run; another generates its own variant.
-            covered = bool(_local.stack) and _local.stack[-1].recorder is not None
-            arch = _local.stack[-1].arch if _local.stack else "sm_90a"
-            program = generate(prim_func, Options(guard=guard, covered=covered, arch=arch))
-            loaded = load_program(program, str(next(_numbers)), guard=guard)
-            known.append((prim_func, loaded))
-            _dump(loaded)
-    arch = _local.stack[-1].arch if _local.stack else ""
-    return InterpretedKernel(prim_func, loaded, out_idx, arch=arch, configs=configs)
-
-
-def _dump(loaded: Loaded) -> None:
-    """Write the source where TLMATRIX_DUMP says, for a person to read."""
-    folder = os.environ.get("TLMATRIX_DUMP")
-    if not folder:
-        return
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    number = loaded.filename.rstrip(">").split()[-1]
-    lines = []
-    last = None
-    for text, location in zip(
-        loaded.program.source.splitlines(), loaded.program.locations, strict=False
-    ):
-        if location is not None and location != last:
-            lines.append(" " * (len(text) - len(text.lstrip())) + f"# {location}")
-            last = location
-        lines.append(text)
-    (path / f"{loaded.program.name}_{number}.py").write_text("\n".join(lines) + "\n")
+        return InterpretedKernel(programs, prim_func, out_idx, session=current(), configs=configs)
 
 
 # ---------------------------------------------------------------------------------------
@@ -238,6 +199,7 @@ def _install() -> None:
         _patch(JITImpl, name, _on_shadow)
     _patch(AutoTuneImpl, "__call__", _untuned)
     _patch(Builder, "set_fileline", _users_lines)
+    _patch(sys.modules["tilelang.language.eager.builder"], "mutate", keeping_parsed)
     _patch(sys.modules["tilelang.profiler"], "do_bench", _untimed)
     _patch(torch.cuda, "synchronize", _synchronous)
     _patch(torch, "compile", _eager)

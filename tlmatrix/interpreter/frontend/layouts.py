@@ -18,7 +18,7 @@ from tlmatrix.interpreter.errors import InterpreterError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.interpreter.generate import GlobalLayout
+    from tlmatrix.interpreter.program import GlobalLayout
 
 __all__ = ["LayoutError", "positions"]
 

@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
-    from tlmatrix.interpreter.generate import Program
-    from tlmatrix.interpreter.instruments.sites import Site
     from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.program import Program, Site
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
-__all__ = ["launch"]
+__all__ = ["run_sanitized"]
 
 _SHARED_BYTES = {
     "sm_80": 166912,
@@ -44,7 +43,7 @@ _TENSOR_COLUMNS = 512
 """Columns of tensor memory that a multiprocessor has (PTX ISA, "Tensor Memory")."""
 
 
-def launch(
+def run_sanitized(
     kernel: InterpretedKernel,
     session: Session,
     values: list[Any],

@@ -20,6 +20,7 @@ from tlmatrix.interpreter.emit.logic import uniform
 from tlmatrix.interpreter.emit.masks import keep_mask
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.program import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,29 +29,10 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.emit.values import Val
 
-__all__ = ["Counted", "CoverageInstrument"]
+__all__ = ["CoverageInstrument"]
 
 _COUNTED = (ir.AssertStmt, ir.Bind, ir.BufferStore, ir.Evaluate, ir.For, ir.IfThenElse, ir.While)
 _OPERATORS = {ir.Add: "+", ir.Sub: "-", ir.Mul: "*", ir.FloorDiv: "//", ir.FloorMod: "%"}
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What the slots of a covered program stand for.
-
-    Attributes:
-        slots: how many there are; slot 0 is of nothing.
-        lines: each line that can run, and the slots whose sum is how often it did.
-        guards: each guard with the first of its three slots, and whether it is a mask.
-        loops: the loops, by number.
-        constant: of each loop whether its trips are fixed in this program.
-    """
-
-    slots: int
-    lines: tuple[tuple[tuple[str, int], tuple[int, ...]], ...]
-    guards: tuple[tuple[GuardSite, int, bool], ...]
-    loops: tuple[LoopSite, ...]
-    constant: tuple[bool, ...]
 
 
 @dataclass

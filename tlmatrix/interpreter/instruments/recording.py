@@ -11,7 +11,6 @@ and addresses are no data; integers read on the way to a float are noted as addr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.loops import is_grid
@@ -19,6 +18,7 @@ from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.values import is_float
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.program import Loop, Record, Spot
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.access import Access
@@ -27,70 +27,9 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.emit.values import Val
 
-__all__ = ["Loop", "Record", "RecordInstrument", "Spot"]
+__all__ = ["RecordInstrument"]
 
 _STATEMENTS = (ir.BufferStore, ir.Evaluate, ir.Bind)
-
-
-@dataclass(frozen=True)
-class Spot:
-    """A place in the user's source that reads or writes a buffer.
-
-    Attributes:
-        location: the user's line, if it is known.
-        buffer: the user's name of the buffer, or of a variable.
-        memory: which memory that is; views of one buffer share it.
-        scope: TileLang's memory scope; "variable" of a variable or a binding.
-        dtype: the IR's dtype.
-        codec: name of the codec that its elements are packed with, if they are.
-        action: "read", or how it is written: "store", "atomic", a rule of `slices`, ….
-    """
-
-    location: ir.Location | None
-    buffer: str
-    memory: str
-    scope: str
-    dtype: str
-    codec: str | None
-    action: str
-
-    @property
-    def is_global(self) -> bool:
-        """Whether other blocks and kernels see it."""
-        return self.scope == "global"
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A serial loop of the user's source; `name` is empty where it has no variable."""
-
-    name: str
-    location: ir.Location | None
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a recorder needs to know of a recorded program.
-
-    Attributes:
-        spots: by number, as the generated source names them.
-        loops: by number.
-        grids: for each grid the names of its block indices.
-        usage: per global buffer what the kernel does with it: "read", "write", "atomic".
-        memories: per global buffer the memory it is.
-    """
-
-    spots: tuple[Spot, ...]
-    loops: tuple[Loop, ...]
-    grids: tuple[tuple[str, ...], ...]
-    usage: dict[str, frozenset[str]]
-    memories: dict[str, str]
-
-    @property
-    def independent(self) -> bool:
-        """Whether no block can see what another does: nothing that is written is read."""
-        written = [actions for actions in self.usage.values() if actions & {"write", "atomic"}]
-        return not any(actions - {"write", "atomic"} for actions in written)
 
 
 class RecordInstrument(Instrument):

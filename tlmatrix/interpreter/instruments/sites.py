@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tlmatrix.interpreter.program import Site, Watch
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.buffers import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
-    from tlmatrix.interpreter.ir.nodes import Location
 
-__all__ = ["Site", "SiteTable", "Watch"]
+__all__ = ["SiteTable"]
 
 _ACQUIRING = ("acquire", "both", "unsaid")
 _RELEASING = ("release", "both", "unsaid")
 _SHARED = ("global", "shared", "shared.dyn", "shared.tmem")
-
-
-@dataclass(frozen=True)
-class Site:
-    """A place in the user's source that accesses a buffer.
-
-    Attributes:
-        location: the user's line, if it is known.
-        buffer: the user's name of the buffer.
-        action: "read", "write" or "atomic".
-        local: whether the buffer is a fragment or local.
-        is_global: whether it lies in global memory.
-        orders: whether it may order blocks: an atomic load or store, or an atomic whose old
-            value is used.
-        acquires: whether it comes after the agents whose atomics it has seen.
-        releases: whether agents that see it come after the agent that does it.
-    """
-
-    location: Location | None
-    buffer: str
-    action: str
-    local: bool
-    is_global: bool
-    orders: bool = False
-    acquires: bool = False
-    releases: bool = False
-
-
-@dataclass(frozen=True)
-class Watch:
-    """What the monitor of a sanitized program needs to know.
-
-    Attributes:
-        sites: by number, as the generated source names them.
-        usage: per global buffer what the kernel does with it: "read", "write", "atomic".
-    """
-
-    sites: tuple[Site, ...]
-    usage: dict[str, frozenset[str]]
 
 
 class SiteTable:

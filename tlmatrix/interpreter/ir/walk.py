@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from . import nodes as ir
@@ -40,26 +42,23 @@ _STATEMENTS: dict[type, tuple[str, ...]] = {
 _CHILDREN = _EXPRESSIONS | _STATEMENTS
 
 
-def _children(node: Any) -> list[Any]:
-    found: list[Any] = []
+def walk(*roots: Any) -> Iterator[Any]:
+    """Every node at or below `roots`, in the order of the source, parents first."""
+    return chain.from_iterable(map(_below, roots))
+
+
+@lru_cache(maxsize=1 << 15)
+def _below(node: Any) -> tuple[Any, ...]:
+    """A node and all below it: analyses of one kernel ask for the same ones again and again."""
+    found: list[Any] = [node]
     for name in _CHILDREN.get(type(node), ()):
         child = getattr(node, name)
         if type(child) is tuple:
-            found += child
+            for each in child:
+                found += _below(each)
         elif child is not None:
-            found.append(child)
-    return found
-
-
-def walk(*roots: Any) -> Iterator[Any]:
-    """Every node at or below `roots`, in the order of the source, parents first."""
-    stack = list(reversed(roots))
-    while stack:
-        node = stack.pop()
-        yield node
-        children = _children(node)
-        children.reverse()
-        stack += children
+            found += _below(child)
+    return tuple(found)
 
 
 def any_of(node: Any, *kinds: type) -> bool:

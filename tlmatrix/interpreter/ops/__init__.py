@@ -1,8 +1,9 @@
 """The operations of the language, one module for each family; tables of their rules.
 
 A module may have `TILES` (tile operations by name), `CALLS` (calls whose value is used), `EFFECTS`
-(calls that are statements), `STATEMENTS` (rules of statements that it takes over) and `FUNCTIONS`
-(what the generated source calls). To add an operation, add its module to a tuple below.
+(calls that are statements), `STATEMENTS` (rules of statements that it takes over), `FUNCTIONS`
+(what the generated source calls) and `SLICES` (which elements read an element written depends
+on). To add an operation, add its module to a tuple below.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from . import (
     mathematics,
     reduce,
     reducer,
+    rng,
     scan,
-    templates,
     transpose,
     warp,
     warp_matrix,
@@ -45,6 +46,7 @@ __all__ = [
     "EACH_THREAD",
     "FUNCTIONS",
     "RULES",
+    "SLICES",
     "SYNCHRONIZING",
     "THREAD_OPERATIONS",
     "THREAD_RULES",
@@ -55,7 +57,7 @@ _OF_BLOCKS = (
     *(mathematics, bits, control, words),
     *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
 )
-_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, templates, warp, warp_matrix)
+_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, rng, warp, warp_matrix)
 
 
 def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:
@@ -115,6 +117,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for function in getattr(module, "FUNCTIONS", ())
 }
 """What the generated source calls, by name."""
+
+SLICES = _merged(_OF_BLOCKS, "SLICES")
+"""By `Dependence.rule`, the elements read that elements written depend on: a function of the event,
+what it wrote, the elements of that, a read and its number."""
 
 
 def overwritten(call: ir.Call) -> ir.Region | None:

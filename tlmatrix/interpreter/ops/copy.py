@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
     from tlmatrix.interpreter.runtime.masks import Dim
+    from tlmatrix.interpreter.runtime.places import Tile
+    from tlmatrix.interpreter.runtime.tracks import Event
 
 __all__ = ["Copy", "copy_block"]
 
@@ -212,5 +214,12 @@ def _converted(value: Array, dtype: Any, rounding: Codec | None) -> Array:
     return value
 
 
+def _copied(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del event, number
+    places, _ = write.inner(hit)
+    return read.outer(places)
+
+
 TILES = {"tl.tileop.copy": Copy}
 FUNCTIONS = (copy_block,)
+SLICES = {"copy": _copied, "atomic": _copied}

@@ -14,6 +14,7 @@ from tlmatrix.interpreter.emit.regions import checked_view, matrix, operand
 from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
 from tlmatrix.interpreter.emit.values import is_float, is_float8, is_int
 from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.runtime.places import Tile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array
+    from tlmatrix.interpreter.runtime.tracks import Event
 
 __all__ = ["FLOAT8_BITS", "TF32", "Gemm", "gemm", "gemm_float8", "gemm_int"]
 
@@ -180,5 +182,25 @@ def gemm_int(
     np.copyto(c, total.astype(c.dtype))
 
 
+def _multiplied(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    turned_a, turned_b, _, zeros = event.extra
+    (rows, columns), _ = write.inner(hit)
+    a, b = event.reads[0][1], event.reads[1][1]
+    assert isinstance(a, Tile)
+    assert isinstance(b, Tile)
+    height, width = a.extent
+    depth = height if turned_a else width
+    inner = np.arange(depth)[None, :]
+    if number == 0:
+        places = [inner, rows[:, None]] if turned_a else [rows[:, None], inner]
+        return read.outer(places)
+    zero = np.unpackbits(zeros, count=height * width).reshape(height, width).astype(bool)
+    live = ~(zero.T if turned_a else zero)[rows]
+    which, at = np.nonzero(live)
+    of = columns[which]
+    return read.outer([of, at] if turned_b else [at, of])
+
+
 TILES = {"tl.tileop.gemm": Gemm}
 FUNCTIONS = (gemm, gemm_float8, gemm_int)
+SLICES = {"gemm": _multiplied}

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
+    from tlmatrix.interpreter.runtime.places import Tile
+    from tlmatrix.interpreter.runtime.tracks import Event
 
 __all__ = ["Reduce", "reduce_float", "reduce_int"]
 
@@ -140,5 +142,19 @@ def reduce_int(kind: str, src: Array, axis: int, dst: Array, clear: Any) -> None
     np.copyto(dst, value if clear else _COMBINE[kind](dst, value), casting="unsafe")
 
 
+def _reduced(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del number
+    axis = int(event.extra[0])
+    places, _ = write.inner(hit)
+    rest = [size for k, size in enumerate(read.extent) if k != axis]
+    flat = np.zeros(len(hit), np.int64)
+    for place, size in zip(places, write.extent, strict=True):
+        flat = flat * size + place
+    spread = [p[:, None] for p in np.unravel_index(flat, rest)] if rest else []
+    spread.insert(axis, np.arange(read.extent[axis])[None, :])
+    return read.outer(spread)
+
+
 TILES = {"tl.tileop.reduce": Reduce}
 FUNCTIONS = (reduce_float, reduce_int)
+SLICES = {"reduce": _reduced}

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
+    from tlmatrix.interpreter.runtime.places import Tile
+    from tlmatrix.interpreter.runtime.tracks import Event
 
 __all__ = ["Scan", "scan"]
 
@@ -69,5 +71,18 @@ def scan(
     np.copyto(dst, value.reshape(dst.shape))
 
 
+def _scanned(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del number
+    axis, backwards = int(event.extra[0]), bool(event.extra[1])
+    places, _ = write.inner(hit)
+    along = np.arange(read.extent[axis])[None, :]
+    limit = places[axis][:, None]
+    which, at = np.nonzero(along >= limit if backwards else along <= limit)
+    spread = [p[which] for p in places]
+    spread[axis] = at
+    return read.outer(spread)
+
+
 TILES = {"tl.tileop.cumsum": Scan, "tl.tileop.cummax": Scan}
 FUNCTIONS = (scan,)
+SLICES = {"scan": _scanned}

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
+    from tlmatrix.interpreter.runtime.codecs import Array
+    from tlmatrix.interpreter.runtime.places import Tile
+    from tlmatrix.interpreter.runtime.tracks import Event
 
 __all__ = ["Transpose"]
 
@@ -44,4 +47,11 @@ class Transpose(TileOperation):
         )
 
 
+def _transposed(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del event, number
+    places, _ = write.inner(hit)
+    return read.outer([*places[:-2], places[-1], places[-2]])
+
+
 TILES = {"tl.tileop.transpose": Transpose}
+SLICES = {"transpose": _transposed}

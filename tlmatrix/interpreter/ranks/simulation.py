@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore
 
 from tlmatrix.interpreter import session as sessions
 from tlmatrix.interpreter.errors import DeadlockError
+from tlmatrix.interpreter.frontend.environment import environment
 from tlmatrix.interpreter.frontend.intercept import interpret
-from tlmatrix.interpreter.frontend.kernel import environment
 from tlmatrix.interpreter.sync import settings
 from tlmatrix.interpreter.sync.accesses import Accesses
 from tlmatrix.interpreter.sync.world import World

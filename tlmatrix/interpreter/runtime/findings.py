@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.interpreter.generate import Program
-    from tlmatrix.interpreter.instruments.sites import Site
     from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.program import Program, Site
 
     from .order import BlockOrder
 

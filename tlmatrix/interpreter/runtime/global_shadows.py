@@ -38,8 +38,8 @@ class GlobalShadow(Shadow):
     """
 
     __slots__ = (
-        "_boundaries", "_monitor", "_noted", "_order", "_packed", "_packed_alone", "_ranks", "_read_by",
-        "fresh", "quiet", "still", "written_by",
+        "_boundaries", "_monitor", "_noted", "_order", "_packed", "_packed_alone", "_ranks",
+        "_read_by", "fresh", "quiet", "still", "written_by",
     )  # fmt: skip
 
     def __init__(

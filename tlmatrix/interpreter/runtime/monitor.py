@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.interpreter.generate import Program
-    from tlmatrix.interpreter.instruments.sites import Site
+    from tlmatrix.interpreter.program import Program, Site
     from tlmatrix.interpreter.reports import Report
     from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.accesses import View

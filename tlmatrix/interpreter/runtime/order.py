@@ -12,7 +12,7 @@ from .epochs import Epochs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tlmatrix.interpreter.instruments.sites import Site
+    from tlmatrix.interpreter.program import Site
     from tlmatrix.interpreter.sync.clocks import Clock
 
 __all__ = ["BlockOrder", "Running"]

@@ -20,7 +20,7 @@ from .places import Access, Lanes, Tile, element_values
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.interpreter.instruments.recording import Record
+    from tlmatrix.interpreter.program import Record
 
     from .codecs import Array
 

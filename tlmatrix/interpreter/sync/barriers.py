@@ -243,4 +243,4 @@ class Spin(Request):
 
     def describe(self) -> str:
         """The wait in words."""
-        return "in a loop, and spin on memory that nothing changes any more"
+        return "in a loop that spins on memory that nothing changes any more"

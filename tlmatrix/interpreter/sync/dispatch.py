@@ -1,4 +1,4 @@
-"""The blocks of kernels that use flags: each is a task; only so many are resident at once."""
+"""Launches of kernels that use flags: each block is an agent, and occupies an SM slot."""
 
 from __future__ import annotations
 
@@ -50,15 +50,16 @@ class Slot(Request):
 
     def why(self) -> list[str]:
         """What occupies the slots, and what to do."""
-        advice = (
-            "blocks that wait for flags take all of them: signal without a kernel "
-            "(stream_write_value32), launch what signals first, or launch fewer blocks"
-        )
-        return [advice]
+        return [
+            (
+                "blocks that wait for flags take all of them: signal without a kernel "
+                "(stream_write_value32), launch what signals first, or launch fewer blocks"
+            )
+        ]
 
 
 class Dispatcher(Agent):
-    """A task that dispatches blocks: a stream, or one launch outside a simulation.
+    """An agent that dispatches blocks: a stream, or one launch outside a simulation.
 
     Attributes:
         host: its rank.
@@ -73,7 +74,7 @@ class Dispatcher(Agent):
 
 @dataclass
 class BlockLaunch:
-    """A launch whose blocks are tasks.
+    """A launch whose blocks are agents.
 
     Attributes:
         kernel: the kernel's name.
@@ -151,7 +152,6 @@ class _Block(BlockAgent):
         try:
             going = super().step()
         except Exception as error:
-            assert isinstance(launch, BlockLaunch)
             raise (launch.located(error) if launch.located is not None else error) from error
         if not going:
             self._end()
@@ -172,5 +172,5 @@ def block_launch(
     locations: Sequence[Any],
     watch: Any = None,
 ) -> BlockLaunch:
-    """What a generated kernel with flags returns: its blocks, to be run."""
+    """Make the launch that a generated kernel with flags returns."""
     return BlockLaunch(kernel, function, grid, locations, watch)

@@ -17,7 +17,7 @@ from .pointers import Pointer
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["Pointer", "call_extern", "is_modelled", "model_extern", "until"]
+__all__ = ["Pointer", "call_extern", "is_modelled", "model_extern", "modelled", "until"]
 
 _models: dict[str, Callable[..., Any]] = dict(FLAG_FUNCTIONS)
 
@@ -36,6 +36,11 @@ def model_extern(name: str, model: Callable[..., Any]) -> None:
     if not callable(model):
         raise TypeError(f"the model of {name} must be callable, got {type(model).__name__}")
     _models[name] = model
+
+
+def modelled() -> list[str]:
+    """The names of all functions that have a model."""
+    return sorted(_models)
 
 
 def is_modelled(name: str) -> bool:

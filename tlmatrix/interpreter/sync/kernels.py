@@ -1,56 +1,16 @@
-"""What all launches have in common: source locations, a monitor, and agents of their blocks."""
+"""Agents of blocks of kernels: their source locations, and the monitor that follows them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from .agents import Agent
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tlmatrix.interpreter.reports import Report
-
-    from .clocks import Clock
-
-__all__ = ["BlockAgent", "Located", "Watch"]
+__all__ = ["BlockAgent", "located"]
 
 
-class Watch(Protocol):
-    """What an instrumented program reports to."""
-
-    sanitizers: frozenset[str]
-    traced: bool
-
-    def launch(self) -> None:
-        """A grid starts."""
-
-    def enter(self, block: tuple[int, ...]) -> Any:
-        """A block starts; returns its token."""
-
-    def work_as(self, running: Any, clock: Clock, agent: int, time: int) -> None:
-        """What follows is done by an agent of a block."""
-
-    def add(self, reports: Iterable[Report]) -> None:
-        """Take reports."""
-
-
-class Located(Protocol):
-    """A launch.
-
-    Attributes:
-        kernel: the kernel's name.
-        locations: the user's location of each line of the generated source.
-        watch: the monitor of an instrumented launch.
-    """
-
-    kernel: str
-    locations: Sequence[Any]
-    watch: Watch | None
-
-
-def located(launch: Located, line: int) -> tuple[str, int]:
-    """The user's file and line of a line of the generated source."""
+def located(launch: Any, line: int) -> tuple[str, int]:
+    """The user's file and line of a line of a launch's generated source."""
     known = launch.locations
     location = known[line - 1] if 0 < line <= len(known) else None
     return (location.file, location.line) if location is not None else ("", 0)
@@ -60,17 +20,17 @@ class BlockAgent(Agent):
     """An agent of a block: the block itself, or a warp role.
 
     Attributes:
+        launch: the launch, with `kernel`, `locations` and `watch`, a monitor or None.
         running: the monitor's token of the block.
     """
 
-    launch: Located
     index: tuple[int, ...]
 
     def __init__(
-        self, rank: int, name: str, agent: int, launch: Located, index: tuple[int, ...]
+        self, rank: int, name: str, agent: int, launch: Any, index: tuple[int, ...]
     ) -> None:
         super().__init__(rank, name, agent)
-        self.launch = launch
+        self.launch: Any = launch
         self.kernel = launch.kernel
         self.index = index
         self.running: Any = None

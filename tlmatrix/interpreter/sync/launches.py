@@ -24,7 +24,7 @@ from .barriers import Mbarrier, ThreadBarrier
 from .blocks import Block
 from .deadlocks import deadlock
 from .findings import Findings
-from .kernels import Watch, located
+from .kernels import located
 from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform
 from .turns import other_ranks_run
 
@@ -47,7 +47,7 @@ class Launch(Scheduler):
         locations: Sequence[Any],
         arrivals: dict[str, Any],
         names: dict[str, str],
-        watch: Watch | None,
+        watch: Any,
         threads: int,
         blocks: Iterator[Block],
     ) -> None:
@@ -209,7 +209,7 @@ def launch(
     locations: Sequence[Any],
     arrivals: dict[str, Any],
     names: dict[str, str],
-    watch: Watch | None = None,
+    watch: Any = None,
 ) -> None:
     """Run a grid of blocks.
 

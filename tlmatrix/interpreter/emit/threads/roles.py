@@ -400,6 +400,10 @@ class Threads(Agents):
         e.w.line(f"{name} = uniform({value.code}, {e.mask_code}, {what!r})")
         return Val(name, value.dtype, lo=value.lo, hi=value.hi)
 
+    def varies(self, var: ir.Var) -> None:
+        """Note that threads have different values of a variable."""
+        self.thread_vars.add(var)
+
     def uniform_of_threads(self, e: Emitter, value: Callable[[], Val], what: str) -> Val:
         """A value of each thread, used where the threads do something together."""
         with self.with_threads(e):

@@ -8,6 +8,7 @@ from .builtins import without_builtins
 from .conditions import with_boolean_conditions
 from .fragments import with_thread_fragments
 from .returns import without_returns
+from .templates import without_templates
 from .thread_loops import without_thread_loops
 from .vectors import without_vectors
 from .widen import widened
@@ -33,5 +34,6 @@ def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
             fragment with a layout that threads index for themselves.
     """
     kernel = without_returns(without_thread_loops(kernel))
+    kernel = without_templates(kernel, is_modelled)
     kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
     return with_thread_fragments(without_vectors(without_words(kernel)))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import transform
+from tlmatrix.interpreter.ir.walk import calls, transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,10 +56,6 @@ _SAME = {
     "rintf": "tirx.nearbyint",
     "nearbyintf": "tirx.nearbyint",
     "roundf": "tl.round_ties_away_from_zero",
-    **{f"decode_i{kind}": f"tl.decode_i{kind}" for kind in ("4u_to_f16", "4s_to_f16")},
-    **{f"decode_i{kind}": f"tl.decode_i{kind}" for kind in ("2u_to_i8s", "2s_to_i8s")},
-    "decode_fp4_to_bf16_twiddling": "tl.decode_fp4_to_bf16_twiddling",
-    "DP4A": "tl.DP4A",
 }
 _SHUFFLES = {f"__shfl{kind}_sync": f"tl.shfl{kind}_sync" for kind in ("", "_xor", "_down", "_up")}
 _BITS = {
@@ -83,6 +79,8 @@ def extern_name(call: ir.Call) -> str:
 
 def without_builtins(kernel: ir.Kernel, is_modelled: Callable[[str], bool]) -> ir.Kernel:
     """The kernel without calls of CUDA's own functions by name."""
+    if not calls(kernel.body, "tirx.call_extern"):
+        return kernel
 
     def replaced(node: Any) -> Any:
         if not isinstance(node, ir.Call) or node.op != "tirx.call_extern":

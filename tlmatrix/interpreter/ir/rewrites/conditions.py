@@ -6,13 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import transform
+from tlmatrix.interpreter.ir.walk import transform, walk
 
 __all__ = ["with_boolean_conditions"]
 
 
 def with_boolean_conditions(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with a boolean in each condition of a branch or while loop."""
+    if not any(
+        isinstance(node, (ir.IfThenElse, ir.While)) and node.condition.dtype != "bool"
+        for node in walk(kernel.body)
+    ):
+        return kernel
 
     def tested(node: Any) -> Any:
         if not isinstance(node, (ir.IfThenElse, ir.While)) or node.condition.dtype == "bool":

@@ -32,11 +32,16 @@ def launched_threads(node: Any) -> tuple[int, int, int] | None:
 def without_thread_loops(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with bindings in place of loops over all threads of the block.
 
-    A loop over fewer threads than the block has stays as it is.
+    In a kernel that states no number of threads the loops do. A loop over fewer threads than the
+    block has stays as it is.
     """
+    loops = [n for n in walk(kernel.body) if isinstance(n, ir.For) and n.thread_tag in _TAGS]
+    if not loops:
+        return kernel
     threads = launched_threads(kernel.body)
     if threads is None:
-        return kernel
+        threads = _threads_of(loops)
+        kernel = replace(kernel, body=_with_threads(kernel.body, threads))
 
     def bound(loop: Any) -> Any:
         axis = _TAGS.get(loop.thread_tag) if isinstance(loop, ir.For) else None
@@ -47,6 +52,29 @@ def without_thread_loops(kernel: ir.Kernel) -> ir.Kernel:
         return ir.SeqStmt(loop.location, (ir.Bind(loop.location, loop.loop_var, index), loop.body))
 
     return replace(kernel, body=transform(kernel.body, bound))
+
+
+def _threads_of(loops: list[ir.For]) -> tuple[int, int, int]:
+    """The extents of a block that loops over its threads state."""
+    found = [1, 1, 1]
+    for loop in loops:
+        axis = _TAGS[loop.thread_tag]
+        found[axis] = max(found[axis], _number(loop.extent))
+    return found[0], found[1], found[2]
+
+
+def _with_threads(node: Any, threads: tuple[int, int, int]) -> Any:
+    """The grid with a block inside it that states the number of threads."""
+    if _is_grid(node):
+        return replace(node, body=_with_threads(node.body, threads))
+    if isinstance(node, ir.Block) and _is_grid(node.body):
+        return replace(node, body=_with_threads(node.body, threads))
+    return ir.Block(node.location, (), {"tl.launch_threads": threads}, node)
+
+
+def _is_grid(node: Any) -> bool:
+    """Whether a statement is a loop over the blocks of a grid."""
+    return isinstance(node, ir.For) and node.thread_tag.startswith("blockIdx.")
 
 
 def _number(node: Any) -> int:

@@ -17,7 +17,7 @@ from tlmatrix.interpreter.remedies import remedy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TOGETHER", "WRAPPED_INDEX", "bits_of_dtype", "without_vectors"]
+__all__ = ["TOGETHER", "WRAPPED_INDEX", "bits_of_dtype", "element_at", "without_vectors"]
 
 WRAPPED_INDEX = "tlmatrix.wrapped_index"
 """The operation (index, extent) of an index that counts from the end where it is negative."""
@@ -134,7 +134,7 @@ def _element(node: Any, element: ir.Expr, held: dict[ir.Var, ir.Buffer], stateme
             node, single, lambda k: _element(node.args[0], k, held, statement), element
         )
     if isinstance(node, ir.Call) and node.op in _ATOMICS:
-        target, value = (_element_at(pointer.args[0], element) for pointer in node.args[:2])
+        target, value = (element_at(pointer.args[0], element) for pointer in node.args[:2])
         pointer = replace(node.args[0], args=(target, *node.args[0].args[1:]))
         return ir.Call(single, "tl.atomic_add_ret_elem_op", (pointer, value), {TOGETHER: lanes})
     if isinstance(node, ir.Call) and all(
@@ -186,7 +186,7 @@ def bits_of_dtype(dtype: str) -> int:
     return int(found.group(1)) if found is not None else 8
 
 
-def _element_at(load: ir.BufferLoad, element: ir.Expr) -> ir.BufferLoad:
+def element_at(load: ir.BufferLoad, element: ir.Expr) -> ir.BufferLoad:
     """Element number `element` from the one that a pointer names."""
     last = load.indices[-1]
     base = last.base if isinstance(last, ir.Ramp) else last

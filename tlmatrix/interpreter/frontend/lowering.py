@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
+from .kernel import InterpretedKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

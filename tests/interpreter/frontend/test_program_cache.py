@@ -1,0 +1,164 @@
+"""Programs on disk: found by other processes, generated again if damaged, removed if unused."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter.frontend import program_cache, programs
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path))
+    monkeypatch.delenv("TLMATRIX_PROGRAMS", raising=False)
+    return tmp_path / "programs"
+
+
+@pytest.fixture
+def generated(monkeypatch):
+    """The options of all programs that are generated."""
+    made = []
+    generate = programs.generate
+
+    def counted(func, options):
+        made.append(options)
+        return generate(func, options)
+
+    monkeypatch.setattr(programs, "generate", counted)
+    return made
+
+
+def run(value=3.0, **options):
+    """Run a kernel that this process has not seen."""
+
+    @tilelang.jit(out_idx=[-1])
+    def transposed():
+        @T.prim_func
+        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
+            with T.Kernel(1, threads=32):
+                T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
+                for i, j in T.Parallel(8, 16):
+                    Y[i, j] = X[i, j] + value
+
+        return main
+
+    programs._known.clear()
+    x = torch.randn(8, 16)
+    with interpret(**options) as session:
+        assert torch.equal(transposed()(x).view(16, 8).T, x + value)
+    return session
+
+
+def test_a_program_is_generated_once(folder, generated):
+    run()
+    assert len(generated) == len(list(folder.iterdir())) == 1
+    run()
+    assert len(generated) == 1
+
+
+def test_variants_and_kernels_have_programs_of_their_own(folder, generated):
+    run()
+    run(4.0)
+    assert not run(sanitize=True).reports
+    assert not run(sanitize={"bounds"}).reports
+    assert run(sanitize=True, coverage=True).coverage.lines
+    assert len(generated) == len(list(folder.iterdir())) == 5
+    assert not run(sanitize=True).reports
+    assert run(sanitize=True, coverage=True).coverage.lines
+    assert len(generated) == 5
+
+
+def test_only_the_variant_that_runs_is_generated(folder, generated):
+    run(sanitize=True)
+    assert [bool(options.sanitizers) for options in generated] == [True]
+
+
+def test_other_sources_of_the_interpreter_have_other_programs(folder, generated, monkeypatch):
+    run()
+    monkeypatch.setattr(program_cache, "_interpreter", lambda: "changed")
+    run()
+    assert len(generated) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", "shorter"])
+def test_a_damaged_file_is_written_again(folder, generated, content):
+    run()
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if content == "shorter" else content)
+    run()
+    assert len(generated) == 2
+    assert file.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch, generated):
+    monkeypatch.delenv("TLMATRIX_PROGRAMS", raising=False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path / "file" / "below"))
+    run()
+    run()
+    assert len(generated) == 2
+
+
+def test_the_cache_can_be_turned_off(folder, generated, monkeypatch):
+    monkeypatch.setenv("TLMATRIX_PROGRAMS", "off")
+    run()
+    run()
+    assert len(generated) == 2
+    assert not folder.exists()
+
+
+def test_programs_that_were_used_longest_ago_are_removed(folder, monkeypatch):
+    run()
+    (first,) = folder.iterdir()
+    program, code = program_cache.ProgramCache(folder).find(first.name)
+    size = first.stat().st_size
+    monkeypatch.setattr(program_cache, "_WRITES", 1)
+    store = program_cache.ProgramCache(folder, limit=5 * size)
+    for number in range(1, 8):
+        store.add(f"key {number}", program, code)
+        for age, file in enumerate([first, *(folder / f"key {n}" for n in range(1, number + 1))]):
+            if file.exists():
+                os.utime(file, (1000 + age, 1000 + age))
+        assert store.find(first.name) is not None  # which makes it the last one used
+    left = {file.name for file in folder.iterdir()}
+    assert first.name in left
+    assert "key 1" not in left
+    assert "key 7" in left
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 5 * size
+
+
+_RUN = """
+import tilelang, tilelang.language as T, torch
+from tlmatrix.interpreter import interpret
+
+@tilelang.jit(out_idx=[-1])
+def ones():
+    @T.prim_func
+    def main(Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i] = 1.0
+    return main
+
+with interpret(sanitize=True):
+    assert ones()().eq(1).all()
+"""
+
+
+def test_processes_share_programs(folder, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_RUN)
+    written = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, str(script)], check=True, env=environment)
+        written.append(sorted(folder.iterdir()))
+    assert written[0] == written[1]
+    assert len(written[0]) == 1

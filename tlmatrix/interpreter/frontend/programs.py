@@ -1,0 +1,149 @@
+"""The programs of a kernel: its variants, each generated when it is first needed.
+
+Variants are found in memory, then in the cache on disk (`program_cache`), else generated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter import runtime
+from tlmatrix.interpreter.generate import Options, generate
+from tlmatrix.interpreter.ir.read import saved
+from tlmatrix.interpreter.locks import TRACING
+from tlmatrix.interpreter.ops import FUNCTIONS
+
+from .program_cache import program_cache, program_key
+from .tracing import written_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType
+
+    from tlmatrix.interpreter.program import Program
+    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
+
+__all__ = ["LoadedProgram", "Programs", "programs_of"]
+
+
+@dataclass(frozen=True)
+class LoadedProgram:
+    """A compiled program.
+
+    Attributes:
+        program: what was generated.
+        function: the function of its source.
+        filename: what tracebacks call its source.
+    """
+
+    program: Program
+    function: Callable[..., BlockLaunch | None]
+    filename: str
+
+
+class Programs:
+    """The variants of the program of one PrimFunc.
+
+    Attributes:
+        prim_func: the traced PrimFunc.
+        guard: whether global accesses are guarded.
+    """
+
+    def __init__(self, prim_func: Any, *, guard: bool) -> None:
+        self.prim_func = prim_func
+        self.guard = guard
+        self._loaded: dict[Options, LoadedProgram] = {}
+
+    def variant(
+        self, arch: str, sanitizers: frozenset[str] = frozenset(), **options: bool
+    ) -> LoadedProgram:
+        """A variant with these `Options`.
+
+        Raises:
+            Unsupported: it cannot be generated.
+        """
+        wanted = Options(guard=self.guard, sanitizers=sanitizers or None, arch=arch, **options)
+        found = self._loaded.get(wanted)
+        if found is None:
+            found = self._loaded[wanted] = _load(*self._generated(wanted))
+            _dump(found.program, wanted)
+        return found
+
+    def _generated(self, options: Options) -> tuple[Program, CodeType]:
+        store = program_cache()
+        if store is None:
+            return _compiled(generate(self.prim_func, options))
+        key = program_key(saved(self.prim_func), options)
+        found = store.find(key)
+        if found is None:
+            found = _compiled(generate(self.prim_func, options))
+            store.add(key, *found)
+        return found
+
+
+# By structural hash of the PrimFunc; equality is checked on a hit.
+_known: dict[Any, list[Programs]] = {}
+
+
+def programs_of(prim_func: Any, *, guard: bool) -> Programs:
+    """The programs of a PrimFunc, shared by all that are equal and written at the same line."""
+    from tilelang import tvm
+
+    line = written_at(prim_func)  # equal kernels of two files report their own lines
+    with TRACING:
+        known = _known.setdefault((tvm.ir.structural_hash(prim_func), guard, line), [])
+        for programs in known:
+            if tvm.ir.structural_equal(programs.prim_func, prim_func):
+                return programs
+        known.append(Programs(prim_func, guard=guard))
+        return known[-1]
+
+
+def _filename(program: Program) -> str:
+    """What tracebacks call the source of a program; programs of one source share it."""
+    digest = hashlib.sha256(program.source.encode()).hexdigest()[:12]
+    return f"<tlmatrix interpreter {program.name} {digest}>"
+
+
+def _compiled(program: Program) -> tuple[Program, CodeType]:
+    return program, compile(program.source, _filename(program), "exec")
+
+
+def _load(program: Program, code: CodeType) -> LoadedProgram:
+    """Make the function of a program; tracebacks show its source."""
+    filename = _filename(program)
+    lines = program.source.splitlines(keepends=True)
+    linecache.cache[filename] = (len(program.source), None, lines, filename)
+    namespace = {**runtime.environment(), **FUNCTIONS, "LOCATIONS": program.locations}
+    exec(code, namespace)  # noqa: S102 - our own source
+    return LoadedProgram(program, namespace["kernel"], filename)
+
+
+def _dump(program: Program, options: Options) -> None:
+    """Write the source to the folder `$TLMATRIX_DUMP`, with the user's lines."""
+    folder = os.environ.get("TLMATRIX_DUMP")
+    if not folder:
+        return
+    lines = []
+    last = None
+    for text, location in zip(program.source.splitlines(), program.locations, strict=False):
+        if location is not None and location != last:
+            lines.append(" " * (len(text) - len(text.lstrip())) + f"# {location}")
+            last = location
+        lines.append(text)
+    kinds = {
+        "sanitized": options.sanitizers and not options.traced,
+        "traced": options.traced,
+        "covered": options.covered,
+        "recorded": options.recorded,
+        "wide": options.wide,
+    }
+    digest = _filename(program).rstrip(">").split()[-1]
+    name = "_".join([program.name, *(kind for kind, holds in kinds.items() if holds), digest])
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / f"{name}.py").write_text("\n".join(lines) + "\n")

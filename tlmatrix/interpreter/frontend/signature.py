@@ -1,0 +1,274 @@
+"""The signature of a kernel: which arguments it takes, and what symbolic dimensions they bind."""
+
+from __future__ import annotations
+
+import numbers
+import re
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter import runtime
+from tlmatrix.interpreter.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.program import Parameter, Program
+
+__all__ = ["Signature"]
+
+
+class Signature:
+    """Binds what a caller passes to the parameters of a program.
+
+    Attributes:
+        name: the kernel's name.
+        parameters: of the PrimFunc, in order.
+        symbols: names of symbolic dimensions.
+        out_idx: positions of the parameters that are allocated and returned.
+        inputs: positions of the others.
+    """
+
+    def __init__(self, program: Program, out_idx: Sequence[int] | int | None) -> None:
+        self.name = program.name
+        self.parameters = program.parameters
+        self.symbols = program.symbols
+        self.out_idx = _positions(out_idx, len(self.parameters))
+        self.inputs = [k for k in range(len(self.parameters)) if k not in self.out_idx]
+        scalars = tuple(p.code for p in self.parameters if p.shape is None)
+        self._names = (*self.symbols, *scalars)
+        self._expressions = {
+            code: eval(  # noqa: S307  # our own source
+                f"lambda {', '.join(self._names)}: {code}", runtime.environment()
+            )
+            for p in self.parameters
+            for code in (*(p.shape or ()), *p.strides)
+            if isinstance(code, str) and code not in self.symbols
+        }
+
+    def bind(self, args: tuple[Any, ...]) -> tuple[list[Any], dict[str, int]]:
+        """The value of every parameter, outputs allocated, and those of symbolic dimensions.
+
+        Raises:
+            ArgumentError: for an argument that the signature does not allow.
+            TypeError: for an argument of the wrong kind.
+        """
+        if len(args) != len(self.inputs):
+            raise ArgumentError(
+                f"kernel {self.name} expected {len(self.inputs)} inputs "
+                f"({', '.join(self.parameters[k].name for k in self.inputs)}), "
+                f"but {len(args)} are provided"
+            )
+        values: list[Any] = [None] * len(self.parameters)
+        for k, value in zip(self.inputs, args, strict=True):
+            values[k] = value
+        symbols = _Binding(self).of(values)
+        for k in self.out_idx:
+            values[k] = self._allocated(self.parameters[k], symbols)
+        return values, symbols
+
+    def named(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The values of all parameters, by name."""
+        return {p.name: v for p, v in zip(self.parameters, values, strict=True)}
+
+    def _allocated(self, p: Parameter, symbols: dict[str, int]) -> torch.Tensor:
+        if p.shape is None:
+            raise ArgumentError(f"kernel {self.name}: out_idx names {p.name}, which is a scalar")
+        shape = [n if isinstance(n, int) else self.evaluate(n, symbols) for n in p.shape]
+        return torch.empty(shape, dtype=TILE_DTYPES[p.dtype].torch, device="cpu")
+
+    @cached_property
+    def packed(self) -> frozenset[int]:
+        """The inputs whose strides are those of a contiguous tensor of their shape.
+
+        Tried with two choices of the symbolic dimensions.
+        """
+        return frozenset(
+            k
+            for k in self.inputs
+            if self.parameters[k].shape is not None
+            and all(self._is_packed(self.parameters[k], first) for first in (1009, 2003))
+        )
+
+    def _is_packed(self, p: Parameter, first: int) -> bool:
+        trial = {name: first + 7 * n for n, name in enumerate(self._names)}
+
+        def number(code: int | str) -> int:
+            return code if isinstance(code, int) else self.evaluate(code, trial)
+
+        assert p.shape is not None
+        step = 1
+        for extent, stride in zip(reversed(p.shape), reversed(p.strides), strict=True):
+            if number(stride) != step:
+                return False
+            step *= number(extent)
+        return True
+
+    def evaluate(self, code: str, symbols: dict[str, int], solve: int | None = None) -> int:
+        """An expression over symbolic dims; binds the one it may lack so that it is `solve`.
+
+        Raises:
+            ArgumentError: dimensions are not bound.
+        """
+        if code in symbols:
+            return symbols[code]
+        function = self._expressions.get(code)
+        if function is None:
+            raise ArgumentError(f"kernel {self.name}: no input binds the symbolic dimension {code}")
+        names = self._names
+        missing = [n for n in names if n not in symbols and _mentions(code, n)]
+        if missing and solve is not None and len(missing) == 1:
+            trial = {n: symbols.get(n, 0) for n in names}
+            zero = function(**trial)
+            trial[missing[0]] = 1
+            slope = function(**trial) - zero
+            if slope and (solve - zero) % slope == 0 and (solve - zero) // slope >= 0:
+                symbols[missing[0]] = (solve - zero) // slope
+        elif missing:
+            raise ArgumentError(
+                f"kernel {self.name}: the symbolic dimensions {', '.join(missing)} "
+                f"in {code} are not bound by any input"
+            )
+        return int(function(**{n: symbols.get(n, 0) for n in names}))
+
+
+class _Binding:
+    """Symbolic dimensions as the inputs of one call bind them."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._known = signature.symbols
+        self._symbols: dict[str, int] = {}
+        # Extents and strides to compare once all dimensions are bound.
+        self._pending: list[tuple[Parameter, Any, str, int, int | str, int]] = []
+
+    def of(self, values: Sequence[Any]) -> dict[str, int]:
+        """Check the inputs among the values; the symbols they bind."""
+        signature = self._signature
+        absent: list[Parameter] = []
+        for k in signature.inputs:
+            p, value = signature.parameters[k], values[k]
+            if p.shape is None:
+                self._scalar(p, value)
+            elif value is None and not p.used:
+                absent.append(p)
+            else:
+                self._tensor(p, value, packed=k in signature.packed)
+        self._compare()
+        # As TileLang binds dimensions of absent tensors alone.
+        for p in absent:
+            for want in (*(p.shape or ()), *p.strides):
+                self._default(want, 0)
+        return self._symbols
+
+    def _default(self, want: int | str, value: int) -> None:
+        """Bind a symbolic dimension that nothing else binds."""
+        if isinstance(want, str) and want in self._known:
+            self._symbols.setdefault(want, value)
+
+    def _scalar(self, p: Parameter, value: Any) -> None:
+        _check_scalar(f"kernel {self._signature.name}: argument {p.name}", p, value)
+        if p.dtype.startswith(("int", "uint", "bool")):
+            self._symbols[p.code] = int(value)
+        if p.name in self._known:
+            self._symbols[p.name] = int(value)
+
+    def _tensor(self, p: Parameter, value: Any, *, packed: bool) -> None:
+        assert p.shape is not None
+        _check_tensor(f"kernel {self._signature.name}: argument {p.name}", p, value)
+        for axis, (want, got) in enumerate(zip(p.shape, value.shape, strict=True)):
+            if want != got and self._symbols.get(want) != got:  # type: ignore[arg-type]
+                self._bind(p, value, "shape", axis, want, got)
+        if packed and value.is_contiguous():
+            return
+        empty = 0 in value.shape
+        for axis, (want, got) in enumerate(zip(p.strides, value.stride(), strict=True)):
+            if empty or value.shape[axis] == 1:
+                self._default(want, got)
+            elif want != got:
+                self._bind(p, value, "strides", axis, want, got)
+
+    def _bind(
+        self, p: Parameter, value: Any, what: str, axis: int, want: int | str, got: int
+    ) -> None:
+        if isinstance(want, int):
+            raise self._mismatch(p, what, axis, str(want), got, value)
+        if want in self._known and want not in self._symbols:
+            self._symbols[want] = got
+        else:
+            self._pending.append((p, value, what, axis, want, got))
+
+    def _compare(self) -> None:
+        for p, value, what, axis, want, got in self._pending:
+            expected = self._signature.evaluate(str(want), self._symbols, solve=got)
+            if expected != got:
+                shown = f"{want} = {expected}" if str(want) != str(expected) else str(want)
+                raise self._mismatch(p, what, axis, shown, got, value)
+
+    def _mismatch(
+        self, p: Parameter, what: str, axis: int, expected: str, got: int, value: torch.Tensor
+    ) -> ArgumentError:
+        full = tuple(value.shape) if what == "shape" else tuple(value.stride())
+        hint = "; pass a contiguous tensor" if what == "strides" else ""
+        return ArgumentError(
+            f"kernel {self._signature.name}: argument {p.name} must have "
+            f"{what}[{axis}] = {expected}, got {got} ({what} {full}){hint}"
+        )
+
+
+def _check_scalar(where: str, p: Parameter, value: Any) -> None:
+    wanted = numbers.Real if p.dtype.startswith("float") else numbers.Integral
+    if isinstance(value, torch.Tensor) or not isinstance(value, wanted):
+        raise TypeError(f"{where} must be a number of type {p.dtype}, got {type(value).__name__}")
+    if p.dtype.startswith(("int", "uint")):
+        low, high = _limits(p.dtype)
+        number: Any = value
+        if not low <= number <= high:
+            raise ArgumentError(f"{where} must fit {p.dtype} ({low} to {high}), got {value}")
+
+
+def _check_tensor(where: str, p: Parameter, value: Any) -> None:
+    assert p.shape is not None
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{where} must be a tensor, got {type(value).__name__}")
+    if value.dtype != TILE_DTYPES[p.dtype].torch:
+        raise ArgumentError(f"{where} must have dtype {p.dtype}, got {value.dtype}")
+    if not value.is_cpu:
+        raise ArgumentError(
+            f"{where} is on {value.device}, but interpreted kernels take tensors of the CPU; "
+            "move it there, or call the kernel outside interpret()"
+        )
+    if value.dim() != len(p.shape):
+        raise ArgumentError(
+            f"{where} must have {len(p.shape)} dimensions "
+            f"({', '.join(str(n) for n in p.shape)}), got shape {tuple(value.shape)}"
+        )
+
+
+@cache
+def _limits(dtype: str) -> tuple[int, int]:
+    """The least and the largest integer of a dtype."""
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _mentions(code: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", code) is not None
+
+
+def _positions(out_idx: Sequence[int] | int | None, count: int) -> list[int]:
+    if out_idx is None:
+        return []
+    found = []
+    for raw in [out_idx] if isinstance(out_idx, int) else list(out_idx):
+        index = int(raw) + count if int(raw) < 0 else int(raw)
+        if not 0 <= index < count:
+            raise ArgumentError(f"out_idx {raw} is out of range for {count} parameters")
+        if index in found:
+            raise ArgumentError(f"out_idx names parameter {index} twice")
+        found.append(index)
+    return found
