@@ -27,6 +27,7 @@ from . import (
     gemm,
     im2col,
     mathematics,
+    pointer,
     reduce,
     reducer,
     rng,
@@ -55,7 +56,7 @@ __all__ = [
 
 _OF_BLOCKS = (
     *(mathematics, bits, control, words),
-    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
+    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer, pointer),
 )
 _OF_THREADS = (allreduce, asynchronous, barrier, cp_async, rng, warp, warp_matrix)
 
