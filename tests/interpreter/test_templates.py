@@ -92,30 +92,36 @@ def test_a_decoder_of_the_users_own_is_refused():
         decoded("decode_i4u_to_f16", "something else", "float16", packed, 8, 8)
 
 
-def test_dp4a_adds_products_of_bytes():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(
-            A: T.Tensor((THREADS, 4), "int8"),
-            B: T.Tensor((THREADS, 4), "int8"),
-            C: T.Tensor((THREADS,), "int32"),
-        ):
-            with T.Kernel(1, threads=THREADS):
-                tx = T.get_thread_binding()
-                a = T.alloc_local((4,), "int8")
-                b = T.alloc_local((4,), "int8")
-                total = T.alloc_local((1,), "int32")
-                for k in T.vectorized(4):
-                    a[k] = A[tx, k]
-                    b[k] = B[tx, k]
-                total[0] = C[tx]
-                T.dp4a(a, b, total)
-                C[tx] = total[0]
+@tilelang.jit(out_idx=[-1])
+def dotted():
+    @T.prim_func
+    def main(
+        A: T.Tensor((THREADS, 2, 8), "int8"),
+        B: T.Tensor((THREADS, 8), "int8"),
+        C: T.Tensor((THREADS, 2), "int32"),
+    ):
+        with T.Kernel(1, threads=THREADS):
+            tx = T.get_thread_binding()
+            a = T.alloc_local((2, 8), "int8")
+            b = T.alloc_local((8,), "int8")
+            c = T.alloc_local((2,), "int32")
+            for i in T.serial(8):
+                b[i] = B[tx, i]
+                for j in T.serial(2):
+                    a[j, i] = A[tx, j, i]
+            for j in T.serial(2):
+                c[j] = 100
+                for i in T.serial(2):
+                    if tx >= 4:
+                        T.dp4a(a[j, 4 * i], b[4 * i], c[j])
+                C[tx, j] = c[j]
 
-        return main
+    return main
 
-    a, b = (torch.randint(-128, 128, (THREADS, 4), dtype=torch.int8) for _ in "ab")
-    c = torch.arange(THREADS, dtype=torch.int32)
-    kernel()(a, b, c)
-    assert torch.equal(c, torch.arange(THREADS) + (a.int() * b.int()).sum(1))
+
+def test_dp4a_adds_four_products_in_each_active_thread():
+    a = torch.randint(-128, 128, (THREADS, 2, 8), dtype=torch.int8)
+    b = torch.randint(-128, 128, (THREADS, 8), dtype=torch.int8)
+    expected = 100 + (a.int() * b.int()[:, None]).sum(-1, dtype=torch.int32)
+    expected[:4] = 100
+    assert torch.equal(dotted()(a, b), expected)

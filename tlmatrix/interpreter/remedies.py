@@ -8,7 +8,7 @@ __all__ = ["remedy"]
 
 _REMEDIES = (
     (
-        r"^the operation tl\.rng_",
+        r"^(the generator curand|T\.rng_|several random numbers)",
         "draw the numbers in PyTorch and pass them to the kernel as a tensor",
     ),
     (

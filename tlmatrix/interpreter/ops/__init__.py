@@ -27,10 +27,11 @@ from . import (
     gemm,
     im2col,
     mathematics,
+    pointer,
     reduce,
     reducer,
+    rng,
     scan,
-    templates,
     transpose,
     warp,
     warp_matrix,
@@ -55,9 +56,9 @@ __all__ = [
 
 _OF_BLOCKS = (
     *(mathematics, bits, control, words),
-    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer),
+    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer, pointer),
 )
-_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, templates, warp, warp_matrix)
+_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, rng, warp, warp_matrix)
 
 
 def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:

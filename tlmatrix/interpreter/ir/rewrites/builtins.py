@@ -56,10 +56,6 @@ _SAME = {
     "rintf": "tirx.nearbyint",
     "nearbyintf": "tirx.nearbyint",
     "roundf": "tl.round_ties_away_from_zero",
-    **{f"decode_i{kind}": f"tl.decode_i{kind}" for kind in ("4u_to_f16", "4s_to_f16")},
-    **{f"decode_i{kind}": f"tl.decode_i{kind}" for kind in ("2u_to_i8s", "2s_to_i8s")},
-    "decode_fp4_to_bf16_twiddling": "tl.decode_fp4_to_bf16_twiddling",
-    "DP4A": "tl.DP4A",
 }
 _SHUFFLES = {f"__shfl{kind}_sync": f"tl.shfl{kind}_sync" for kind in ("", "_xor", "_down", "_up")}
 _BITS = {
